@@ -1,0 +1,1 @@
+"""Facts: what this machine, this process and these packages are. Probes read and never judge."""

@@ -1,0 +1,527 @@
+"""Every way a model can miss the GPU, as an exception.
+
+A check in :mod:`ortgpu.diagnosis` returns one of these or nothing, the doctor prints them, and a
+session raises the first and attaches the others: one vocabulary for all three::
+
+    GPUError(RuntimeError)
+    ├── PackageError(ImportError)      OnnxRuntimeNotInstalledError, CPUOnlyPackageError,
+    │                                  ConflictingPackagesError, BrokenPackageError, UnsupportedPlatformError
+    ├── LibraryError(OSError)          LibraryNotFoundError, LibraryVersionError, LibraryConflictError
+    ├── DriverError                    DriverNotFoundError, DriverTooOldError, DriverUnusableError
+    ├── DeviceError                    NoDeviceError, DeviceNotFoundError(LookupError), DeviceBusyError,
+    │                                  UnsupportedDeviceError, InsufficientDeviceMemoryError(MemoryError)
+    ├── ProviderError                  ProviderRequestError(ValueError), ProviderOptionError(ValueError),
+    │                                  ProviderFallbackError
+    ├── PlacementError
+    ├── ExecutionError                 GPUOutOfMemoryError(MemoryError), PoisonedContextError,
+    │                                  ForkedSessionError, ProviderFailureError
+    └── DistributedError               LauncherConflictError, RankDeviceError, RendezvousError,
+                                       CollectiveTimeoutError, CollectiveMismatchError, NCCLError,
+                                       MPIInitError, TrainingUnavailableError, CollectiveOpsUnavailableError
+
+An error is a record. ``str()`` renders it in one order: what failed, in one sentence; the facts
+behind it, one a line; the fixes, one a line; and the code for ``ortgpu explain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, cast
+
+FixKind = Literal["shell", "python", "manual"]
+Severity = Literal["fatal", "warning"]
+
+
+class Fix(str):
+    """One remedy, as the text that is printed.
+
+    ``kind`` says what the text is: ``"shell"``, a command line; ``"python"``, code to put before
+    the session is made; ``"manual"``, a sentence for a person. ``needs`` is None when an ordinary
+    user can apply the fix inside this environment, else what it takes: ``"root"``, ``"reboot"``,
+    ``"driver"``, ``"hardware"`` or ``"host"`` (the place that starts this container or job).
+    """
+
+    kind: FixKind
+    needs: str | None
+
+    def __new__(cls, text: str, *, kind: FixKind = "shell", needs: str | None = None) -> Fix:
+        self = super().__new__(cls, text)
+        self.kind = kind
+        self.needs = needs
+        return self
+
+    @property
+    def executable(self) -> bool:
+        """Whether the text can be run as it is, here, by this user."""
+        return self.kind != "manual" and self.needs is None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_fix, (str(self), self.kind, self.needs)
+
+    def __repr__(self) -> str:
+        return f"Fix({str(self)!r}, kind={self.kind!r}, needs={self.needs!r})"
+
+
+def _rebuild_fix(text: str, kind: FixKind, needs: str | None) -> Fix:
+    return Fix(text, kind=kind, needs=needs)
+
+
+def shell(command: str, *, needs: str | None = None) -> Fix:
+    return Fix(command, kind="shell", needs=needs)
+
+
+def python(code: str) -> Fix:
+    return Fix(code, kind="python")
+
+
+def manual(sentence: str, *, needs: str | None = None) -> Fix:
+    return Fix(sentence, kind="manual", needs=needs)
+
+
+class GPUError(RuntimeError):
+    """A model cannot run on the GPU it was meant for.
+
+    Attributes:
+        code: stable kebab-case name, the argument of ``ortgpu explain``.
+        summary: what failed, in one sentence.
+        evidence: the facts behind the summary, one a line.
+        fixes: what mends it, most likely first; see :class:`Fix`.
+        others: what else was found wrong by the same diagnosis, most likely first.
+        consequence_of: code of the problem that explains this one, or None for a root cause.
+        severity: ``"fatal"`` when no session can be opened while this stands, else ``"warning"``.
+        fields: names of the attributes that a subclass adds.
+
+    Errors pickle with everything they carry, except ``__cause__``.
+    """
+
+    code: ClassVar[str] = "gpu-error"
+    fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        summary: str,
+        *,
+        evidence: Iterable[str] = (),
+        fixes: Iterable[Fix | str] = (),
+        others: Iterable[GPUError] = (),
+        consequence_of: str | None = None,
+        severity: Severity = "fatal",
+        **details: object,
+    ) -> None:
+        super().__init__(summary)
+        self.summary = summary
+        self.evidence: tuple[str, ...] = tuple(evidence)
+        self.fixes: tuple[Fix, ...] = tuple(f if isinstance(f, Fix) else Fix(f) for f in fixes)
+        self.others: tuple[GPUError, ...] = tuple(others)
+        self.consequence_of = consequence_of
+        self.severity: Severity = severity
+        unknown = set(details) - set(self.fields)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        for name in self.fields:
+            setattr(self, name, details.get(name, getattr(type(self), name, None)))
+
+    def __str__(self) -> str:
+        lines = [self.summary]
+        lines += [f"  - {fact}" for fact in self.evidence]
+        if self.fixes:
+            lines.append("To fix it:")
+            lines += ["    " + line for fix in self.fixes for line in fix.splitlines()]
+        if self.others:
+            lines.append("Also found: " + "; ".join(f"{other.code} ({other.summary})" for other in self.others))
+        lines.append(f"More: ortgpu explain {self.code}")
+        return "\n".join(lines)
+
+    def details(self) -> dict[str, object]:
+        """The fields that this class adds to its base, by name."""
+        return {name: getattr(self, name) for name in self.fields}
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain data for JSON: the same facts that ``str()`` renders."""
+        return {
+            "type": type(self).__name__,
+            "code": self.code,
+            "severity": self.severity,
+            "summary": self.summary,
+            "evidence": list(self.evidence),
+            "fixes": [{"text": str(f), "kind": f.kind, "needs": f.needs} for f in self.fixes],
+            "consequence_of": self.consequence_of,
+            "details": {name: _plain(value) for name, value in self.details().items()},
+        }
+
+    def with_others(self, others: Iterable[GPUError]) -> GPUError:
+        """This error, with what else was found attached; returns self."""
+        self.others = tuple(other for other in others if other is not self)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {
+            "evidence": self.evidence,
+            "fixes": self.fixes,
+            "others": self.others,
+            "consequence_of": self.consequence_of,
+            "severity": self.severity,
+            **self.details(),
+        }
+        return _rebuild, (type(self), self.summary, state)
+
+
+def _rebuild(cls: type[GPUError], summary: str, state: dict[str, Any]) -> GPUError:
+    return cls(summary, **state)
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+# Packages: what `import onnxruntime` finds
+
+
+class PackageError(GPUError, ImportError):
+    """The ``onnxruntime`` that this process would import cannot use a GPU."""
+
+    code = "package-error"
+
+
+class OnnxRuntimeNotInstalledError(PackageError):
+    """No distribution provides ``onnxruntime``."""
+
+    code = "onnxruntime-not-installed"
+
+
+class CPUOnlyPackageError(PackageError):
+    """The package that provides ``onnxruntime`` was built without CUDA."""
+
+    code = "cpu-only-package"
+    fields = ("package", "version")
+    package: str | None
+    version: str | None
+
+
+class ConflictingPackagesError(PackageError):
+    """Several distributions own the same ``onnxruntime`` folder; the last one written wins."""
+
+    code = "conflicting-packages"
+    fields = ("packages",)
+    packages: tuple[str, ...] = ()
+
+
+class BrokenPackageError(PackageError):
+    """Files of the installed package are missing, altered, or cannot be loaded."""
+
+    code = "broken-package"
+    fields = ("package", "files")
+    package: str | None
+    files: tuple[str, ...] = ()
+
+
+class UnsupportedPlatformError(PackageError):
+    """There is no CUDA build of ONNX Runtime for this operating system or architecture."""
+
+    code = "unsupported-platform"
+    fields = ("system", "machine")
+    system: str | None
+    machine: str | None
+
+
+# Libraries: what the provider needs
+
+
+class LibraryError(GPUError, OSError):
+    """A CUDA or cuDNN library that the provider needs is not usable."""
+
+    code = "library-error"
+
+
+class LibraryNotFoundError(LibraryError):
+    """Libraries that the provider needs were not found. ``missing``: their sonames, all at once."""
+
+    code = "library-not-found"
+    fields = ("missing",)
+    missing: tuple[str, ...] = ()
+
+
+class LibraryVersionError(LibraryError):
+    """Only other major versions of needed libraries were found. ``found``: soname to path of what there is."""
+
+    code = "library-version"
+    fields = ("needed", "found")
+    needed: tuple[str, ...] = ()
+    found: dict[str, str] | None
+
+
+class LibraryConflictError(LibraryError):
+    """Libraries that exclude each other are, or would be, in this process."""
+
+    code = "library-conflict"
+    fields = ("libraries",)
+    libraries: tuple[str, ...] = ()
+
+
+# Driver
+
+
+class DriverError(GPUError):
+    """The NVIDIA driver is the problem."""
+
+    code = "driver-error"
+
+
+class DriverNotFoundError(DriverError):
+    """``libcuda.so.1`` (``nvcuda.dll``) cannot be loaded: no driver here, or none given to this container."""
+
+    code = "driver-not-found"
+
+
+class DriverTooOldError(DriverError):
+    """The driver supports an older CUDA than the installed ONNX Runtime needs."""
+
+    code = "driver-too-old"
+    fields = ("driver_version", "driver_cuda", "needed_cuda")
+    driver_version: str | None
+    driver_cuda: tuple[int, int] | None
+    needed_cuda: tuple[int, int] | None
+
+
+class DriverUnusableError(DriverError):
+    """The driver is there and refuses to work. ``cuda_code``: what ``cuInit`` or the CUDA runtime returned."""
+
+    code = "driver-unusable"
+    fields = ("cuda_code",)
+    cuda_code: int | None
+
+
+# Devices
+
+
+class DeviceError(GPUError):
+    """The GPU is the problem."""
+
+    code = "device-error"
+
+
+class NoDeviceError(DeviceError):
+    """CUDA sees no GPU: there is none, or this process is not allowed to see it."""
+
+    code = "no-device"
+
+
+class DeviceNotFoundError(DeviceError, LookupError):
+    """The GPU that was asked for is not among those that this process sees."""
+
+    code = "device-not-found"
+    fields = ("requested", "available")
+    requested: object
+    available: tuple[str, ...] = ()
+
+
+class DeviceBusyError(DeviceError):
+    """The GPU accepts no further process (compute mode), or another process holds it."""
+
+    code = "device-busy"
+    fields = ("uuid",)
+    uuid: str | None
+
+
+class UnsupportedDeviceError(DeviceError):
+    """The installed ONNX Runtime holds no code for this GPU's generation."""
+
+    code = "unsupported-device"
+    fields = ("device", "compute_capability", "architectures")
+    device: str | None
+    compute_capability: tuple[int, int] | None
+    architectures: tuple[str, ...] = ()
+
+
+class InsufficientDeviceMemoryError(DeviceError, MemoryError):
+    """The GPU has too little free memory to open the session. Sizes in bytes."""
+
+    code = "insufficient-device-memory"
+    fields = ("requested", "free", "total")
+    requested: int | None
+    free: int | None
+    total: int | None
+
+
+# Providers
+
+
+class ProviderError(GPUError):
+    """What was asked of ONNX Runtime's execution providers cannot be given."""
+
+    code = "provider-error"
+
+
+class ProviderRequestError(ProviderError, ValueError):
+    """The ``providers`` argument names something that does not exist, is malformed, or contradicts itself."""
+
+    code = "provider-request"
+    fields = ("requested",)
+    requested: object
+
+
+class ProviderOptionError(ProviderError, ValueError):
+    """A provider option has a name or value that the installed provider does not know."""
+
+    code = "provider-option"
+    fields = ("provider", "option", "value")
+    provider: str | None
+    option: str | None
+    value: str | None
+
+
+class ProviderFallbackError(ProviderError):
+    """ONNX Runtime left the GPU and no check knows why: the last resort."""
+
+    code = "provider-fallback"
+    fields = ("bound",)
+    bound: tuple[str, ...] = ()
+
+
+class PlacementError(GPUError):
+    """Nodes that compute were placed on the CPU. ``nodes``: which."""
+
+    code = "placement"
+    fields = ("nodes",)
+    nodes: tuple[Any, ...] = ()
+
+
+# Run time
+
+
+class ExecutionError(GPUError):
+    """A session that was on the GPU failed while running."""
+
+    code = "execution-error"
+
+
+class GPUOutOfMemoryError(ExecutionError, MemoryError):
+    """A run needed more GPU memory than there was. Sizes in bytes."""
+
+    code = "gpu-out-of-memory"
+    fields = ("requested", "free", "total")
+    requested: int | None
+    free: int | None
+    total: int | None
+
+
+class PoisonedContextError(ExecutionError):
+    """A sticky CUDA error ended this process's use of the GPU. ``cuda_code``: the first such error."""
+
+    code = "poisoned-context"
+    fields = ("cuda_code",)
+    cuda_code: int | None
+
+
+class ForkedSessionError(ExecutionError):
+    """CUDA was used before this process was forked, and does not survive a fork."""
+
+    code = "forked-session"
+    fields = ("creator_pid", "pid")
+    creator_pid: int | None
+    pid: int | None
+
+
+class ProviderFailureError(ExecutionError):
+    """The CUDA provider, cuDNN or cuBLAS failed. ``library`` and ``status`` name it where known."""
+
+    code = "provider-failure"
+    fields = ("library", "status")
+    library: str | None
+    status: str | None
+
+
+# Several processes
+
+
+class DistributedError(GPUError):
+    """Processes that should work together cannot. ``ranks``: those concerned; ``phase``: what they were doing."""
+
+    code = "distributed-error"
+    fields = ("ranks", "phase")
+    ranks: tuple[int, ...] = ()
+    phase: str | None
+
+
+class LauncherConflictError(DistributedError):
+    """The variables of two launchers contradict each other."""
+
+    code = "launcher-conflict"
+
+
+class RankDeviceError(DistributedError):
+    """A rank has no GPU of its own."""
+
+    code = "rank-device"
+
+
+class RendezvousError(DistributedError):
+    """Ranks did not meet before the deadline."""
+
+    code = "rendezvous"
+
+
+class CollectiveTimeoutError(DistributedError):
+    """A collective operation did not end before the deadline."""
+
+    code = "collective-timeout"
+
+
+class CollectiveMismatchError(DistributedError):
+    """Ranks planned different collective operations, or in another order."""
+
+    code = "collective-mismatch"
+
+
+class NCCLError(DistributedError):
+    """NCCL returned an error. ``status``: its ncclResult_t."""
+
+    code = "nccl"
+    fields = (*DistributedError.fields, "status")
+    status: int | None
+
+
+class MPIInitError(DistributedError):
+    """MPI_Init failed."""
+
+    code = "mpi-init"
+
+
+class TrainingUnavailableError(DistributedError):
+    """ONNX Runtime's training API is not available in this environment."""
+
+    code = "training-unavailable"
+
+
+class CollectiveOpsUnavailableError(DistributedError):
+    """The installed ONNX Runtime was built without collective operators."""
+
+    code = "collective-ops-unavailable"
+
+
+class CPUExecutionWarning(UserWarning):
+    """``allow_cpu`` let a session onto the CPU. ``error``: the exception it stands for."""
+
+    def __init__(self, error: GPUError) -> None:
+        super().__init__(f"running on the CPU because allow_cpu is set, instead of raising {type(error).__name__}:\n{error}")
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CPUExecutionWarning, (self.error,)
+
+
+def _tree(root: type[GPUError]) -> Iterable[type[GPUError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _tree(cast("type[GPUError]", child))
+
+
+def catalogue() -> dict[str, type[GPUError]]:
+    """Every error class of this module, by code."""
+    return {cls.code: cls for cls in _tree(GPUError) if cls.__module__ == __name__}
