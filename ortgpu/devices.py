@@ -1,0 +1,132 @@
+"""Which GPU a session runs on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .environment.cuda import CudaDevice
+from .errors import DeviceNotFoundError, manual
+
+DeviceRequest = int | str | None
+
+_FORMS = 'an ordinal (0), "cuda", "cuda:0", a UUID ("GPU-...") or "auto"'
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device that a session runs on. Sizes in bytes; None is unknown.
+
+    ``ordinal`` is CUDA's number in this process, which CUDA_VISIBLE_DEVICES renumbers; ``uuid`` names the GPU itself.
+    A session that ``allow_cpu`` put on the CPU has ``kind`` "cpu" and nothing else.
+    """
+
+    kind: str  # "cuda" or "cpu"
+    ordinal: int | None
+    uuid: str | None
+    name: str | None
+    compute_capability: tuple[int, int] | None
+    total_memory: int | None
+    driver_version: str | None
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind == "cuda"
+
+    def __str__(self) -> str:
+        if not self.is_gpu:
+            return "cpu"
+        details = ", ".join(part for part in (self.name, self.uuid) if part)
+        return f"cuda:{self.ordinal}" + (f" ({details})" if details else "")
+
+
+CPU = Device("cpu", None, None, "CPU", None, None, None)
+
+
+def check_form(requested: DeviceRequest) -> None:
+    """Refuse what names no device in any environment.
+
+    Raises:
+        TypeError: not an int, a str or None.
+        DeviceNotFoundError: a str of no known form, or a negative ordinal.
+    """
+    if requested is None:
+        return
+    if isinstance(requested, bool) or not isinstance(requested, (int, str)):
+        raise TypeError(f"device must be {_FORMS} or None, not {type(requested).__name__}")
+    if isinstance(requested, int):
+        if requested < 0:
+            raise _not_understood(requested)
+    elif _ordinal(requested) is None and not _is_uuid(requested) and requested != "auto":
+        raise _not_understood(requested)
+
+
+def choose(
+    requested: DeviceRequest, devices: Sequence[CudaDevice], free_memory: Callable[[str], int | None]
+) -> CudaDevice:
+    """The device that a request names, among those that CUDA shows to this process.
+
+    Args:
+        requested: None is ordinal 0; "auto" is the device with the most free memory, the lowest ordinal among equals.
+        devices: at least one.
+        free_memory: UUID to free bytes, None where unknown; only called for "auto".
+
+    Raises:
+        DeviceNotFoundError: nothing among ``devices`` has this ordinal or UUID.
+    """
+    check_form(requested)
+    if requested == "auto":
+        return max(devices, key=lambda d: ((free_memory(d.uuid) if d.uuid else None) or 0, -d.ordinal))
+    ordinal = ordinal_of(requested)
+    if ordinal is not None:
+        matches = [device for device in devices if device.ordinal == ordinal]
+    else:
+        wanted = str(requested).lower()
+        matches = [device for device in devices if device.uuid and device.uuid.lower().startswith(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    raise not_found(requested, [describe(device.ordinal, device.name, device.uuid) for device in devices], ambiguous=bool(matches))
+
+
+def ordinal_of(requested: DeviceRequest) -> int | None:
+    """The ordinal that a request names: None is 0; None is returned for a UUID and for "auto"."""
+    if requested is None:
+        return 0
+    return requested if isinstance(requested, int) else _ordinal(requested)
+
+
+def describe(ordinal: int, name: str | None, uuid: str | None) -> str:
+    return f"cuda:{ordinal} {name or 'unnamed GPU'}" + (f" {uuid}" if uuid else "")
+
+
+def not_found(
+    requested: DeviceRequest, available: Sequence[str], *, ambiguous: bool = False, evidence: Sequence[str] = ()
+) -> DeviceNotFoundError:
+    count = f"{len(available)} GPU{'s' if len(available) != 1 else ''}"
+    what = "names more than one GPU" if ambiguous else "is not among the GPUs that this process sees"
+    return DeviceNotFoundError(
+        f"device {requested!r} {what}",
+        evidence=[f"visible to this process: {count}", *available, *evidence],
+        fixes=[manual("pass one of the devices listed above: an ordinal below " f"{len(available)}, or a UUID")],
+        requested=requested,
+        available=tuple(available),
+    )
+
+
+def _not_understood(requested: DeviceRequest) -> DeviceNotFoundError:
+    return DeviceNotFoundError(
+        f"device {requested!r} names no GPU", evidence=[f"a device is {_FORMS}"], requested=requested, available=()
+    )
+
+
+def _ordinal(text: str) -> int | None:
+    match = re.fullmatch(r"(?:(?:cuda|gpu)(?::(\d+))?|(\d+))", text.strip().lower())
+    if match is None:
+        return None
+    number = match[1] or match[2]
+    return int(number) if number is not None else 0
+
+
+def _is_uuid(text: str) -> bool:
+    return re.match(r"(gpu|mig)-[0-9a-f]", text.strip().lower()) is not None

@@ -1,0 +1,106 @@
+"""The CUDA libraries that ONNX Runtime's provider uses: names per CUDA major, wheels, order of loading.
+
+What a provider links is read from its file. This table adds what the file cannot say: which libraries are opened
+lazily (cuDNN's parts; since ONNX Runtime 1.28 cuDNN and cuFFT themselves), which wheel ships each, and what each
+needs loaded before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOOLKIT_MAJORS = (11, 12, 13)
+
+
+@dataclass(frozen=True, slots=True)
+class LibrarySpec:
+    """One library. ``sonames`` and ``wheels`` are by CUDA major; a major that is absent does not have it.
+
+    ``wheels`` are requirements for pip: the name of the distribution and the versions with that soname.
+    """
+
+    stem: str
+    sonames: dict[int, str]
+    wheels: dict[int, str]
+    after: tuple[str, ...] = ()  # stems to load before it
+    part_of: str | None = None  # stem of the library whose folder it must come from
+
+    @property
+    def is_cudnn(self) -> bool:
+        return self.stem.startswith("libcudnn")
+
+
+def _toolkit(stem: str, wheel: str, versions: dict[int, str], *, wheel_versions: dict[int, str] | None = None,
+             after: tuple[str, ...] = ()) -> LibrarySpec:  # fmt: skip
+    numbers = wheel_versions or {major: str(major) for major in versions}
+    return LibrarySpec(
+        stem=stem,
+        sonames={major: f"{stem}.so.{version}" for major, version in versions.items()},
+        # From CUDA 13 on the wheels' names have no suffix: pypi.org/project/nvidia-cublas
+        wheels={m: f"{wheel}~={numbers[m]}.0" if m >= 13 else f"{wheel}-cu{m}~={numbers[m]}.0" for m in versions},
+        after=after,
+    )
+
+
+def _cudnn(part: str, after: tuple[str, ...]) -> LibrarySpec:
+    stem = f"libcudnn{part}"
+    return LibrarySpec(
+        stem=stem,
+        sonames={11: f"{stem}.so.8", 12: f"{stem}.so.9", 13: f"{stem}.so.9"},
+        wheels={11: "nvidia-cudnn-cu11~=8.0", 12: "nvidia-cudnn-cu12~=9.0", 13: "nvidia-cudnn-cu13~=9.0"},
+        after=after,
+        part_of="libcudnn" if part else None,
+    )
+
+
+_EACH = {11: "11", 12: "12", 13: "13"}
+
+LIBRARIES: tuple[LibrarySpec, ...] = (
+    _toolkit("libcudart", "nvidia-cuda-runtime", {11: "11.0", 12: "12", 13: "13"}, wheel_versions=_EACH),
+    _toolkit("libcublasLt", "nvidia-cublas", _EACH),
+    _toolkit("libcublas", "nvidia-cublas", _EACH, after=("libcublasLt",)),
+    _toolkit("libcurand", "nvidia-curand", {11: "10", 12: "10", 13: "10"}, wheel_versions={11: "10", 12: "10", 13: "10"}),
+    _toolkit("libnvJitLink", "nvidia-nvjitlink", {12: "12", 13: "13"}),
+    _toolkit("libnvrtc", "nvidia-cuda-nvrtc", {11: "11.2", 12: "12", 13: "13"}, wheel_versions=_EACH),
+    _toolkit(
+        "libcufft", "nvidia-cufft", {11: "10", 12: "11", 13: "12"}, wheel_versions={11: "10", 12: "11", 13: "12"},
+        after=("libnvJitLink",),
+    ),
+    _cudnn("", after=("libcublas", "libnvrtc")),
+    _cudnn("_graph", after=("libcudnn",)),
+    _cudnn("_ops", after=("libcudnn_graph",)),
+    _cudnn("_cnn", after=("libcudnn_ops",)),
+    _cudnn("_adv", after=("libcudnn_ops",)),
+    _cudnn("_heuristic", after=("libcudnn_graph",)),
+    _cudnn("_engines_precompiled", after=("libcudnn_graph",)),
+    _cudnn("_engines_runtime_compiled", after=("libcudnn_graph",)),
+    _cudnn("_engines_tensor_ir", after=("libcudnn_graph",)),
+    _cudnn("_ops_infer", after=("libcudnn",)),
+    _cudnn("_cnn_infer", after=("libcudnn_ops_infer",)),
+    _cudnn("_adv_infer", after=("libcudnn_ops_infer",)),
+)  # fmt: skip
+
+BY_STEM = {spec.stem: spec for spec in LIBRARIES}
+
+# By cuDNN major: the parts opened at the first convolution; without one of them the process is aborted (CTranslate2
+# issue 1826). The other parts exist in some releases only.
+CUDNN_CORE_PARTS = {
+    8: ("libcudnn_ops_infer", "libcudnn_cnn_infer"),
+    9: ("libcudnn_graph", "libcudnn_ops", "libcudnn_cnn"),
+}
+
+
+def spec_for(soname: str) -> LibrarySpec | None:
+    """The table's entry for a soname of any version, or None for a library that is not CUDA's."""
+    return BY_STEM.get(soname.split(".so", 1)[0])
+
+
+def major_of(soname: str) -> int | None:
+    """The first number behind ``.so.``: 13 for libcublas.so.13, 11 for libcudart.so.11.0."""
+    number = soname.partition(".so.")[2].split(".")[0]
+    return int(number) if number.isdigit() else None
+
+
+def wheel_name(requirement: str) -> str:
+    """``nvidia-cublas~=13.0`` is ``nvidia-cublas``."""
+    return requirement.split("~", 1)[0]

@@ -1,0 +1,146 @@
+"""What the CUDA driver says once it is asked to work: ``cuInit`` and the devices, in the order of their ordinals.
+
+Unlike the probes of :mod:`ortgpu.environment.driver` this initialises the driver, which a fork does not survive; it
+creates no context and takes no GPU memory. Sessions call it where ONNX Runtime would call it a moment later anyway.
+Ordinals, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and MIG are thereby the driver's own answer, not a computation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import uuid as uuids
+from dataclasses import dataclass
+
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute, cuda.h
+
+# CUresult, cuda.h: the codes that cuInit and the first calls of a process are known to return.
+RESULT_NAMES = {
+    1: "CUDA_ERROR_INVALID_VALUE",
+    2: "CUDA_ERROR_OUT_OF_MEMORY",
+    3: "CUDA_ERROR_NOT_INITIALIZED",
+    34: "CUDA_ERROR_STUB_LIBRARY",
+    35: "cudaErrorInsufficientDriver",
+    46: "CUDA_ERROR_DEVICE_UNAVAILABLE",
+    100: "CUDA_ERROR_NO_DEVICE",
+    101: "CUDA_ERROR_INVALID_DEVICE",
+    209: "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    214: "CUDA_ERROR_ECC_UNCORRECTABLE",
+    222: "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+    304: "CUDA_ERROR_OPERATING_SYSTEM",
+    700: "CUDA_ERROR_ILLEGAL_ADDRESS",
+    710: "CUDA_ERROR_ASSERT",
+    719: "CUDA_ERROR_LAUNCH_FAILED",
+    802: "CUDA_ERROR_SYSTEM_NOT_READY",
+    803: "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    804: "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+    999: "CUDA_ERROR_UNKNOWN",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """A device as CUDA numbers it in this process."""
+
+    ordinal: int
+    uuid: str | None
+    name: str | None
+    compute_capability: tuple[int, int] | None
+    total_memory: int | None  # bytes
+    compute_mode: int | None  # CUcomputemode: 0 default, 2 prohibited, 3 exclusive process
+
+
+@dataclass(frozen=True, slots=True)
+class CudaState:
+    """``code``: what ``cuInit`` returned, 0 for success; None when there is no driver to ask.
+
+    ``devices`` None: the driver could not be asked for them.
+    """
+
+    code: int | None
+    devices: tuple[CudaDevice, ...] | None
+    pid: int
+
+    @property
+    def code_name(self) -> str:
+        return RESULT_NAMES.get(self.code or 0, f"CUDA error {self.code}")
+
+
+_state: CudaState | None = None
+_lock = threading.Lock()
+
+
+def initialise() -> CudaState:
+    """Initialise the driver in this process and list its devices. A success is remembered; a failure is not."""
+    global _state
+    with _lock:
+        if _state is not None and _state.pid == os.getpid():
+            return _state
+        state = _ask()
+        if state.code == 0:
+            _state = state
+        return state
+
+
+def initialised_in() -> int | None:
+    """The process that initialised CUDA through :func:`initialise`: after a fork, the parent."""
+    return _state.pid if _state is not None else None
+
+
+def _ask() -> CudaState:
+    pid = os.getpid()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        code = int(driver.cuInit(0))
+    except (OSError, AttributeError):
+        return CudaState(None, None, pid)
+    if code != 0:
+        return CudaState(code, None, pid)
+    count = ctypes.c_int()
+    try:
+        if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+            return CudaState(code, None, pid)
+    except AttributeError:
+        return CudaState(code, None, pid)
+    return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid)
+
+
+def _device(driver: ctypes.CDLL, ordinal: int) -> CudaDevice:
+    handle = ctypes.c_int()
+    if driver.cuDeviceGet(ctypes.byref(handle), ordinal) != 0:
+        return CudaDevice(ordinal, None, None, None, None, None)
+    major, minor = _attribute(driver, handle, _CAPABILITY_MAJOR), _attribute(driver, handle, _CAPABILITY_MINOR)
+    name = ctypes.create_string_buffer(256)
+    named = _call(driver, "cuDeviceGetName", name, len(name), handle)
+    memory = ctypes.c_size_t()
+    sized = _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
+    return CudaDevice(
+        ordinal,
+        _uuid(driver, handle),
+        name.value.decode("utf-8", "replace") if named else None,
+        (major, minor) if major is not None and minor is not None else None,
+        memory.value if sized else None,
+        _attribute(driver, handle, _COMPUTE_MODE),
+    )
+
+
+def _uuid(driver: ctypes.CDLL, handle: ctypes.c_int) -> str | None:
+    raw = ctypes.create_string_buffer(16)
+    for function, prefix in (("cuDeviceGetUuid_v2", "GPU-"), ("cuDeviceGetUuid", "GPU-")):
+        if _call(driver, function, raw, handle):
+            return prefix + str(uuids.UUID(bytes=raw.raw))
+    return None
+
+
+def _attribute(driver: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int | None:
+    value = ctypes.c_int()
+    return value.value if _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, handle) else None
+
+
+def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> bool:
+    try:
+        return int(getattr(driver, function)(*arguments)) == 0
+    except AttributeError:
+        return False

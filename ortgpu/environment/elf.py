@@ -1,0 +1,181 @@
+"""What an ELF file says of itself: its needs, its name, its sections, and whether all of it is there.
+
+A reader of a few structures of the System V ABI, not a general one: a library must be judged before it is opened
+(the loader dies of SIGBUS on a truncated file), in well under a millisecond, and any file at all may be offered.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import BinaryIO
+
+MACHINES = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+
+_PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
+_DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 10, 14, 15, 29
+_MAX_TABLE = 1 << 20  # bytes; no header or dynamic table of a real library comes near it
+
+
+@dataclass(frozen=True, slots=True)
+class ElfFile:
+    """``problem`` is why the file cannot be opened as a library, in a few words, or None."""
+
+    path: str
+    problem: str | None = None
+    machine: str | None = None
+    soname: str | None = None
+    needed: tuple[str, ...] = ()
+    search_path: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
+    executable_stack: bool | None = None
+
+
+class _Damaged(Exception):
+    """The bytes are not those of a complete 64-bit little-endian ELF file."""
+
+
+def read_elf(path: str | os.PathLike[str]) -> ElfFile:
+    """Read one file. Never raises for what the file holds or for its absence: see ``ElfFile.problem``."""
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            return _parse(name, file, os.fstat(file.fileno()).st_size)
+    except _Damaged as damage:
+        return ElfFile(name, problem=str(damage))
+    except OSError as error:
+        return ElfFile(name, problem=(error.strerror or str(error)).lower())
+    except (ValueError, struct.error, OverflowError, MemoryError):
+        return ElfFile(name, problem="damaged ELF file")
+
+
+def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] | None:
+    """Offset and size in bytes of a section, or None when the file has none, or no readable section table."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header = _header(file, size)
+            table = _read(file, header.section_offset, header.section_size * header.section_count, size)
+            names_at, names_size = _section(table, header, header.names_index)
+            names = _read(file, names_at, names_size, size)
+            for index in range(header.section_count):
+                (name_at,) = struct.unpack_from("<I", table, index * header.section_size)
+                if _string(names, name_at) == wanted:
+                    offset, length = _section(table, header, index)
+                    return (offset, length) if offset + length <= size else None
+    except (OSError, _Damaged, ValueError, struct.error, OverflowError, MemoryError):
+        return None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    machine: int
+    program_offset: int
+    program_size: int
+    program_count: int
+    section_offset: int
+    section_size: int
+    section_count: int
+    names_index: int
+
+
+def _header(file: BinaryIO, size: int) -> _Header:
+    if size == 0:
+        raise _Damaged("empty file")
+    start = file.read(64)
+    if start[:4] != b"\x7fELF":
+        raise _Damaged("not an ELF file")
+    if len(start) < 64:
+        raise _Damaged("truncated: the ELF header is cut")
+    if start[4:6] != b"\x02\x01":
+        raise _Damaged("not a 64-bit little-endian ELF file")
+    (kind, machine, _, _, program_offset, section_offset, _, _, program_size, program_count, section_size,
+     section_count, names_index) = struct.unpack_from("<HHIQQQIHHHHHH", start, 16)  # fmt: skip
+    if kind != 3:  # ET_DYN
+        raise _Damaged("not a shared library")
+    return _Header(
+        machine, program_offset, program_size, program_count, section_offset, section_size, section_count, names_index
+    )
+
+
+def _parse(name: str, file: BinaryIO, size: int) -> ElfFile:
+    header = _header(file, size)
+    if header.program_count == 0 or header.program_size < 56:
+        raise _Damaged("damaged ELF file: no program headers")
+    table = _read(file, header.program_offset, header.program_size * header.program_count, size)
+    loads: list[tuple[int, int, int]] = []
+    dynamic: tuple[int, int] | None = None
+    stack: bool | None = None
+    end = header.section_offset + header.section_size * header.section_count
+    for index in range(header.program_count):
+        kind, flags, offset, address, _, length = struct.unpack_from("<IIQQQQ", table, index * header.program_size)
+        if kind == _PT_LOAD:
+            loads.append((address, offset, length))
+            end = max(end, offset + length)
+        elif kind == _PT_DYNAMIC:
+            dynamic = (offset, length)
+        elif kind == _PT_GNU_STACK:
+            stack = bool(flags & 1)
+    if end > size:
+        raise _Damaged(f"truncated: {size} of {end} bytes")
+    machine = MACHINES.get(header.machine, f"machine {header.machine}")
+    if dynamic is None:
+        raise _Damaged("damaged ELF file: no dynamic section")
+    entries = _dynamic_entries(_read(file, *dynamic, size))
+    strings = _string_table(file, entries, loads, size)
+
+    def all_of(tag: int) -> tuple[str, ...]:
+        return tuple(_string(strings, value) for found, value in entries if found == tag)
+
+    paths = all_of(_DT_RPATH) + all_of(_DT_RUNPATH)
+    return ElfFile(
+        name,
+        machine=machine,
+        soname=next(iter(all_of(_DT_SONAME)), None),
+        needed=all_of(_DT_NEEDED),
+        search_path=tuple(part for path in paths for part in path.split(":") if part),
+        executable_stack=stack,
+    )
+
+
+def _dynamic_entries(data: bytes) -> list[tuple[int, int]]:
+    entries = []
+    for at in range(0, len(data) - 15, 16):
+        tag, value = struct.unpack_from("<QQ", data, at)
+        if tag == 0:
+            break
+        entries.append((tag, value))
+    return entries
+
+
+def _string_table(file: BinaryIO, entries: list[tuple[int, int]], loads: list[tuple[int, int, int]], size: int) -> bytes:
+    values = dict(entries)
+    address, length = values.get(_DT_STRTAB), values.get(_DT_STRSZ)
+    if address is None or length is None:
+        raise _Damaged("damaged ELF file: no string table")
+    for start, offset, span in loads:
+        if start <= address < start + span:
+            return _read(file, offset + address - start, length, size)
+    raise _Damaged("damaged ELF file: string table outside every segment")
+
+
+def _section(table: bytes, header: _Header, index: int) -> tuple[int, int]:
+    offset, length = struct.unpack_from("<QQ", table, index * header.section_size + 24)
+    return offset, length
+
+
+def _read(file: BinaryIO, offset: int, length: int, size: int) -> bytes:
+    if length > _MAX_TABLE:
+        raise _Damaged("damaged ELF file: absurd table size")
+    if offset + length > size:
+        raise _Damaged(f"truncated: {size} bytes, tables reach to {offset + length}")
+    file.seek(offset)
+    return file.read(length)
+
+
+def _string(table: bytes, at: int) -> str:
+    end = table.find(b"\0", at)
+    if at >= len(table) or end < 0:
+        raise _Damaged("damaged ELF file: string outside its table")
+    return table[at:end].decode("utf-8", "replace")

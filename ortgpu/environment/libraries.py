@@ -1,0 +1,335 @@
+"""Where each CUDA library would come from. Looks at files; opens none of them as a library.
+
+The search order, first to last:
+
+1. already loaded in this process;
+2. the directory that the caller gave;
+3. every folder ``nvidia`` along sys.path (wheels of both layouts: ``nvidia/cublas/lib``, ``nvidia/cu13/lib``);
+4. the libraries inside an installed torch of the same CUDA major;
+5. conda: CONDA_PREFIX and the interpreter's own prefix;
+6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, then the toolkits under /usr/local;
+7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was when the process started, the loader's
+   cache, the default folders.
+
+Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
+the root of a toolkit library that is already loaded comes first. cuDNN's parts come from the folder of ``libcudnn``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .catalogue import LIBRARIES, LibrarySpec, major_of, spec_for
+from .elf import MACHINES, read_elf
+from .loader_cache import read_loader_cache
+
+Source = Literal[
+    "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit", "system loader"
+]
+
+_CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
+_MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One place with libraries: the file names in it, by base name."""
+
+    source: Source
+    prefix: str  # names the root to a person: a site-packages/nvidia folder, a toolkit, "/etc/ld.so.cache"
+    files: Mapping[str, str]  # base name to path
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One file that could serve a soname. ``problem`` None means that it may be opened."""
+
+    soname: str
+    path: str
+    source: Source
+    root: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the search found for one soname: what to open, in order, and what was passed over and why."""
+
+    spec: LibrarySpec
+    soname: str
+    required: bool  # linked by the provider, as opposed to opened lazily
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[Candidate, ...]
+
+    @property
+    def chosen(self) -> Candidate | None:
+        return self.candidates[0] if self.candidates else None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlaces:
+    """Everything that the search depends on, so that it can be pointed at a prepared tree."""
+
+    sys_path: tuple[str, ...]
+    variables: Mapping[str, str]  # as they are now
+    start_library_path: str  # LD_LIBRARY_PATH when the process started
+    python_prefix: str
+    machine: str
+    mapped: tuple[str, ...]  # paths of the libraries in this process
+    directory: str | None = None
+    torch_folder: str | None = None  # of a torch of the same CUDA major
+    provider_search_path: tuple[str, ...] = ()
+    filesystem: Path = Path("/")  # where etc/ld.so.cache, usr/local/cuda... are
+
+
+def mapped_libraries(maps: str) -> tuple[str, ...]:
+    """Paths of the shared objects named in the text of /proc/self/maps, in order, each once."""
+    paths = (line.split(None, 5)[5].strip() for line in maps.splitlines() if line.count("/") and ".so" in line)
+    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
+
+
+def read_mapped_libraries() -> tuple[str, ...]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            return mapped_libraries(file.read())
+    except OSError:
+        return ()
+
+
+def find_roots(places: SearchPlaces, cuda_major: int) -> tuple[Root, ...]:
+    """All roots that hold any file of a CUDA library, in the documented order."""
+    roots = (root for step in _STEPS for root in step(places, cuda_major))
+    return tuple(root for root in roots if root.files)
+
+
+def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
+    # The kernel names the file behind the symbolic link (libnvrtc.so.11.8.89); what counts is its SONAME (libnvrtc.so.11.2).
+    paths = [path for path in places.mapped if _is_cuda(os.path.basename(path))]
+    yield Root("already loaded", "this process", {read_elf(p).soname or os.path.basename(p): p for p in paths})
+
+
+def _explicit_directory(places: SearchPlaces, _: int) -> Iterator[Root]:
+    if places.directory is not None:
+        yield _root("directory", places.directory, _toolkit_folders(places.directory))
+
+
+def _nvidia_wheels(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for entry in dict.fromkeys(places.sys_path):
+        prefix = os.path.join(entry or os.curdir, "nvidia")
+        components = sorted(_list(prefix))
+        if components:
+            yield _root("nvidia wheels", prefix, [os.path.join(prefix, name, "lib") for name in components])
+
+
+def _torch(places: SearchPlaces, _: int) -> Iterator[Root]:
+    if places.torch_folder is not None:
+        folder = os.path.join(places.torch_folder, "lib")
+        yield _root("torch", folder, [folder])
+
+
+def _conda(places: SearchPlaces, _: int) -> Iterator[Root]:
+    prefixes = [places.variables.get("CONDA_PREFIX", "")]
+    if os.path.isdir(os.path.join(places.python_prefix, "conda-meta")):
+        prefixes.append(places.python_prefix)
+    for prefix in _distinct(prefixes):
+        yield _root("conda", prefix, _toolkit_folders(prefix))
+
+
+def _variables(places: SearchPlaces, _: int) -> Iterator[Root]:
+    names = ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH")
+    for prefix in _distinct(places.variables.get(name, "") for name in names):
+        yield _root("environment variable", prefix, _toolkit_folders(prefix))
+
+
+def _default_toolkits(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    folder = str(places.filesystem / "usr/local")
+    names = sorted((n for n in _list(folder) if re.fullmatch(rf"cuda-{cuda_major}(\.\d+)?", n)), key=_version, reverse=True)
+    for prefix in _distinct(os.path.join(folder, name) for name in ["cuda", *names]):
+        yield _root("toolkit", prefix, _toolkit_folders(prefix))
+
+
+def _system_loader(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for folder in _distinct(places.provider_search_path):
+        yield _root("system loader", folder, [folder])
+    for folder in _distinct(places.start_library_path.split(":")):
+        yield _root("system loader", folder, [folder])
+    cache = places.filesystem / "etc/ld.so.cache"
+    cached = {name: path for name, path in read_loader_cache(cache).items() if _is_cuda(name)}
+    yield Root("system loader", str(cache), cached)
+    for default in ("lib64", "usr/lib64", "lib", "usr/lib"):
+        folder = str(places.filesystem / default)
+        yield _root("system loader", folder, [folder])
+
+
+_STEPS = (
+    _already_loaded,
+    _explicit_directory,
+    _nvidia_wheels,
+    _torch,
+    _conda,
+    _variables,
+    _default_toolkits,
+    _system_loader,
+)
+
+
+def resolve(places: SearchPlaces, needed: Sequence[str], cuda_major: int) -> tuple[Resolution, ...]:
+    """For each library of the provider, dependencies first: the files to try, and those passed over.
+
+    ``needed`` is the provider's DT_NEEDED; libraries that the table knows and the provider does not link are
+    resolved as not required. A soname of the provider that no table entry knows is left to the system loader.
+    """
+    linked = {spec.stem: soname for soname in needed if (spec := spec_for(soname)) is not None}
+    wanted = [(spec, linked.get(spec.stem) or spec.sonames.get(cuda_major)) for spec in LIBRARIES]
+    cudnn_major = major_of(linked.get("libcudnn", ""))
+    roots = find_roots(places, cuda_major)
+    toolkit = {soname for spec, soname in wanted if soname and not spec.is_cudnn and spec.stem in linked}
+    roots = _preferred_first(roots, toolkit, places.machine)
+    resolutions: dict[str, Resolution] = {}
+    for spec, soname in wanted:
+        if soname is None:
+            continue
+        if spec.is_cudnn and cudnn_major is not None:
+            soname = f"{spec.stem}.so.{cudnn_major}"
+        whole = resolutions.get(spec.part_of or "")
+        resolutions[spec.stem] = _resolve_one(spec, soname, spec.stem in linked, roots, whole, places.machine)
+    return tuple(resolutions.values())
+
+
+def _resolve_one(
+    spec: LibrarySpec, soname: str, required: bool, roots: Iterable[Root], whole: Resolution | None, machine: str
+) -> Resolution:
+    candidates: list[Candidate] = []
+    rejected: list[Candidate] = []
+    seen: set[str] = set()
+    folders = folders_of(whole.chosen.path) if whole is not None and whole.chosen is not None else None
+    for root in roots:
+        for name, path in root.files.items():
+            if not name.startswith(f"{spec.stem}.so.") or path in seen:
+                continue
+            if folders is not None and folders.isdisjoint(folders_of(path)):
+                continue
+            if not _names_soname(name, soname):
+                if name.count(".") <= soname.count("."):
+                    rejected.append(Candidate(soname, path, root.source, root.prefix, f"is {name}, {soname} is needed"))
+                    seen.add(path)
+                continue
+            seen.add(path)
+            problem = None if root.source == "already loaded" else judge_file(path, soname, machine)
+            candidate = Candidate(soname, path, root.source, root.prefix, problem)
+            (rejected if problem else candidates).append(candidate)
+    return Resolution(spec, soname, required, tuple(candidates), tuple(rejected))
+
+
+def judge_file(path: str, soname: str, machine: str) -> str | None:
+    """Why this file must not be opened as ``soname``, or None. Reads headers only."""
+    elf = read_elf(path)
+    if elf.problem:
+        return elf.problem
+    wanted = _MACHINE_ALIASES.get(machine.lower(), machine)
+    if elf.machine != wanted and wanted in MACHINES.values():
+        return f"built for {elf.machine}, this is {wanted}"
+    if elf.soname is not None and elf.soname != soname:
+        return f"its SONAME is {elf.soname}, {soname} is needed"
+    return None
+
+
+def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], machine: str) -> tuple[Root, ...]:
+    """The roots with the one that should serve the whole toolkit moved to just behind what is loaded already."""
+
+    def serves_all(root: Root) -> bool:
+        paths = (root.files.get(soname) for soname in toolkit)
+        return all(path and judge_file(path, soname, machine) is None for path, soname in zip(paths, toolkit, strict=True))
+
+    loaded = next((root for root in roots if root.source == "already loaded"), None)
+    in_use = {os.path.realpath(path) for name, path in (loaded.files.items() if loaded else ()) if name in toolkit}
+
+    def is_in_use(root: Root) -> bool:
+        return any(os.path.realpath(root.files[soname]) in in_use for soname in toolkit if soname in root.files)
+
+    others = [root for root in roots if root is not loaded]
+    preferred = next((root for root in others if is_in_use(root)), None)
+    if preferred is None:
+        preferred = next((root for root in others if serves_all(root)), None)
+    ordered = [root for root in (loaded, preferred) if root is not None]
+    return (*ordered, *(root for root in others if root is not preferred))
+
+
+def _names_soname(name: str, soname: str) -> bool:
+    """Whether a file name is this soname or a longer version of it: libcublas.so.13.1.0 is libcublas.so.13."""
+    return name == soname or name.startswith(soname + ".")
+
+
+def folders_of(path: str) -> set[str]:
+    """The folder that a path names and the one that the file behind its links is in."""
+    return {os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path))}
+
+
+def _root(source: Source, prefix: str, folders: Iterable[str]) -> Root:
+    files: dict[str, str] = {}
+    for folder in _distinct(folders):
+        for name in sorted(_list(folder)):
+            if _is_cuda(name):
+                files.setdefault(name, os.path.join(folder, name))
+    return Root(source, prefix, files)
+
+
+def _toolkit_folders(prefix: str) -> list[str]:
+    inner = ("", "lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib/x86_64-linux-gnu")
+    folders = [os.path.join(prefix, name) if name else prefix for name in inner]
+    wheel_layout = [os.path.join(prefix, name, "lib") for name in sorted(_list(prefix))]
+    return folders + [folder for folder in wheel_layout if os.path.isdir(folder)]
+
+
+def _list(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError):  # absent, unreadable, not a folder, or not a path at all
+        return []
+
+
+def _distinct(paths: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for path in paths:
+        if path and (real := os.path.realpath(path)) not in seen:
+            seen.add(real)
+            yield path
+
+
+def _is_cuda(name: str) -> bool:
+    return _CUDA_FILE.match(name) is not None and spec_for(name) is not None
+
+
+def _version(name: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", name))
+
+
+def current_places(
+    *,
+    directory: str | None = None,
+    torch_folder: str | None = None,
+    provider_search_path: tuple[str, ...] = (),
+    variables: Mapping[str, str] | None = None,
+    start_library_path: str | None = None,
+) -> SearchPlaces:
+    """The places of this process."""
+    import platform
+
+    now = os.environ if variables is None else variables
+    return SearchPlaces(
+        sys_path=tuple(sys.path),
+        variables=now,
+        start_library_path=now.get("LD_LIBRARY_PATH", "") if start_library_path is None else start_library_path,
+        python_prefix=sys.prefix,
+        machine=platform.machine(),
+        mapped=read_mapped_libraries(),
+        directory=directory,
+        torch_folder=torch_folder,
+        provider_search_path=provider_search_path,
+    )

@@ -1,0 +1,124 @@
+"""What the installed provider library needs and which GPUs it holds code for, read from the file itself.
+
+Tables per release go stale; the file cannot. The architectures come from the headers of the first container of the
+section ``.nv_fatbin``: in every wheel examined (1.18.1, 1.22.0, 1.26.0, 1.27.0, 1.31.1; checked against cuobjdump)
+it names each architecture that any later container names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from .elf import find_section, read_elf
+
+_FATBIN_MAGIC = 0xBA55ED50
+_PTX, _SASS = 1, 2
+_ARCHITECTURE_SPECIFIC = 0x100000  # set where cuobjdump prints the suffix "a": code for that one GPU generation
+
+Coverage = Literal["native", "jit", "none"]
+_Reader = Callable[[int, int], bytes]  # offset and length in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One target of the fat binary: ``sm_90a`` is machine code, ``compute_90`` is PTX."""
+
+    major: int
+    minor: int
+    ptx: bool
+    specific: bool  # runs on exactly this compute capability
+
+    def __str__(self) -> str:
+        return f"{'compute' if self.ptx else 'sm'}_{self.major}{self.minor}{'a' if self.specific else ''}"
+
+    def covers(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability can use it (CUDA C++ Programming Guide, "Binary Compatibility")."""
+        own = (self.major, self.minor)
+        if self.specific:
+            return own == capability
+        if self.ptx:
+            return own <= capability
+        return self.major == capability[0] and self.minor <= capability[1]
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderLibrary:
+    """``libonnxruntime_providers_cuda.so`` as its file describes it."""
+
+    path: str
+    problem: str | None  # why the loader would refuse the file
+    needed: tuple[str, ...]  # DT_NEEDED, in the file's order
+    search_path: tuple[str, ...]
+    architectures: tuple[Architecture, ...] | None  # None: the file has no readable fat binary
+
+    @property
+    def cuda_major(self) -> int | None:
+        return cuda_major_of(self.needed)
+
+    @property
+    def needs_driver_to_load(self) -> bool:
+        return "libcuda.so.1" in self.needed
+
+    def coverage(self, capability: tuple[int, int]) -> Coverage | None:
+        """``native``: machine code; ``jit``: PTX that the driver compiles at first use; None: unknown."""
+        if not self.architectures:
+            return None
+        if any(a.covers(capability) for a in self.architectures if not a.ptx):
+            return "native"
+        return "jit" if any(a.covers(capability) for a in self.architectures) else "none"
+
+
+def cuda_major_of(needed: tuple[str, ...]) -> int | None:
+    """The CUDA major version of the runtime library among these sonames."""
+    for soname in needed:
+        if match := re.match(r"libcudart\.so\.(\d+)|cudart64_(\d+)", soname):
+            return int(match[1] or match[2][:2])
+    return None
+
+
+def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
+    """Read the provider file: under a millisecond, and never raises for what is in it."""
+    elf = read_elf(path)
+    return ProviderLibrary(elf.path, elf.problem, elf.needed, elf.search_path, read_architectures(elf.path))
+
+
+def read_architectures(path: str) -> tuple[Architecture, ...] | None:
+    section = find_section(path, ".nv_fatbin")
+    if section is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return parse_container(lambda offset, length: _read_at(file.fileno(), offset, length), *section)
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+def _read_at(descriptor: int, offset: int, length: int) -> bytes:
+    os.lseek(descriptor, offset, os.SEEK_SET)  # os.pread does not exist on Windows
+    return os.read(descriptor, length)
+
+
+def parse_container(read: _Reader, start: int, length: int) -> tuple[Architecture, ...] | None:
+    """The entries of the first fat binary container at ``start``; None if there is no container."""
+    magic, version, header_size, body_size = struct.unpack("<IHHQ", read(start, 16))
+    if magic != _FATBIN_MAGIC or version != 1 or header_size + body_size > length:
+        return None
+    found: list[Architecture] = []
+    at, end = start + header_size, start + header_size + body_size
+    while at + 48 <= end and len(found) < 64:
+        head = read(at, 48)
+        kind, _, entry_header, payload = struct.unpack_from("<HHIQ", head, 0)
+        (number,) = struct.unpack_from("<I", head, 28)
+        (flags,) = struct.unpack_from("<Q", head, 40)
+        if kind in (_PTX, _SASS):
+            specific = bool(flags & _ARCHITECTURE_SPECIFIC)
+            found.append(Architecture(number // 10, number % 10, kind == _PTX, specific))
+        if entry_header + payload == 0:
+            break
+        at += entry_header + payload
+    return tuple(found) or None

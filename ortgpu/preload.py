@@ -1,0 +1,246 @@
+"""Load the CUDA libraries that the installed provider needs: find, load, report.
+
+Three steps, each usable alone: :func:`ortgpu.environment.libraries.resolve` finds and opens nothing, :func:`preload`
+opens in order of dependency, and the report says per library where it came from and what was passed over.
+
+ONNX Runtime opens its provider later by name; the loader then finds every dependency already in the process under
+its SONAME. Handles are kept for the life of the process: libraries that registered with the driver cannot be closed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import threading
+from dataclasses import dataclass
+
+from .environment.catalogue import CUDNN_CORE_PARTS, major_of
+from .environment.libraries import (
+    Candidate,
+    Resolution,
+    SearchPlaces,
+    Source,
+    current_places,
+    folders_of,
+    read_mapped_libraries,
+    resolve,
+)
+from .environment.packages import Packages, read_packages
+from .environment.wheel import ProviderLibrary, read_provider
+
+logger = logging.getLogger("ortgpu")
+
+_handles: dict[str, ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLibrary:
+    """A library of this process. ``required``: linked by the provider, as opposed to opened lazily."""
+
+    soname: str
+    path: str
+    source: Source
+    root: str
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MissingLibrary:
+    """A library that could not be had. ``rejected``: the files that were passed over, each with its reason."""
+
+    soname: str
+    required: bool
+    wheel: str | None  # requirement for pip of the distribution that ships it
+    rejected: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadReport:
+    """What :func:`preload` did. ``provider`` None: there is no CUDA provider file to read the needs from."""
+
+    provider: ProviderLibrary | None
+    libraries: tuple[LoadedLibrary, ...]
+    missing: tuple[MissingLibrary, ...]
+    rejected: tuple[Candidate, ...]
+    provider_error: str | None  # the loader's words when every library is there and the provider still does not load
+    driver_missing: bool  # libcuda.so.1 cannot be loaded and the provider links it
+    cudnn_cuda_major: int | None  # the CUDA that the loaded cuDNN was built for
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that the provider links is in the process, the driver apart."""
+        return self.provider is not None and not self.missing_required and self.provider_error is None
+
+    @property
+    def missing_required(self) -> tuple[MissingLibrary, ...]:
+        return tuple(library for library in self.missing if library.required)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Every root that a toolkit library came from; one, unless libraries are mixed."""
+        toolkit = (lib for lib in self.libraries if not lib.soname.startswith("libcudnn"))
+        return tuple(dict.fromkeys(library.root for library in toolkit))
+
+    def path_of(self, stem: str) -> str | None:
+        """Path of a loaded library by the stem of its name: ``libcudnn``."""
+        return next((lib.path for lib in self.libraries if lib.soname.startswith(stem + ".so")), None)
+
+
+def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
+    """Load what the installed CUDA provider needs, without importing ONNX Runtime.
+
+    Args:
+        directory: searched right after what this process has already loaded: a folder with libraries, a toolkit, or
+            a ``site-packages/nvidia`` folder.
+
+    Returns:
+        the report. Nothing is raised for what is missing or damaged; :func:`ortgpu.diagnose` judges.
+
+    Not promised: that a library which something else loads later is the same one, or that Windows libraries are
+    loaded in this order (there ONNX Runtime's own ``preload_dlls`` is left to do it).
+    """
+    return preload_for(read_packages(compare_files=False), directory)
+
+
+def preload_for(packages: Packages, directory: str | os.PathLike[str] | None = None) -> PreloadReport:
+    path = packages.onnxruntime.provider_library
+    provider = read_provider(path) if path else None
+    if provider is None or provider.problem or provider.cuda_major is None:
+        return PreloadReport(provider, (), (), (), None, False, None)
+    torch = packages.torch
+    same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == provider.cuda_major
+    places = current_places(
+        directory=os.path.abspath(directory) if directory is not None else None,
+        torch_folder=torch.folder if torch is not None and same_major else None,
+        provider_search_path=provider.search_path,
+        start_library_path=_library_path_at_start(),
+    )
+    with _lock:
+        return load(places, provider)
+
+
+def load(places: SearchPlaces, provider: ProviderLibrary) -> PreloadReport:
+    """Open the libraries of ``provider`` from ``places``, dependencies first, then the provider itself."""
+    cuda_major = provider.cuda_major or 0
+    loaded: list[LoadedLibrary] = []
+    missing: list[MissingLibrary] = []
+    rejected: list[Candidate] = []
+    driver_missing = _open("libcuda.so.1") is not None
+    cudnn: LoadedLibrary | None = None
+    for resolution in resolve(places, provider.needed, cuda_major):
+        rejected.extend(resolution.rejected)
+        is_part = resolution.spec.part_of is not None
+        if is_part and cudnn is None:
+            continue
+        candidates = _beside(cudnn, resolution.candidates) if is_part and cudnn else resolution.candidates
+        found, refused = _load_one(resolution, candidates)
+        rejected.extend(refused)
+        if found is not None:
+            loaded.append(found)
+            cudnn = found if found.soname.startswith("libcudnn.so") else cudnn
+        elif not is_part or _part_is_missing(resolution, refused, driver_missing):
+            wheel = resolution.spec.wheels.get(cuda_major)
+            passed_over = (*resolution.rejected, *refused)
+            missing.append(MissingLibrary(resolution.soname, resolution.required, wheel, passed_over))
+    complete = not any(library.required for library in missing)
+    driver_blocks = provider.needs_driver_to_load and driver_missing
+    error = _open_provider(provider.path) if complete and not driver_blocks else None
+    if error is not None and (absent := re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", error)):
+        missing.append(MissingLibrary(absent[1], True, None, ()))
+        error = None
+    for library in loaded:
+        logger.debug("%s from %s (%s)", library.soname, library.path, library.source)
+    return PreloadReport(
+        provider,
+        tuple(loaded),
+        tuple(missing),
+        tuple(dict.fromkeys(rejected)),
+        error,
+        driver_blocks,
+        _cuda_major_of_cudnn(cudnn),
+    )
+
+
+def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Parts of another cuDNN end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512)."""
+    folders = folders_of(cudnn.path)
+    return tuple(candidate for candidate in candidates if not folders.isdisjoint(folders_of(candidate.path)))
+
+
+def _part_is_missing(part: Resolution, refused: list[Candidate], driver_missing: bool) -> bool:
+    if driver_missing and any("libcuda.so.1" in (candidate.problem or "") for candidate in refused):
+        return False  # cuDNN's run-time compiler links the driver: that is the driver's absence, not its own
+    return part.spec.stem in CUDNN_CORE_PARTS.get(major_of(part.soname) or 0, ()) or bool(refused)
+
+
+def _load_one(
+    resolution: Resolution, candidates: tuple[Candidate, ...]
+) -> tuple[LoadedLibrary | None, list[Candidate]]:
+    refused: list[Candidate] = []
+    for candidate in candidates:
+        error = None if candidate.source == "already loaded" else _open(candidate.path)
+        if error is None:
+            found = LoadedLibrary(
+                resolution.soname, candidate.path, candidate.source, candidate.root, resolution.required
+            )
+            return found, refused
+        refused.append(_with_problem(candidate, error))
+    if resolution.required and _open(resolution.soname) is None:
+        # Found by the loader where no documented place has it: LD_PRELOAD, a namespace, an unknown cache format.
+        path = next((p for p in read_mapped_libraries() if os.path.basename(p).startswith(resolution.soname)), resolution.soname)
+        return LoadedLibrary(resolution.soname, path, "system loader", os.path.dirname(path), True), refused
+    return None, refused
+
+
+def _with_problem(candidate: Candidate, problem: str) -> Candidate:
+    return Candidate(candidate.soname, candidate.path, candidate.source, candidate.root, problem)
+
+
+def _open(path: str) -> str | None:
+    """Open a library locally; None, or the loader's words."""
+    if path in _handles:
+        return None
+    try:
+        _handles[path] = ctypes.CDLL(path, mode=0)  # RTLD_LOCAL: no symbol of it may shadow another copy's
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _open_provider(path: str) -> str | None:
+    """Open the provider as ONNX Runtime will: the shared bridge globally, then the provider locally."""
+    bridge = os.path.join(os.path.dirname(path), "libonnxruntime_providers_shared.so")
+    try:
+        if bridge not in _handles:
+            _handles[bridge] = ctypes.CDLL(bridge, mode=getattr(os, "RTLD_GLOBAL", 0))
+    except OSError as error:
+        return str(error)
+    return _open(path)
+
+
+def _cuda_major_of_cudnn(cudnn: LoadedLibrary | None) -> int | None:
+    if cudnn is None:
+        return None
+    try:
+        version: int = ctypes.CDLL(cudnn.path).cudnnGetCudartVersion()
+    except (OSError, AttributeError):
+        return None
+    return version // 1000 or None
+
+
+def _library_path_at_start() -> str | None:
+    from .environment.variables import read_variables
+
+    at_start = read_variables().at_start
+    return None if at_start is None else at_start.get("LD_LIBRARY_PATH", "")
+
+
+def wheels_of(missing: tuple[MissingLibrary, ...]) -> tuple[str, ...]:
+    """The requirements for pip that bring these libraries, each once."""
+    return tuple(dict.fromkeys(library.wheel for library in missing if library.wheel))
+
+
+__all__ = ["LoadedLibrary", "MissingLibrary", "PreloadReport", "preload"]
