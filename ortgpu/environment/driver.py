@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+_COMPUTE_MODES: Final = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +50,205 @@ class Driver:
     kernel_version: str | None  # /proc/driver/nvidia/version: the kernel module's
     device_nodes: tuple[str, ...]  # /dev/nvidia*, /dev/dxg
     nvml: Nvml
+
+
+def read_driver(root: Path = Path("/")) -> Driver:
+    """Read what is known of the driver without initialising CUDA. Nothing raises.
+
+    ``root`` is for the files below /proc and /dev; libcuda and NVML are always this process's own. libcuda is loaded
+    (and stays loaded, as it would once a session exists), never initialised: a fork afterwards is harmless. That it
+    loads does not prove that it works.
+    """
+    path, error, version = _load_libcuda()
+    return Driver(
+        libcuda=path,
+        libcuda_error=error,
+        cuda_version=version,
+        kernel_version=_read_kernel_version(root),
+        device_nodes=_read_device_nodes(root),
+        nvml=read_nvml(),
+    )
+
+
+def read_nvml() -> Nvml:
+    """Ask NVML for the driver and for every GPU. A field that NVML does not answer is None; nothing raises.
+
+    NVML is started and shut down again within the call: it creates no context and survives fork. In a container it
+    shows the GPUs that the container was given.
+    """
+    driver: str | None = None
+    cuda: tuple[int, int] | None = None
+    try:
+        with _nvml() as nvml:
+            driver = _string(_ask(nvml, "nvmlSystemGetDriverVersion"))
+            # Not the _v2: that fails where libcuda is missing, and what the driver supports is known even then.
+            cuda = parse_cuda_number(_ask(nvml, "nvmlSystemGetCudaDriverVersion"))
+            gpus = tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    except Exception as error:  # a broken pynvml or NVML may raise anything, and none of it is ours to pass on
+        return Nvml(False, str(error) or type(error).__name__, driver, cuda, ())
+    return Nvml(True, None, driver, cuda, gpus)
+
+
+def read_gpu_memory(uuid: str) -> tuple[int, int] | None:
+    """Free and total bytes of one GPU or MIG instance, now. None: no such device, or NVML does not say."""
+    try:
+        with _nvml() as nvml:
+            memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+            return int(memory.free), int(memory.total)
+    except Exception:  # as in read_nvml
+        return None
+
+
+def processes_on(uuid: str) -> dict[int, int | None]:
+    """Compute processes on one GPU: their ids, and the bytes that each uses (None: not said).
+
+    Empty also where nothing is known. In a container the ids are those of the host, or nothing is shown at all.
+    """
+    used: dict[int, int | None] = {}
+    try:
+        with _nvml() as nvml:
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid)):
+                before, now = used.get(process.pid), process.usedGpuMemory
+                # One process on several instances of one GPU is listed once for each.
+                used[int(process.pid)] = before if now is None else int(now) + (before or 0)
+    except Exception:  # as in read_nvml
+        return {}
+    return used
+
+
+def parse_cuda_number(number: object) -> tuple[int, int] | None:
+    """CUDA's way to write a version: 13000 is (13, 0), 12080 is (12, 8). None for what is no version."""
+    if not isinstance(number, int) or number < 1000:
+        return None
+    return number // 1000, number % 1000 // 10
+
+
+def parse_kernel_version(text: str) -> str | None:
+    """The version in /proc/driver/nvidia/version, as the proprietary and the open kernel module write it."""
+    match = re.search(r"^NVRM version:[^\n]*?\s(\d+\.\d+(?:\.\d+)*)(?=\s|$)", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str | None:
+    """The file that /proc/self/maps shows at ``address``, else the first whose name starts with ``name``.
+
+    The address decides because two files of one name can be mapped (WSL's libcuda opens another of the driver store).
+    """
+    first = None
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or not fields[5].startswith("/"):
+            continue
+        path = fields[5].removesuffix(" (deleted)")
+        low, _, high = fields[0].partition("-")
+        try:
+            if address is not None and int(low, 16) <= address < int(high, 16):
+                return path
+        except ValueError:
+            continue
+        if first is None and PurePosixPath(path).name.startswith(name):
+            first = path
+    return first
+
+
+def _load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
+    if sys.platform == "darwin":
+        return None, "no CUDA on macOS", None
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError as error:
+        return None, str(error) or type(error).__name__, None
+    address = version = None
+    try:
+        function = library.cuDriverGetVersion
+    except AttributeError:
+        pass
+    else:
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        number = ctypes.c_int(0)
+        if function(ctypes.byref(number)) == 0:
+            version = parse_cuda_number(number.value)
+    return _library_path(library, address) or name, None, version
+
+
+def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
+    if sys.platform == "win32":
+        buffer = ctypes.create_unicode_buffer(32768)
+        ctypes.windll.kernel32.GetModuleFileNameW(ctypes.c_void_p(library._handle), buffer, len(buffer))
+        return buffer.value or None
+    try:
+        maps = Path("/proc/self/maps").read_bytes().decode("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    return parse_mapped_file(maps, "libcuda.so", address)
+
+
+def _read_kernel_version(root: Path) -> str | None:
+    try:
+        text = (root / "proc/driver/nvidia/version").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return parse_kernel_version(text)
+
+
+def _read_device_nodes(root: Path) -> tuple[str, ...]:
+    try:
+        names = sorted(entry.name for entry in (root / "dev").iterdir())
+    except OSError:
+        return ()
+    return tuple(f"/dev/{name}" for name in names if name.startswith("nvidia") or name == "dxg")
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    nvml = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        yield nvml
+    finally:
+        with suppress(Exception):  # what was read stays true when the shutdown fails
+            nvml.nvmlShutdown()
+
+
+def _ask(nvml: Any, name: str, *arguments: object) -> Any:
+    try:
+        return getattr(nvml, name)(*arguments)
+    except Exception:  # not supported by this GPU, driver or pynvml: unknown
+        return None
+
+
+def _read_gpu(nvml: Any, index: int) -> GPU:
+    device = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+    if device is None:  # lost, or not ours to open: it is there all the same
+        return GPU(index, None, None, None, None, None, None, None, (), None)
+    capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", device)
+    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", device)
+    mig = _ask(nvml, "nvmlDeviceGetMigMode", device)
+    return GPU(
+        index=index,
+        uuid=_string(_ask(nvml, "nvmlDeviceGetUUID", device)),
+        name=_string(_ask(nvml, "nvmlDeviceGetName", device)),
+        compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
+        memory_total=int(memory.total) if memory else None,
+        memory_free=int(memory.free) if memory else None,
+        compute_mode=_COMPUTE_MODES.get(_ask(nvml, "nvmlDeviceGetComputeMode", device)),
+        mig_enabled=bool(mig[0]) if mig else None,
+        mig_uuids=_read_mig_uuids(nvml, device) if mig and mig[0] else (),
+        pci_bus_id=_string(getattr(_ask(nvml, "nvmlDeviceGetPciInfo", device), "busId", None)),
+    )
+
+
+def _read_mig_uuids(nvml: Any, device: Any) -> tuple[str, ...]:
+    uuids = []
+    for index in range(_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+        instance = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, index)
+        if instance is not None:  # the slots of instances that were not made are empty
+            uuids.append(_string(_ask(nvml, "nvmlDeviceGetUUID", instance)))
+    return tuple(uuid for uuid in uuids if uuid)
+
+
+def _string(value: object) -> str | None:
+    if isinstance(value, bytes):  # what older releases of nvidia-ml-py return
+        value = value.decode("utf-8", "replace")
+    return value if isinstance(value, str) and value else None

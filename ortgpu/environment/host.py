@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+# A name inside a container's cgroup path; "docker.service" is dockerd itself, on the host.
+_CGROUP_CONTAINERS: Final = (
+    ("kubernetes", re.compile(r"kubepods")),
+    ("podman", re.compile(r"libpod")),
+    ("docker", re.compile(r"/docker/|docker-[0-9a-f]{12}")),
+    ("lxc", re.compile(r"/lxc/|lxc\.payload")),
+    ("containerd", re.compile(r"cri-containerd|/containerd/")),
+)
+_DISPLAY_CLASS: Final = 0x03
+_NO_LIMIT: Final = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +40,147 @@ class Host:
     wsl: bool
     display_vendors: frozenset[int] | None  # PCI vendor ids of display controllers: 0x10de, 0x1002, 0x8086
     frozen: bool  # a PyInstaller-like bundle
+
+
+def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> Host:
+    """Read what the operating system says about itself. Files are read below ``root``; nothing raises.
+
+    ``container`` is a best guess from the marks that runtimes leave: None does not prove that there is none.
+    """
+    release = _text(root / "proc/sys/kernel/osrelease")
+    kernel = (release or platform.release()).strip() or None
+    version = sys.version_info
+    return Host(
+        system=platform.system(),
+        machine=platform.machine(),
+        os_name=parse_os_release(_text(root / "etc/os-release") or _text(root / "usr/lib/os-release") or ""),
+        kernel=kernel,
+        libc=_read_libc(root),
+        python=(version.major, version.minor, version.micro),
+        implementation=platform.python_implementation(),
+        executable=sys.executable or "",
+        memory_total=_read_memory(root),
+        container=_read_container(root, os.environ if environ is None else environ),
+        wsl=kernel is not None and "microsoft" in kernel.lower(),
+        display_vendors=_read_display_vendors(root),
+        frozen=bool(getattr(sys, "frozen", False)),
+    )
+
+
+def parse_os_release(text: str) -> str | None:
+    """PRETTY_NAME of an os-release file."""
+    match = re.search(r"""^PRETTY_NAME=(["']?)(.*?)\1\s*$""", text, re.MULTILINE)
+    return (match[2].strip() or None) if match else None
+
+
+def parse_meminfo(text: str) -> int | None:
+    """MemTotal of /proc/meminfo in bytes."""
+    match = re.search(r"^MemTotal:\s*([0-9]{1,18}) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def parse_memory_limit(text: str) -> int | None:
+    """A cgroup's memory.max or memory.limit_in_bytes. None: no limit, or not a number."""
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        return None
+    limit = int(text)
+    return limit if 0 < limit < _NO_LIMIT else None
+
+
+def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
+    """The paths of /proc/self/cgroup that bound memory: in the v2 hierarchy, and in v1's memory controller."""
+    unified = memory = None
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if not colon:
+            continue
+        if not controllers:
+            unified = path
+        elif "memory" in controllers.split(","):
+            memory = path
+    return unified, memory
+
+
+def parse_cgroup_container(text: str) -> str | None:
+    """The container runtime that a cgroup path names, if it names one."""
+    return next((name for name, pattern in _CGROUP_CONTAINERS if pattern.search(text)), None)
+
+
+def _read_memory(root: Path) -> int | None:
+    known = [value for value in (parse_meminfo(_text(root / "proc/meminfo") or ""), *_limits(root)) if value is not None]
+    return min(known, default=None)
+
+
+def _limits(root: Path) -> Iterator[int | None]:
+    unified, memory = parse_cgroup_paths(_text(root / "proc/self/cgroup") or "")
+    mount = root / "sys/fs/cgroup"
+    for folder, path, name in (
+        (mount, unified, "memory.max"),
+        (mount / "memory", memory, "memory.limit_in_bytes"),
+    ):
+        # Every ancestor binds too. Inside a container the path may be the host's and absent here: then the mount's own
+        # root, which is always among the ancestors, is the container.
+        relative = PurePosixPath((path or "/").lstrip("/"))
+        for level in (relative, *relative.parents):
+            if ".." not in level.parts:  # "/../x": a cgroup outside our namespace, which is not below this mount
+                yield parse_memory_limit(_text(folder / level / name) or "")
+
+
+def _read_container(root: Path, environ: Mapping[str, str]) -> str | None:
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    for name, mark in (
+        ("docker", ".dockerenv"),
+        ("podman", "run/.containerenv"),
+        ("apptainer", ".singularity.d"),
+    ):
+        if os.path.lexists(root / mark):
+            return name
+    start = re.search(r"(?:^|\0)container=([^\0]+)", _text(root / "proc/1/environ") or "")
+    named = start[1] if start else _text(root / "run/systemd/container") or ""
+    named = named.strip()
+    if named and named != "wsl":  # systemd counts WSL as a container; here it is a fact of its own
+        return named
+    return parse_cgroup_container(_text(root / "proc/1/cgroup") or "") or parse_cgroup_container(
+        _text(root / "proc/self/cgroup") or ""
+    )
+
+
+def _read_display_vendors(root: Path) -> frozenset[int] | None:
+    vendors = set()
+    try:
+        devices = list((root / "sys/bus/pci/devices").iterdir())
+    except OSError:
+        return None
+    for device in devices:
+        try:
+            kind = int(_text(device / "class") or "", 16)
+            vendor = int(_text(device / "vendor") or "", 16)
+        except ValueError:
+            continue
+        if kind >> 16 == _DISPLAY_CLASS:
+            vendors.add(vendor)
+    return frozenset(vendors)
+
+
+def _read_libc(root: Path) -> str | None:
+    # platform.libc_ver() reads through the whole executable for this.
+    try:
+        name = os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, ValueError, OSError):
+        name = None
+    if name or not sys.platform.startswith("linux"):
+        return name or None
+    try:
+        return "musl" if any((root / "lib").glob("ld-musl-*")) else None
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return None

@@ -2,9 +2,51 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
+NAMES: Final[tuple[str, ...]] = (
+    # Which GPUs the process may see, and in which order CUDA counts them.
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    # What a container was given: without "compute" there is no libcuda, although nvidia-smi works.
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_DISABLE_REQUIRE",
+    # How the CUDA driver behaves.
+    "CUDA_MODULE_LOADING",
+    "CUDA_CACHE_PATH",
+    "CUDA_CACHE_DISABLE",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_DISABLE_PTX_JIT",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "NVIDIA_TF32_OVERRIDE",
+    # Where libraries are looked for.
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDNN_HOME",
+    "CUDNN_PATH",
+    "CUDACXX",
+    "CONDA_PREFIX",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "DYLD_LIBRARY_PATH",
+    "PATH",
+    # Which packages Python finds.
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONNOUSERSITE",
+    # Ours, and ONNX Runtime's.
+    "ORT_CUDA_UNAVAILABLE",
+    "ORTGPU_ALLOW_CPU",
+    "ORTGPU_ENFORCE",
+)
 
 @dataclass(frozen=True, slots=True)
 class Variables:
@@ -15,3 +57,38 @@ class Variables:
 
     now: Mapping[str, str]
     at_start: Mapping[str, str] | None
+
+
+def parse_environment_block(block: bytes) -> dict[str, str] | None:
+    """Parse NUL-separated ``NAME=value`` entries, as the kernel shows them. None: this is no such block.
+
+    A program that renames itself (setproctitle: Ray, gunicorn) writes its title over the block; zeros and titles are then
+    all that is left, which is unknown and not empty. What survives such a write is returned as it stands.
+    """
+    variables: dict[str, str] = {}
+    for entry in block.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if name and equals:
+            # The first entry wins, as it does for getenv and the dynamic loader.
+            variables.setdefault(os.fsdecode(name), os.fsdecode(value))
+    return variables if variables or not block else None
+
+
+def read_variables(environ: Mapping[str, str] | None = None, start: bytes | None = None) -> Variables:
+    """Read the variables of ``NAMES`` from ``environ`` (``os.environ``) and ``start`` (/proc/self/environ).
+
+    The mappings are copies, in the order of ``NAMES``; a variable that is not set is not a key. Values may contain
+    surrogates where the environment is not UTF-8. Changes made by C code after Python started are not seen.
+    """
+    now = os.environ if environ is None else environ
+    if start is None:
+        try:
+            start = Path("/proc/self/environ").read_bytes()
+        except OSError:
+            return Variables(_chosen(now), None)
+    before = parse_environment_block(start)
+    return Variables(_chosen(now), None if before is None else _chosen(before))
+
+
+def _chosen(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: variables[name] for name in NAMES if name in variables}
