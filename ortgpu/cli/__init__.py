@@ -1,0 +1,79 @@
+"""The command line. Each command is a module of this package with one click command, registered in ``COMMANDS``.
+
+Only this package prints. A problem with the GPU is a :class:`~ortgpu.errors.GPUError` that a command lets through or
+shows itself; nobody sees a traceback for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+
+import click
+
+from ortgpu.cli import output
+from ortgpu.errors import GPUError
+
+# name: the module of this package that holds a click command of the same name, and what `ortgpu --help` says of it
+COMMANDS = {
+    "demo": "Show what plain ONNX Runtime does on this machine, and what a GPUSession does.",
+    "check": "Open MODEL on the GPU and prove that it runs there.",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command's module when it is called, so that a slow or broken one costs the others nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"ortgpu.cli.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        try:
+            version = importlib.metadata.version("ortgpu")
+        except importlib.metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
+            version = "(not installed)"
+        click.echo(f"ortgpu {version}")
+        ctx.exit()
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it.")
+def ortgpu() -> None:
+    """ONNX Runtime on the GPU, or the reason why not.
+
+    Exit codes: 0 all is well, 1 a problem was found, 2 wrong usage.
+    """
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line and return its exit code; nothing but a bug of this program raises."""
+    output.prepare_streams()
+    try:
+        result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:  # wrong usage, mostly: click shows it with a hint at --help
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130  # as a shell reports an interrupt
+    except GPUError as error:
+        output.show_error(output.stderr(), error)
+        return 1
+    except BrokenPipeError:  # `ortgpu check | head -1`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
+        return 1
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,118 @@
+"""``ortgpu check``: open a model on the GPU and prove that it runs there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from ortgpu.cli import output
+from ortgpu.errors import CPUExecutionWarning, GPUError
+
+if TYPE_CHECKING:
+    from ortgpu.cli.report import SessionReport
+
+CpuNodes = Literal["allow", "warn", "forbid"]
+
+
+@click.command()
+@click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--device", metavar="D", help='Which GPU: an index, "cuda:1", a UUID, or "auto" (most free memory).')
+@click.option(
+    "--cpu-nodes",
+    type=click.Choice(["allow", "warn", "forbid"]),
+    default="warn",
+    show_default=True,
+    help="What to do about nodes that compute on the CPU.",
+)
+@click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, open the model on the CPU, and say so.")
+@click.option("--runs", type=click.IntRange(min=0), default=10, show_default=True, help="Timed runs; 0: none at all.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
+def check(
+    model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int, as_json: bool
+) -> int:
+    """Open MODEL on the GPU and prove that it runs there. Without MODEL, a small built-in one is used.
+
+    Shows the device, where every node was placed, the options bound, the GPU memory of the process, and the time of a
+    few runs on made-up inputs (free dimensions are 1).
+
+    Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu. 1: it is not, and the reason is printed.
+    2: wrong usage, for instance no such file.
+
+    \b
+    The JSON document has "ok" and "model", and either
+      "error"             type, code, summary, evidence, fixes, details, others
+    or
+      "device"            is_gpu, ordinal, uuid, name, compute_capability,
+                          total_memory, driver_version
+      "providers"         those bound, in order
+      "provider_options"  of the CUDA provider, as bound
+      "placement"         by_provider, cpu_compute_nodes
+      "gpu_memory"        bytes used by this process; null: the driver does not say
+      "latency_ms"        first, median, min, runs; or null, and
+      "latency_error"     why the model was not run
+      "warnings"          texts
+      "on_cpu_because"    with --allow-cpu, the error it stands for; else null
+    """
+    from ortgpu.cli import report
+
+    on_cpu_because: GPUError | None = None
+    texts: list[str] = []
+    found: SessionReport | None = None
+    problem: Exception | None = None
+    with report.quiet() as caught:
+        try:
+            found = _open_and_run(model, device, cpu_nodes, allow_cpu, runs)
+        except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
+            problem = error
+    for warning in caught:
+        if isinstance(warning.message, CPUExecutionWarning):
+            on_cpu_because = warning.message.error
+        else:
+            texts.append(str(warning.message))
+
+    name = str(model) if model else None
+    if as_json:
+        document: dict[str, object] = {"ok": problem is None, "model": name}
+        if problem:
+            document["error"] = output.error_document(problem)
+        elif found:
+            document |= found.as_dict()
+            document["warnings"] = texts
+            document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
+        output.write_json(document)
+        return 1 if problem else 0
+
+    console = output.stdout()
+    for text in texts:
+        output.line(console, f"warning: {text}", style="yellow")
+    if problem:
+        output.show_error(console, problem)
+        return 1
+    if on_cpu_because:
+        output.show_error(console, on_cpu_because)
+        output.line(console, "Opened on the CPU all the same, because --allow-cpu was given.", style="bold yellow")
+    elif found:
+        output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
+    if found:
+        found.show(console)
+    return 0
+
+
+def _open_and_run(
+    model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int
+) -> SessionReport:
+    from ortgpu import GPUSession
+    from ortgpu.cli import inputs, report
+    from ortgpu.cli.model import example_model
+
+    source = str(model) if model else example_model()
+    with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu) as session:
+        if runs == 0:
+            return report.read(session, None, runs)
+        try:
+            feeds = inputs.make_inputs(session.get_inputs())
+        except inputs.UnknownInputError as error:
+            return report.read(session, None, runs, str(error))
+        return report.read(session, feeds, runs)

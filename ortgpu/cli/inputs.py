@@ -1,0 +1,61 @@
+"""Inputs made up from what a session says of them, to run a model about which nothing else is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DTYPES = {
+    "tensor(float16)": np.float16,
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(int8)": np.int8,
+    "tensor(int16)": np.int16,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+    "tensor(uint8)": np.uint8,
+    "tensor(uint16)": np.uint16,
+    "tensor(uint32)": np.uint32,
+    "tensor(uint64)": np.uint64,
+    "tensor(bool)": np.bool_,
+    "tensor(string)": np.str_,
+}
+
+
+class InputDescription(Protocol):
+    """What ``session.get_inputs()`` gives: ``type`` is ONNX Runtime's name, ``shape`` has names for free dimensions."""
+
+    name: str
+    type: str
+    shape: Sequence[int | str | None]
+
+
+class UnknownInputError(ValueError):
+    """No array can be made up for this kind of input."""
+
+
+def make_inputs(descriptions: Sequence[InputDescription]) -> dict[str, NDArray[Any]]:
+    """One array per input, every free dimension 1. Raises UnknownInputError for sequences, maps and rare types.
+
+    The values fit most models and mean nothing: floats in [0, 1), whole numbers 0 (a valid index anywhere) or 1 where
+    the name says that it is a mask, True, and empty strings.
+    """
+    random = np.random.default_rng(0)
+    return {description.name: _make(description, random) for description in descriptions}
+
+
+def _make(description: InputDescription, random: np.random.Generator) -> NDArray[Any]:
+    if description.type not in _DTYPES:
+        raise UnknownInputError(f"input {description.name!r} is a {description.type}, which cannot be made up")
+    dtype = np.dtype(_DTYPES[description.type])
+    shape = [size if isinstance(size, int) and size >= 0 else 1 for size in description.shape]
+    if dtype.kind == "f":
+        return np.asarray(random.random(shape), dtype)
+    if dtype.kind == "U":
+        return np.full(shape, "", dtype=np.object_)
+    if dtype.kind == "b" or "mask" in description.name.lower():
+        return np.ones(shape, dtype)
+    return np.zeros(shape, dtype)

@@ -1,0 +1,43 @@
+"""The model that ``demo`` and ``check`` use when the user names none."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+LAYERS = (256, 512, 512, 16)  # features in, hidden, hidden, out
+BATCH = 32
+
+
+def example_model() -> bytes:
+    """A small network with fixed weights, in a form that every supported ONNX Runtime reads.
+
+    Opset 17 and IR version 8 are old enough for ONNX Runtime 1.18, whatever the installed ``onnx`` would write.
+    """
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+    nodes, weights = [], []
+    value = "input"
+    for number, (wide, out) in enumerate(pairwise(LAYERS)):
+        last = number == len(LAYERS) - 2
+        scale = (2 / wide) ** 0.5  # keeps values near one, so that a comparison has a meaning
+        weight = (random.standard_normal((wide, out)) * scale).astype(np.float32)
+        weights += [
+            numpy_helper.from_array(weight, f"weight_{number}"),
+            numpy_helper.from_array(np.zeros(out, np.float32), f"bias_{number}"),
+        ]
+        name = "output" if last else f"layer_{number}"
+        nodes.append(helper.make_node("Gemm", [value, f"weight_{number}", f"bias_{number}"], [name], f"gemm_{number}"))
+        if not last:
+            nodes.append(helper.make_node("Relu", [name], [f"active_{number}"], f"relu_{number}"))
+            value = f"active_{number}"
+    graph = helper.make_graph(
+        nodes,
+        "ortgpu_example",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", LAYERS[0]])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", LAYERS[-1]])],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())

@@ -1,0 +1,103 @@
+"""How the command line writes: for people on a terminal, and as plain lines when something else reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from ortgpu.errors import GPUError
+
+_UNLIMITED = 10_000  # columns where no terminal sets a limit: lines are then as long as what they say
+_INDENT = "  "
+
+
+def prepare_streams() -> None:
+    """A name that the encoding of stdout cannot hold is shown escaped instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def stdout() -> Console:
+    return _console(sys.stdout)
+
+
+def stderr() -> Console:
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO) -> Console:
+    # said outright, because rich would take colours from FORCE_COLOR and a width from COLUMNS or its own guess of 80
+    terminal = stream.isatty()
+    width = shutil.get_terminal_size().columns if terminal else _UNLIMITED
+    return Console(file=stream, force_terminal=terminal, width=width, markup=False, emoji=False, highlight=False)
+
+
+def line(console: Console, text: str = "", style: str | None = None) -> None:
+    """Text as it is. The terminal folds a long line, so that a command copied from it is still one line."""
+    console.print(text, style=style, soft_wrap=True)
+
+
+def heading(console: Console, text: str) -> None:
+    line(console, text, style="bold")
+
+
+def facts(console: Console, values: Mapping[str, object]) -> None:
+    """Names and values, a pair a line, values aligned."""
+    width = max((len(name) for name in values), default=0)
+    for name, value in values.items():
+        line(console, f"{_INDENT}{name:<{width}}  {value}".rstrip())
+
+
+def table(console: Console, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Columns as wide as their content and no frame: the same in a terminal, a log and a bug report."""
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        result.add_column(column, overflow="fold")
+    for row in rows:
+        result.add_row(*(str(cell) for cell in row))
+    with console.capture() as capture:
+        console.print(result, width=console.width - len(_INDENT))
+    for text in capture.get().splitlines():
+        line(console, f"{_INDENT}{text.rstrip()}")
+
+
+def show_error(console: Console, error: Exception) -> None:
+    """A GPUError in the order of every message: what failed, the facts, the fixes; then what else was found, the code.
+
+    Other exceptions are ONNX Runtime's own, about the model: what they say is all there is.
+    """
+    if not isinstance(error, GPUError):
+        line(console, f"{type(error).__name__}: {error}", style="bold red")
+        return
+    line(console, f"{type(error).__name__}: {error.summary}", style="bold red")
+    for fact in error.evidence:
+        line(console, f"  - {fact}")
+    if error.fixes:
+        heading(console, "To fix it:")
+    for fix in error.fixes:
+        for text in fix.splitlines():
+            line(console, f"    {text}", style="green" if fix.executable else None)
+    if error.others:
+        heading(console, "Also found:")
+    for other in error.others:
+        line(console, f"  - {other.code}: {other.summary}")
+    line(console, f"code: {error.code}", style="dim")
+
+
+def error_document(error: Exception) -> dict[str, object]:
+    """The error as plain data, with everything else that the same diagnosis found."""
+    if isinstance(error, GPUError):
+        return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
+    return {"type": type(error).__name__, "code": None, "summary": str(error)}
+
+
+def write_json(document: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=True) + "\n")

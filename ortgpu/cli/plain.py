@@ -1,0 +1,96 @@
+"""What ONNX Runtime does by itself with a model, observed from outside: in a child process with a deadline."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+REQUEST = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+# The usual program. It reports through a file, because what ONNX Runtime writes to stdout and stderr is observed too.
+_PROGRAM = """\
+import json, sys
+from pathlib import Path
+
+model, batch, width, providers, result = json.loads(sys.argv[1])
+said = {}
+try:
+    import numpy, onnxruntime
+    said["version"] = onnxruntime.__version__
+    session = onnxruntime.InferenceSession(model, providers=providers)
+    said["bound"] = session.get_providers()
+    said["outputs"] = len(session.run(None, {"input": numpy.ones((batch, width), numpy.float32)}))
+except Exception as error:
+    said["raised"] = f"{type(error).__name__}: {error}"
+Path(result).write_text(json.dumps(said))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainResult:
+    """None means that it did not come to that."""
+
+    version: str | None
+    bound: tuple[str, ...] | None  # session.get_providers()
+    ran: bool  # run() returned a result
+    raised: str | None
+    ended: str | None  # how the process ended, where it did not end by itself: a signal or the deadline
+    written: tuple[str, ...]  # lines on stdout and stderr
+
+    @property
+    def got_gpu(self) -> bool:
+        return self.bound is not None and self.bound[:1] == REQUEST[:1]
+
+
+def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainResult:
+    """Create an ``InferenceSession`` that asks for CUDA first and run it once, as most programs do."""
+    with tempfile.TemporaryDirectory(prefix="ortgpu-demo-") as folder:
+        # the program lies where nothing else does: its folder comes first on sys.path
+        program, path, result = (Path(folder) / name for name in ("program.py", "model.onnx", "result.json"))
+        program.write_text(_PROGRAM, encoding="utf-8")
+        path.write_bytes(model)
+        request = json.dumps([str(path), batch, width, REQUEST, str(result)])
+        ended = None
+        try:
+            child = subprocess.run(
+                [sys.executable, str(program), request],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+                check=False,
+            )
+            output = child.stdout
+            if child.returncode < 0:
+                ended = f"died of {_signal_name(-child.returncode)}"
+        except subprocess.TimeoutExpired as error:
+            output = error.stdout or b""
+            ended = f"did not end within {timeout:.0f} s"
+        said = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    return PlainResult(
+        version=said.get("version"),
+        bound=tuple(said["bound"]) if "bound" in said else None,
+        ran="outputs" in said,
+        raised=said.get("raised"),
+        ended=ended,
+        written=_lines(output.decode("utf-8", "replace")),
+    )
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    """Without the colours that ONNX Runtime's log has even where no terminal is."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return tuple(line.rstrip() for line in plain.splitlines() if line.strip())
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,176 @@
+"""What an open session shows of itself: read once, then shown to a person or given as plain data."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ortgpu.cli import output
+
+if TYPE_CHECKING:
+    from ortgpu import GPUSession
+    from ortgpu.devices import Device
+    from ortgpu.placement import Placement
+
+_CUDA = "CUDAExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds. The first run loads kernels and plans convolutions, so it is not counted among the others."""
+
+    first: float
+    others: tuple[float, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """In milliseconds, rounded to what a clock can tell."""
+        return {
+            "first": _milliseconds(self.first),
+            "median": _milliseconds(statistics.median(self.others)) if self.others else None,
+            "min": _milliseconds(min(self.others)) if self.others else None,
+            "runs": len(self.others),
+        }
+
+    def __str__(self) -> str:
+        text = f"first run {_milliseconds(self.first):.2f} ms"
+        if self.others:
+            median, fastest = _milliseconds(statistics.median(self.others)), _milliseconds(min(self.others))
+            text += f"; of {len(self.others)} more, median {median:.3f} ms, fastest {fastest:.3f} ms"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    device: Device
+    placement: Placement
+    providers: tuple[str, ...]
+    options: Mapping[str, str]  # of the CUDA provider, as it has them
+    gpu_memory: int | None  # bytes
+    latency: Latency | None
+    latency_error: str | None
+
+    def as_dict(self) -> dict[str, object]:
+        device = self.device
+        return {
+            "device": {
+                "is_gpu": device.is_gpu,
+                "ordinal": device.ordinal,
+                "uuid": device.uuid,
+                "name": device.name,
+                "compute_capability": list(device.compute_capability) if device.compute_capability else None,
+                "total_memory": device.total_memory,
+                "driver_version": device.driver_version,
+            },
+            "providers": list(self.providers),
+            "provider_options": dict(self.options),
+            "placement": {
+                "by_provider": dict(self.placement.by_provider),
+                "cpu_compute_nodes": [
+                    {"name": node.name, "op_type": node.op_type, "domain": node.domain}
+                    for node in self.placement.nodes
+                    if node.kind == "compute" and node.provider != _CUDA
+                ],
+            },
+            "gpu_memory": self.gpu_memory,
+            "latency_ms": self.latency.as_dict() if self.latency else None,
+            "latency_error": self.latency_error,
+        }
+
+    def show(self, console: Console, *, options: bool = True) -> None:
+        output.facts(console, self._facts())
+        output.heading(console, "Placement of the nodes")
+        for text in str(self.placement).splitlines():
+            output.line(console, f"  {text}".rstrip())
+        if options and self.options:
+            output.heading(console, f"Options bound to {_CUDA}")
+            output.facts(console, dict(sorted(self.options.items())))
+
+    def _facts(self) -> dict[str, object]:
+        device = self.device
+        found: dict[str, object] = {"device": f"cuda:{device.ordinal}" if device.is_gpu else "the CPU"}
+        if device.is_gpu:
+            capability = device.compute_capability
+            found["name"] = device.name or "unknown"
+            found["uuid"] = device.uuid or "unknown"
+            found["compute capability"] = ".".join(map(str, capability)) if capability else "unknown"
+            found["memory"] = _mebibytes(device.total_memory)
+            found["driver"] = device.driver_version or "unknown"
+            found["used by this process"] = _mebibytes(self.gpu_memory)
+        found["providers"] = ", ".join(self.providers)
+        if self.latency:
+            found["time"] = self.latency
+        if self.latency_error:
+            found["time"] = f"not measured: {self.latency_error}"
+        return found
+
+
+def read(session: GPUSession, feeds: Mapping[str, Any] | None, runs: int, reason: str | None = None) -> SessionReport:
+    """Run the model ``runs`` times after a first run, and read what the session is.
+
+    Without ``feeds`` nothing is run, for the ``reason`` given. ONNX Runtime refusing the inputs is a reason too,
+    because they may be made up; a GPUError is not, and comes through.
+    """
+    latency = None
+    if feeds is not None:
+        from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+        try:
+            latency = _measure(session, feeds, runs)
+        except (native.InvalidArgument, native.Fail, native.RuntimeException) as error:
+            reason = f"the model does not run on made-up inputs: {error}"
+    return SessionReport(
+        device=session.device,
+        placement=session.placement,
+        providers=tuple(session.get_providers()),
+        options=dict(session.get_provider_options().get(_CUDA, {})),
+        gpu_memory=_memory_of_this_process(session.device),
+        latency=latency,
+        latency_error=reason,
+    )
+
+
+def _measure(session: GPUSession, feeds: Mapping[str, Any], runs: int) -> Latency:
+    times = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        session.run(None, dict(feeds))
+        times.append(time.perf_counter() - start)
+    return Latency(times[0], tuple(times[1:]))
+
+
+def _memory_of_this_process(device: Device) -> int | None:
+    """Bytes of GPU memory that the driver counts for this process, the context included; None: it does not say.
+
+    It says nothing in a container with process ids of its own, because the driver knows only the machine's.
+    """
+    from ortgpu.environment import driver
+
+    return driver.processes_on(device.uuid).get(os.getpid()) if device.uuid else None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Keep stdout for the report, and collect warnings to show them in it.
+
+    ONNX Runtime's Python code prints to stdout when it has trouble: inside this block that goes to stderr.
+    """
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)  # also under `python -W error`: the report is where they are seen
+        yield caught
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1e3, 4)
+
+
+def _mebibytes(size: int | None) -> str:
+    return "unknown" if size is None else f"{size / (1 << 20):,.0f} MiB"
