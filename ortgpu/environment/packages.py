@@ -2,7 +2,50 @@
 
 from __future__ import annotations
 
+import base64
+import errno
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from .metadata import (
+    MetadataFolder,
+    Place,
+    RecordEntry,
+    list_distributions,
+    list_places,
+    parse_assignments,
+    parse_cuda_version,
+    parse_editable_project,
+    parse_local_cuda_version,
+    parse_record,
+    read_file,
+    read_text,
+)
+
+# Distributions whose import package is `onnxruntime`, where nothing on disk says so any more.
+_ENGINE_NAME: Final = re.compile(
+    r"(onnxruntime|ort-nightly)"
+    r"(-(gpu|directml|openvino|training(-cpu|-gpu)?|qnn|rocm|migraphx|cann|vitisai|silicon|noopenmp|azure))?"
+)
+_OTHER_NAMES: Final = frozenset(
+    (
+        *("numpy", "onnx", "protobuf", "flatbuffers", "torchvision", "torchaudio"),
+        *("cupy", "cuda-python", "cuda-bindings"),
+        *("nvidia-ml-py", "pynvml"),  # the old pynvml hides the module of nvidia-ml-py
+    )
+)
+_OTHER_PREFIXES: Final = ("cupy-", "onnxruntime-", "tensorrt")
+_PROVIDERS: Final = ("lib{}.so", "{}.dll", "lib{}.dylib")
+_HASHED: Final = re.compile(r"onnxruntime/(__init__|capi/[^/]+)\.py")
+_HASHED_BELOW: Final = 64 * 1024
+_MODULE_ENDINGS: Final = (*importlib.machinery.EXTENSION_SUFFIXES, ".py", ".pyc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +74,9 @@ class OnnxRuntime:
     provider_library: str | None  # path of libonnxruntime_providers_cuda.so / .dll, if it is there
     extension: str | None  # path of onnxruntime_pybind11_state
     tensorrt_library: str | None  # path of libonnxruntime_providers_tensorrt.so / .dll, if it is there
+    # A module file (somebody's own onnxruntime.py) that `import onnxruntime` takes instead of `folder`. Without this
+    # field that environment would look healthy.
+    shadowed_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +92,226 @@ class Packages:
     torch: Torch | None
     nvidia: tuple[Distribution, ...]  # nvidia-* wheels (without RECORD comparison)
     others: tuple[Distribution, ...]  # numpy, onnx, protobuf, flatbuffers, nvidia-ml-py, cupy-*, torchvision ...
+
+
+def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bool = True) -> Packages:
+    """Read which distributions lie on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
+
+    Names and versions are those of the metadata folders; only distributions that could own ``onnxruntime/`` have their
+    RECORD read. Each owner is compared with the disk on its own: existence and size of every file, the hash of a few
+    small Python files; scripts, caches and metadata are left out, and so is everything with ``compare_files=False``.
+    Same size with other bytes in a library is therefore not seen. Eggs and zip files on the path are not looked into.
+    """
+    places = list_places(sys.path if search_path is None else search_path)
+    package = _find_onnxruntime(places)
+    if search_path is None:
+        package = _loaded_onnxruntime() or (package if package.importable else _specified_onnxruntime() or package)
+        if package.folder:  # loaded from a place that has left sys.path since
+            known = {os.path.realpath(place.folder) for place in places}
+            parent = os.path.dirname(package.folder)
+            places += [place for place in list_places([parent]) if os.path.realpath(parent) not in known]
+    found = [one for place in places for one in list_distributions(place)]
+    return Packages(
+        onnxruntime=_read_onnxruntime(package, found, compare_files),
+        torch=_read_torch(places, found),
+        nvidia=tuple(_plain(one) for one in found if one.name.startswith("nvidia-") and one.name not in _OTHER_NAMES),
+        others=tuple(
+            _plain(one)
+            for one in found
+            if one.name in _OTHER_NAMES
+            or (one.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(one.name))
+        ),
+    )
+
+
+def _plain(one: MetadataFolder) -> Distribution:
+    return Distribution(one.name, one.read_version(), one.location)
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """Where `import onnxruntime` arrives."""
+
+    folder: str | None
+    importable: bool
+    shadowed_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A distribution that says that it brought an `onnxruntime` folder."""
+
+    found: MetadataFolder
+    home: str  # that folder; of an editable install, the project that holds it
+    entries: tuple[RecordEntry, ...] | None
+
+
+def _find_onnxruntime(places: Sequence[Place]) -> _Package:
+    """Walk like the import system: in each place a package, then a module file; a bare folder only at the very end."""
+    leftover = shadow = None
+    for place in places:
+        if "onnxruntime" in place.names:
+            folder = os.path.join(place.folder, "onnxruntime")
+            if any(os.path.isfile(os.path.join(folder, "__init__" + ending)) for ending in (".py", ".pyc")):
+                return _Package(folder, importable=True, shadowed_by=shadow)
+            if leftover is None and os.path.isdir(folder):
+                leftover = folder
+        for ending in _MODULE_ENDINGS:
+            if shadow is None and "onnxruntime" + ending in place.names:
+                shadow = os.path.join(place.folder, "onnxruntime" + ending)
+    return _Package(leftover, importable=False, shadowed_by=shadow)
+
+
+def _loaded_onnxruntime() -> _Package | None:
+    module = sys.modules.get("onnxruntime")
+    file, path = getattr(module, "__file__", None), getattr(module, "__path__", None)
+    try:
+        if path is not None and isinstance(file, str):
+            return _Package(os.path.dirname(os.path.abspath(file)), importable=True)
+        if path is not None:
+            return _Package(next((os.path.abspath(one) for one in path), None), importable=False)
+    except (OSError, TypeError, ValueError):
+        pass
+    return None
+
+
+def _specified_onnxruntime() -> _Package | None:
+    # Editable installs and frozen bundles are known to import hooks only. Finding a top-level module imports nothing.
+    try:
+        spec = importlib.util.find_spec("onnxruntime")
+        if spec is None or not spec.submodule_search_locations or not isinstance(spec.origin, str):
+            return None
+        return _Package(os.path.abspath(next(iter(spec.submodule_search_locations))), importable=True)
+    except Exception:  # noqa: BLE001 - hooks are anybody's code
+        return None
+
+
+def _read_onnxruntime(package: _Package, found: Sequence[MetadataFolder], compare_files: bool) -> OnnxRuntime:
+    folder = package.folder
+    # A wheel made without setuptools under a name of its own shows in RECORD only; reading every RECORD is slow, so
+    # only where a folder would else have no owner.
+    claims = _claims(found, thorough=False)
+    if folder and not any(_is_at(claim, folder) for claim in claims):
+        claims = _claims(found, thorough=True)
+    owners: list[Distribution] = []
+    elsewhere: list[Distribution] = []
+    for claim in claims:
+        mine = folder is not None and _is_at(claim, folder)
+        (owners if mine else elsewhere).append(_describe(claim, compare_files))
+    capi = os.path.join(folder, "capi") if folder else None
+    try:
+        names = frozenset(os.listdir(capi)) if capi else frozenset()
+    except (OSError, ValueError):
+        names = frozenset()
+    build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
+    return OnnxRuntime(
+        folder=folder,
+        importable=package.importable,
+        owners=tuple(owners),
+        elsewhere=tuple(elsewhere),
+        build_name=build.get("package_name") or None,
+        build_version=build.get("__version__") or None,
+        cuda_version=parse_cuda_version(build.get("cuda_version")),
+        provider_library=_first_of(capi, names, [one.format("onnxruntime_providers_cuda") for one in _PROVIDERS]),
+        extension=_first_of(capi, names, _extension_names(names)),
+        tensorrt_library=_first_of(capi, names, [one.format("onnxruntime_providers_tensorrt") for one in _PROVIDERS]),
+        shadowed_by=package.shadowed_by,
+    )
+
+
+def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
+    claims = []
+    for one in found:
+        top_level = (one.read("top_level.txt") or b"").split()
+        named = b"onnxruntime" in top_level or (not top_level and _ENGINE_NAME.fullmatch(one.name) is not None)
+        if not (named or thorough or one.name.startswith(("onnxruntime", "ort-"))):
+            continue
+        record = one.read("RECORD")
+        entries = parse_record(record) if record is not None else None
+        home = os.path.join(one.location, "onnxruntime")
+        if entries and any(entry.path.startswith("onnxruntime/") for entry in entries):
+            claims.append(_Claim(one, home, entries))
+        elif named:
+            project = parse_editable_project(one.read("direct_url.json") or b"")
+            # A metadata folder with nothing in it is no installation, and neither is a RECORD of something else.
+            if project or (entries is None and (record or one.read("METADATA") or one.read("PKG-INFO"))):
+                claims.append(_Claim(one, project or home, None))
+    return claims
+
+
+def _is_at(claim: _Claim, folder: str) -> bool:
+    try:
+        home, real = os.path.realpath(claim.home), os.path.realpath(folder)
+        return real == home or (claim.entries is None and os.path.commonpath((home, real)) == home)
+    except (OSError, ValueError):
+        return False
+
+
+def _describe(claim: _Claim, compare_files: bool) -> Distribution:
+    one = claim.found
+    missing: list[str] = []
+    altered: list[str] = []
+    for entry in claim.entries or () if compare_files else ():
+        state = _compare(entry, one)
+        if state is not None:
+            (missing if state == "missing" else altered).append(entry.path)
+    return Distribution(
+        one.name, one.read_version(), one.location, tuple(missing), tuple(altered), claim.entries is not None
+    )
+
+
+def _compare(entry: RecordEntry, one: MetadataFolder) -> str | None:
+    path = entry.path
+    # Scripts lie outside: images are often built by copying site-packages alone, and nothing here needs them.
+    if path.startswith(("../", one.folder + "/")) or os.path.isabs(path):
+        return None
+    if "/__pycache__/" in path or path.endswith(".pyc"):
+        return None
+    target = os.path.join(one.location, path)
+    try:
+        size = os.stat(target).st_size
+    except OSError as error:
+        # A link to itself is as absent as a link to nothing; a folder that may not be entered is unknown.
+        return "missing" if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else None
+    except ValueError:
+        return None
+    if entry.size is not None and size != entry.size:
+        return "altered"
+    algorithm, _, expected = entry.digest.partition("=")
+    if algorithm == "sha256" and size < _HASHED_BELOW and _HASHED.fullmatch(path):
+        data = read_file(target)
+        if data is not None:
+            actual = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+            return None if actual == expected.rstrip("=") else "altered"
+    return None
+
+
+def _extension_names(names: Iterable[str]) -> list[str]:
+    """Names of the Python extension, one that this interpreter can import first."""
+    stem = "onnxruntime_pybind11_state"
+    fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
+    return fitting + sorted(one for one in names if one.startswith(stem + ".") and one.endswith((".so", ".pyd")))
+
+
+def _first_of(folder: str | None, names: frozenset[str], wanted: Iterable[str]) -> str | None:
+    paths = (os.path.join(folder or "", name) for name in wanted if name in names)
+    return next((path for path in paths if os.path.isfile(path)), None)  # a link to nothing is in the listing too
+
+
+def _read_torch(places: Sequence[Place], found: Sequence[MetadataFolder]) -> Torch | None:
+    for place in places:
+        folder = os.path.join(place.folder, "torch")
+        if "torch" in place.names and os.path.isfile(os.path.join(folder, "version.py")):
+            said = parse_assignments(read_text(os.path.join(folder, "version.py")))
+            return _torch(said.get("__version__"), said.get("cuda"), folder, found)
+    for one in found:
+        if one.name == "torch":
+            return _torch(None, None, os.path.join(one.location, "torch"), found)
+    return None
+
+
+def _torch(version: str | None, cuda: str | None, folder: str, found: Sequence[MetadataFolder]) -> Torch:
+    if not version:
+        home = os.path.dirname(folder)
+        version = next((one.read_version() for one in found if one.name == "torch" and one.location == home), None)
+    return Torch(version, parse_cuda_version(cuda) or parse_local_cuda_version(version), folder)

@@ -1,0 +1,152 @@
+"""How installed distributions describe themselves on disk: metadata folders, RECORD. Nothing here raises."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder of the search path."""
+
+    folder: str
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFolder:
+    """The dist-info or egg-info folder of a distribution."""
+
+    name: str
+    version: str | None
+    location: str
+    folder: str  # its own name, below location
+
+    def read(self, file: str) -> bytes | None:
+        """The content of one of its files; None where it cannot be read."""
+        return read_file(os.path.join(self.location, self.folder, file))
+
+    def read_version(self) -> str | None:
+        """The version in the folder's name, else in the metadata."""
+        return self.version or parse_metadata_version(self.read("METADATA") or self.read("PKG-INFO") or b"")
+
+
+class RecordEntry(NamedTuple):
+    path: str  # with forward slashes, relative to the folder that holds the dist-info
+    digest: str  # "sha256=..." or ""
+    size: int | None
+
+
+def list_places(search_path: Iterable[object]) -> list[Place]:
+    """The folders of a search path that can be read, each once, in order. Never raises, whatever the entries are."""
+    places: dict[str, Place] = {}
+    for entry in search_path:
+        if not isinstance(entry, str):
+            continue  # as the import system does
+        try:
+            folder = os.path.abspath(entry)
+            names = frozenset(os.listdir(folder))
+        except (OSError, ValueError):  # absent, a file, a zip, unreadable, or no path at all
+            continue
+        # lib64 is a link to lib in many environments: one place, not two owners.
+        places.setdefault(os.path.realpath(folder), Place(folder, names))
+    return list(places.values())
+
+
+def list_distributions(place: Place) -> Iterator[MetadataFolder]:
+    """What is installed in one folder, by name."""
+    for name in sorted(place.names):
+        parsed = parse_metadata_name(name)
+        if parsed is not None:
+            yield MetadataFolder(*parsed, place.folder, name)
+
+
+def parse_metadata_name(folder: str) -> tuple[str, str | None] | None:
+    """Normalised name and version in the name of a dist-info or egg-info folder; None for any other name."""
+    stem, ending = os.path.splitext(folder)
+    if ending not in (".dist-info", ".egg-info") or not stem[:1].isalnum():
+        return None  # "~nnxruntime-1.dist-info": what an interrupted pip left, which pip itself ignores
+    name, _, version = stem.partition("-")
+    if ending == ".egg-info":
+        version = re.sub(r"-py[0-9].*$", "", version)
+    return re.sub(r"[-_.]+", "-", name).lower(), version or None
+
+
+def parse_metadata_version(data: bytes) -> str | None:
+    """The Version field of a METADATA or PKG-INFO file."""
+    head = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[0]
+    match = re.search(rb"^Version:[ \t]*([!-~]{1,100})[ \t\r]*$", head, re.MULTILINE | re.IGNORECASE)
+    return match[1].decode("ascii") if match else None
+
+
+def parse_record(data: bytes) -> tuple[RecordEntry, ...] | None:
+    """The entries of a RECORD. None: it is not one, and a part of it is not to be believed either."""
+    if b"\0" in data:
+        return None
+    entries = []
+    try:
+        for row in csv.reader(io.StringIO(data.decode("utf-8", "surrogateescape"), newline="")):
+            if not row:
+                continue
+            path, digest, size = row
+            if not path or (digest and "=" not in digest):
+                return None
+            if size and not (size.isascii() and size.isdigit() and len(size) < 20):
+                return None
+            entries.append(RecordEntry(path.replace("\\", "/"), digest, int(size) if size else None))
+    except (csv.Error, ValueError):
+        return None
+    return tuple(entries) or None  # a RECORD lists at least itself
+
+
+def parse_assignments(text: str) -> dict[str, str]:
+    """Strings that a Python file assigns at its top level: ``name = 'value'``, annotated or not."""
+    pattern = r"""^(\w+)[ \t]*(?::[^=\n]*)?=[ \t]*(["'])([^"'\n]*)\2"""
+    return {match[1]: match[3] for match in re.finditer(pattern, text, re.MULTILINE)}
+
+
+def parse_cuda_version(text: str | None) -> tuple[int, int] | None:
+    """Two numbers of "13.0" or "12.8.1"."""
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", text or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse_local_cuda_version(version: str | None) -> tuple[int, int] | None:
+    """The CUDA in a local version such as "2.4.0+cu121"."""
+    match = re.search(r"\+cu([0-9]{2,3})([0-9])$", version or "") or re.search(r"\+cu([0-9])([0-9])$", version or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse_editable_project(data: bytes) -> str | None:
+    """The project folder that a direct_url.json names, if the install is an editable one."""
+    try:
+        content = json.loads(data)
+        url = urlsplit(content["url"])
+        if content["dir_info"]["editable"] is not True or url.scheme != "file":
+            return None
+        path = unquote(url.path)
+        return path[1:] if re.match(r"/[A-Za-z]:", path) else path
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+
+
+def read_text(path: str) -> str:
+    """A file's text, with what is not UTF-8 replaced; empty where it cannot be read."""
+    return (read_file(path) or b"").decode("utf-8", "replace")
+
+
+def read_file(path: str) -> bytes | None:
+    """A file's bytes; None where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return None
