@@ -84,7 +84,7 @@ def read_nvml() -> Nvml:
             # Not the _v2: that fails where libcuda is missing, and what the driver supports is known even then.
             cuda = parse_cuda_number(_ask(nvml, "nvmlSystemGetCudaDriverVersion"))
             gpus = tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-    except Exception as error:  # a broken pynvml or NVML may raise anything, and none of it is ours to pass on
+    except Exception as error:  # noqa: BLE001 - a broken pynvml or NVML may raise anything
         return Nvml(False, str(error) or type(error).__name__, driver, cuda, ())
     return Nvml(True, None, driver, cuda, gpus)
 
@@ -95,7 +95,7 @@ def read_gpu_memory(uuid: str) -> tuple[int, int] | None:
         with _nvml() as nvml:
             memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
             return int(memory.free), int(memory.total)
-    except Exception:  # as in read_nvml
+    except Exception:  # noqa: BLE001 - as in read_nvml
         return None
 
 
@@ -111,7 +111,7 @@ def processes_on(uuid: str) -> dict[int, int | None]:
                 before, now = used.get(process.pid), process.usedGpuMemory
                 # One process on several instances of one GPU is listed once for each.
                 used[int(process.pid)] = before if now is None else int(now) + (before or 0)
-    except Exception:  # as in read_nvml
+    except Exception:  # noqa: BLE001 - as in read_nvml
         return {}
     return used
 
@@ -214,7 +214,7 @@ def _nvml() -> Iterator[Any]:
 def _ask(nvml: Any, name: str, *arguments: object) -> Any:
     try:
         return getattr(nvml, name)(*arguments)
-    except Exception:  # not supported by this GPU, driver or pynvml: unknown
+    except Exception:  # noqa: BLE001 - not supported by this GPU, driver or pynvml: unknown
         return None
 
 

@@ -109,8 +109,8 @@ def parse_cgroup_container(text: str) -> str | None:
 
 
 def _read_memory(root: Path) -> int | None:
-    known = [value for value in (parse_meminfo(_text(root / "proc/meminfo") or ""), *_limits(root)) if value is not None]
-    return min(known, default=None)
+    values = (parse_meminfo(_text(root / "proc/meminfo") or ""), *_limits(root))
+    return min((value for value in values if value is not None), default=None)
 
 
 def _limits(root: Path) -> Iterator[int | None]:
@@ -166,13 +166,15 @@ def _read_display_vendors(root: Path) -> frozenset[int] | None:
 
 
 def _read_libc(root: Path) -> str | None:
+    if not sys.platform.startswith("linux"):
+        return None
     # platform.libc_ver() reads through the whole executable for this.
     try:
         name = os.confstr("CS_GNU_LIBC_VERSION")
-    except (AttributeError, ValueError, OSError):
+    except (ValueError, OSError):
         name = None
-    if name or not sys.platform.startswith("linux"):
-        return name or None
+    if name:
+        return name
     try:
         return "musl" if any((root / "lib").glob("ld-musl-*")) else None
     except OSError:

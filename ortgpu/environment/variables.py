@@ -48,6 +48,7 @@ NAMES: Final[tuple[str, ...]] = (
     "ORTGPU_ENFORCE",
 )
 
+
 @dataclass(frozen=True, slots=True)
 class Variables:
     """``now`` and ``at_start`` hold only the variables that matter here. ``at_start`` None: unknown.
@@ -62,8 +63,8 @@ class Variables:
 def parse_environment_block(block: bytes) -> dict[str, str] | None:
     """Parse NUL-separated ``NAME=value`` entries, as the kernel shows them. None: this is no such block.
 
-    A program that renames itself (setproctitle: Ray, gunicorn) writes its title over the block; zeros and titles are then
-    all that is left, which is unknown and not empty. What survives such a write is returned as it stands.
+    A program that renames itself (setproctitle: Ray, gunicorn) writes its title over the block; zeros and a title are
+    then all that is left, which is unknown and not empty. What survives such a write is returned as it stands.
     """
     variables: dict[str, str] = {}
     for entry in block.split(b"\0"):
