@@ -1,0 +1,385 @@
+"""What benchmarks and GPU tests share: children with a deadline, prepared environments, timing in turns.
+
+Only the standard library is imported here, so that a child pays for nothing but what it measures or tests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORT_VARIABLE = "ORTGPU_CHILD_REPORT"
+
+# Packages that bring CUDA libraries of their own, or go looking for them.
+CUDA_CARRIERS = (
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "functorch",
+    "triton",
+    "cupy",
+    "cupy_backends",
+    "cupyx",
+    "jax",
+    "jaxlib",
+)
+CUDA_FILES = (
+    "libcudart.so",
+    "libcublas.so",
+    "libcublasLt.so",
+    "libcurand.so",
+    "libcufft.so",
+    "libnvrtc.so",
+    "libcudnn.so",
+)
+
+
+# Children
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """How a child process ended, what it printed, and what it reported before that."""
+
+    command: tuple[str, ...]
+    returncode: int | None  # None: it was killed at its deadline
+    seconds: float
+    stdout: str
+    stderr: str
+    reports: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> str:
+        if self.returncode is None:
+            return f"killed at its deadline after {self.seconds:.0f} s"
+        if self.returncode < 0:
+            with suppress(ValueError):
+                return f"killed by {signal.Signals(-self.returncode).name} after {self.seconds:.1f} s"
+        return f"exit status {self.returncode} after {self.seconds:.1f} s"
+
+    def explain(self, tail: int = 3000) -> str:
+        """The end of the child, for a message to a person."""
+        error = self.reports.get("error")
+        parts = [f"child {self.ended}", f"reported: {', '.join(self.reports) or 'nothing'}"]
+        parts += [str(error)] if error else []
+        outputs = {"stdout": self.stdout, "stderr": self.stderr}
+        parts += [f"--- {name}\n{text[-tail:]}" for name, text in outputs.items() if text.strip()]
+        return "\n".join(parts)
+
+
+def run_child(
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, deadline: float, cwd: Path = ROOT
+) -> Child:
+    """Run `command` in a session of its own; everything in it is killed at the deadline.
+
+    Whatever the child does comes back as facts; nothing of it raises. Output goes through files: a grandchild that kept
+    a pipe open would hold the caller.
+    """
+    with tempfile.TemporaryDirectory(prefix="ortgpu-child-") as scratch:
+        reports = Path(scratch, "reports")
+        environment = {**(child_environment() if env is None else env), REPORT_VARIABLE: str(reports)}
+        with open(Path(scratch, "out"), "w+b") as out, open(Path(scratch, "err"), "w+b") as err:
+            started = time.monotonic()
+            with subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
+            ) as process:
+                returncode: int | None
+                try:
+                    returncode = process.wait(deadline)
+                except BaseException as interruption:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    if not isinstance(interruption, subprocess.TimeoutExpired):
+                        raise
+                    returncode = None
+            seconds = time.monotonic() - started
+            stdout, stderr = _text(out), _text(err)
+        return Child(tuple(command), returncode, seconds, stdout, stderr, _read_reports(reports))
+
+
+def report(name: str, value: object) -> None:
+    """In a child: hand `value` to the parent at once, so that it survives whatever ends the child afterwards."""
+    path = os.environ.get(REPORT_VARIABLE)
+    line = json.dumps([name, value], default=str)
+    if path is None:
+        print(line, flush=True)
+        return
+    with open(path, "a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+
+
+def _text(stream: BinaryIO) -> str:
+    stream.seek(0)
+    return stream.read().decode(errors="replace")
+
+
+def _read_reports(path: Path) -> dict[str, Any]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    found: dict[str, Any] = {}
+    for line in lines:
+        with suppress(ValueError):  # a line that a killed child did not finish
+            name, value = json.loads(line)
+            found[name] = value
+    return found
+
+
+# Environments
+
+
+def child_environment(
+    changes: Mapping[str, str | None] | None = None, *, python_path: Iterable[str | Path] | None = None
+) -> dict[str, str]:
+    """This process's environment for a child, with this repository first on PYTHONPATH.
+
+    A change to None removes the variable. ``python_path`` replaces what PYTHONPATH names besides the repository.
+    """
+    env = dict(os.environ)
+    inherited = [os.path.abspath(entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    entries = [str(ROOT), *(inherited if python_path is None else map(str, python_path))]
+    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entries))
+    env["PYTHONUNBUFFERED"] = "1"
+    for name in ("ORTGPU_ALLOW_CPU", "PYTHONWARNINGS"):
+        env.pop(name, None)
+    for name, value in (changes or {}).items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+def without_cuda_variables() -> dict[str, str | None]:
+    """Changes that leave no variable pointing at CUDA or cuDNN; the driver's folder stays on the loader's path."""
+    entries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if entry]
+    driver = [entry for entry in entries if not any(any(Path(entry).glob(f"{name}*")) for name in CUDA_FILES)]
+    names = ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH", "CONDA_PREFIX")
+    return {**dict.fromkeys(names), "LD_LIBRARY_PATH": os.pathsep.join(driver) or None}
+
+
+def site_folders() -> list[Path]:
+    """Folders of this process's sys.path that hold installed packages, in order."""
+    folders = (Path(entry) for entry in sys.path if entry)
+    installed = (path.resolve() for path in folders if path.is_dir() and any(path.glob("*.dist-info")))
+    return [path for path in dict.fromkeys(installed) if path != ROOT]
+
+
+def nvidia_folders() -> list[Path]:
+    """Each `nvidia` folder that NVIDIA's wheels were installed into."""
+    return [path / "nvidia" for path in site_folders() if (path / "nvidia").is_dir()]
+
+
+def overlay(folder: Path, *, nvidia: Literal["all", "none", "all but cudnn"]) -> Path:
+    """Fill `folder` with links to the installed packages, without those that carry CUDA; NVIDIA's wheels as asked.
+
+    With ``python -S`` and this folder on PYTHONPATH, an interpreter sees these packages and no others.
+    """
+    folder.mkdir(parents=True)
+    for site in site_folders():
+        shadowed = (folder / "onnxruntime").exists()  # its metadata would make two owners of one folder
+        for entry in site.iterdir():
+            top = re.split(r"[-.]", entry.name)[0]
+            carrier = top in CUDA_CARRIERS or top.startswith(("nvidia", "cupy_cuda", "jax_cuda", "tensorrt"))
+            if top.startswith("nvidia_ml_py"):
+                carrier = False
+            if nvidia != "none" and top.startswith("nvidia_"):
+                carrier = nvidia == "all but cudnn" and top.startswith("nvidia_cudnn")
+            skipped = entry.name == "__pycache__" or entry.suffix == ".pth"
+            skipped = skipped or (shadowed and top.startswith("onnxruntime"))
+            link = folder / entry.name
+            if not (carrier or skipped or link.is_symlink() or link.exists()):
+                link.symlink_to(entry)
+    if nvidia != "none":
+        (folder / "nvidia").mkdir()
+        for source in nvidia_folders():
+            for entry in source.iterdir():
+                link = folder / "nvidia" / entry.name
+                if not link.exists() and not (nvidia == "all but cudnn" and entry.name == "cudnn"):
+                    link.symlink_to(entry)
+    return folder
+
+
+def loader_finds(soname: str, env: Mapping[str, str]) -> str | None:
+    """Path at which the system loader of a child with `env` finds `soname`; None: it does not."""
+    code = (
+        "import ctypes, sys\n"
+        "from benchmarks.common import report, mapped_files\n"
+        "ctypes.CDLL(sys.argv[1])\n"
+        "stem = sys.argv[1].partition('.so')[0] + '.so'\n"
+        "paths = [path for path in mapped_files() if path.rpartition('/')[2].startswith(stem)]\n"
+        "report('path', paths[0] if paths else sys.argv[1])\n"
+    )
+    found = run_child([sys.executable, "-S", "-c", code, soname], env=env, deadline=60).reports.get("path")
+    return None if found is None else str(found)
+
+
+def mapped_files() -> list[str]:
+    """Files that are mapped into this process, each once."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as stream:
+        paths = (line.split(maxsplit=5)[5].rstrip("\n") for line in stream if "/" in line)
+        return list(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
+
+
+# GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleGPU:
+    ordinal: int
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GPUs:
+    """What the CUDA driver shows a fresh process. ``reason``: why nothing, when it shows nothing."""
+
+    visible: tuple[VisibleGPU, ...]
+    reason: str | None
+
+
+def find_gpus() -> GPUs:
+    """Ask the driver, in a child: a process that has called cuInit can no longer fork."""
+    command = [sys.executable, "-S", "-c", "from benchmarks.common import ask_driver; ask_driver()"]
+    child = run_child(command, deadline=60)
+    visible = tuple(VisibleGPU(**entry) for entry in child.reports.get("gpus", ()))
+    reason = child.reports.get("reason") or (None if visible else f"the driver shows no GPU ({child.ended})")
+    return GPUs(visible, reason)
+
+
+def ask_driver() -> None:
+    """In a child: report the GPUs of the CUDA driver. Makes no context."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        nodes = "there" if os.path.exists("/dev/nvidia0") else "not there"
+        report("reason", f"the CUDA driver cannot be loaded ({error}); /dev/nvidia0 is {nodes}")
+        return
+    status = cuda.cuInit(0)
+    if status:
+        report("reason", f"the CUDA driver refuses to start: cuInit returned {status}")
+        return
+    count, device = ctypes.c_int(), ctypes.c_int()
+    name, identity = ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    gpus = []
+    for ordinal in range(count.value):
+        cuda.cuDeviceGet(ctypes.byref(device), ordinal)
+        cuda.cuDeviceGetName(name, len(name), device)
+        cuda.cuDeviceGetUuid(identity, device)
+        gpus.append({"ordinal": ordinal, "uuid": f"GPU-{uuid.UUID(bytes=identity.raw)}", "name": name.value.decode()})
+    report("gpus", gpus)
+
+
+# Timing
+
+
+def in_turns(
+    actions: Mapping[str, Callable[[], float]], rounds: int, progress: Callable[[int], None] = lambda _: None
+) -> dict[str, list[float]]:
+    """Call every action once a round, starting with another one each round, and gather the seconds each returns.
+
+    Figures that are compared meet the same machine: clocks, caches and neighbours change between rounds.
+    """
+    names = list(actions)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            seconds[name].append(actions[name]())
+        progress(number + 1)
+    return seconds
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, quartiles and number of repeats."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return {"median": middle, "quartiles": [low, high], "n": len(values)}
+
+
+# The record of a machine
+
+
+def environment_record(gpus: GPUs) -> dict[str, Any]:
+    """Machine, versions, date and commit: what a figure means nothing without."""
+    return {
+        "machine": {
+            "gpus": [gpu.name for gpu in gpus.visible],
+            "driver": _driver_version(),
+            "cpu": _first_match(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "system": platform.platform(),
+        },
+        "versions": {"python": platform.python_version(), **_installed_versions()},
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+    }
+
+
+def _driver_version() -> str | None:
+    return _first_match(r"^NVRM version:.*?\b(\d{3,}\.\d+(?:\.\d+)*)", "/proc/driver/nvidia/version")
+
+
+def _first_match(pattern: str, path: str) -> str | None:
+    try:
+        match = re.search(pattern, Path(path).read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return match[1].strip() if match else None
+
+
+def _installed_versions() -> dict[str, str]:
+    wanted = re.compile(r"onnxruntime.*|numpy|onnx|torch|nvidia[-_](cublas|cudnn|cuda[-_]runtime).*")
+    versions: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = str(distribution.metadata["Name"] or "").lower()
+        if wanted.fullmatch(name):
+            versions.setdefault(name, distribution.version)  # the first on sys.path is the one that is imported
+    return dict(sorted(versions.items()))
+
+
+def _commit() -> str | None:
+    given = os.environ.get("ORTGPU_COMMIT")
+    if given:
+        return given
+    try:
+        git = ROOT / ".git"
+        if git.is_file():  # a worktree
+            git = ROOT / git.read_text().partition("gitdir:")[2].strip()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref:"):
+            return head
+        reference = head.removeprefix("ref:").strip()
+        if (git / reference).is_file():
+            return (git / reference).read_text().strip()
+        packed = _first_match(rf"^([0-9a-f]{{40}}) {re.escape(reference)}$", str(git / "packed-refs"))
+    except OSError:
+        return None
+    return packed
