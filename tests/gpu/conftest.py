@@ -1,0 +1,80 @@
+"""GPU tests: skipped, with a reason that can be checked, where the CUDA driver shows no GPU.
+
+ORTGPU_REQUIRE_GPU=1 turns that skip into a failure, for hosts that are meant to have one.
+Nothing in this process touches CUDA: tests read what child processes reported, so a crash costs the tests of one child.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import models
+from benchmarks.common import GPUs, child_environment, find_gpus, run_child
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """More time than other tests have: a test's setup can include an export by PyTorch, or a thousand sessions."""
+    if config.pluginmanager.hasplugin("timeout"):  # without the plugin its marker is unknown, which is an error
+        here = Path(__file__).parent
+        for item in items:
+            if here in item.path.parents:
+                item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gpus() -> GPUs:
+    """The GPUs that CUDA shows a fresh process, in its order."""
+    found = find_gpus()
+    if not found.visible:
+        reason = f"needs an NVIDIA GPU: {found.reason}"
+        if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
+            pytest.fail(f"ORTGPU_REQUIRE_GPU=1, and {reason}", pytrace=False)
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if os.environ.get("ORTGPU_TEST_MODELS"):
+        return models.folder().absolute()
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def make_model(model_folder: Path) -> Callable[[str], tuple[Path, str]]:
+    """Path and recipe of a model by name, made by a child the first time."""
+    made: dict[str, dict[str, Any]] = {}
+
+    def get(name: str) -> tuple[Path, str]:
+        if name not in made:
+            # PyTorch takes seconds to import: both models that need it are made by one child
+            names = ["resnet50", "encoder"] if name in ("resnet50", "encoder") else ["mlp", "conv"]
+            command = [sys.executable, "-m", "benchmarks.models", "--folder", str(model_folder), *names]
+            child = run_child(command, env=child_environment(), deadline=200)
+            made.update({each: child.reports.get(each, {"error": child.explain()}) for each in names})
+        if "error" in made[name]:
+            pytest.fail(f"the model {name} could not be made: {made[name]['error']}", pytrace=False)
+        return Path(made[name]["path"]), str(made[name]["recipe"])
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def mlp(make_model: Callable[[str], tuple[Path, str]]) -> Path:
+    return make_model("mlp")[0]
+
+
+@pytest.fixture(scope="session")
+def conv(make_model: Callable[[str], tuple[Path, str]]) -> Path:
+    return make_model("conv")[0]
+
+
+@pytest.fixture(scope="session")
+def resnet50(make_model: Callable[[str], tuple[Path, str]]) -> Path:
+    return make_model("resnet50")[0]
