@@ -189,9 +189,11 @@ def test_one_twin_uninstalled_leaves_holes(tmp_path: Path) -> None:
 
 
 def test_a_leftover_folder_without_owner(tmp_path: Path) -> None:
-    (tmp_path / "onnxruntime" / "capi").mkdir(parents=True)
-    found = engine(tmp_path)
-    assert (found.folder, found.importable, found.owners) == (str(tmp_path / "onnxruntime"), False, ())
+    first, second = tmp_path / "first", tmp_path / "second"
+    for place in (first, second):
+        (place / "onnxruntime" / "capi").mkdir(parents=True)
+    found = engine(first, second)
+    assert (found.folder, found.importable, found.owners) == (str(first / "onnxruntime"), False, ())
 
 
 def test_the_first_on_the_path_wins_and_the_other_is_elsewhere(tmp_path: Path) -> None:
@@ -317,6 +319,9 @@ def test_an_editable_install_owns_its_project(tmp_path: Path) -> None:
     assert found.folder == str(project / "onnxruntime")
     assert found.owners == (Distribution("onnxruntime-gpu", "1.32.0", str(site), record_readable=False),)
     assert names(engine(site).elsewhere) == ["onnxruntime-gpu"]  # its .pth was not followed
+    link = tmp_path / "link"
+    link.symlink_to(project)
+    assert names(engine(site, link).owners) == ["onnxruntime-gpu"]
 
 
 def test_a_develop_install(tmp_path: Path) -> None:
