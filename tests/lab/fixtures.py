@@ -1,0 +1,67 @@
+"""Fixtures of the lab: ``lab`` is what a test needs, the others are what it consists of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab.child import Machine
+from tests.lab.models import Models
+from tests.lab.overlay import Overlay
+from tests.lab.stubs import NVML, Cuda, Stubs, why_not_here
+from tests.lab.wheels import Wheels
+
+#: Set to anything, a test that would be skipped because the lab cannot be built fails instead.
+STRICT = "ORTGPU_LAB_STRICT"
+
+
+@dataclass
+class Lab:
+    """Makes machines. Each gets an overlay of its own in ``folder``."""
+
+    folder: Path
+    stubs: Stubs
+    models: Models
+    wheels: Wheels
+
+    def overlay(self) -> Overlay:
+        number = sum(1 for _ in self.folder.glob("environment*"))
+        return Overlay(self.folder / f"environment{number}")
+
+    def machine(
+        self, *, cuda: Cuda | None = None, nvml: NVML | None = None, env: Mapping[str, str | None] | None = None
+    ) -> Machine:
+        """A machine with everything installed and, unless told otherwise, neither driver nor GPU."""
+        return Machine(self.overlay(), self.stubs, cuda, nvml, env or {})
+
+
+@pytest.fixture(scope="session")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Stubs:
+    """The stub libraries of this test run."""
+    if reason := why_not_here():
+        if os.environ.get(STRICT):
+            pytest.fail(f"{STRICT} is set, and {reason}")
+        pytest.skip(reason)
+    return Stubs(tmp_path_factory.mktemp("stubs"))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Model files."""
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def wheels(pytestconfig: pytest.Config) -> Wheels:
+    """Wheels, kept between test runs in pytest's cache."""
+    return Wheels(pytestconfig.cache.mkdir("lab-wheels"))
+
+
+@pytest.fixture
+def lab(tmp_path: Path, stubs: Stubs, models: Models, wheels: Wheels) -> Lab:
+    """The lab, with a folder of this test's own."""
+    return Lab(tmp_path, stubs, models, wheels)
