@@ -1,1 +1,69 @@
-"""ONNX Runtime sessions that run on the GPU, or raise an exception that names the cause and a fix."""
+"""ONNX Runtime sessions that run on the GPU, or raise an exception that names the cause and a fix.
+
+    from ortgpu import GPUSession          # a drop-in InferenceSession
+
+``import ortgpu`` loads neither ONNX Runtime nor any CUDA library; every name arrives when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .devices import Device as Device
+    from .diagnosis import Diagnosis as Diagnosis
+    from .diagnosis import diagnose as diagnose
+    from .environment.inspection import Environment as Environment
+    from .environment.inspection import inspect_environment as inspect_environment
+    from .errors import *  # noqa: F403 - the catalogue is the public list of errors
+    from .placement import CPUNodesWarning as CPUNodesWarning
+    from .placement import PlacedNode as PlacedNode
+    from .placement import Placement as Placement
+    from .preload import PreloadReport as PreloadReport
+    from .preload import preload as preload
+    from .session import GPUSession as GPUSession
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Device": "devices",
+    "Diagnosis": "diagnosis",
+    "diagnose": "diagnosis",
+    "Environment": "environment.inspection",
+    "inspect_environment": "environment.inspection",
+    "PlacedNode": "placement",
+    "Placement": "placement",
+    "PreloadReport": "preload",
+    "preload": "preload",
+    "CPUNodesWarning": "placement",
+    "GPUSession": "session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "GPUSession":
+        from ._gpu_session import gpu_session_class
+
+        found = gpu_session_class()
+        if found.__module__ == "ortgpu.session":
+            globals()[name] = found
+        return found
+    home = _HOMES.get(name)
+    if home is None:
+        from . import errors
+
+        if name not in errors.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = "errors"
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    from . import errors
+
+    return sorted({*globals(), *_HOMES, *errors.__all__})

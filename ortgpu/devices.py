@@ -82,8 +82,8 @@ def choose(
     if ordinal is not None:
         matches = [device for device in devices if device.ordinal == ordinal]
     else:
-        wanted = str(requested).lower()
-        matches = [device for device in devices if device.uuid and device.uuid.lower().startswith(wanted)]
+        wanted = _digits(str(requested))  # CUDA reports a MIG instance's UUID without saying that it is one
+        matches = [device for device in devices if device.uuid and _digits(device.uuid).startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
     raise not_found(requested, [describe(device.ordinal, device.name, device.uuid) for device in devices], ambiguous=bool(matches))
@@ -126,6 +126,10 @@ def _ordinal(text: str) -> int | None:
         return None
     number = match[1] or match[2]
     return int(number) if number is not None else 0
+
+
+def _digits(uuid: str) -> str:
+    return uuid.strip().lower().partition("-")[2]
 
 
 def _is_uuid(text: str) -> bool:

@@ -525,3 +525,6 @@ def _tree(root: type[GPUError]) -> Iterable[type[GPUError]]:
 def catalogue() -> dict[str, type[GPUError]]:
     """Every error class of this module, by code."""
     return {cls.code: cls for cls in _tree(GPUError) if cls.__module__ == __name__}
+
+
+__all__ = sorted([*(cls.__name__ for cls in catalogue().values()), "CPUExecutionWarning", "Fix"])

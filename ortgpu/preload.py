@@ -22,8 +22,8 @@ from .environment.libraries import (
     Resolution,
     SearchPlaces,
     Source,
-    current_places,
     folders_of,
+    places_for,
     read_mapped_libraries,
     resolve,
 )
@@ -110,14 +110,7 @@ def preload_for(packages: Packages, directory: str | os.PathLike[str] | None = N
     provider = read_provider(path) if path else None
     if provider is None or provider.problem or provider.cuda_major is None:
         return PreloadReport(provider, (), (), (), None, False, None)
-    torch = packages.torch
-    same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == provider.cuda_major
-    places = current_places(
-        directory=os.path.abspath(directory) if directory is not None else None,
-        torch_folder=torch.folder if torch is not None and same_major else None,
-        provider_search_path=provider.search_path,
-        start_library_path=_library_path_at_start(),
-    )
+    places = places_for(provider, packages.torch, os.path.abspath(directory) if directory is not None else None)
     with _lock:
         return load(places, provider)
 
@@ -128,7 +121,7 @@ def load(places: SearchPlaces, provider: ProviderLibrary) -> PreloadReport:
     loaded: list[LoadedLibrary] = []
     missing: list[MissingLibrary] = []
     rejected: list[Candidate] = []
-    driver_missing = _open("libcuda.so.1") is not None
+    driver_missing = open_library("libcuda.so.1") is not None
     cudnn: LoadedLibrary | None = None
     for resolution in resolve(places, provider.needed, cuda_major):
         rejected.extend(resolution.rejected)
@@ -181,14 +174,14 @@ def _load_one(
 ) -> tuple[LoadedLibrary | None, list[Candidate]]:
     refused: list[Candidate] = []
     for candidate in candidates:
-        error = None if candidate.source == "already loaded" else _open(candidate.path)
+        error = None if candidate.source == "already loaded" else open_library(candidate.path)
         if error is None:
             found = LoadedLibrary(
                 resolution.soname, candidate.path, candidate.source, candidate.root, resolution.required
             )
             return found, refused
         refused.append(_with_problem(candidate, error))
-    if resolution.required and _open(resolution.soname) is None:
+    if resolution.required and open_library(resolution.soname) is None:
         # Found by the loader where no documented place has it: LD_PRELOAD, a namespace, an unknown cache format.
         path = next((p for p in read_mapped_libraries() if os.path.basename(p).startswith(resolution.soname)), resolution.soname)
         return LoadedLibrary(resolution.soname, path, "system loader", os.path.dirname(path), True), refused
@@ -199,7 +192,7 @@ def _with_problem(candidate: Candidate, problem: str) -> Candidate:
     return Candidate(candidate.soname, candidate.path, candidate.source, candidate.root, problem)
 
 
-def _open(path: str) -> str | None:
+def open_library(path: str) -> str | None:
     """Open a library locally; None, or the loader's words."""
     if path in _handles:
         return None
@@ -218,7 +211,7 @@ def _open_provider(path: str) -> str | None:
             _handles[bridge] = ctypes.CDLL(bridge, mode=getattr(os, "RTLD_GLOBAL", 0))
     except OSError as error:
         return str(error)
-    return _open(path)
+    return open_library(path)
 
 
 def _cuda_major_of_cudnn(cudnn: LoadedLibrary | None) -> int | None:
@@ -229,13 +222,6 @@ def _cuda_major_of_cudnn(cudnn: LoadedLibrary | None) -> int | None:
     except (OSError, AttributeError):
         return None
     return version // 1000 or None
-
-
-def _library_path_at_start() -> str | None:
-    from .environment.variables import read_variables
-
-    at_start = read_variables().at_start
-    return None if at_start is None else at_start.get("LD_LIBRARY_PATH", "")
 
 
 def wheels_of(missing: tuple[MissingLibrary, ...]) -> tuple[str, ...]:

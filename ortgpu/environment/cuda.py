@@ -144,3 +144,17 @@ def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> bool:
         return int(getattr(driver, function)(*arguments)) == 0
     except AttributeError:
         return False
+
+
+def context_is_active(ordinal: int) -> bool | None:
+    """Whether this process has CUDA's primary context on a device, which a bound session cannot do without."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    handle, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    if not _call(driver, "cuDeviceGet", ctypes.byref(handle), ordinal):
+        return None
+    if not _call(driver, "cuDevicePrimaryCtxGetState", handle, ctypes.byref(flags), ctypes.byref(active)):
+        return None
+    return bool(active.value)

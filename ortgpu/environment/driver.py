@@ -184,6 +184,11 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
     return parse_mapped_file(maps, "libcuda.so", address)
 
 
+def read_driver_version() -> str | None:
+    """The driver's version as "580.159.04", from the kernel module where it says so, else from NVML."""
+    return _read_kernel_version(Path("/")) or read_nvml().driver_version
+
+
 def _read_kernel_version(root: Path) -> str | None:
     try:
         text = (root / "proc/driver/nvidia/version").read_bytes().decode("utf-8", "replace")

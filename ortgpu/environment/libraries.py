@@ -18,6 +18,7 @@ the root of a toolkit library that is already loaded comes first. cuDNN's parts 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ from typing import Literal
 from .catalogue import LIBRARIES, LibrarySpec, major_of, spec_for
 from .elf import MACHINES, read_elf
 from .loader_cache import read_loader_cache
+from .packages import Torch
+from .variables import read_variables
+from .wheel import ProviderLibrary
 
 Source = Literal[
     "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit", "system loader"
@@ -310,26 +314,18 @@ def _version(name: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", name))
 
 
-def current_places(
-    *,
-    directory: str | None = None,
-    torch_folder: str | None = None,
-    provider_search_path: tuple[str, ...] = (),
-    variables: Mapping[str, str] | None = None,
-    start_library_path: str | None = None,
-) -> SearchPlaces:
-    """The places of this process."""
-    import platform
-
-    now = os.environ if variables is None else variables
+def places_for(provider: ProviderLibrary, torch: Torch | None, directory: str | None = None) -> SearchPlaces:
+    """The places of this process, as they are now."""
+    same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == provider.cuda_major
+    at_start = read_variables().at_start
     return SearchPlaces(
         sys_path=tuple(sys.path),
-        variables=now,
-        start_library_path=now.get("LD_LIBRARY_PATH", "") if start_library_path is None else start_library_path,
+        variables=os.environ,
+        start_library_path=(os.environ if at_start is None else at_start).get("LD_LIBRARY_PATH", ""),
         python_prefix=sys.prefix,
         machine=platform.machine(),
         mapped=read_mapped_libraries(),
         directory=directory,
-        torch_folder=torch_folder,
-        provider_search_path=provider_search_path,
+        torch_folder=torch.folder if torch is not None and same_major else None,
+        provider_search_path=provider.search_path,
     )

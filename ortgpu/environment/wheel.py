@@ -82,7 +82,12 @@ def cuda_major_of(needed: tuple[str, ...]) -> int | None:
 
 
 def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
-    """Read the provider file: under a millisecond, and never raises for what is in it."""
+    """Read the provider file: under a millisecond, and never raises for what is in it.
+
+    Of a Windows provider nothing is known but that it is there: its format is not read.
+    """
+    if os.fspath(path).lower().endswith(".dll"):
+        return ProviderLibrary(os.fspath(path), None, (), (), None)
     elf = read_elf(path)
     return ProviderLibrary(elf.path, elf.problem, elf.needed, elf.search_path, read_architectures(elf.path))
 

@@ -1,0 +1,62 @@
+"""What a CUDA error code means for a session that is being opened.
+
+Codes: CUresult in cuda.h and cudaError_t in driver_types.h, which agree from 100 upwards; the causes are those of the
+issues named in each line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..environment.cuda import RESULT_NAMES
+from ..errors import Fix, manual, shell
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    what: str
+    fixes: tuple[Fix, ...]
+
+
+_RELOAD = shell("sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm", needs="root")
+
+UNUSABLE: dict[int, Meaning] = {
+    3: Meaning(
+        "the driver could not initialise in this process",
+        (manual("if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"),),
+    ),
+    34: Meaning(
+        "the libcuda.so.1 that was loaded is the toolkit's linking stub, not a driver",
+        (manual("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
+    ),
+    214: Meaning(
+        "the GPU reports an uncorrectable memory error",
+        (shell("nvidia-smi -q -d ECC", needs="host"), manual("take this GPU out of service", needs="hardware")),
+    ),
+    802: Meaning(
+        "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
+        (shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),),
+    ),
+    803: Meaning(  # NVIDIA/nvidia-docker issue 1256
+        "the driver's library and the driver in the kernel are of different versions, as after an upgrade without a reboot",
+        (manual("reboot, or reload the nvidia kernel modules", needs="reboot"),),
+    ),
+    804: Meaning(
+        "a forward-compatibility libcuda (package cuda-compat) is loaded, which this GPU does not support",
+        (manual("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
+    ),
+    999: Meaning(  # issue 14211
+        "the driver failed without saying why: after a suspend, a GPU error (Xid in the kernel log), or without nvidia_uvm",
+        (shell("sudo dmesg | grep -i xid", needs="root"), _RELOAD),
+    ),
+}
+
+
+def name_of(code: int) -> str:
+    return RESULT_NAMES.get(code, f"CUDA error {code}")
+
+
+def meaning_of(code: int) -> Meaning:
+    return UNUSABLE.get(code) or Meaning(
+        "the driver refuses to work", (manual("read the kernel log for messages of the nvidia driver", needs="root"),)
+    )

@@ -1,0 +1,196 @@
+"""Is there a GPU for this process, is it the one asked for, and does the provider hold code for it?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import devices
+from ..environment.driver import GPU
+from ..errors import DeviceBusyError, GPUError, NoDeviceError, UnsupportedDeviceError, manual, shell
+from . import remedies
+from .cuda_codes import name_of
+from .facts import Facts
+
+_HIDING = ("", "-1", "NoDevFiles", "void", "none")
+
+
+def named_device(facts: Facts) -> GPUError | None:
+    """The device that was asked for is not there; judged by NVML where CUDA was not asked."""
+    requested, cuda = facts.request.device, facts.observed.cuda
+    if requested is None or requested == "auto":
+        return None
+    if cuda is not None and cuda.devices:
+        try:
+            devices.choose(requested, cuda.devices, lambda _: None)
+        except devices.DeviceNotFoundError as error:
+            return error
+        return None
+    gpus = _visible(facts)
+    if not gpus:
+        return None
+    ordinal = devices.ordinal_of(requested)
+    if ordinal is not None:
+        found = ordinal < len(gpus)
+    else:
+        found = any((gpu.uuid or "").lower().startswith(str(requested).lower()) or gpu.mig_uuids for gpu in gpus)
+    if found:
+        return None
+    hidden = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    evidence = [f"CUDA_VISIBLE_DEVICES={hidden}"] if hidden is not None else []
+    available = [devices.describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
+    return devices.not_found(requested, available, evidence=evidence)
+
+
+def none_visible(facts: Facts) -> GPUError | None:
+    cuda, environment = facts.observed.cuda, facts.environment
+    nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    hidden = value is not None and not _visible_names(value)
+    empty = cuda is not None and (cuda.code == 100 or (cuda.code == 0 and cuda.devices == ()))
+    nothing = nvml.available and not nvml.gpus
+    if not (hidden or empty or nothing):
+        return None
+    if cuda is not None and cuda.devices:
+        return None
+    if not hidden and not empty and environment.driver.libcuda is None:
+        return None  # without a driver there is no device: driver.not_found says it
+    evidence = []
+    if cuda is not None and cuda.code:
+        evidence.append(f"cuInit returned {cuda.code} ({name_of(cuda.code)})")
+    if nvml.available:
+        evidence.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + "".join(f"; {gpu.name} {gpu.uuid}" for gpu in nvml.gpus))
+    if value is not None:
+        evidence.append(f"CUDA_VISIBLE_DEVICES={value!r}")
+    if environment.host.container:
+        evidence.append(f"in a container ({environment.host.container})")
+    fixes = []
+    if value is not None:
+        fixes.append(shell("unset CUDA_VISIBLE_DEVICES"))
+    if not hidden:
+        fixes.append(manual("in a container: give it the GPU (docker run --gpus all ...)", needs="host"))
+        fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
+    summary = "CUDA_VISIBLE_DEVICES hides every GPU from this process" if hidden else "CUDA sees no GPU"
+    return NoDeviceError(summary, evidence=evidence, fixes=fixes)
+
+
+def busy(facts: Facts) -> GPUError | None:
+    """Compute mode "prohibited" on every GPU that could be meant."""
+    gpus = _meant(facts)
+    if not gpus or any(gpu.compute_mode != "prohibited" for gpu in gpus):
+        return None
+    gpu = gpus[0]
+    return DeviceBusyError(
+        f"{gpu.name or 'the GPU'} accepts no CUDA process: its compute mode is prohibited",
+        evidence=[f"{gpu.uuid}: compute mode {gpu.compute_mode}"],
+        fixes=[shell(f"sudo nvidia-smi -i {gpu.uuid} -c DEFAULT", needs="root")],
+        uuid=gpu.uuid,
+    )
+
+
+def unsupported(facts: Facts) -> GPUError | None:
+    """No code for the GPU's generation in the provider: it would bind, and die at the first kernel (faults C13)."""
+    provider = facts.environment.provider
+    capabilities = _capabilities(facts)
+    if provider is None or not capabilities:
+        return None
+    if any(provider.coverage(capability) != "none" for _, capability in capabilities):
+        return None
+    name, capability = capabilities[0]
+    held = tuple(str(architecture) for architecture in provider.architectures or ())
+    version = facts.environment.packages.onnxruntime.build_version
+    fix = _release_for(facts, capability)
+    return UnsupportedDeviceError(
+        f"the installed ONNX Runtime holds no code for {name or 'this GPU'} (compute capability {capability[0]}.{capability[1]})",
+        evidence=[f"onnxruntime-gpu {version or ''} holds {', '.join(held)}".replace("  ", " "), f"read from {provider.path}"],
+        fixes=[fix] if fix is not None else [manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")],
+        device=name,
+        compute_capability=capability,
+        architectures=held,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Release:
+    requirement: str
+    cuda_major: int
+    lowest: tuple[int, int]  # machine code for this compute capability and every later one below 10.0
+    exact: tuple[tuple[int, int], ...]  # machine code for these
+    ptx: tuple[int, int]  # this one and newer by just-in-time compilation
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        return self.lowest <= capability < (10, 0) or capability in self.exact or capability >= self.ptx
+
+
+# Read from the fat binaries of the wheels named; newest first.
+_RELEASES = (
+    _Release("onnxruntime-gpu==1.28.0", 13, (7, 5), ((10, 0), (12, 0)), (12, 0)),
+    _Release("onnxruntime-gpu>=1.24,<1.27", 12, (6, 0), (), (9, 0)),
+    _Release("onnxruntime-gpu==1.19.2", 12, (5, 2), (), (8, 0)),
+)
+
+
+def _release_for(facts: Facts, capability: tuple[int, int]) -> remedies.Fix | None:
+    supported = facts.environment.driver.cuda_version or facts.environment.driver.nvml.cuda_version
+    for release in _RELEASES:
+        if supported is not None and supported[0] < release.cuda_major:
+            continue
+        if release.runs_on(capability):
+            return remedies.other_release(facts.environment, release.requirement, release.cuda_major)
+    return None
+
+
+def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
+    """Name and compute capability of the devices that could be meant, from CUDA where it was asked, else from NVML."""
+    cuda = facts.observed.cuda
+    if cuda is not None and cuda.devices:
+        try:
+            chosen = [devices.choose(facts.request.device, cuda.devices, lambda _: None)]
+        except devices.DeviceNotFoundError:
+            chosen = []
+        if facts.request.device == "auto":
+            chosen = list(cuda.devices)
+        return [(device.name, device.compute_capability) for device in chosen if device.compute_capability]
+    return [(gpu.name, gpu.compute_capability) for gpu in _meant(facts) if gpu.compute_capability]
+
+
+def _meant(facts: Facts) -> list[GPU]:
+    gpus = _visible(facts)
+    ordinal = devices.ordinal_of(facts.request.device)
+    if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
+        return gpus[ordinal : ordinal + 1]
+    if ordinal is None and facts.request.device != "auto":
+        wanted = str(facts.request.device).lower()
+        return [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(wanted)]
+    return gpus
+
+
+def _visible(facts: Facts) -> list[GPU]:
+    """NVML's GPUs as CUDA_VISIBLE_DEVICES leaves and orders them.
+
+    Exact where all GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID; else CUDA may number them fastest first.
+    """
+    gpus = list(facts.environment.driver.nvml.gpus)
+    value = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return gpus
+    chosen: list[GPU] = []
+    for name in _visible_names(value):
+        match = _match(name, gpus)
+        if match is None:
+            break  # CUDA stops at the first entry that names nothing (CUDA C++ Programming Guide, "Environment Variables")
+        chosen.append(match)
+    return chosen
+
+
+def _visible_names(value: str) -> list[str]:
+    names: list[str] = []
+    for name in (part.strip() for part in value.split(",")):
+        if name in _HIDING or name.startswith("-"):
+            break
+        names.append(name)
+    return names
+
+
+def _match(name: str, gpus: list[GPU]) -> GPU | None:
+    if name.isdigit():
+        return gpus[int(name)] if int(name) < len(gpus) else None
+    return next((gpu for gpu in gpus if gpu.uuid and gpu.uuid.lower().startswith(name.lower()) or name in gpu.mig_uuids), None)

@@ -1,0 +1,151 @@
+"""Is there a driver, is it new enough, does it work?"""
+
+from __future__ import annotations
+
+from ..errors import (
+    DeviceBusyError,
+    DriverNotFoundError,
+    DriverTooOldError,
+    DriverUnusableError,
+    Fix,
+    ForkedSessionError,
+    GPUError,
+    InsufficientDeviceMemoryError,
+    manual,
+)
+from . import remedies
+from .cuda_codes import meaning_of, name_of
+from .facts import Facts
+
+_AMD, _NVIDIA = 0x1002, 0x10DE
+_NO_DEVICE_CODES = (100, 101)  # devices.py judges these
+
+
+def not_found(facts: Facts) -> GPUError | None:
+    environment = facts.environment
+    driver, host = environment.driver, environment.host
+    if driver.libcuda is not None:
+        return None
+    library = "nvcuda.dll" if host.system == "Windows" else "libcuda.so.1"
+    evidence = [driver.libcuda_error or f"{library} cannot be loaded"]
+    if driver.nvml.available:
+        evidence.append(f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault")
+    elif driver.nvml.error:
+        evidence.append(f"NVML: {driver.nvml.error}")
+    if driver.kernel_version:
+        evidence.append(f"kernel module: {driver.kernel_version}")
+    evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
+    if host.container:
+        capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
+        evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES={capabilities or 'not set'}")
+    fixes = _ways_to_a_driver(facts)
+    if host.display_vendors and _AMD in host.display_vendors and _NVIDIA not in host.display_vendors:
+        evidence.append("the only GPU of this machine is AMD's")
+        fixes = [manual("CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-rocm)", needs="hardware")]
+    return DriverNotFoundError(f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes)
+
+
+def _ways_to_a_driver(facts: Facts) -> list[Fix]:
+    environment = facts.environment
+    major = environment.provider.cuda_major if environment.provider else None
+    if environment.host.wsl:
+        return [
+            Fix('export LD_LIBRARY_PATH="/usr/lib/wsl/lib:$LD_LIBRARY_PATH"', kind="shell", needs="host"),
+            manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
+        ]
+    fixes = [] if environment.host.container else [remedies.update_driver(major or 13)]
+    fixes.append(
+        manual(
+            "in a container: give it the GPU (docker run --gpus all ...) and the capability compute "
+            "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
+            needs="host",
+        )
+    )
+    if environment.host.container:
+        fixes.append(manual("and on its host, " + remedies.update_driver(major or 13), needs="driver"))
+    return fixes
+
+
+def too_old(facts: Facts) -> GPUError | None:
+    environment = facts.environment
+    driver, provider = environment.driver, environment.provider
+    major = provider.cuda_major if provider else None
+    # libcuda's own word counts before NVML's: a forward-compatibility libcuda is newer than the kernel's driver.
+    supported = driver.cuda_version or driver.nvml.cuda_version
+    if major is None or supported is None or supported[0] >= major:
+        return None
+    version = driver.nvml.driver_version or driver.kernel_version
+    fixes = [remedies.update_driver(major)]
+    if supported[0] == 12:
+        fixes.append(remedies.other_cuda(environment, 12))
+    return DriverTooOldError(
+        f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, the installed ONNX Runtime needs CUDA {major}",
+        evidence=[
+            f"driver {version or 'of unknown version'}; {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer is needed",
+            f"provider: {provider.path if provider else ''}",
+        ],
+        fixes=fixes,
+        driver_version=version,
+        driver_cuda=supported,
+        needed_cuda=(major, 0),
+    )
+
+
+def unusable(facts: Facts) -> GPUError | None:
+    """``cuInit`` was called and failed."""
+    cuda = facts.observed.cuda
+    if cuda is None or not cuda.code or cuda.code in _NO_DEVICE_CODES:
+        return None
+    return for_code(cuda.code, facts, [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"])
+
+
+def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
+    """The error that a CUDA code stands for, whoever reported it while a session was being opened."""
+    driver = facts.environment.driver
+    if code == 3 and facts.observed.forked_from is not None:
+        return forked(facts.observed.forked_from, facts.observed.cuda.pid if facts.observed.cuda else None)
+    if code == 35:
+        old = too_old(facts)
+        if old is not None:
+            return old
+        major = facts.environment.provider.cuda_major if facts.environment.provider else None
+        return DriverTooOldError(
+            "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with",
+            evidence=evidence,
+            fixes=[remedies.update_driver(major or 13)],
+            driver_version=driver.nvml.driver_version,
+            driver_cuda=driver.cuda_version,
+            needed_cuda=(major, 0) if major else None,
+        )
+    if code == 46:
+        return DeviceBusyError(
+            "the GPU accepts no further process",
+            evidence=evidence,
+            fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
+        )
+    if code == 2:
+        return InsufficientDeviceMemoryError(
+            "the GPU has no memory left to open a session",
+            evidence=evidence,
+            fixes=[manual("stop other processes on the GPU, or choose another one with device=")],
+        )
+    meaning = meaning_of(code)
+    evidence = [*evidence, f"driver {driver.nvml.driver_version or driver.kernel_version or 'of unknown version'}"]
+    if driver.libcuda:
+        evidence.append(f"libcuda: {driver.libcuda}")
+    return DriverUnusableError(
+        f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=code
+    )
+
+
+def forked(creator: int | None, pid: int | None) -> ForkedSessionError:
+    return ForkedSessionError(
+        "CUDA was used before this process was forked, and CUDA does not survive a fork",
+        evidence=[f"CUDA was initialised in process {creator}; this is process {pid}"],
+        fixes=[
+            Fix('multiprocessing.set_start_method("spawn")', kind="python"),
+            manual("or open the first session after the fork (gunicorn without --preload)"),
+        ],
+        creator_pid=creator,
+        pid=pid,
+    )

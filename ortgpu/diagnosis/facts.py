@@ -1,0 +1,38 @@
+"""What checks judge: the facts of the environment, what was asked for, and what was seen when it was tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..devices import DeviceRequest
+from ..environment.inspection import Environment
+from ..environment.cuda import CudaState
+from ..preload import PreloadReport
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a session was asked for, as far as it matters to a diagnosis."""
+
+    device: DeviceRequest = None
+    cudnn_operators: tuple[str, ...] = ()  # operators of the model that run on cuDNN; empty: none, or not known
+    cudnn_disabled: bool = False  # provider option enable_cudnn=0
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What happened when something was really tried. None: it was not tried."""
+
+    import_error: str | None = None  # of `import onnxruntime`, as "Type: text"
+    has_session: bool | None = None  # the imported module has InferenceSession
+    available_providers: tuple[str, ...] | None = None
+    preload: PreloadReport | None = None
+    cuda: CudaState | None = None
+    forked_from: int | None = None  # the process that initialised CUDA before this one was forked from it
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    environment: Environment
+    request: Request = Request()
+    observed: Observed = Observed()

@@ -1,0 +1,154 @@
+"""Are the CUDA libraries there, whole, and of the right version?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ..environment.catalogue import spec_for
+from ..environment.libraries import Candidate
+from ..errors import BrokenPackageError, GPUError, LibraryConflictError, LibraryNotFoundError, LibraryVersionError, Severity, manual, shell
+from ..preload import MissingLibrary
+from . import remedies
+from .facts import Facts
+
+
+def missing(facts: Facts) -> GPUError | None:
+    """Linked libraries that are not there, all at once; only other versions of them; damaged files of them."""
+    return _judge_missing(facts, _missing(facts, required=True), "the CUDA provider needs", "fatal")
+
+
+def cudnn_missing(facts: Facts) -> GPUError | None:
+    """A cuDNN that is opened lazily (ONNX Runtime 1.28 and newer): fatal only to a model that needs it."""
+    if facts.request.cudnn_disabled:
+        return None
+    absent = tuple(library for library in _missing(facts, required=False) if library.soname.startswith("libcudnn"))
+    operators = facts.request.cudnn_operators
+    reason = f"{_enumerate(operators)} of this model needs" if operators else "convolutions and other cuDNN operators need"
+    return _judge_missing(facts, absent, reason, "fatal" if operators else "warning")
+
+
+def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
+    report = facts.observed.preload
+    if report is not None:
+        return tuple(library for library in report.missing if library.required == required)
+    provider = facts.environment.provider
+    major = provider.cuda_major if provider else None
+    return tuple(
+        MissingLibrary(found.soname, required, found.spec.wheels.get(major) if major else None, found.rejected)
+        for found in facts.environment.libraries
+        if found.required == required and not found.candidates and found.spec.part_of is None
+    )
+
+
+def _judge_missing(facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity) -> GPUError | None:
+    if not absent:
+        return None
+    sonames = tuple(library.soname for library in absent)
+    evidence = [line for library in absent for line in _evidence(library)]
+    evidence.append(_where_needed(facts))
+    wheels = dict.fromkeys(library.wheel for library in absent if library.wheel)
+    fixes = [remedies.install_libraries(facts.environment, wheels)] if wheels else []
+    if any(library.wheel is None for library in absent):
+        fixes.append(manual(f"install the system package that has {_enumerate([x.soname for x in absent if not x.wheel])}", needs="root"))
+    others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
+    if len(others) == len(absent):
+        return LibraryVersionError(
+            f"{reason} {_enumerate(sonames)}, and only other versions are installed",
+            evidence=evidence,
+            fixes=fixes,
+            severity=severity,
+            needed=sonames,
+            found=others,
+        )
+    return LibraryNotFoundError(
+        f"{reason} {_enumerate(sonames)}: " + ("no usable copy" if any(x.rejected for x in absent) else "not found") + " on this machine",
+        evidence=evidence,
+        fixes=fixes,
+        severity=severity,
+        missing=sonames,
+    )
+
+
+def _evidence(library: MissingLibrary) -> list[str]:
+    if not library.rejected:
+        return [f"{library.soname}: found nowhere"]
+    return [f"{library.soname}: {candidate.path} {_reason(candidate)}" for candidate in library.rejected[:4]]
+
+
+def _reason(candidate: Candidate) -> str:
+    return f"passed over ({candidate.source}): {candidate.problem}"
+
+
+def _other_version(library: MissingLibrary) -> str | None:
+    stem = library.soname.split(".so")[0]
+    for candidate in library.rejected:
+        name = os.path.basename(candidate.path)
+        if name.startswith(f"{stem}.so.") and not name.startswith(library.soname):
+            return candidate.path
+    return None
+
+
+def _where_needed(facts: Facts) -> str:
+    provider, installed = facts.environment.provider, facts.environment.packages.onnxruntime
+    major = provider.cuda_major if provider else None
+    return f"onnxruntime-gpu {installed.build_version or _version(facts) or ''} is built for CUDA {major or 'of unknown version'}"
+
+
+def _version(facts: Facts) -> str | None:
+    return next((owner.version for owner in facts.environment.packages.onnxruntime.owners), None)
+
+
+def provider_unloadable(facts: Facts) -> GPUError | None:
+    """Every library is there and the loader still refuses the provider: a symbol is missing, or the C library too old."""
+    report = facts.observed.preload
+    if report is None or report.provider_error is None:
+        return None
+    text = report.provider_error
+    if match := re.search(r"undefined symbol: (\w+)(?:, version (lib\S+))?|version `(\S+)' not found", text):
+        symbol, library = match[1] or match[3], match[2]
+        culprits = [lib for lib in report.libraries if library is None or lib.soname == library]
+        major = report.provider.cuda_major if report.provider else None
+        wheels = dict.fromkeys(wheel for lib in culprits if (wheel := remedies.wheel_of(lib.soname, major)))
+        return LibraryVersionError(
+            f"a loaded library lacks {symbol}, which the CUDA provider was built against",
+            evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
+            fixes=[remedies.install(facts.environment, wheels, upgrade=True)] if library and wheels else [],
+            needed=(library or symbol,),
+            found={lib.soname: lib.path for lib in culprits},
+        )
+    return BrokenPackageError(
+        "the dynamic loader refuses the CUDA provider library",
+        evidence=[text],
+        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        package=facts.environment.packages.onnxruntime.build_name,
+        files=(report.provider.path,) if report.provider else (),
+    )
+
+
+def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
+    """One SONAME, two builds: libcudnn.so.9 exists for CUDA 12 and for CUDA 13, and the first one loaded is used."""
+    report = facts.observed.preload
+    if report is None or report.provider is None or report.cudnn_cuda_major in (None, report.provider.cuda_major):
+        return None
+    major = report.provider.cuda_major
+    loaded = next((lib for lib in report.libraries if lib.soname.startswith("libcudnn.so")), None)
+    if loaded is None or major is None:
+        return None
+    needed = any(spec_for(s) and s.startswith("libcudnn") for s in report.provider.needed) or facts.request.cudnn_operators
+    wrong, right = f"nvidia-cudnn-cu{report.cudnn_cuda_major}", remedies.wheel_of(loaded.soname, major)
+    fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
+    if any(wheel.name == wrong for wheel in facts.environment.packages.nvidia) and right:
+        command = f"{facts.environment.installer.uninstall} {wrong}"
+        fixes.insert(0, shell(f"{command} && {remedies.install(facts.environment, [right], again=True)}"))
+    return LibraryConflictError(
+        f"{loaded.soname} in this process is built for CUDA {report.cudnn_cuda_major}, ONNX Runtime for CUDA {major}",
+        evidence=[f"{loaded.path} ({loaded.source})"],
+        fixes=fixes,
+        severity="fatal" if needed else "warning",
+        libraries=(loaded.path,),
+    )
+
+
+def _enumerate(names: tuple[str, ...] | list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

@@ -1,0 +1,125 @@
+"""What ONNX Runtime's words mean when a session could not be opened.
+
+Its provider reports by text; the texts here were taken from releases 1.18.1 to 1.31.1. A text that says nothing of the
+GPU is not translated: the exception stays ONNX Runtime's own.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import (
+    GPUError,
+    InsufficientDeviceMemoryError,
+    LibraryNotFoundError,
+    ProviderFailureError,
+    ProviderFallbackError,
+    ProviderOptionError,
+    manual,
+)
+from . import driver, remedies
+from .devices import named_device, none_visible
+from .facts import Facts
+
+_CUDA_FAILURE = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)")
+_OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
+_OPTION_VALUE = re.compile(r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"')
+_ALLOCATION = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
+_LIBRARY_STATUS = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
+
+
+def of_construction(text: str, facts: Facts) -> GPUError | None:
+    """The error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
+    if match := _OPTION_NAME.search(text):
+        return ProviderOptionError(
+            f"the CUDA provider knows no option {match[1]!r}",
+            evidence=[_first_line(text)],
+            fixes=[manual(f"remove {match[1]!r} from the provider options")],
+            provider="CUDAExecutionProvider",
+            option=match[1],
+        )
+    if match := _OPTION_VALUE.search(text):
+        option = match[1] or match[2]
+        return ProviderOptionError(
+            f"the CUDA provider refuses the value of its option {option!r}",
+            evidence=[_first_line(text)],
+            fixes=[manual(f"correct the value of {option!r}")],
+            provider="CUDAExecutionProvider",
+            option=option,
+        )
+    if match := _ALLOCATION.search(text):
+        return out_of_memory(int(match[1]), text)
+    if match := _CUDA_FAILURE.search(text):
+        return _of_code(int(match[1]), text, facts)
+    if match := _LIBRARY_STATUS.search(text):
+        return _of_library(match[1], match[3], text)
+    if "cuDNN is unavailable" in text or "cuDNN is not available" in text:
+        return _cudnn_unavailable(text, facts)
+    if re.search(r"CUDAExecutionProvider|cuda_execution_provider|CUDA EP", text) and "not in available" not in text:
+        return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[_first_line(text)])
+    return None
+
+
+def out_of_memory(requested: int | None, text: str, memory: tuple[int, int] | None = None) -> GPUError:
+    evidence = [_first_line(text)]
+    if memory is not None:
+        evidence.append(f"{memory[0]} of {memory[1]} bytes are free")
+    return InsufficientDeviceMemoryError(
+        "the GPU has too little free memory to open this session"
+        + (f": {requested} bytes were asked for" if requested else ""),
+        evidence=evidence,
+        fixes=[
+            manual("stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"),
+        ],
+        requested=requested,
+        free=memory[0] if memory else None,
+        total=memory[1] if memory else None,
+    )
+
+
+def _of_code(code: int, text: str, facts: Facts) -> GPUError:
+    evidence = [_first_line(text)]
+    if code == 100:
+        found = none_visible(facts)
+        if found is not None:
+            return found
+        from ..errors import NoDeviceError
+
+        return NoDeviceError("CUDA sees no GPU", evidence=evidence, fixes=[manual("use a machine with an NVIDIA GPU", needs="hardware")])
+    if code == 101:
+        found = named_device(facts)
+        if found is not None:
+            return found
+        from ..devices import not_found
+
+        return not_found(facts.request.device, (), evidence=evidence)
+    return driver.for_code(code, facts, evidence)
+
+
+def _of_library(library: str, status: str, text: str) -> GPUError:
+    if "ALLOC_FAILED" in status or "NOT_INITIALIZED" in status:
+        # cublasCreate and cudnnCreate take GPU memory; both statuses are what a full GPU gives (faults C11, C12).
+        return out_of_memory(None, text)
+    return ProviderFailureError(
+        f"{library} failed while the session was being opened: {status}",
+        evidence=[_first_line(text)],
+        library=library,
+        status=status,
+    )
+
+
+def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
+    provider = facts.environment.provider
+    major = provider.cuda_major if provider else None
+    wheel = remedies.wheel_of("libcudnn.so.9", major)
+    return LibraryNotFoundError(
+        "this model needs cuDNN, which cannot be loaded",
+        evidence=[_first_line(text)],
+        fixes=[remedies.install_libraries(facts.environment, [wheel])] if wheel else [],
+        missing=("libcudnn.so.9",),
+    )
+
+
+def _first_line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= 400 else line[:397] + "..."

@@ -1,0 +1,239 @@
+"""Is there an ONNX Runtime that could use a GPU at all?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ..environment.packages import Distribution
+from ..errors import (
+    BrokenPackageError,
+    ConflictingPackagesError,
+    CPUOnlyPackageError,
+    Fix,
+    GPUError,
+    OnnxRuntimeNotInstalledError,
+    UnsupportedPlatformError,
+    manual,
+)
+from . import remedies
+from .facts import Facts
+
+_CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
+_NO_WHEEL = "the package index has CUDA builds for Linux x86_64 and Windows x86_64 only"
+
+
+def platform_unsupported(facts: Facts) -> GPUError | None:
+    host = facts.environment.host
+    if (host.system, host.machine) in _CUDA_PLATFORMS:
+        return None
+    return UnsupportedPlatformError(
+        f"there is no CUDA on {host.system} {host.machine}",
+        evidence=[_NO_WHEEL],
+        fixes=[
+            manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
+            manual("or pass allow_cpu=True, to run on the CPU knowingly"),
+        ],
+        system=host.system,
+        machine=host.machine,
+    )
+
+
+def not_installed(facts: Facts) -> GPUError | None:
+    installed = facts.environment.packages.onnxruntime
+    if installed.folder is not None or installed.owners:
+        return None
+    return OnnxRuntimeNotInstalledError(
+        "ONNX Runtime is not installed in this environment",
+        evidence=[f"no folder onnxruntime on the search path of {facts.environment.host.executable}"],
+        fixes=_first_install(facts),
+    )
+
+
+def shadowed(facts: Facts) -> GPUError | None:
+    """A stray file onnxruntime.py, in the working directory say, is what the import takes."""
+    stray = facts.environment.packages.onnxruntime.shadowed_by
+    if stray is None:
+        return None
+    return BrokenPackageError(
+        f"import onnxruntime takes {stray} instead of the installed package",
+        evidence=[f"it comes before the package on the search path: {stray}"],
+        fixes=[manual(f"rename {stray}")],
+        files=(stray,),
+    )
+
+
+def broken_files(facts: Facts) -> GPUError | None:
+    """Files of the only owner are gone or altered. Several owners are a conflict, which explains that."""
+    installed = facts.environment.packages.onnxruntime
+    if installed.folder is None and not installed.owners:
+        return None
+    if not installed.importable:
+        return _leftover(facts)
+    if len(installed.owners) != 1:
+        return None
+    owner = installed.owners[0]
+    damaged = (*owner.missing_files, *owner.altered_files)
+    if not damaged:
+        return None
+    vital = [name for name in damaged if _is_vital(name)]
+    evidence = [f"{owner.name} {owner.version} in {owner.location}"]
+    evidence += [f"missing: {name}" for name in owner.missing_files[:8]]
+    evidence += [f"not the file that was installed: {name}" for name in owner.altered_files[:8]]
+    if len(damaged) > 16:
+        evidence.append(f"{len(damaged)} files in all")
+    return BrokenPackageError(
+        f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
+        evidence=evidence,
+        fixes=[remedies.install(facts.environment, [f"{owner.name}=={owner.version}"], again=True)],
+        severity="fatal" if vital else "warning",
+        package=owner.name,
+        files=damaged,
+    )
+
+
+def _leftover(facts: Facts) -> GPUError:
+    installed = facts.environment.packages.onnxruntime
+    names = [f"{owner.name} {owner.version}" for owner in installed.owners]
+    return BrokenPackageError(
+        "the folder onnxruntime is what an uninstall left behind: it has no __init__.py, so the import gives an empty module",
+        evidence=[f"folder: {installed.folder}", f"installed on record: {', '.join(names) or 'nothing'}"],
+        fixes=[remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)],
+        package=installed.owners[0].name if installed.owners else None,
+        files=("onnxruntime/__init__.py",),
+    )
+
+
+def _is_vital(name: str) -> bool:
+    return bool(re.search(r"\.(so|dll|pyd|dylib)(\.|$)|onnxruntime/(__init__|capi/[^/]+)\.py$", name)) and "tensorrt" not in name
+
+
+def conflicting(facts: Facts) -> GPUError | None:
+    """Several distributions wrote into one folder. Fatal when what is there now is not a whole GPU build."""
+    installed = facts.environment.packages.onnxruntime
+    owners = installed.owners
+    if len(owners) < 2 or not installed.importable:
+        return None
+    build = next((owner for owner in owners if owner.name == installed.build_name), None)
+    gpu_build = installed.provider_library is not None and "gpu" in (installed.build_name or "gpu")
+    whole = build is not None and not any(map(_is_vital, (*build.missing_files, *build.altered_files)))
+    works = gpu_build and whole
+    evidence = [_owner_line(owner) for owner in owners]
+    evidence.append(f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}".rstrip())
+    evidence.append("they share the folder onnxruntime: the last one installed wins, and removing one leaves holes")
+    names = " and ".join(owner.name for owner in owners)
+    return ConflictingPackagesError(
+        f"{names} are installed over each other" + ("" if works else ", and the GPU build lost"),
+        evidence=evidence,
+        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        severity="warning" if works else "fatal",
+        packages=tuple(owner.name for owner in owners),
+    )
+
+
+def _owner_line(owner: Distribution) -> str:
+    damaged = len(owner.missing_files) + len(owner.altered_files)
+    state = f"{damaged} of its files missing or overwritten" if damaged else "its files are intact"
+    return f"{owner.name} {owner.version}: {state}"
+
+
+def cpu_only(facts: Facts) -> GPUError | None:
+    installed = facts.environment.packages.onnxruntime
+    available = facts.observed.available_providers
+    has_provider = installed.provider_library is not None
+    if not installed.importable or (has_provider and (available is None or "CUDAExecutionProvider" in available)):
+        return None
+    owner = installed.owners[0] if len(installed.owners) == 1 else None
+    name = installed.build_name or (owner.name if owner else "onnxruntime")
+    if "gpu" in name and (available is None or "CUDAExecutionProvider" in available):
+        return None  # a GPU build whose provider file is gone: provider_missing says it
+    version = installed.build_version or (owner.version if owner else None)
+    evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
+    if available is not None:
+        evidence.append(f"providers in this build: {', '.join(available)}")
+    evidence += [f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere]
+    return CPUOnlyPackageError(
+        f"the installed ONNX Runtime ({name}) was built without CUDA",
+        evidence=evidence,
+        fixes=_replace_cpu_build(facts),
+        package=name,
+        version=version,
+    )
+
+
+def provider_missing(facts: Facts) -> GPUError | None:
+    """A GPU build without libonnxruntime_providers_cuda; onnxruntime still lists CUDA as available (faults B23)."""
+    installed = facts.environment.packages.onnxruntime
+    if not installed.importable or installed.provider_library is not None or "gpu" not in (installed.build_name or _names(facts)):
+        return None
+    owner = installed.owners[0] if installed.owners else None
+    if owner is not None and any("providers_cuda" in name for name in owner.missing_files):
+        return None  # broken_files says it, with the rest of what is missing
+    return BrokenPackageError(
+        "the CUDA provider library of ONNX Runtime is not there",
+        evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
+        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        package=owner.name if owner else installed.build_name,
+        files=("onnxruntime/capi/libonnxruntime_providers_cuda.so",),
+    )
+
+
+def provider_damaged(facts: Facts) -> GPUError | None:
+    provider, installed = facts.environment.provider, facts.environment.packages.onnxruntime
+    if provider is None or provider.problem is None:
+        return None
+    if any("providers_cuda" in name for owner in installed.owners for name in owner.altered_files):
+        return None  # broken_files or conflicting says it
+    return BrokenPackageError(
+        "the CUDA provider library of ONNX Runtime is damaged",
+        evidence=[f"{provider.path}: {provider.problem}"],
+        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        package=installed.build_name,
+        files=(provider.path,),
+    )
+
+
+def import_failed(facts: Facts) -> GPUError | None:
+    """`import onnxruntime` raised, or gave a module without InferenceSession."""
+    text = facts.observed.import_error
+    if text is None:
+        if facts.observed.has_session is not False:
+            return None
+        text = "AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'"
+    installed = facts.environment.packages.onnxruntime
+    if installed.folder is None or not installed.importable:
+        return None  # not_installed or broken_files says it
+    if re.search(r"lib(cu|nv)\w+\.so[\w.]*: cannot open shared object", text):
+        return None  # the extension itself links CUDA (1.27.0): libraries_missing says it
+    libc = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", text)
+    if libc is not None:
+        host = facts.environment.host
+        return UnsupportedPlatformError(
+            f"the installed ONNX Runtime needs {libc[0]}, which this system's C or C++ library does not have",
+            evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
+            fixes=[manual("use a newer operating system or container image", needs="host")],
+            system=host.system,
+            machine=host.machine,
+        )
+    fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
+    if "executable stack" in text:
+        fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
+    return BrokenPackageError(
+        "import onnxruntime fails", evidence=[text], fixes=fixes, package=installed.build_name, files=()
+    )
+
+
+def _first_install(facts: Facts) -> list[Fix]:
+    if facts.environment.host.machine == "aarch64":
+        return [manual(f"install a build for this machine: {_NO_WHEEL}", needs="host")]
+    return [remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
+
+
+def _replace_cpu_build(facts: Facts) -> list[Fix]:
+    if facts.environment.host.machine == "aarch64":
+        return [manual(f"install a CUDA build for this machine: {_NO_WHEEL}", needs="host")]
+    return [remedies.reinstall_onnxruntime(facts.environment)]
+
+
+def _names(facts: Facts) -> str:
+    return " ".join(owner.name for owner in facts.environment.packages.onnxruntime.owners)

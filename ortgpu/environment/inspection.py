@@ -1,0 +1,69 @@
+"""All facts in one record."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from .driver import Driver, read_driver
+from .elf import ElfFile, read_elf
+from .host import Host, read_host
+from .installer import Installer, read_installer
+from .libraries import Resolution, places_for, read_mapped_libraries, resolve
+from .packages import Packages, read_packages
+from .variables import Variables, read_variables
+from .wheel import ProviderLibrary, read_provider
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Everything that decides whether ONNX Runtime reaches a GPU."""
+
+    host: Host
+    installer: Installer
+    packages: Packages
+    extension: ElfFile | None  # ONNX Runtime's Python extension
+    provider: ProviderLibrary | None  # None: there is no CUDA provider file
+    libraries: tuple[Resolution, ...]
+    mapped: tuple[str, ...]  # libraries of this process, by path
+    driver: Driver
+    variables: Variables
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+
+def inspect_environment() -> Environment:
+    """Read all facts. Takes some tens of milliseconds; creates no CUDA context and loads no CUDA library but the
+    driver's own."""
+    packages = read_packages()
+    installed = packages.onnxruntime
+    provider = read_provider(installed.provider_library) if installed.provider_library else None
+    libraries: tuple[Resolution, ...] = ()
+    if provider is not None and provider.cuda_major is not None:
+        libraries = resolve(places_for(provider, packages.torch), provider.needed, provider.cuda_major)
+    return Environment(
+        host=read_host(),
+        installer=read_installer(),
+        packages=packages,
+        extension=read_elf(installed.extension) if installed.extension else None,
+        provider=provider,
+        libraries=libraries,
+        mapped=read_mapped_libraries(),
+        driver=read_driver(),
+        variables=read_variables(),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list, set, frozenset)):
+        items = [_plain(item) for item in value]
+        return sorted(items, key=str) if isinstance(value, (set, frozenset)) else items
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -1,0 +1,26 @@
+"""Facts about how packages are installed into this environment, for advice that can be pasted."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Installer:
+    """``install`` and ``uninstall`` are shell words to put requirements behind; they name this very interpreter."""
+
+    name: str  # "pip" or "uv"
+    install: str
+    uninstall: str
+
+
+def read_installer() -> Installer:
+    python = shlex.quote(sys.executable or "python3")
+    has_pip = importlib.util.find_spec("pip") is not None
+    if not has_pip and shutil.which("uv"):
+        return Installer("uv", f"uv pip install --python {python}", f"uv pip uninstall --python {python}")
+    return Installer("pip", f"{python} -m pip install", f"{python} -m pip uninstall -y")

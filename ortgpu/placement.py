@@ -1,0 +1,139 @@
+"""Which node of a model runs on which provider."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import PlacementError, manual
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
+
+NodeKind = Literal["compute", "shape"]
+CPUNodes = Literal["allow", "warn", "forbid"]
+
+# Operators that ONNX Runtime itself moves to the CPU where they only handle shapes and indices of a few elements
+# (GetCpuPreferredNodes in fallback_cpu_capability.cc). On data they have CUDA kernels, or count as compute below.
+_SHAPE_OPERATORS = frozenset(
+    """Shape Size Gather Unsqueeze Squeeze Concat Slice Cast Reshape Range ConstantOfShape Constant Identity Add Sub Mul
+    Div Mod Neg Abs Min Max Floor Ceil Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Where Expand ReduceProd
+    ReduceMax ReduceMin ReduceSum Split Flatten Tile ScatterND ScatterElements NonZero If Loop""".split()
+)
+
+
+class CPUNodesWarning(UserWarning):
+    """Nodes of a model that compute run on the CPU; see ``cpu_nodes`` of GPUSession."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedNode:
+    """A node as ONNX Runtime placed it, after its optimisations: names may be its own, or empty."""
+
+    name: str
+    op_type: str
+    domain: str
+    provider: str
+    kind: NodeKind
+
+    def __str__(self) -> str:
+        domain = f"{self.domain}:" if self.domain not in ("", "ai.onnx") else ""
+        return f"{domain}{self.op_type}" + (f" {self.name!r}" if self.name else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """All nodes by provider. ``known`` False: the installed ONNX Runtime cannot tell (before 1.24), ``nodes`` is empty.
+
+    Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
+    devices that ONNX Runtime inserts afterwards are not among them.
+    """
+
+    nodes: tuple[PlacedNode, ...]
+    known: bool = True
+
+    @property
+    def by_provider(self) -> dict[str, int]:
+        return dict(Counter(node.provider for node in self.nodes))
+
+    @property
+    def cpu_compute_nodes(self) -> tuple[PlacedNode, ...]:
+        return tuple(node for node in self.nodes if node.provider == CPU and node.kind == "compute")
+
+    def operators_on(self, provider: str) -> dict[str, int]:
+        return dict(Counter(node.op_type for node in self.nodes if node.provider == provider))
+
+    def rows(self) -> list[tuple[str, str, str, int]]:
+        """Provider, kind, operator, count: most frequent first within a provider."""
+        counts = Counter((node.provider, node.kind, node.op_type) for node in self.nodes)
+        order = {provider: index for index, provider in enumerate(self.by_provider)}
+        return [(p, k, op, n) for (p, k, op), n in sorted(counts.items(), key=lambda item: (order[item[0][0]], -item[1], item[0]))]
+
+    def __str__(self) -> str:
+        if not self.known:
+            return "placement unknown: this release of ONNX Runtime does not record it"
+        return format_table([("provider", "kind", "operator", "nodes"), *((p, k, op, str(n)) for p, k, op, n in self.rows())])
+
+
+UNKNOWN = Placement((), known=False)
+
+
+def read_placement(session: Any) -> Placement:
+    """The placement that ``session``, an InferenceSession, recorded when it was made."""
+    try:
+        assigned = session.get_provider_graph_assignment_info()
+    except (AttributeError, RuntimeError, TypeError):
+        return UNKNOWN
+    except Exception as error:  # ONNX Runtime's Fail when recording is off: its classes derive from Exception alone
+        if type(error).__module__.startswith("onnxruntime"):
+            return UNKNOWN
+        raise
+    nodes = [
+        PlacedNode(node.name, node.op_type, node.domain, part.ep_name, kind_of(node.op_type, node.domain, part.ep_name))
+        for part in assigned
+        for node in part.get_nodes()
+    ]
+    return Placement(tuple(nodes))
+
+
+def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
+    """Not exact for an operator of the list that works on data without a CUDA kernel, such as strings."""
+    on_cpu = provider == CPU and domain in ("", "ai.onnx")
+    return "shape" if on_cpu and op_type in _SHAPE_OPERATORS or op_type in ("Shape", "Size") else "compute"
+
+
+def refusal(placement: Placement) -> PlacementError | None:
+    """The error for ``cpu_nodes="forbid"``, or None when every compute node is on the GPU."""
+    nodes = placement.cpu_compute_nodes
+    if not nodes:
+        return None
+    counts = Counter(node.op_type for node in nodes)
+    return PlacementError(
+        f"{len(nodes)} of {len(placement.nodes)} nodes compute on the CPU: "
+        + ", ".join(f"{op} ({n})" if n > 1 else op for op, n in counts.most_common(8)),
+        evidence=[str(node) for node in nodes[:12]] + ([f"... {len(nodes)} in all"] if len(nodes) > 12 else []),
+        fixes=[manual('export the model with operators that have CUDA kernels, or accept it: cpu_nodes="allow"')],
+        nodes=nodes,
+    )
+
+
+def format_table(rows: Sequence[Iterable[str]]) -> str:
+    """Plain columns, the first row a header."""
+    cells = [tuple(row) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join(lines)
+
+
+# Operators whose CUDA kernels run on cuDNN and have no other way (NOT_IMPLEMENTED without it, since 1.28).
+CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
+    "": frozenset("Conv ConvTranspose BatchNormalization InstanceNormalization RNN GRU LSTM LRN".split()),
+    "com.microsoft": frozenset(("FusedConv", "NhwcConv", "NhwcFusedConv")),
+    "com.ms.internal.nhwc": frozenset(("Conv", "ConvTranspose", "BatchNormalization", "FusedConv")),
+}
+
+
+def needs_cudnn(op_type: str, domain: str) -> bool:
+    return op_type in CUDNN_OPERATORS.get("" if domain == "ai.onnx" else domain, frozenset())
