@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # typing itself would be most of the time of this import
 
 if TYPE_CHECKING:
     from .devices import Device as Device
@@ -41,7 +40,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "GPUSession":
@@ -58,7 +57,9 @@ def __getattr__(name: str) -> Any:
         if name not in errors.__all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = "errors"
-    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    import importlib
+
+    value: object = getattr(importlib.import_module(f".{home}", __name__), name)
     globals()[name] = value
     return value
 

@@ -86,7 +86,9 @@ def choose(
         matches = [device for device in devices if device.uuid and _digits(device.uuid).startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
-    raise not_found(requested, [describe(device.ordinal, device.name, device.uuid) for device in devices], ambiguous=bool(matches))
+    raise not_found(
+        requested, [describe(device.ordinal, device.name, device.uuid) for device in devices], ambiguous=bool(matches)
+    )
 
 
 def ordinal_of(requested: DeviceRequest) -> int | None:
@@ -108,7 +110,7 @@ def not_found(
     return DeviceNotFoundError(
         f"device {requested!r} {what}",
         evidence=[f"visible to this process: {count}", *available, *evidence],
-        fixes=[manual("pass one of the devices listed above: an ordinal below " f"{len(available)}, or a UUID")],
+        fixes=[manual(f"pass one of the devices listed above: an ordinal below {len(available)}, or a UUID")],
         requested=requested,
         available=tuple(available),
     )

@@ -26,7 +26,7 @@ behind it, one a line; the fixes, one a line; and the code for ``ortgpu explain`
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 FixKind = Literal["shell", "python", "manual"]
 Severity = Literal["fatal", "warning"]
@@ -444,7 +444,7 @@ class DistributedError(GPUError):
     """Processes that should work together cannot. ``ranks``: those concerned; ``phase``: what they were doing."""
 
     code = "distributed-error"
-    fields = ("ranks", "phase")
+    fields: ClassVar[tuple[str, ...]] = ("ranks", "phase")
     ranks: tuple[int, ...] = ()
     phase: str | None
 
@@ -509,7 +509,9 @@ class CPUExecutionWarning(UserWarning):
     """``allow_cpu`` let a session onto the CPU. ``error``: the exception it stands for."""
 
     def __init__(self, error: GPUError) -> None:
-        super().__init__(f"running on the CPU because allow_cpu is set, instead of raising {type(error).__name__}:\n{error}")
+        super().__init__(
+            f"running on the CPU because allow_cpu is set, instead of raising {type(error).__name__}:\n{error}"
+        )
         self.error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -519,7 +521,7 @@ class CPUExecutionWarning(UserWarning):
 def _tree(root: type[GPUError]) -> Iterable[type[GPUError]]:
     yield root
     for child in root.__subclasses__():
-        yield from _tree(cast("type[GPUError]", child))
+        yield from _tree(child)
 
 
 def catalogue() -> dict[str, type[GPUError]]:

@@ -12,10 +12,14 @@ def operators_of(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[str, 
     try:
         import onnx
 
-        proto = onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model), load_external_data=False)
+        proto = (
+            onnx.load_from_string(model)
+            if isinstance(model, bytes)
+            else onnx.load(os.fspath(model), load_external_data=False)
+        )
         graphs = [proto.graph.node, *(function.node for function in proto.functions)]
         return frozenset(found for nodes in graphs for found in _walk(nodes))
-    except Exception:  # protobuf's DecodeError, OSError, a missing onnx: whatever it is, the operators are not known
+    except Exception:  # noqa: BLE001 - protobuf's DecodeError, OSError, a missing onnx: whatever it is, the operators are not known
         return frozenset()
 
 

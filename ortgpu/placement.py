@@ -18,9 +18,54 @@ CPUNodes = Literal["allow", "warn", "forbid"]
 # Operators that ONNX Runtime itself moves to the CPU where they only handle shapes and indices of a few elements
 # (GetCpuPreferredNodes in fallback_cpu_capability.cc). On data they have CUDA kernels, or count as compute below.
 _SHAPE_OPERATORS = frozenset(
-    """Shape Size Gather Unsqueeze Squeeze Concat Slice Cast Reshape Range ConstantOfShape Constant Identity Add Sub Mul
-    Div Mod Neg Abs Min Max Floor Ceil Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Where Expand ReduceProd
-    ReduceMax ReduceMin ReduceSum Split Flatten Tile ScatterND ScatterElements NonZero If Loop""".split()
+    [
+        "Shape",
+        "Size",
+        "Gather",
+        "Unsqueeze",
+        "Squeeze",
+        "Concat",
+        "Slice",
+        "Cast",
+        "Reshape",
+        "Range",
+        "ConstantOfShape",
+        "Constant",
+        "Identity",
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Mod",
+        "Neg",
+        "Abs",
+        "Min",
+        "Max",
+        "Floor",
+        "Ceil",
+        "Equal",
+        "Less",
+        "Greater",
+        "LessOrEqual",
+        "GreaterOrEqual",
+        "Not",
+        "And",
+        "Or",
+        "Where",
+        "Expand",
+        "ReduceProd",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceSum",
+        "Split",
+        "Flatten",
+        "Tile",
+        "ScatterND",
+        "ScatterElements",
+        "NonZero",
+        "If",
+        "Loop",
+    ]
 )
 
 
@@ -69,12 +114,17 @@ class Placement:
         """Provider, kind, operator, count: most frequent first within a provider."""
         counts = Counter((node.provider, node.kind, node.op_type) for node in self.nodes)
         order = {provider: index for index, provider in enumerate(self.by_provider)}
-        return [(p, k, op, n) for (p, k, op), n in sorted(counts.items(), key=lambda item: (order[item[0][0]], -item[1], item[0]))]
+        return [
+            (p, k, op, n)
+            for (p, k, op), n in sorted(counts.items(), key=lambda item: (order[item[0][0]], -item[1], item[0]))
+        ]
 
     def __str__(self) -> str:
         if not self.known:
             return "placement unknown: this release of ONNX Runtime does not record it"
-        return format_table([("provider", "kind", "operator", "nodes"), *((p, k, op, str(n)) for p, k, op, n in self.rows())])
+        return format_table(
+            [("provider", "kind", "operator", "nodes"), *((p, k, op, str(n)) for p, k, op, n in self.rows())]
+        )
 
 
 UNKNOWN = Placement((), known=False)
@@ -101,7 +151,7 @@ def read_placement(session: Any) -> Placement:
 def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
     """Not exact for an operator of the list that works on data without a CUDA kernel, such as strings."""
     on_cpu = provider == CPU and domain in ("", "ai.onnx")
-    return "shape" if on_cpu and op_type in _SHAPE_OPERATORS or op_type in ("Shape", "Size") else "compute"
+    return "shape" if (on_cpu and op_type in _SHAPE_OPERATORS) or op_type in ("Shape", "Size") else "compute"
 
 
 def refusal(placement: Placement) -> PlacementError | None:
@@ -129,7 +179,9 @@ def format_table(rows: Sequence[Iterable[str]]) -> str:
 
 # Operators whose CUDA kernels run on cuDNN and have no other way (NOT_IMPLEMENTED without it, since 1.28).
 CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
-    "": frozenset("Conv ConvTranspose BatchNormalization InstanceNormalization RNN GRU LSTM LRN".split()),
+    "": frozenset(
+        ["Conv", "ConvTranspose", "BatchNormalization", "InstanceNormalization", "RNN", "GRU", "LSTM", "LRN"]
+    ),
     "com.microsoft": frozenset(("FusedConv", "NhwcConv", "NhwcFusedConv")),
     "com.ms.internal.nhwc": frozenset(("Conv", "ConvTranspose", "BatchNormalization", "FusedConv")),
 }

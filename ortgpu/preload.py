@@ -183,7 +183,9 @@ def _load_one(
         refused.append(_with_problem(candidate, error))
     if resolution.required and open_library(resolution.soname) is None:
         # Found by the loader where no documented place has it: LD_PRELOAD, a namespace, an unknown cache format.
-        path = next((p for p in read_mapped_libraries() if os.path.basename(p).startswith(resolution.soname)), resolution.soname)
+        path = next(
+            (p for p in read_mapped_libraries() if os.path.basename(p).startswith(resolution.soname)), resolution.soname
+        )
         return LoadedLibrary(resolution.soname, path, "system loader", os.path.dirname(path), True), refused
     return None, refused
 

@@ -64,7 +64,9 @@ def parse(providers: Any, provider_options: Any) -> ProviderList:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise _malformed(providers, f"{', '.join(twice)} is named more than once")
-    return ProviderList(tuple(names), {name: {str(k): str(v) for k, v in (given or {}).items()} for name, given in pairs})
+    return ProviderList(
+        tuple(names), {name: {str(k): str(v) for k, v in (given or {}).items()} for name, given in pairs}
+    )
 
 
 def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
@@ -115,7 +117,7 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
 
 
 def cuda_first(requested: ProviderList, *, keep_cpu: bool = True) -> ProviderList:
-    """CUDA at the front, behind a TensorRT that was asked for before it; the CPU at the end, unless it must stay out."""
+    """CUDA at the front, behind a TensorRT asked for before it; the CPU at the end, unless it must stay out."""
     before = requested.names[: requested.names.index(CUDA)] if CUDA in requested.names else requested.names
     front = [name for name in before if name in TENSORRT]
     rest = [name for name in requested.names if name not in (CUDA, CPU, *front)]

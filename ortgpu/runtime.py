@@ -72,7 +72,9 @@ def _load() -> Runtime:
 def _import() -> tuple[ModuleType | None, str | None]:
     try:
         module = importlib.import_module("onnxruntime")
-    except Exception as error:  # anything: a broken package raises ImportError, AttributeError, SyntaxError, OSError ...
+    except (
+        Exception
+    ) as error:  # anything: a broken package raises ImportError, AttributeError, SyntaxError, OSError ...
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}"
     return (module, None) if hasattr(module, "InferenceSession") else (None, None)

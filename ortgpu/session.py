@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
@@ -151,9 +150,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         _refuse_providers_in(options)
         _record_placement(options)
         try:
-            super().__init__(
-                model, options, providers=asked.as_arguments(), enable_fallback=0, **self._kwargs
-            )
+            super().__init__(model, options, providers=asked.as_arguments(), enable_fallback=0, **self._kwargs)
         except Exception as cause:
             error = _placement_refused(cause) or why.unusable(cause)
             if error is None:
@@ -169,7 +166,11 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             raise why.unusable()
         chosen = choose(device, cuda.devices, _free_memory)
         provider = why.runtime.preload.provider
-        if provider is not None and chosen.compute_capability and provider.coverage(chosen.compute_capability) == "none":
+        if (
+            provider is not None
+            and chosen.compute_capability
+            and provider.coverage(chosen.compute_capability) == "none"
+        ):
             raise why.unusable()
         return chosen
 
@@ -191,7 +192,11 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         """1.28 and newer bind without cuDNN, and fail at the first node that needs it."""
         if why.cudnn_disabled or why.runtime.preload.path_of("libcudnn") is not None:
             return
-        on_cuda = {n.op_type for n in self.placement.nodes if n.provider == requests.CUDA and placements.needs_cudnn(n.op_type, n.domain)}
+        on_cuda = {
+            n.op_type
+            for n in self.placement.nodes
+            if n.provider == requests.CUDA and placements.needs_cudnn(n.op_type, n.domain)
+        }
         if on_cuda:
             why.cudnn_operators = tuple(sorted(on_cuda))
             raise why.unusable()
@@ -304,7 +309,9 @@ def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -
 def _with_device(asked: requests.ProviderList, chosen: CudaDevice | None) -> requests.ProviderList:
     if chosen is None:
         return asked
-    on_device = {name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names}
+    on_device = {
+        name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names
+    }
     options = {name: {**asked.options_of(name), **on_device.get(name, {})} for name in asked.names}
     return requests.ProviderList(asked.names, options)
 
@@ -319,7 +326,7 @@ def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
 def _config_entry(options: Any, key: str) -> str | None:
     try:
         value: str = options.get_session_config_entry(key)
-    except Exception:  # an entry that is not set raises, of a class that differs between releases
+    except Exception:  # noqa: BLE001 - an entry that is not set raises, of a class that differs between releases
         return None
     return value
 

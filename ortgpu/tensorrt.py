@@ -29,6 +29,8 @@ def check_loadable(cuda_provider: str) -> None:
         raise LibraryNotFoundError(
             f"TensorRT was asked for and its libraries are missing: {', '.join(errors)}",
             evidence=list(errors.values()),
-            fixes=[manual("install the TensorRT release that has these libraries, or leave TensorrtExecutionProvider out")],
+            fixes=[
+                manual("install the TensorRT release that has these libraries, or leave TensorrtExecutionProvider out")
+            ],
             missing=tuple(errors),
         )

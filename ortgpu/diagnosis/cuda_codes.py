@@ -38,7 +38,7 @@ UNUSABLE: dict[int, Meaning] = {
         (shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),),
     ),
     803: Meaning(  # NVIDIA/nvidia-docker issue 1256
-        "the driver's library and the driver in the kernel are of different versions, as after an upgrade without a reboot",
+        "the driver's library and its kernel module differ in version, as after an upgrade without a reboot",
         (manual("reboot, or reload the nvidia kernel modules", needs="reboot"),),
     ),
     804: Meaning(
@@ -46,7 +46,7 @@ UNUSABLE: dict[int, Meaning] = {
         (manual("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
     ),
     999: Meaning(  # issue 14211
-        "the driver failed without saying why: after a suspend, a GPU error (Xid in the kernel log), or without nvidia_uvm",
+        "the driver failed without a reason: after a suspend, a GPU error (Xid), or without nvidia_uvm",
         (shell("sudo dmesg | grep -i xid", needs="root"), _RELOAD),
     ),
 }

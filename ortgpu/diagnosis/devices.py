@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from .. import devices
 from ..environment.driver import GPU
-from ..errors import DeviceBusyError, GPUError, NoDeviceError, UnsupportedDeviceError, manual, shell
+from ..errors import (
+    DeviceBusyError,
+    DeviceNotFoundError,
+    Fix,
+    GPUError,
+    NoDeviceError,
+    UnsupportedDeviceError,
+    manual,
+    shell,
+)
 from . import remedies
 from .cuda_codes import name_of
 from .facts import Facts
@@ -22,7 +31,7 @@ def named_device(facts: Facts) -> GPUError | None:
     if cuda is not None and cuda.devices:
         try:
             devices.choose(requested, cuda.devices, lambda _: None)
-        except devices.DeviceNotFoundError as error:
+        except DeviceNotFoundError as error:
             return error
         return None
     gpus = _visible(facts)
@@ -99,9 +108,15 @@ def unsupported(facts: Facts) -> GPUError | None:
     version = facts.environment.packages.onnxruntime.build_version
     fix = _release_for(facts, capability)
     return UnsupportedDeviceError(
-        f"the installed ONNX Runtime holds no code for {name or 'this GPU'} (compute capability {capability[0]}.{capability[1]})",
-        evidence=[f"onnxruntime-gpu {version or ''} holds {', '.join(held)}".replace("  ", " "), f"read from {provider.path}"],
-        fixes=[fix] if fix is not None else [manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")],
+        f"the installed ONNX Runtime holds no code for {name or 'this GPU'} "
+        f"(compute capability {capability[0]}.{capability[1]})",
+        evidence=[
+            f"onnxruntime-gpu {version or ''} holds {', '.join(held)}".replace("  ", " "),
+            f"read from {provider.path}",
+        ],
+        fixes=[fix]
+        if fix is not None
+        else [manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")],
         device=name,
         compute_capability=capability,
         architectures=held,
@@ -128,7 +143,7 @@ _RELEASES = (
 )
 
 
-def _release_for(facts: Facts, capability: tuple[int, int]) -> remedies.Fix | None:
+def _release_for(facts: Facts, capability: tuple[int, int]) -> Fix | None:
     supported = facts.environment.driver.cuda_version or facts.environment.driver.nvml.cuda_version
     for release in _RELEASES:
         if supported is not None and supported[0] < release.cuda_major:
@@ -144,7 +159,7 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
     if cuda is not None and cuda.devices:
         try:
             chosen = [devices.choose(facts.request.device, cuda.devices, lambda _: None)]
-        except devices.DeviceNotFoundError:
+        except DeviceNotFoundError:
             chosen = []
         if facts.request.device == "auto":
             chosen = list(cuda.devices)
@@ -176,7 +191,7 @@ def _visible(facts: Facts) -> list[GPU]:
     for name in _visible_names(value):
         match = _match(name, gpus)
         if match is None:
-            break  # CUDA stops at the first entry that names nothing (CUDA C++ Programming Guide, "Environment Variables")
+            break  # so does CUDA: CUDA C++ Programming Guide, "CUDA Environment Variables"
         chosen.append(match)
     return chosen
 
@@ -193,4 +208,6 @@ def _visible_names(value: str) -> list[str]:
 def _match(name: str, gpus: list[GPU]) -> GPU | None:
     if name.isdigit():
         return gpus[int(name)] if int(name) < len(gpus) else None
-    return next((gpu for gpu in gpus if gpu.uuid and gpu.uuid.lower().startswith(name.lower()) or name in gpu.mig_uuids), None)
+    return next(
+        (gpu for gpu in gpus if (gpu.uuid and gpu.uuid.lower().startswith(name.lower())) or name in gpu.mig_uuids), None
+    )

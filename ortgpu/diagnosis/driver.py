@@ -41,8 +41,15 @@ def not_found(facts: Facts) -> GPUError | None:
     fixes = _ways_to_a_driver(facts)
     if host.display_vendors and _AMD in host.display_vendors and _NVIDIA not in host.display_vendors:
         evidence.append("the only GPU of this machine is AMD's")
-        fixes = [manual("CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-rocm)", needs="hardware")]
-    return DriverNotFoundError(f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes)
+        fixes = [
+            manual(
+                "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-rocm)",
+                needs="hardware",
+            )
+        ]
+    return DriverNotFoundError(
+        f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
+    )
 
 
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:
@@ -79,9 +86,10 @@ def too_old(facts: Facts) -> GPUError | None:
     if supported[0] == 12:
         fixes.append(remedies.other_cuda(environment, 12))
     return DriverTooOldError(
-        f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, the installed ONNX Runtime needs CUDA {major}",
+        f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, "
+        f"the installed ONNX Runtime needs CUDA {major}",
         evidence=[
-            f"driver {version or 'of unknown version'}; {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer is needed",
+            f"driver: {version or 'of unknown version'}; needed: {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer",
             f"provider: {provider.path if provider else ''}",
         ],
         fixes=fixes,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..devices import DeviceRequest
-from ..environment.inspection import Environment
 from ..environment.cuda import CudaState
+from ..environment.inspection import Environment
 from ..preload import PreloadReport
 
 

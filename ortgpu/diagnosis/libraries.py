@@ -7,7 +7,16 @@ import re
 
 from ..environment.catalogue import spec_for
 from ..environment.libraries import Candidate
-from ..errors import BrokenPackageError, GPUError, LibraryConflictError, LibraryNotFoundError, LibraryVersionError, Severity, manual, shell
+from ..errors import (
+    BrokenPackageError,
+    GPUError,
+    LibraryConflictError,
+    LibraryNotFoundError,
+    LibraryVersionError,
+    Severity,
+    manual,
+    shell,
+)
 from ..preload import MissingLibrary
 from . import remedies
 from .facts import Facts
@@ -24,7 +33,9 @@ def cudnn_missing(facts: Facts) -> GPUError | None:
         return None
     absent = tuple(library for library in _missing(facts, required=False) if library.soname.startswith("libcudnn"))
     operators = facts.request.cudnn_operators
-    reason = f"{_enumerate(operators)} of this model needs" if operators else "convolutions and other cuDNN operators need"
+    reason = (
+        f"{_enumerate(operators)} of this model needs" if operators else "convolutions and other cuDNN operators need"
+    )
     return _judge_missing(facts, absent, reason, "fatal" if operators else "warning")
 
 
@@ -41,7 +52,9 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
     )
 
 
-def _judge_missing(facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity) -> GPUError | None:
+def _judge_missing(
+    facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity
+) -> GPUError | None:
     if not absent:
         return None
     sonames = tuple(library.soname for library in absent)
@@ -50,7 +63,12 @@ def _judge_missing(facts: Facts, absent: tuple[MissingLibrary, ...], reason: str
     wheels = dict.fromkeys(library.wheel for library in absent if library.wheel)
     fixes = [remedies.install_libraries(facts.environment, wheels)] if wheels else []
     if any(library.wheel is None for library in absent):
-        fixes.append(manual(f"install the system package that has {_enumerate([x.soname for x in absent if not x.wheel])}", needs="root"))
+        fixes.append(
+            manual(
+                f"install the system package that has {_enumerate([x.soname for x in absent if not x.wheel])}",
+                needs="root",
+            )
+        )
     others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
     if len(others) == len(absent):
         return LibraryVersionError(
@@ -62,7 +80,9 @@ def _judge_missing(facts: Facts, absent: tuple[MissingLibrary, ...], reason: str
             found=others,
         )
     return LibraryNotFoundError(
-        f"{reason} {_enumerate(sonames)}: " + ("no usable copy" if any(x.rejected for x in absent) else "not found") + " on this machine",
+        f"{reason} {_enumerate(sonames)}: "
+        + ("no usable copy" if any(x.rejected for x in absent) else "not found")
+        + " on this machine",
         evidence=evidence,
         fixes=fixes,
         severity=severity,
@@ -92,7 +112,8 @@ def _other_version(library: MissingLibrary) -> str | None:
 def _where_needed(facts: Facts) -> str:
     provider, installed = facts.environment.provider, facts.environment.packages.onnxruntime
     major = provider.cuda_major if provider else None
-    return f"onnxruntime-gpu {installed.build_version or _version(facts) or ''} is built for CUDA {major or 'of unknown version'}"
+    version = installed.build_version or _version(facts) or ""
+    return f"onnxruntime-gpu {version} is built for CUDA {major or 'of unknown version'}"
 
 
 def _version(facts: Facts) -> str | None:
@@ -100,7 +121,7 @@ def _version(facts: Facts) -> str | None:
 
 
 def provider_unloadable(facts: Facts) -> GPUError | None:
-    """Every library is there and the loader still refuses the provider: a symbol is missing, or the C library too old."""
+    """Every library is there and the loader still refuses the provider: for a missing symbol, say."""
     report = facts.observed.preload
     if report is None or report.provider_error is None:
         return None
@@ -135,7 +156,9 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     loaded = next((lib for lib in report.libraries if lib.soname.startswith("libcudnn.so")), None)
     if loaded is None or major is None:
         return None
-    needed = any(spec_for(s) and s.startswith("libcudnn") for s in report.provider.needed) or facts.request.cudnn_operators
+    needed = (
+        any(spec_for(s) and s.startswith("libcudnn") for s in report.provider.needed) or facts.request.cudnn_operators
+    )
     wrong, right = f"nvidia-cudnn-cu{report.cudnn_cuda_major}", remedies.wheel_of(loaded.soname, major)
     fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
     if any(wheel.name == wrong for wheel in facts.environment.packages.nvidia) and right:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 
+from ..devices import not_found
 from ..errors import (
     GPUError,
     InsufficientDeviceMemoryError,
     LibraryNotFoundError,
+    NoDeviceError,
     ProviderFailureError,
     ProviderFallbackError,
     ProviderOptionError,
@@ -23,7 +25,9 @@ from .facts import Facts
 
 _CUDA_FAILURE = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)")
 _OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
-_OPTION_VALUE = re.compile(r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"')
+_OPTION_VALUE = re.compile(
+    r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
+)
 _ALLOCATION = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
 _LIBRARY_STATUS = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
 
@@ -69,7 +73,9 @@ def out_of_memory(requested: int | None, text: str, memory: tuple[int, int] | No
         + (f": {requested} bytes were asked for" if requested else ""),
         evidence=evidence,
         fixes=[
-            manual("stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"),
+            manual(
+                "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
+            ),
         ],
         requested=requested,
         free=memory[0] if memory else None,
@@ -83,15 +89,13 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
         found = none_visible(facts)
         if found is not None:
             return found
-        from ..errors import NoDeviceError
-
-        return NoDeviceError("CUDA sees no GPU", evidence=evidence, fixes=[manual("use a machine with an NVIDIA GPU", needs="hardware")])
+        return NoDeviceError(
+            "CUDA sees no GPU", evidence=evidence, fixes=[manual("use a machine with an NVIDIA GPU", needs="hardware")]
+        )
     if code == 101:
         found = named_device(facts)
         if found is not None:
             return found
-        from ..devices import not_found
-
         return not_found(facts.request.device, (), evidence=evidence)
     return driver.for_code(code, facts, evidence)
 

@@ -96,7 +96,7 @@ def _leftover(facts: Facts) -> GPUError:
     installed = facts.environment.packages.onnxruntime
     names = [f"{owner.name} {owner.version}" for owner in installed.owners]
     return BrokenPackageError(
-        "the folder onnxruntime is what an uninstall left behind: it has no __init__.py, so the import gives an empty module",
+        "the folder onnxruntime is what an uninstall left behind, without __init__.py: importing it gives nothing",
         evidence=[f"folder: {installed.folder}", f"installed on record: {', '.join(names) or 'nothing'}"],
         fixes=[remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)],
         package=installed.owners[0].name if installed.owners else None,
@@ -105,7 +105,10 @@ def _leftover(facts: Facts) -> GPUError:
 
 
 def _is_vital(name: str) -> bool:
-    return bool(re.search(r"\.(so|dll|pyd|dylib)(\.|$)|onnxruntime/(__init__|capi/[^/]+)\.py$", name)) and "tensorrt" not in name
+    return (
+        bool(re.search(r"\.(so|dll|pyd|dylib)(\.|$)|onnxruntime/(__init__|capi/[^/]+)\.py$", name))
+        and "tensorrt" not in name
+    )
 
 
 def conflicting(facts: Facts) -> GPUError | None:
@@ -119,7 +122,9 @@ def conflicting(facts: Facts) -> GPUError | None:
     whole = build is not None and not any(map(_is_vital, (*build.missing_files, *build.altered_files)))
     works = gpu_build and whole
     evidence = [_owner_line(owner) for owner in owners]
-    evidence.append(f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}".rstrip())
+    evidence.append(
+        f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}".rstrip()
+    )
     evidence.append("they share the folder onnxruntime: the last one installed wins, and removing one leaves holes")
     names = " and ".join(owner.name for owner in owners)
     return ConflictingPackagesError(
@@ -164,7 +169,11 @@ def cpu_only(facts: Facts) -> GPUError | None:
 def provider_missing(facts: Facts) -> GPUError | None:
     """A GPU build without libonnxruntime_providers_cuda; onnxruntime still lists CUDA as available (faults B23)."""
     installed = facts.environment.packages.onnxruntime
-    if not installed.importable or installed.provider_library is not None or "gpu" not in (installed.build_name or _names(facts)):
+    if (
+        not installed.importable
+        or installed.provider_library is not None
+        or "gpu" not in (installed.build_name or _names(facts))
+    ):
         return None
     owner = installed.owners[0] if installed.owners else None
     if owner is not None and any("providers_cuda" in name for name in owner.missing_files):

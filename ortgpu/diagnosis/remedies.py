@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from ..environment.inspection import Environment
 from ..environment.catalogue import LIBRARIES, spec_for, wheel_name
+from ..environment.inspection import Environment
 from ..errors import Fix, manual, shell
 
 # Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
@@ -16,7 +16,9 @@ LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 GPU_PACKAGE = {12: "onnxruntime-gpu>=1.20,<1.27", 13: "onnxruntime-gpu>=1.28"}
 
 
-def install(environment: Environment, requirements: Iterable[str], *, again: bool = False, upgrade: bool = False) -> Fix:
+def install(
+    environment: Environment, requirements: Iterable[str], *, again: bool = False, upgrade: bool = False
+) -> Fix:
     """One command; ``again`` replaces what the installer believes to be there."""
     words = " ".join(shlex.quote(requirement) for requirement in requirements)
     options = " --upgrade" if upgrade else ""
@@ -72,7 +74,9 @@ def install_libraries(environment: Environment, wheels: Iterable[str]) -> Fix:
 
 def update_driver(cuda_major: int) -> Fix:
     version = LOWEST_DRIVER.get(cuda_major)
-    return manual(f"install an NVIDIA driver for CUDA {cuda_major}" + (f": {version} or newer" if version else ""), needs="driver")
+    return manual(
+        f"install an NVIDIA driver for CUDA {cuda_major}" + (f": {version} or newer" if version else ""), needs="driver"
+    )
 
 
 def wheel_of(soname: str, cuda_major: int | None) -> str | None:

@@ -54,12 +54,13 @@ def _cudnn(part: str, after: tuple[str, ...]) -> LibrarySpec:
 
 
 _EACH = {11: "11", 12: "12", 13: "13"}
+_TEN = dict.fromkeys(_EACH, "10")
 
 LIBRARIES: tuple[LibrarySpec, ...] = (
     _toolkit("libcudart", "nvidia-cuda-runtime", {11: "11.0", 12: "12", 13: "13"}, wheel_versions=_EACH),
     _toolkit("libcublasLt", "nvidia-cublas", _EACH),
     _toolkit("libcublas", "nvidia-cublas", _EACH, after=("libcublasLt",)),
-    _toolkit("libcurand", "nvidia-curand", {11: "10", 12: "10", 13: "10"}, wheel_versions={11: "10", 12: "10", 13: "10"}),
+    _toolkit("libcurand", "nvidia-curand", _TEN, wheel_versions=_TEN),
     _toolkit("libnvJitLink", "nvidia-nvjitlink", {12: "12", 13: "13"}),
     _toolkit("libnvrtc", "nvidia-cuda-nvrtc", {11: "11.2", 12: "12", 13: "13"}, wheel_versions=_EACH),
     _toolkit(

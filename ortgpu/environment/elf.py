@@ -31,7 +31,7 @@ class ElfFile:
     executable_stack: bool | None = None
 
 
-class _Damaged(Exception):
+class _DamagedError(Exception):
     """The bytes are not those of a complete 64-bit little-endian ELF file."""
 
 
@@ -41,7 +41,7 @@ def read_elf(path: str | os.PathLike[str]) -> ElfFile:
     try:
         with open(name, "rb") as file:
             return _parse(name, file, os.fstat(file.fileno()).st_size)
-    except _Damaged as damage:
+    except _DamagedError as damage:
         return ElfFile(name, problem=str(damage))
     except OSError as error:
         return ElfFile(name, problem=(error.strerror or str(error)).lower())
@@ -63,7 +63,7 @@ def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] |
                 if _string(names, name_at) == wanted:
                     offset, length = _section(table, header, index)
                     return (offset, length) if offset + length <= size else None
-    except (OSError, _Damaged, ValueError, struct.error, OverflowError, MemoryError):
+    except (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError):
         return None
     return None
 
@@ -82,18 +82,18 @@ class _Header:
 
 def _header(file: BinaryIO, size: int) -> _Header:
     if size == 0:
-        raise _Damaged("empty file")
+        raise _DamagedError("empty file")
     start = file.read(64)
     if start[:4] != b"\x7fELF":
-        raise _Damaged("not an ELF file")
+        raise _DamagedError("not an ELF file")
     if len(start) < 64:
-        raise _Damaged("truncated: the ELF header is cut")
+        raise _DamagedError("truncated: the ELF header is cut")
     if start[4:6] != b"\x02\x01":
-        raise _Damaged("not a 64-bit little-endian ELF file")
+        raise _DamagedError("not a 64-bit little-endian ELF file")
     (kind, machine, _, _, program_offset, section_offset, _, _, program_size, program_count, section_size,
      section_count, names_index) = struct.unpack_from("<HHIQQQIHHHHHH", start, 16)  # fmt: skip
     if kind != 3:  # ET_DYN
-        raise _Damaged("not a shared library")
+        raise _DamagedError("not a shared library")
     return _Header(
         machine, program_offset, program_size, program_count, section_offset, section_size, section_count, names_index
     )
@@ -102,7 +102,7 @@ def _header(file: BinaryIO, size: int) -> _Header:
 def _parse(name: str, file: BinaryIO, size: int) -> ElfFile:
     header = _header(file, size)
     if header.program_count == 0 or header.program_size < 56:
-        raise _Damaged("damaged ELF file: no program headers")
+        raise _DamagedError("damaged ELF file: no program headers")
     table = _read(file, header.program_offset, header.program_size * header.program_count, size)
     loads: list[tuple[int, int, int]] = []
     dynamic: tuple[int, int] | None = None
@@ -118,10 +118,10 @@ def _parse(name: str, file: BinaryIO, size: int) -> ElfFile:
         elif kind == _PT_GNU_STACK:
             stack = bool(flags & 1)
     if end > size:
-        raise _Damaged(f"truncated: {size} of {end} bytes")
+        raise _DamagedError(f"truncated: {size} of {end} bytes")
     machine = MACHINES.get(header.machine, f"machine {header.machine}")
     if dynamic is None:
-        raise _Damaged("damaged ELF file: no dynamic section")
+        raise _DamagedError("damaged ELF file: no dynamic section")
     entries = _dynamic_entries(_read(file, *dynamic, size))
     strings = _string_table(file, entries, loads, size)
 
@@ -149,15 +149,17 @@ def _dynamic_entries(data: bytes) -> list[tuple[int, int]]:
     return entries
 
 
-def _string_table(file: BinaryIO, entries: list[tuple[int, int]], loads: list[tuple[int, int, int]], size: int) -> bytes:
+def _string_table(
+    file: BinaryIO, entries: list[tuple[int, int]], loads: list[tuple[int, int, int]], size: int
+) -> bytes:
     values = dict(entries)
     address, length = values.get(_DT_STRTAB), values.get(_DT_STRSZ)
     if address is None or length is None:
-        raise _Damaged("damaged ELF file: no string table")
+        raise _DamagedError("damaged ELF file: no string table")
     for start, offset, span in loads:
         if start <= address < start + span:
             return _read(file, offset + address - start, length, size)
-    raise _Damaged("damaged ELF file: string table outside every segment")
+    raise _DamagedError("damaged ELF file: string table outside every segment")
 
 
 def _section(table: bytes, header: _Header, index: int) -> tuple[int, int]:
@@ -167,9 +169,9 @@ def _section(table: bytes, header: _Header, index: int) -> tuple[int, int]:
 
 def _read(file: BinaryIO, offset: int, length: int, size: int) -> bytes:
     if length > _MAX_TABLE:
-        raise _Damaged("damaged ELF file: absurd table size")
+        raise _DamagedError("damaged ELF file: absurd table size")
     if offset + length > size:
-        raise _Damaged(f"truncated: {size} bytes, tables reach to {offset + length}")
+        raise _DamagedError(f"truncated: {size} bytes, tables reach to {offset + length}")
     file.seek(offset)
     return file.read(length)
 
@@ -177,5 +179,5 @@ def _read(file: BinaryIO, offset: int, length: int, size: int) -> bytes:
 def _string(table: bytes, at: int) -> str:
     end = table.find(b"\0", at)
     if at >= len(table) or end < 0:
-        raise _Damaged("damaged ELF file: string outside its table")
+        raise _DamagedError("damaged ELF file: string outside its table")
     return table[at:end].decode("utf-8", "replace")

@@ -113,7 +113,7 @@ def find_roots(places: SearchPlaces, cuda_major: int) -> tuple[Root, ...]:
 
 
 def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
-    # The kernel names the file behind the symbolic link (libnvrtc.so.11.8.89); what counts is its SONAME (libnvrtc.so.11.2).
+    # The kernel names the file behind the link (libnvrtc.so.11.8.89); what counts is its SONAME (libnvrtc.so.11.2).
     paths = [path for path in places.mapped if _is_cuda(os.path.basename(path))]
     yield Root("already loaded", "this process", {read_elf(p).soname or os.path.basename(p): p for p in paths})
 
@@ -153,7 +153,9 @@ def _variables(places: SearchPlaces, _: int) -> Iterator[Root]:
 
 def _default_toolkits(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     folder = str(places.filesystem / "usr/local")
-    names = sorted((n for n in _list(folder) if re.fullmatch(rf"cuda-{cuda_major}(\.\d+)?", n)), key=_version, reverse=True)
+    names = sorted(
+        (n for n in _list(folder) if re.fullmatch(rf"cuda-{cuda_major}(\.\d+)?", n)), key=_version, reverse=True
+    )
     for prefix in _distinct(os.path.join(folder, name) for name in ["cuda", *names]):
         yield _root("toolkit", prefix, _toolkit_folders(prefix))
 
@@ -249,7 +251,9 @@ def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], machine: str) -
 
     def serves_all(root: Root) -> bool:
         paths = (root.files.get(soname) for soname in toolkit)
-        return all(path and judge_file(path, soname, machine) is None for path, soname in zip(paths, toolkit, strict=True))
+        return all(
+            path and judge_file(path, soname, machine) is None for path, soname in zip(paths, toolkit, strict=True)
+        )
 
     loaded = next((root for root in roots if root.source == "already loaded"), None)
     in_use = {os.path.realpath(path) for name, path in (loaded.files.items() if loaded else ()) if name in toolkit}
