@@ -221,18 +221,27 @@ RECIPES: dict[str, Callable[[Path], str]] = {
 }
 
 
+def kept(name: str, where: Path | None = None) -> bool:
+    path = path_of(name, where)
+    return path.is_file() and path.with_suffix(".txt").is_file()
+
+
+def recipe_of(name: str, where: Path | None = None) -> str:
+    """How a model that is kept was made."""
+    return path_of(name, where).with_suffix(".txt").read_text().strip()
+
+
 def make(name: str, where: Path, *, by_hand: bool = False) -> tuple[Path, str]:
     """The model's path and how it was made; made now if it is not kept. Other processes never see half a file."""
     path = path_of(name, where)
-    recipe_path = path.with_suffix(".txt")
-    if path.is_file() and recipe_path.is_file():
-        return path, recipe_path.read_text().strip()
+    if kept(name, where):
+        return path, recipe_of(name, where)
     where.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=where) as scratch:
         new = Path(scratch, path.name)
         build = make_resnet50_by_hand if by_hand and name == "resnet50" else RECIPES[name]
         recipe = build(new)
-        recipe_path.write_text(recipe + "\n")
+        path.with_suffix(".txt").write_text(recipe + "\n")
         new.replace(path)
     return path, recipe
 

@@ -18,7 +18,7 @@ PROGRAMS = Path(__file__).with_name("programs.py")
 
 # What ONNX Runtime says of the machine when it is imported, whoever imports it.
 ABOUT_THE_MACHINE = re.compile(r"device_discovery\.cc|cpuid_info\.cc")
-COMPLAINT = re.compile(r"\[(W|E|F):onnxruntime|EP Error|[Ff]alling back|Failed to (load|create)|Warning:|Traceback")
+COMPLAINT = re.compile(r"\[(W|E|F):onnxruntime|EP Error|[Ff]alling back|Failed to (load|create)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Report:
         return self.child.reports.get(name)
 
     def complaints(self) -> list[str]:
-        """Printed lines in which ONNX Runtime, or this library, complains."""
+        """Printed lines in which ONNX Runtime complains. Python's warnings are reported apart, ours only."""
         lines = (self.child.stdout + "\n" + self.child.stderr).splitlines()
         return [line for line in lines if COMPLAINT.search(line) and not ABOUT_THE_MACHINE.search(line)]
 

@@ -139,9 +139,9 @@ def run_model(model: str, batches: list[int], uuids: list[str]) -> None:
     nodes = [(node.name, node.op_type, node.provider, node.kind) for node in session.placement.nodes]
     report("placement", {"nodes": nodes, "by_provider": dict(session.placement.by_provider)})
     uuid = session.device.uuid
-    holders = driver.processes_on(uuid)
+    holders = driver.processes_on(uuid) if uuid else {}
     held = {"pid": os.getpid(), "pids": sorted(holders), "bytes": holders.get(os.getpid())}
-    report("memory", {**held, "before": before.get(uuid), "after": free_memory(uuid)})
+    report("memory", {**held, "before": before.get(uuid or ""), "after": free_memory(uuid)})
     report("libraries", mapped_cuda_libraries())
     reference = cpu_reference(model)
     expected = {batch: reference.run(None, feed) for batch, feed in feeds.items()}
