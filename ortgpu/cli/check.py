@@ -48,7 +48,7 @@ def check(
                           total_memory, driver_version
       "providers"         those bound, in order
       "provider_options"  of the CUDA provider, as bound
-      "placement"         by_provider, cpu_compute_nodes
+      "placement"         known, by_provider, cpu_compute_nodes
       "gpu_memory"        bytes used by this process; null: the driver does not say
       "latency_ms"        first, median, min, runs; or null, and
       "latency_error"     why the model was not run
@@ -70,7 +70,7 @@ def check(
         if isinstance(warning.message, CPUExecutionWarning):
             on_cpu_because = warning.message.error
         else:
-            texts.append(str(warning.message))
+            texts.append(str(warning.message).partition("\n")[0])  # a table of the placement follows anyway
 
     name = str(model) if model else None
     if as_json:

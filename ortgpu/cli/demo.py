@@ -38,13 +38,13 @@ def demo(timeout: float) -> int:
     model = example_model()
 
     output.heading(console, "1. Plain ONNX Runtime")
-    output.line(console, f"   onnxruntime.InferenceSession(model, providers={list(plain.REQUEST)})")
+    output.line(console, f"  onnxruntime.InferenceSession(model, providers={list(plain.REQUEST)})")
     alone = plain.observe(model, BATCH, LAYERS[0], timeout=timeout)
     _show_plain(console, alone)
 
     output.line(console)
     output.heading(console, "2. GPUSession")
-    output.line(console, "   ortgpu.GPUSession(model)")
+    output.line(console, "  ortgpu.GPUSession(model)")
     try:
         found, difference = _open_and_compare(model)
     except GPUError as error:

@@ -28,9 +28,12 @@ _DTYPES = {
 class InputDescription(Protocol):
     """What ``session.get_inputs()`` gives: ``type`` is ONNX Runtime's name, ``shape`` has names for free dimensions."""
 
-    name: str
-    type: str
-    shape: Sequence[int | str | None]
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def shape(self) -> Sequence[int | str | None]: ...
 
 
 class UnknownInputError(ValueError):

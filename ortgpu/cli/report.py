@@ -73,11 +73,11 @@ class SessionReport:
             "providers": list(self.providers),
             "provider_options": dict(self.options),
             "placement": {
-                "by_provider": dict(self.placement.by_provider),
+                "known": self.placement.known,
+                "by_provider": self.placement.by_provider,
                 "cpu_compute_nodes": [
                     {"name": node.name, "op_type": node.op_type, "domain": node.domain}
-                    for node in self.placement.nodes
-                    if node.kind == "compute" and node.provider != _CUDA
+                    for node in self.placement.cpu_compute_nodes
                 ],
             },
             "gpu_memory": self.gpu_memory,
