@@ -1,0 +1,182 @@
+"""What holds for the project as a whole: what an import costs, what an extra brings, what the README may say."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import ortgpu.errors
+from ortgpu.__main__ import main
+from ortgpu.diagnosis import remedies
+from ortgpu.environment import catalogue, wheel
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+HEAVY = {"onnxruntime", "onnx", "numpy", "rich", "click", "torch", "pynvml"}
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def modules_after(statement: str) -> set[str]:
+    """Top-level names of what a fresh interpreter has loaded after a statement."""
+    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(name.partition('.')[0] for name in sys.modules)))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(child.stdout))
+
+
+def installed_owner_of(file_names: Iterable[str]) -> dict[str, str]:
+    """The installed NVIDIA distribution that ships each file."""
+    wanted = set(file_names)
+    owners: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = canonicalize_name(distribution.metadata["Name"] or "")
+        if name.startswith("nvidia-"):
+            owners.update({file.name: name for file in distribution.files or () if file.name in wanted})
+    return owners
+
+
+# Imports
+
+
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("import ortgpu", HEAVY),
+        ("import ortgpu.errors", HEAVY),
+        ("from ortgpu import GPUError, CPUExecutionWarning", HEAVY),
+        ("import ortgpu.__main__", HEAVY),
+        ("import ortgpu.cli", HEAVY - {"rich", "click"}),
+    ],
+)
+def test_import_is_light(statement: str, unwanted: set[str]) -> None:
+    assert not modules_after(statement) & unwanted
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="/proc/self/maps tells what a process has loaded")
+def test_import_loads_no_cuda_library() -> None:
+    code = "import ortgpu, pathlib; print(pathlib.Path('/proc/self/maps').read_text())"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not re.findall(r"lib(?:cuda|cudart|cublas|cudnn|nvidia)[^/\n]*\.so", child.stdout)
+
+
+# Packaging
+
+
+@pytest.mark.parametrize(("extra", "major"), [("cuda13", 13), ("cuda12", 12)])
+def test_extra_names_every_wheel_of_the_catalogue(pyproject: dict[str, Any], extra: str, major: int) -> None:
+    requirements = {r.name: r for r in map(Requirement, pyproject["project"]["optional-dependencies"][extra])}
+    needed = {Requirement(spec.wheels[major]) for spec in catalogue.LIBRARIES if major in spec.wheels}
+    assert {r.name for r in needed} | {"onnxruntime-gpu"} == set(requirements)
+    for wanted in needed:  # a fix that names a wheel and the extra must not contradict each other
+        newest = "99.99.99"
+        assert not requirements[wanted.name].specifier.contains(newest), "a new major version has another soname"
+
+
+@pytest.mark.parametrize("major", sorted(remedies.GPU_PACKAGE))
+def test_extra_and_advice_name_the_same_releases(pyproject: dict[str, Any], major: int) -> None:
+    assert remedies.GPU_PACKAGE[major] in pyproject["project"]["optional-dependencies"][f"cuda{major}"]
+
+
+def test_extra_brings_every_library_that_the_provider_links(pyproject: dict[str, Any]) -> None:
+    spec = importlib.metadata.files("onnxruntime-gpu") if _installed("onnxruntime-gpu") else None
+    found = [str(file.locate()) for file in spec or () if file.name == "libonnxruntime_providers_cuda.so"]
+    if not found:
+        pytest.skip("no onnxruntime-gpu wheel for Linux is installed here")
+    provider = wheel.read_provider(found[0])
+    assert provider.cuda_major in (12, 13)
+    linked = {soname for soname in provider.needed if catalogue.spec_for(soname)}
+    assert linked, provider.needed
+
+    owners = installed_owner_of(linked)
+    assert set(owners) == linked, "installed by no distribution"
+    extra = pyproject["project"]["optional-dependencies"][f"cuda{provider.cuda_major}"]
+    assert set(owners.values()) <= {Requirement(line).name for line in extra}
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def test_cuda_extra_is_one_set_for_each_python(pyproject: dict[str, Any]) -> None:
+    lines = [Requirement(line) for line in pyproject["project"]["optional-dependencies"]["cuda"]]
+    for version in ("3.10", "3.11", "3.14"):
+        chosen = [r for r in lines if r.marker and r.marker.evaluate({"python_version": version})]
+        assert len(chosen) == 1, version
+        assert chosen[0].extras == {"cuda12" if version == "3.10" else "cuda13"}
+
+
+def test_nothing_but_a_mac_gets_the_cpu_package(pyproject: dict[str, Any]) -> None:
+    (line,) = [line for line in map(Requirement, pyproject["project"]["dependencies"]) if line.name == "onnxruntime"]
+    assert line.marker
+    assert [s for s in ("linux", "win32", "darwin") if line.marker.evaluate({"sys_platform": s})] == ["darwin"]
+
+
+def test_version_is_one(pyproject: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    version = pyproject["project"]["version"]
+    assert importlib.metadata.version("ortgpu") == version
+    assert getattr(ortgpu, "__version__", version) == version
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ortgpu {version}\n"
+
+
+def test_console_script_is_the_module() -> None:
+    (script,) = [s for s in importlib.metadata.entry_points(group="console_scripts") if s.name == "ortgpu"]
+    assert script.load() is main
+
+
+def test_type_information_is_shipped(pyproject: dict[str, Any]) -> None:
+    assert (ROOT / "ortgpu" / "py.typed").exists()
+    assert "py.typed" in pyproject["tool"]["setuptools"]["package-data"]["ortgpu"]
+
+
+# What is written about it
+
+
+def test_readme_explains_every_error_that_can_occur() -> None:
+    known = {cls.__name__ for cls in ortgpu.errors.catalogue().values()}
+    sources = [path for path in (ROOT / "ortgpu").rglob("*.py") if path.name != "errors.py"]
+    made = {name for path in sources for name in re.findall(r"\b(\w+Error)\(", path.read_text(encoding="utf-8"))}
+    assert set(re.findall(r"^\| `(\w+Error)`", README, re.MULTILINE)) == made & known
+
+
+def test_readme_names_only_commands_that_exist() -> None:
+    from ortgpu.cli import COMMANDS
+
+    named = set(re.findall(r"(?<!from )\bortgpu ([a-z]+)\b", README))
+    assert named
+    assert named <= set(COMMANDS)
+
+
+def test_readme_names_only_files_that_exist() -> None:
+    named = re.findall(r"`((?:ortgpu|tests|examples|benchmarks|\.ci)/[\w./]*)`", README)
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_ci_runs_the_tests_as_the_readme_does() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert "pip install -e '.[cuda,test]' && pytest\n" in README
+    assert "pytest" in lines
+    assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], timeout=10, check=False).returncode == 0
