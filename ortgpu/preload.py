@@ -10,9 +10,9 @@ its SONAME. Handles are kept for the life of the process: libraries that registe
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import os
-import re
 import threading
 from dataclasses import dataclass
 
@@ -65,14 +65,13 @@ class PreloadReport:
     libraries: tuple[LoadedLibrary, ...]
     missing: tuple[MissingLibrary, ...]
     rejected: tuple[Candidate, ...]
-    provider_error: str | None  # the loader's words when every library is there and the provider still does not load
     driver_missing: bool  # libcuda.so.1 cannot be loaded and the provider links it
     cudnn_cuda_major: int | None  # the CUDA that the loaded cuDNN was built for
 
     @property
     def ok(self) -> bool:
         """Whether everything that the provider links is in the process, the driver apart."""
-        return self.provider is not None and not self.missing_required and self.provider_error is None
+        return self.provider is not None and not self.missing_required
 
     @property
     def missing_required(self) -> tuple[MissingLibrary, ...]:
@@ -105,18 +104,24 @@ def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
     return preload_for(read_packages(compare_files=False), directory)
 
 
-def preload_for(packages: Packages, directory: str | os.PathLike[str] | None = None) -> PreloadReport:
+def preload_for(
+    packages: Packages, directory: str | os.PathLike[str] | None = None, *, lazily_opened: bool = True
+) -> PreloadReport:
+    """As :func:`preload`; without ``lazily_opened`` only what the provider links, and ``libcudnn`` itself.
+
+    The rest (cuDNN's parts, cuFFT, nvRTC, nvJitLink) is half of the loading time and of no use to many models.
+    """
     path = packages.onnxruntime.provider_library
     provider = read_provider(path) if path else None
     if provider is None or provider.problem or provider.cuda_major is None:
-        return PreloadReport(provider, (), (), (), None, False, None)
+        return PreloadReport(provider, (), (), (), False, None)
     places = places_for(provider, packages.torch, os.path.abspath(directory) if directory is not None else None)
     with _lock:
-        return load(places, provider)
+        return load(places, provider, lazily_opened=lazily_opened)
 
 
-def load(places: SearchPlaces, provider: ProviderLibrary) -> PreloadReport:
-    """Open the libraries of ``provider`` from ``places``, dependencies first, then the provider itself."""
+def load(places: SearchPlaces, provider: ProviderLibrary, *, lazily_opened: bool = True) -> PreloadReport:
+    """Open the libraries of ``provider`` from ``places``, dependencies first."""
     cuda_major = provider.cuda_major or 0
     loaded: list[LoadedLibrary] = []
     missing: list[MissingLibrary] = []
@@ -129,6 +134,8 @@ def load(places: SearchPlaces, provider: ProviderLibrary) -> PreloadReport:
         if is_part and cudnn is None:
             continue
         candidates = _beside(cudnn, resolution.candidates) if is_part and cudnn else resolution.candidates
+        if candidates and not (lazily_opened or resolution.required or resolution.spec.stem == "libcudnn"):
+            continue
         found, refused = _load_one(resolution, candidates)
         rejected.extend(refused)
         if found is not None:
@@ -138,12 +145,6 @@ def load(places: SearchPlaces, provider: ProviderLibrary) -> PreloadReport:
             wheel = resolution.spec.wheels.get(cuda_major)
             passed_over = (*resolution.rejected, *refused)
             missing.append(MissingLibrary(resolution.soname, resolution.required, wheel, passed_over))
-    complete = not any(library.required for library in missing)
-    driver_blocks = provider.needs_driver_to_load and driver_missing
-    error = _open_provider(provider.path) if complete and not driver_blocks else None
-    if error is not None and (absent := re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", error)):
-        missing.append(MissingLibrary(absent[1], True, None, ()))
-        error = None
     for library in loaded:
         logger.debug("%s from %s (%s)", library.soname, library.path, library.source)
     return PreloadReport(
@@ -151,10 +152,16 @@ def load(places: SearchPlaces, provider: ProviderLibrary) -> PreloadReport:
         tuple(loaded),
         tuple(missing),
         tuple(dict.fromkeys(rejected)),
-        error,
-        driver_blocks,
+        provider.needs_driver_to_load and driver_missing,
         _cuda_major_of_cudnn(cudnn),
     )
+
+
+def merged(first: PreloadReport, later: PreloadReport) -> PreloadReport:
+    """What two calls loaded together: ``later`` finds what ``first`` loaded in the process; its origin is kept."""
+    origins = {library.soname: library for library in first.libraries}
+    libraries = tuple(origins.get(library.soname, library) for library in later.libraries)
+    return dataclasses.replace(later, libraries=libraries)
 
 
 def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
@@ -194,26 +201,28 @@ def _with_problem(candidate: Candidate, problem: str) -> Candidate:
     return Candidate(candidate.soname, candidate.path, candidate.source, candidate.root, problem)
 
 
-def open_library(path: str) -> str | None:
-    """Open a library locally; None, or the loader's words."""
+def open_library(path: str, mode: int = 0) -> str | None:
+    """Open a library and keep it; None, or the loader's words.
+
+    ``mode`` 0 is RTLD_LOCAL: no symbol of the library may shadow another copy's.
+    """
     if path in _handles:
         return None
     try:
-        _handles[path] = ctypes.CDLL(path, mode=0)  # RTLD_LOCAL: no symbol of it may shadow another copy's
+        _handles[path] = ctypes.CDLL(path, mode=mode)
     except OSError as error:
         return str(error)
     return None
 
 
-def _open_provider(path: str) -> str | None:
-    """Open the provider as ONNX Runtime will: the shared bridge globally, then the provider locally."""
-    bridge = os.path.join(os.path.dirname(path), "libonnxruntime_providers_shared.so")
-    try:
-        if bridge not in _handles:
-            _handles[bridge] = ctypes.CDLL(bridge, mode=getattr(os, "RTLD_GLOBAL", 0))
-    except OSError as error:
-        return str(error)
-    return open_library(path)
+def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
+    """The loader's words about the provider file, or None when it opens.
+
+    Only for a process in which ONNX Runtime was imported and failed to open it: the file calls into ONNX Runtime while
+    it is being loaded, and dies of SIGSEGV where that is not there yet.
+    """
+    bridge = os.path.join(os.path.dirname(provider.path), "libonnxruntime_providers_shared.so")
+    return open_library(bridge, mode=getattr(os, "RTLD_GLOBAL", 0)) or open_library(provider.path)
 
 
 def _cuda_major_of_cudnn(cudnn: LoadedLibrary | None) -> int | None:
@@ -224,11 +233,6 @@ def _cuda_major_of_cudnn(cudnn: LoadedLibrary | None) -> int | None:
     except (OSError, AttributeError):
         return None
     return version // 1000 or None
-
-
-def wheels_of(missing: tuple[MissingLibrary, ...]) -> tuple[str, ...]:
-    """The requirements for pip that bring these libraries, each once."""
-    return tuple(dict.fromkeys(library.wheel for library in missing if library.wheel))
 
 
 __all__ = ["LoadedLibrary", "MissingLibrary", "PreloadReport", "preload"]

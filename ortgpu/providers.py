@@ -99,8 +99,10 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
     """
     for name in requested.names:
         if name not in known and name not in available:
-            close = difflib.get_close_matches(name, [*known, *available], n=1, cutoff=0.4)
-            close = close or [full for full in known if name.lower() in full.lower()][:1]
+            by_lower = {full.lower(): full for full in (*known, *available)}
+            lower = name.lower()
+            close = [by_lower[match] for match in difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.6)]
+            close = close or [full for full in known if lower and lower in full.lower()][:1]
             raise ProviderRequestError(
                 f"there is no execution provider {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
                 evidence=[f"providers in this build: {', '.join(available)}"],

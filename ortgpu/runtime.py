@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import threading
@@ -12,7 +13,7 @@ from .environment.cuda import CudaState
 from .environment.elf import read_elf
 from .environment.packages import read_packages
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
-from .preload import PreloadReport, preload_for
+from .preload import PreloadReport, merged, preload_for, why_provider_does_not_load
 
 logger = logging.getLogger("ortgpu")
 
@@ -24,6 +25,7 @@ class Runtime:
     module: ModuleType | None
     import_error: str | None
     preload: PreloadReport
+    lazily_opened: bool = False  # whether what the provider opens at need is loaded too
 
     @property
     def available_providers(self) -> tuple[str, ...] | None:
@@ -56,17 +58,32 @@ def _load() -> Runtime:
     extension = packages.onnxruntime.extension
     linked = read_elf(extension).needed if extension else ()
     if any(soname.startswith("libcu") for soname in linked):
-        report = preload_for(packages)
+        report = preload_for(packages, lazily_opened=False)
         module, error = _import()
         return Runtime(module, error, report)
     reports: list[PreloadReport] = []
-    loader = threading.Thread(target=lambda: reports.append(preload_for(packages)), name="ortgpu-preload", daemon=True)
+
+    def preload_linked() -> None:
+        reports.append(preload_for(packages, lazily_opened=False))
+
+    loader = threading.Thread(target=preload_linked, name="ortgpu-preload", daemon=True)
     loader.start()
     try:
         module, error = _import()
     finally:
         loader.join()
-    return Runtime(module, error, reports[0] if reports else preload_for(packages))
+    return Runtime(module, error, reports[0] if reports else preload_for(packages, lazily_opened=False))
+
+
+def load_lazily_opened() -> Runtime:
+    """Load what the provider opens at need (cuDNN's parts, cuFFT and what they open), once per process."""
+    global _runtime
+    with _lock:
+        runtime = load_runtime()
+        if not runtime.lazily_opened:
+            report = merged(runtime.preload, preload_for(read_packages(compare_files=False)))
+            _runtime = runtime = dataclasses.replace(runtime, preload=report, lazily_opened=True)
+        return runtime
 
 
 def _import() -> tuple[ModuleType | None, str | None]:
@@ -87,8 +104,9 @@ def why_unusable(
     cuda: CudaState | None = None,
     cause: BaseException | None = None,
     cudnn_operators: tuple[str, ...] = (),
+    cufft_operators: tuple[str, ...] = (),
     cudnn_disabled: bool = False,
-    forked_from: int | None = None,
+    cuda_not_bound: bool = False,
 ) -> GPUError | None:
     """The full diagnosis of a failure: the most likely error, with what else is wrong attached.
 
@@ -100,17 +118,18 @@ def why_unusable(
     from .diagnosis.messages import of_construction
     from .environment.inspection import inspect_environment
 
+    provider = runtime.preload.provider
     requested: DeviceRequest = device if isinstance(device, (int, str)) else None
     facts = Facts(
         inspect_environment(),
-        Request(requested, cudnn_operators, cudnn_disabled),
+        Request(requested, cudnn_operators, cufft_operators, cudnn_disabled),
         Observed(
             runtime.import_error,
             None if runtime.import_error else runtime.module is not None,
             runtime.available_providers,
             runtime.preload,
+            why_provider_does_not_load(provider) if cuda_not_bound and provider is not None else None,
             cuda,
-            forked_from,
         ),
     )
     problems = find_problems(facts)

@@ -16,15 +16,18 @@ from .environment.cuda import CudaDevice, CudaState, context_is_active, initiali
 from .errors import (
     CPUExecutionWarning,
     ExecutionError,
+    ForkedSessionError,
     GPUError,
     PlacementError,
     ProviderError,
     ProviderFallbackError,
     ProviderRequestError,
     manual,
+    python,
 )
+from .models import operators_of
 from .placement import CPUNodes, CPUNodesWarning, Placement
-from .runtime import Runtime, load_runtime, why_no_module, why_unusable
+from .runtime import Runtime, load_lazily_opened, load_runtime, why_no_module, why_unusable
 
 _runtime = load_runtime()
 if _runtime.module is None:
@@ -141,6 +144,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         if runtime.preload.provider is None or not runtime.preload.ok or requests.CUDA not in available:
             raise why.unusable()
         _check_tensorrt(requested, runtime)
+        _refuse_after_fork()
         cuda = why.cuda = initialise()
         if cuda.code != 0 and not (cuda.code is None and not runtime.preload.driver_missing):
             raise why.unusable()
@@ -176,29 +180,38 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
 
     def _verify(self, asked: requests.ProviderList, chosen: CudaDevice | None, why: _Why) -> None:
         bound = tuple(self.get_providers())
-        if requests.CUDA not in bound or bound[: len(asked.names)] != asked.names:
-            raise why.unusable() if requests.CUDA not in bound else _other_providers(asked.names, bound)
+        if requests.CUDA not in bound:
+            why.cuda_not_bound = True
+            raise why.unusable()
+        if bound[: len(asked.names)] != asked.names:
+            raise _other_providers(asked.names, bound)
         ordinal = self.get_provider_options()[requests.CUDA].get("device_id", "0")
         if chosen is not None and (ordinal != str(chosen.ordinal) or context_is_active(chosen.ordinal) is False):
             raise ProviderFallbackError(
                 f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
             )
         self.placement = placements.read_placement(self)
-        self._check_cudnn(why)
+        self._check_lazily_opened(why)
         self._check_cpu_nodes()
         self.device = _describe(chosen, int(ordinal))
 
-    def _check_cudnn(self, why: _Why) -> None:
-        """1.28 and newer bind without cuDNN, and fail at the first node that needs it."""
-        if why.cudnn_disabled or why.runtime.preload.path_of("libcudnn") is not None:
+    def _check_lazily_opened(self, why: _Why) -> None:
+        """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them."""
+        placed = [(node.op_type, node.domain) for node in self.placement.nodes if node.provider == requests.CUDA]
+        operators = tuple(sorted({op for op, domain in placed if placements.needs_cudnn(op, domain)}))
+        if why.cudnn_disabled:
+            if operators:
+                from .diagnosis.messages import cudnn_disabled
+
+                raise cudnn_disabled(operators, [])
             return
-        on_cuda = {
-            n.op_type
-            for n in self.placement.nodes
-            if n.provider == requests.CUDA and placements.needs_cudnn(n.op_type, n.domain)
-        }
-        if on_cuda:
-            why.cudnn_operators = tuple(sorted(on_cuda))
+        transforms = tuple(sorted({op for op, domain in placed if placements.needs_cufft(op, domain)}))
+        if operators or transforms or not self.placement.known:
+            why.runtime = load_lazily_opened()
+        report = why.runtime.preload
+        lacks_cudnn = report.path_of("libcudnn") is None or any("libcudnn" in lib.soname for lib in report.missing)
+        if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
+            why.operators = frozenset(placed)
             raise why.unusable()
 
     def _check_cpu_nodes(self) -> None:
@@ -265,20 +278,38 @@ class _Why:
         self.model = model
         self.cudnn_disabled = cudnn_disabled
         self.cuda: CudaState | None = None
-        self.cudnn_operators: tuple[str, ...] = ()
+        self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: as the model file has them
+        self.cuda_not_bound = False
 
     def unusable(self, cause: BaseException | None = None) -> Any:
         """The error to raise; with a ``cause`` that has nothing to do with the GPU, None."""
-        creator = initialised_in()
+        operators = operators_of(self.model) if self.operators is None else self.operators
         return why_unusable(
             self.runtime,
             device=self.device,
             cuda=self.cuda,
             cause=cause,
-            cudnn_operators=self.cudnn_operators or _cudnn_operators_of(self.model),
+            cudnn_operators=tuple(sorted({op for op, domain in operators if placements.needs_cudnn(op, domain)})),
+            cufft_operators=tuple(sorted({op for op, domain in operators if placements.needs_cufft(op, domain)})),
             cudnn_disabled=self.cudnn_disabled,
-            forked_from=creator if creator != os.getpid() else None,
+            cuda_not_bound=self.cuda_not_bound,
         )
+
+
+def _refuse_after_fork() -> None:
+    creator = initialised_in()
+    if creator is None or creator == os.getpid():
+        return
+    raise ForkedSessionError(
+        "CUDA was used before this process was forked, and CUDA does not survive a fork",
+        evidence=[f"CUDA was initialised in process {creator}; this is process {os.getpid()}"],
+        fixes=[
+            python('multiprocessing.set_start_method("spawn")'),
+            manual("or open the first session after the fork (gunicorn without --preload)"),
+        ],
+        creator_pid=creator,
+        pid=os.getpid(),
+    )
 
 
 def _cpu_is_allowed(allow_cpu: bool, error: GPUError) -> bool:
@@ -307,7 +338,9 @@ def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -
 
 
 def _with_device(asked: requests.ProviderList, chosen: CudaDevice | None) -> requests.ProviderList:
-    if chosen is None:
+    """``asked`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
+    warning about plugin providers."""
+    if chosen is None or (chosen.ordinal == 0 and "device_id" not in asked.options_of(requests.CUDA)):
         return asked
     on_device = {
         name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names
@@ -393,10 +426,3 @@ def _describe(chosen: CudaDevice | None, ordinal: int) -> Device:
     return Device(
         "cuda", chosen.ordinal, chosen.uuid, chosen.name, chosen.compute_capability, chosen.total_memory, version
     )
-
-
-def _cudnn_operators_of(model: Any) -> tuple[str, ...]:
-    """Operators of the model file that run on cuDNN, for a diagnosis. Empty when the file cannot be read."""
-    from .models import operators_of
-
-    return tuple(sorted({op for op, domain in operators_of(model) if placements.needs_cudnn(op, domain)}))

@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     libraries.missing,
     libraries.provider_unloadable,
     libraries.cudnn_missing,
+    libraries.cufft_missing,
     libraries.cudnn_of_other_cuda,
     devices.named_device,
     devices.unsupported,

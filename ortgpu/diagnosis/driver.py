@@ -8,7 +8,6 @@ from ..errors import (
     DriverTooOldError,
     DriverUnusableError,
     Fix,
-    ForkedSessionError,
     GPUError,
     InsufficientDeviceMemoryError,
     manual,
@@ -89,7 +88,8 @@ def too_old(facts: Facts) -> GPUError | None:
         f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, "
         f"the installed ONNX Runtime needs CUDA {major}",
         evidence=[
-            f"driver: {version or 'of unknown version'}; needed: {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer",
+            f"driver {version or 'of unknown version'}",
+            f"needed: {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer",
             f"provider: {provider.path if provider else ''}",
         ],
         fixes=fixes,
@@ -110,8 +110,6 @@ def unusable(facts: Facts) -> GPUError | None:
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """The error that a CUDA code stands for, whoever reported it while a session was being opened."""
     driver = facts.environment.driver
-    if code == 3 and facts.observed.forked_from is not None:
-        return forked(facts.observed.forked_from, facts.observed.cuda.pid if facts.observed.cuda else None)
     if code == 35:
         old = too_old(facts)
         if old is not None:
@@ -143,17 +141,4 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         evidence.append(f"libcuda: {driver.libcuda}")
     return DriverUnusableError(
         f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=code
-    )
-
-
-def forked(creator: int | None, pid: int | None) -> ForkedSessionError:
-    return ForkedSessionError(
-        "CUDA was used before this process was forked, and CUDA does not survive a fork",
-        evidence=[f"CUDA was initialised in process {creator}; this is process {pid}"],
-        fixes=[
-            Fix('multiprocessing.set_start_method("spawn")', kind="python"),
-            manual("or open the first session after the fork (gunicorn without --preload)"),
-        ],
-        creator_pid=creator,
-        pid=pid,
     )

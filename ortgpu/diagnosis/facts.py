@@ -16,6 +16,7 @@ class Request:
 
     device: DeviceRequest = None
     cudnn_operators: tuple[str, ...] = ()  # operators of the model that run on cuDNN; empty: none, or not known
+    cufft_operators: tuple[str, ...] = ()  # likewise
     cudnn_disabled: bool = False  # provider option enable_cudnn=0
 
 
@@ -27,8 +28,8 @@ class Observed:
     has_session: bool | None = None  # the imported module has InferenceSession
     available_providers: tuple[str, ...] | None = None
     preload: PreloadReport | None = None
+    provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
     cuda: CudaState | None = None
-    forked_from: int | None = None  # the process that initialised CUDA before this one was forked from it
 
 
 @dataclass(frozen=True, slots=True)

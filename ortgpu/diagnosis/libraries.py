@@ -31,12 +31,18 @@ def cudnn_missing(facts: Facts) -> GPUError | None:
     """A cuDNN that is opened lazily (ONNX Runtime 1.28 and newer): fatal only to a model that needs it."""
     if facts.request.cudnn_disabled:
         return None
-    absent = tuple(library for library in _missing(facts, required=False) if library.soname.startswith("libcudnn"))
-    operators = facts.request.cudnn_operators
-    reason = (
-        f"{_enumerate(operators)} of this model needs" if operators else "convolutions and other cuDNN operators need"
-    )
-    return _judge_missing(facts, absent, reason, "fatal" if operators else "warning")
+    return _lazily_opened_missing(facts, "libcudnn", facts.request.cudnn_operators, "convolutions and others")
+
+
+def cufft_missing(facts: Facts) -> GPUError | None:
+    return _lazily_opened_missing(facts, "libcufft", facts.request.cufft_operators, "Fourier transforms")
+
+
+def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], usual: str) -> GPUError | None:
+    absent = tuple(library for library in _missing(facts, required=False) if library.soname.startswith(stem))
+    if operators:
+        return _judge_missing(facts, absent, f"{_enumerate(operators)} of this model needs", "fatal")
+    return _judge_missing(facts, absent, f"models with {usual} need", "warning")
 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
@@ -123,9 +129,11 @@ def _version(facts: Facts) -> str | None:
 def provider_unloadable(facts: Facts) -> GPUError | None:
     """Every library is there and the loader still refuses the provider: for a missing symbol, say."""
     report = facts.observed.preload
-    if report is None or report.provider_error is None:
+    text = facts.observed.provider_error
+    if report is None or text is None:
         return None
-    text = report.provider_error
+    if match := re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text):
+        return _judge_missing(facts, (MissingLibrary(match[1], True, None, ()),), "the CUDA provider needs", "fatal")
     if match := re.search(r"undefined symbol: (\w+)(?:, version (lib\S+))?|version `(\S+)' not found", text):
         symbol, library = match[1] or match[3], match[2]
         culprits = [lib for lib in report.libraries if library is None or lib.soname == library]

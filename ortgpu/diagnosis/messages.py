@@ -28,7 +28,7 @@ _OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
 _OPTION_VALUE = re.compile(
     r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
 )
-_ALLOCATION = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
+_ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
 _LIBRARY_STATUS = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
 
 
@@ -57,7 +57,9 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return _of_code(int(match[1]), text, facts)
     if match := _LIBRARY_STATUS.search(text):
         return _of_library(match[1], match[3], text)
-    if "cuDNN is unavailable" in text or "cuDNN is not available" in text:
+    if facts.request.cudnn_disabled and ("cuDNN is unavailable" in text or "cuDNN handle is required" in text):
+        return cudnn_disabled(facts.request.cudnn_operators, [_first_line(text)])
+    if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
         return _cudnn_unavailable(text, facts)
     if re.search(r"CUDAExecutionProvider|cuda_execution_provider|CUDA EP", text) and "not in available" not in text:
         return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[_first_line(text)])
@@ -112,6 +114,18 @@ def _of_library(library: str, status: str, text: str) -> GPUError:
     )
 
 
+def cudnn_disabled(operators: tuple[str, ...], evidence: list[str]) -> ProviderOptionError:
+    return ProviderOptionError(
+        "the provider option enable_cudnn is 0, and this model has operators that run on cuDNN"
+        + (f": {', '.join(operators)}" if operators else ""),
+        evidence=evidence,
+        fixes=[manual("leave enable_cudnn at 1")],
+        provider="CUDAExecutionProvider",
+        option="enable_cudnn",
+        value="0",
+    )
+
+
 def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
     provider = facts.environment.provider
     major = provider.cuda_major if provider else None
@@ -125,5 +139,8 @@ def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
 
 
 def _first_line(text: str) -> str:
+    """The part of ONNX Runtime's text that says something, without the C++ signatures before it."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= 400 else line[:397] + "..."
+    telling = [match.start() for match in re.finditer(r"(CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT) failure \d+", line)]
+    line = line[telling[-1] :] if telling else re.sub(r"^/\S+\.(cc|h):\d+ ", "", line)
+    return line if len(line) <= 300 else line[:297] + "..."

@@ -73,20 +73,20 @@ def broken_files(facts: Facts) -> GPUError | None:
     if len(installed.owners) != 1:
         return None
     owner = installed.owners[0]
-    damaged = (*owner.missing_files, *owner.altered_files)
+    # Images are trimmed of tools and licences on purpose: only what a session runs on counts.
+    missing, altered = (list(filter(_is_vital, names)) for names in (owner.missing_files, owner.altered_files))
+    damaged = (*missing, *altered)
     if not damaged:
         return None
-    vital = [name for name in damaged if _is_vital(name)]
     evidence = [f"{owner.name} {owner.version} in {owner.location}"]
-    evidence += [f"missing: {name}" for name in owner.missing_files[:8]]
-    evidence += [f"not the file that was installed: {name}" for name in owner.altered_files[:8]]
+    evidence += [f"missing: {name}" for name in missing[:8]]
+    evidence += [f"not the file that was installed: {name}" for name in altered[:8]]
     if len(damaged) > 16:
         evidence.append(f"{len(damaged)} files in all")
     return BrokenPackageError(
         f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
         evidence=evidence,
         fixes=[remedies.install(facts.environment, [f"{owner.name}=={owner.version}"], again=True)],
-        severity="fatal" if vital else "warning",
         package=owner.name,
         files=damaged,
     )
@@ -104,11 +104,15 @@ def _leftover(facts: Facts) -> GPUError:
     )
 
 
+_VITAL = re.compile(
+    r"onnxruntime/(__init__\.py|capi/[^/]+\.py|capi/onnxruntime_pybind11_state[^/]*"
+    r"|capi/(lib)?onnxruntime_providers_(cuda|shared)\.(so|dll))$"
+)
+
+
 def _is_vital(name: str) -> bool:
-    return (
-        bool(re.search(r"\.(so|dll|pyd|dylib)(\.|$)|onnxruntime/(__init__|capi/[^/]+)\.py$", name))
-        and "tensorrt" not in name
-    )
+    """Whether a session on the GPU needs this file of the package."""
+    return _VITAL.search(name.replace("\\", "/")) is not None
 
 
 def conflicting(facts: Facts) -> GPUError | None:

@@ -49,7 +49,7 @@ def test_tensorrt_that_is_not_installed(report: Report) -> None:
     if report["TensorRT loads"]:
         pytest.skip("TensorRT is installed here")
     error = report.error("TensorRT")
-    assert error.is_a("ProviderError")
+    assert error.is_a("LibraryNotFoundError")
     assert "TensorrtExecutionProvider" in error.text
 
 
