@@ -421,10 +421,11 @@ DEVICES = [
         others=("DriverNotFoundError",),
     ),
     Case(
-        "compute-mode-prohibited",
+        "taken-by-another-process",
         "DeviceBusyError",
-        ("NVIDIA H200", "prohibited", H200.uuid, "nvidia-smi"),
-        **with_gpus(GPU(uuid=H200.uuid, name=H200.name, compute_mode=2)),
+        ("46", "process"),
+        cuda=Cuda(init=46, devices=(H200,)),
+        nvml=NVML(gpus=(GPU(uuid=H200.uuid, name=H200.name, compute_mode=3, processes=((1, 1 << 30),)),)),
     ),
 ]
 
@@ -565,6 +566,16 @@ def test_a_driver_that_fails_only_inside_the_cuda_runtime(lab: Lab) -> None:
     assert "GPUError" in outcome.error.bases
     assert "500" in outcome.error.text
     assert outcome.result.stdout == ""
+
+
+def test_a_compute_mode_that_lets_nobody_in(lab: Lab) -> None:
+    """The driver counts such a GPU; what opening it would return, 46, is beyond the stub. NVML knows the mode."""
+    gpu = GPU(uuid=H200.uuid, name=H200.name, compute_mode=2)
+    outcome = lab.machine(**with_gpus(gpu)).open_session(lab.models.relu)
+    assert outcome.error is not None, f"a session on {outcome.providers}"
+    busy = next(error for error in (outcome.error, *outcome.error.others) if error.type == "DeviceBusyError")
+    for word in ("NVIDIA H200", "prohibited", H200.uuid, "nvidia-smi"):
+        assert word in busy.text
 
 
 def test_a_generation_that_the_wheel_does_not_name_and_serves(lab: Lab) -> None:
