@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .placement import CPUNodesWarning as CPUNodesWarning
     from .placement import PlacedNode as PlacedNode
     from .placement import Placement as Placement
-    from .preload import PreloadReport as PreloadReport
-    from .preload import preload as preload
+    from .preloading import PreloadReport as PreloadReport
+    from .preloading import preload as preload
     from .session import GPUSession as GPUSession
 
 __version__ = "0.1.0"
@@ -33,8 +33,8 @@ _HOMES = {
     "inspect_environment": "environment.inspection",
     "PlacedNode": "placement",
     "Placement": "placement",
-    "PreloadReport": "preload",
-    "preload": "preload",
+    "PreloadReport": "preloading",
+    "preload": "preloading",
     "CPUNodesWarning": "placement",
     "GPUSession": "session",
 }
@@ -50,21 +50,18 @@ def __getattr__(name: str) -> object:
         if found.__module__ == "ortgpu.session":
             globals()[name] = found
         return found
-    home = _HOMES.get(name)
-    if home is None:
-        from . import errors
+    # Not `from . import errors`: that would ask this very function for a submodule that is not loaded yet.
+    from importlib import import_module
 
-        if name not in errors.__all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = "errors"
-    import importlib
-
-    value: object = getattr(importlib.import_module(f".{home}", __name__), name)
-    globals()[name] = value
+    home = _HOMES.get(name, "errors")
+    module = import_module(f".{home}", __name__)
+    if home == "errors" and name not in module.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
-    from . import errors
+    from importlib import import_module
 
-    return sorted({*globals(), *_HOMES, *errors.__all__})
+    return sorted({*globals(), *_HOMES, *import_module(".errors", __name__).__all__})

@@ -63,7 +63,10 @@ def check_form(requested: DeviceRequest) -> None:
 
 
 def choose(
-    requested: DeviceRequest, devices: Sequence[CudaDevice], free_memory: Callable[[str], int | None]
+    requested: DeviceRequest,
+    devices: Sequence[CudaDevice],
+    free_memory: Callable[[str], int | None],
+    visible_devices: str | None = None,
 ) -> CudaDevice:
     """The device that a request names, among those that CUDA shows to this process.
 
@@ -71,6 +74,7 @@ def choose(
         requested: None is ordinal 0; "auto" is the device with the most free memory, the lowest ordinal among equals.
         devices: at least one.
         free_memory: UUID to free bytes, None where unknown; only called for "auto".
+        visible_devices: CUDA_VISIBLE_DEVICES, for the message.
 
     Raises:
         DeviceNotFoundError: nothing among ``devices`` has this ordinal or UUID.
@@ -86,9 +90,8 @@ def choose(
         matches = [device for device in devices if device.uuid and _digits(device.uuid).startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
-    raise not_found(
-        requested, [describe(device.ordinal, device.name, device.uuid) for device in devices], ambiguous=bool(matches)
-    )
+    available = [describe(device.ordinal, device.name, device.uuid) for device in devices]
+    raise not_found(requested, available, ambiguous=bool(matches), visible_devices=visible_devices)
 
 
 def ordinal_of(requested: DeviceRequest) -> int | None:
@@ -103,13 +106,19 @@ def describe(ordinal: int, name: str | None, uuid: str | None) -> str:
 
 
 def not_found(
-    requested: DeviceRequest, available: Sequence[str], *, ambiguous: bool = False, evidence: Sequence[str] = ()
+    requested: DeviceRequest,
+    available: Sequence[str],
+    *,
+    ambiguous: bool = False,
+    evidence: Sequence[str] = (),
+    visible_devices: str | None = None,
 ) -> DeviceNotFoundError:
     count = f"{len(available)} GPU{'s' if len(available) != 1 else ''}"
+    narrowed = [f"CUDA_VISIBLE_DEVICES={visible_devices}"] if visible_devices is not None else []
     what = "names more than one GPU" if ambiguous else "is not among the GPUs that this process sees"
     return DeviceNotFoundError(
         f"device {requested!r} {what}",
-        evidence=[f"visible to this process: {count}", *available, *evidence],
+        evidence=[f"visible to this process: {count}", *available, *narrowed, *evidence],
         fixes=[manual(f"pass one of the devices listed above: an ordinal below {len(available)}, or a UUID")],
         requested=requested,
         available=tuple(available),

@@ -115,7 +115,13 @@ def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
 
 
 def refusal(placement: Placement) -> PlacementError | None:
-    """The error for ``cpu_nodes="forbid"``, or None when every compute node is on the GPU."""
+    """The error for ``cpu_nodes="forbid"``, or None when every compute node is known to be on the GPU."""
+    if not placement.known:
+        return PlacementError(
+            'cpu_nodes="forbid" cannot be kept: this release of ONNX Runtime does not tell where nodes are placed',
+            evidence=["the recording of placements came with 1.24"],
+            fixes=[manual('use ONNX Runtime 1.24 or newer, or cpu_nodes="allow"')],
+        )
     nodes = placement.cpu_compute_nodes
     if not nodes:
         return None

@@ -19,6 +19,12 @@ _ENUMERATED = {
     "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
 }
 _UNSIGNED = ("gpu_mem_limit", "device_id")
+_BOOLEAN = (
+    "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "do_copy_in_default_stream", "enable_cuda_graph",
+    "enable_cudnn", "fuse_conv_bias", "prefer_nhwc", "tunable_op_enable", "tunable_op_tuning_enable",
+    "use_ep_level_unified_stream", "use_tf32", "enable_skip_layer_norm_strict_mode",
+)  # fmt: skip
+_BOOLEAN_VALUES = ("0", "1", "false", "true", "False", "True")  # parse_string.h
 
 # cuda_execution_provider_info.cc; only used to suggest a spelling, the wheel's own strings decide.
 _OPTION_NAMES = (
@@ -149,6 +155,8 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
     for option, value in given.items():
         if option in _ENUMERATED and value not in _ENUMERATED[option]:
             raise _bad_value(option, value, f"one of {', '.join(_ENUMERATED[option])}")
+        if option in _BOOLEAN and value not in _BOOLEAN_VALUES:
+            raise _bad_value(option, value, f"one of {', '.join(_BOOLEAN_VALUES)}")
         if option in _UNSIGNED and not value.strip().isdigit():
             raise _bad_value(option, value, "a whole number, not negative")
 

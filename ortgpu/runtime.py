@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
 from .environment.cuda import CudaState
 from .environment.elf import read_elf
 from .environment.packages import read_packages
+from .environment.wheel import bridge_of
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
-from .preload import PreloadReport, merged, preload_for, why_provider_does_not_load
+from .preloading import Plan, PreloadReport, load, plan, why_provider_does_not_load
 
 logger = logging.getLogger("ortgpu")
 
@@ -25,6 +28,7 @@ class Runtime:
     module: ModuleType | None
     import_error: str | None
     preload: PreloadReport
+    found: Plan | None = None  # what the report was made from
     lazily_opened: bool = False  # whether what the provider opens at need is loaded too
 
     @property
@@ -42,8 +46,8 @@ _lock = threading.RLock()
 def load_runtime() -> Runtime:
     """Import ONNX Runtime and load the CUDA libraries. A success is kept; after a failure the next call tries again.
 
-    The libraries are loaded while the import runs, unless the extension module links them itself (1.27.0 does) and
-    has to find them in the process. No thread outlives the call.
+    The libraries that the provider links are loaded while the import runs, unless the extension module links them
+    itself (1.27.0 does) and has to find them in the process. No thread outlives the call.
     """
     global _runtime
     with _lock:
@@ -55,35 +59,69 @@ def load_runtime() -> Runtime:
 
 def _load() -> Runtime:
     packages = read_packages(compare_files=False)
+    found = plan(packages)
+    if isinstance(found, PreloadReport):
+        return Runtime(*_import(), found)
     extension = packages.onnxruntime.extension
-    linked = read_elf(extension).needed if extension else ()
-    if any(soname.startswith("libcu") for soname in linked):
-        report = preload_for(packages, lazily_opened=False)
-        module, error = _import()
-        return Runtime(module, error, report)
-    reports: list[PreloadReport] = []
-
-    def preload_linked() -> None:
-        reports.append(preload_for(packages, lazily_opened=False))
-
-    loader = threading.Thread(target=preload_linked, name="ortgpu-preload", daemon=True)
-    loader.start()
+    native = [read_elf(path) for path in (extension, bridge_of(found.provider.path)) if path and os.path.exists(path)]
+    damaged = next((file for file in native if file.problem is not None), None)
+    if damaged is not None:  # opening it would kill the process
+        return Runtime(
+            None, f"{damaged.path}: {damaged.problem}", PreloadReport(found.provider, (), (), (), False, None)
+        )
+    if any(soname.startswith("libcu") for file in native for soname in file.needed):
+        report = load(found, lazily_opened=False)
+        return Runtime(*_import(), report, found)
+    # The thread does nothing but open libraries, which needs no interpreter lock: the import goes on beside it.
+    opening = _Task(lambda: load(found, lazily_opened=False), "ortgpu-preload")
     try:
         module, error = _import()
     finally:
-        loader.join()
-    return Runtime(module, error, reports[0] if reports else preload_for(packages, lazily_opened=False))
+        report = opening.result()
+    return Runtime(module, error, report, found)
 
 
-def load_lazily_opened() -> Runtime:
-    """Load what the provider opens at need (cuDNN's parts, cuFFT and what they open), once per process."""
-    global _runtime
-    with _lock:
-        runtime = load_runtime()
-        if not runtime.lazily_opened:
-            report = merged(runtime.preload, preload_for(read_packages(compare_files=False)))
-            _runtime = runtime = dataclasses.replace(runtime, preload=report, lazily_opened=True)
-        return runtime
+class _Task:
+    """A function in a thread, with its result or exception."""
+
+    def __init__(self, function: Callable[[], PreloadReport], name: str) -> None:
+        self._function = function
+        self._outcome: PreloadReport | BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._outcome = self._function()
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
+            self._outcome = error
+
+    def result(self) -> PreloadReport:
+        self._thread.join()
+        if isinstance(self._outcome, PreloadReport):
+            return self._outcome
+        raise self._outcome or RuntimeError("the loading thread ended without a result")
+
+
+class LazilyOpened:
+    """Opens what the provider opens at need (cuDNN's parts, cuFFT and what they open) while a session is being made.
+
+    Once per process, in a thread that :meth:`finish` waits for.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        found = runtime.found
+        self._task = None
+        if found is not None and not runtime.lazily_opened:
+            self._task = _Task(lambda: load(found), "ortgpu-preload")
+
+    def finish(self) -> Runtime:
+        global _runtime
+        report = self._task.result() if self._task is not None else None
+        with _lock:
+            if report is not None and _runtime is not None:
+                _runtime = dataclasses.replace(_runtime, preload=report, lazily_opened=True)
+            return _runtime or load_runtime()
 
 
 def _import() -> tuple[ModuleType | None, str | None]:

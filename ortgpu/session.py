@@ -27,7 +27,7 @@ from .errors import (
 )
 from .models import operators_of
 from .placement import CPUNodes, CPUNodesWarning, Placement
-from .runtime import Runtime, load_lazily_opened, load_runtime, why_no_module, why_unusable
+from .runtime import LazilyOpened, Runtime, load_runtime, why_no_module, why_unusable
 
 _runtime = load_runtime()
 if _runtime.module is None:
@@ -145,10 +145,22 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             raise why.unusable()
         _check_tensorrt(requested, runtime)
         _refuse_after_fork()
-        cuda = why.cuda = initialise()
-        if cuda.code != 0 and not (cuda.code is None and not runtime.preload.driver_missing):
+        if runtime.preload.driver_missing:
             raise why.unusable()
-        chosen = self._choose(device, cuda, why)
+        lazily_opened = LazilyOpened(runtime)
+        try:
+            asked, chosen = self._construct(model, sess_options, requested, why)
+        finally:
+            why.runtime = lazily_opened.finish()
+        self._verify(asked, chosen, why)
+
+    def _construct(
+        self, model: Any, sess_options: Any, requested: requests.ProviderList, why: _Why
+    ) -> tuple[requests.ProviderList, CudaDevice | None]:
+        cuda = why.cuda = initialise()
+        if cuda.code:
+            raise why.unusable()
+        chosen = self._choose(why.device, cuda, why)
         options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
         asked = _with_device(requests.cuda_first(requested, keep_cpu=not _keeps_cpu_out(options)), chosen)
         _refuse_providers_in(options)
@@ -160,7 +172,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             if error is None:
                 raise  # not about the GPU: ONNX Runtime's own
             raise error from cause
-        self._verify(asked, chosen, why)
+        return asked, chosen
 
     def _choose(self, device: DeviceRequest, cuda: CudaState, why: _Why) -> CudaDevice | None:
         """The device among those that the driver shows; None when the driver answers only ONNX Runtime."""
@@ -168,7 +180,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             return None
         if not cuda.devices:
             raise why.unusable()
-        chosen = choose(device, cuda.devices, _free_memory)
+        chosen = choose(device, cuda.devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
         provider = why.runtime.preload.provider
         if (
             provider is not None
@@ -206,8 +218,6 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
                 raise cudnn_disabled(operators, [])
             return
         transforms = tuple(sorted({op for op, domain in placed if placements.needs_cufft(op, domain)}))
-        if operators or transforms or not self.placement.known:
-            why.runtime = load_lazily_opened()
         report = why.runtime.preload
         lacks_cudnn = report.path_of("libcudnn") is None or any("libcudnn" in lib.soname for lib in report.missing)
         if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
@@ -215,7 +225,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             raise why.unusable()
 
     def _check_cpu_nodes(self) -> None:
-        if self._cpu_nodes == "allow":
+        if self._cpu_nodes == "allow" or (self._cpu_nodes == "warn" and not self.placement.known):
             return
         refusal = placements.refusal(self.placement)
         if refusal is None:
@@ -283,7 +293,10 @@ class _Why:
 
     def unusable(self, cause: BaseException | None = None) -> Any:
         """The error to raise; with a ``cause`` that has nothing to do with the GPU, None."""
-        operators = operators_of(self.model) if self.operators is None else self.operators
+        operators = self.operators
+        if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
+            lacking = any(lib.soname.startswith(("libcudnn", "libcufft")) for lib in self.runtime.preload.missing)
+            operators = operators_of(self.model) if lacking else frozenset()
         return why_unusable(
             self.runtime,
             device=self.device,

@@ -6,7 +6,7 @@ import os
 
 from .environment.elf import read_elf
 from .errors import LibraryNotFoundError, ProviderRequestError, manual
-from .preload import open_library
+from .preloading import open_library
 
 
 def check_loadable(cuda_provider: str) -> None:

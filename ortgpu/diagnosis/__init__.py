@@ -25,7 +25,7 @@ CHECKS: tuple[Check, ...] = (
     packages.conflicting,
     packages.cpu_only,
     packages.provider_missing,
-    packages.provider_damaged,
+    packages.library_damaged,
     packages.import_failed,
     libraries.missing,
     libraries.provider_unloadable,

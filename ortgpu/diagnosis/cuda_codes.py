@@ -52,6 +52,11 @@ UNUSABLE: dict[int, Meaning] = {
 }
 
 
+# Errors after which every later CUDA call of the process fails: driver_types.h says of each that "the process must be
+# terminated and relaunched".
+STICKY = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
+
+
 def name_of(code: int) -> str:
     return RESULT_NAMES.get(code, f"CUDA error {code}")
 

@@ -26,11 +26,12 @@ _HIDING = ("", "-1", "NoDevFiles", "void", "none")
 def named_device(facts: Facts) -> GPUError | None:
     """The device that was asked for is not there; judged by NVML where CUDA was not asked."""
     requested, cuda = facts.request.device, facts.observed.cuda
+    hidden = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     if requested is None or requested == "auto":
         return None
     if cuda is not None and cuda.devices:
         try:
-            devices.choose(requested, cuda.devices, lambda _: None)
+            devices.choose(requested, cuda.devices, lambda _: None, hidden)
         except DeviceNotFoundError as error:
             return error
         return None
@@ -44,10 +45,8 @@ def named_device(facts: Facts) -> GPUError | None:
         found = any((gpu.uuid or "").lower().startswith(str(requested).lower()) or gpu.mig_uuids for gpu in gpus)
     if found:
         return None
-    hidden = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    evidence = [f"CUDA_VISIBLE_DEVICES={hidden}"] if hidden is not None else []
     available = [devices.describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
-    return devices.not_found(requested, available, evidence=evidence)
+    return devices.not_found(requested, available, visible_devices=hidden)
 
 
 def none_visible(facts: Facts) -> GPUError | None:

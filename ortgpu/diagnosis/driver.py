@@ -10,10 +10,11 @@ from ..errors import (
     Fix,
     GPUError,
     InsufficientDeviceMemoryError,
+    PoisonedContextError,
     manual,
 )
 from . import remedies
-from .cuda_codes import meaning_of, name_of
+from .cuda_codes import STICKY, meaning_of, name_of
 from .facts import Facts
 
 _AMD, _NVIDIA = 0x1002, 0x10DE
@@ -110,10 +111,10 @@ def unusable(facts: Facts) -> GPUError | None:
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """The error that a CUDA code stands for, whoever reported it while a session was being opened."""
     driver = facts.environment.driver
-    if code == 35:
-        old = too_old(facts)
-        if old is not None:
-            return old
+    if code == 35:  # what the CUDA runtime also says where there is no driver at all
+        better = not_found(facts) or too_old(facts)
+        if better is not None:
+            return better
         major = facts.environment.provider.cuda_major if facts.environment.provider else None
         return DriverTooOldError(
             "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with",
@@ -134,6 +135,13 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
             "the GPU has no memory left to open a session",
             evidence=evidence,
             fixes=[manual("stop other processes on the GPU, or choose another one with device=")],
+        )
+    if code in STICKY:
+        return PoisonedContextError(
+            f"an earlier CUDA error ended this process's use of the GPU ({name_of(code)})",
+            evidence=evidence,
+            fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
+            cuda_code=code,
         )
     meaning = meaning_of(code)
     evidence = [*evidence, f"driver {driver.nvml.driver_version or driver.kernel_version or 'of unknown version'}"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..devices import DeviceRequest
 from ..environment.cuda import CudaState
 from ..environment.inspection import Environment
-from ..preload import PreloadReport
+from ..preloading import PreloadReport
 
 
 @dataclass(frozen=True, slots=True)

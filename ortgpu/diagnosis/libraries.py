@@ -17,7 +17,7 @@ from ..errors import (
     manual,
     shell,
 )
-from ..preload import MissingLibrary
+from ..preloading import MissingLibrary
 from . import remedies
 from .facts import Facts
 

@@ -191,18 +191,21 @@ def provider_missing(facts: Facts) -> GPUError | None:
     )
 
 
-def provider_damaged(facts: Facts) -> GPUError | None:
-    provider, installed = facts.environment.provider, facts.environment.packages.onnxruntime
-    if provider is None or provider.problem is None:
-        return None
-    if any("providers_cuda" in name for owner in installed.owners for name in owner.altered_files):
+def library_damaged(facts: Facts) -> GPUError | None:
+    """A library of the package that would kill the process (SIGBUS) when it is opened."""
+    environment = facts.environment
+    installed = environment.packages.onnxruntime
+    files = [file for file in (environment.extension, environment.bridge, environment.provider) if file is not None]
+    damaged = [file for file in files if file.problem is not None]
+    recorded = {name for owner in installed.owners for name in (*owner.altered_files, *owner.missing_files)}
+    if not damaged or any(name.endswith(os.path.basename(file.path)) for name in recorded for file in damaged):
         return None  # broken_files or conflicting says it
     return BrokenPackageError(
-        "the CUDA provider library of ONNX Runtime is damaged",
-        evidence=[f"{provider.path}: {provider.problem}"],
+        f"{len(damaged)} of the libraries of the installed ONNX Runtime are damaged",
+        evidence=[f"{file.path}: {file.problem}" for file in damaged],
         fixes=[remedies.reinstall_onnxruntime(facts.environment)],
         package=installed.build_name,
-        files=(provider.path,),
+        files=tuple(file.path for file in damaged),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import re
 import sys
@@ -184,6 +185,7 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
     return parse_mapped_file(maps, "libcuda.so", address)
 
 
+@functools.cache
 def read_driver_version() -> str | None:
     """The driver's version as "580.159.04", from the kernel module where it says so, else from NVML."""
     return _read_kernel_version(Path("/")) or read_nvml().driver_version

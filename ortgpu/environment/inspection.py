@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from .installer import Installer, read_installer
 from .libraries import Resolution, places_for, read_mapped_libraries, resolve
 from .packages import Packages, read_packages
 from .variables import Variables, read_variables
-from .wheel import ProviderLibrary, read_provider
+from .wheel import ProviderLibrary, bridge_of, read_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Environment:
     host: Host
     installer: Installer
     packages: Packages
-    extension: ElfFile | None  # ONNX Runtime's Python extension
+    extension: ElfFile | None  # ONNX Runtime's Python extension; ELF files are read on Linux only
+    bridge: ElfFile | None  # libonnxruntime_providers_shared, which every provider is opened through
     provider: ProviderLibrary | None  # None: there is no CUDA provider file
     libraries: tuple[Resolution, ...]
     mapped: tuple[str, ...]  # libraries of this process, by path
@@ -49,13 +51,18 @@ def inspect_environment() -> Environment:
         host=read_host(),
         installer=read_installer(),
         packages=packages,
-        extension=read_elf(installed.extension) if installed.extension else None,
+        extension=_read_elf(installed.extension),
+        bridge=_read_elf(bridge_of(provider.path) if provider is not None else None),
         provider=provider,
         libraries=libraries,
         mapped=read_mapped_libraries(),
         driver=read_driver(),
         variables=read_variables(),
     )
+
+
+def _read_elf(path: str | None) -> ElfFile | None:
+    return read_elf(path) if path is not None and sys.platform == "linux" else None
 
 
 def _plain(value: Any) -> Any:

@@ -60,10 +60,6 @@ class ProviderLibrary:
     def cuda_major(self) -> int | None:
         return cuda_major_of(self.needed)
 
-    @property
-    def needs_driver_to_load(self) -> bool:
-        return "libcuda.so.1" in self.needed
-
     def coverage(self, capability: tuple[int, int]) -> Coverage | None:
         """``native``: machine code; ``jit``: PTX that the driver compiles at first use; None: unknown."""
         if not self.architectures:
@@ -90,6 +86,16 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
         return ProviderLibrary(os.fspath(path), None, (), (), None)
     elf = read_elf(path)
     return ProviderLibrary(elf.path, elf.problem, elf.needed, elf.search_path, read_architectures(elf.path))
+
+
+def bridge_of(provider: str) -> str:
+    """Path of the library that stands between ONNX Runtime and its providers, beside them."""
+    name = (
+        "onnxruntime_providers_shared.dll"
+        if provider.lower().endswith(".dll")
+        else "libonnxruntime_providers_shared.so"
+    )
+    return os.path.join(os.path.dirname(provider), name)
 
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:

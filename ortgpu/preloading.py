@@ -10,7 +10,6 @@ its SONAME. Handles are kept for the life of the process: libraries that registe
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import logging
 import os
 import threading
@@ -20,7 +19,6 @@ from .environment.catalogue import CUDNN_CORE_PARTS, major_of
 from .environment.libraries import (
     Candidate,
     Resolution,
-    SearchPlaces,
     Source,
     folders_of,
     places_for,
@@ -28,7 +26,7 @@ from .environment.libraries import (
     resolve,
 )
 from .environment.packages import Packages, read_packages
-from .environment.wheel import ProviderLibrary, read_provider
+from .environment.wheel import ProviderLibrary, bridge_of, read_provider
 
 logger = logging.getLogger("ortgpu")
 
@@ -65,13 +63,14 @@ class PreloadReport:
     libraries: tuple[LoadedLibrary, ...]
     missing: tuple[MissingLibrary, ...]
     rejected: tuple[Candidate, ...]
-    driver_missing: bool  # libcuda.so.1 cannot be loaded and the provider links it
+    driver_missing: bool  # libcuda.so.1 cannot be loaded
     cudnn_cuda_major: int | None  # the CUDA that the loaded cuDNN was built for
 
     @property
     def ok(self) -> bool:
         """Whether everything that the provider links is in the process, the driver apart."""
-        return self.provider is not None and not self.missing_required
+        provider = self.provider
+        return provider is not None and provider.problem is None and not self.missing_required
 
     @property
     def missing_required(self) -> tuple[MissingLibrary, ...]:
@@ -104,31 +103,48 @@ def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
     return preload_for(read_packages(compare_files=False), directory)
 
 
-def preload_for(
-    packages: Packages, directory: str | os.PathLike[str] | None = None, *, lazily_opened: bool = True
-) -> PreloadReport:
-    """As :func:`preload`; without ``lazily_opened`` only what the provider links, and ``libcudnn`` itself.
+def preload_for(packages: Packages, directory: str | os.PathLike[str] | None = None) -> PreloadReport:
+    """As :func:`preload`, for packages that were read already."""
+    found = plan(packages, directory)
+    return found if isinstance(found, PreloadReport) else load(found)
 
-    The rest (cuDNN's parts, cuFFT, nvRTC, nvJitLink) is half of the loading time and of no use to many models.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What :func:`load` is to open: all reading of folders and files is done."""
+
+    provider: ProviderLibrary
+    resolutions: tuple[Resolution, ...]
+
+
+def plan(packages: Packages, directory: str | os.PathLike[str] | None = None) -> Plan | PreloadReport:
+    """Look for the libraries; an empty report where there is no provider file to read their names from."""
     path = packages.onnxruntime.provider_library
     provider = read_provider(path) if path else None
     if provider is None or provider.problem or provider.cuda_major is None:
         return PreloadReport(provider, (), (), (), False, None)
     places = places_for(provider, packages.torch, os.path.abspath(directory) if directory is not None else None)
+    return Plan(provider, resolve(places, provider.needed, provider.cuda_major))
+
+
+def load(found: Plan, *, lazily_opened: bool = True) -> PreloadReport:
+    """Open what was found, dependencies first.
+
+    Without ``lazily_opened``, only what the provider links, and ``libcudnn`` itself: the rest (cuDNN's parts, cuFFT,
+    nvRTC, nvJitLink) is half of the loading time and of no use to many models.
+    """
     with _lock:
-        return load(places, provider, lazily_opened=lazily_opened)
+        return _load(found.provider, found.resolutions, lazily_opened)
 
 
-def load(places: SearchPlaces, provider: ProviderLibrary, *, lazily_opened: bool = True) -> PreloadReport:
-    """Open the libraries of ``provider`` from ``places``, dependencies first."""
+def _load(provider: ProviderLibrary, resolutions: tuple[Resolution, ...], lazily_opened: bool) -> PreloadReport:
     cuda_major = provider.cuda_major or 0
     loaded: list[LoadedLibrary] = []
     missing: list[MissingLibrary] = []
     rejected: list[Candidate] = []
     driver_missing = open_library("libcuda.so.1") is not None
     cudnn: LoadedLibrary | None = None
-    for resolution in resolve(places, provider.needed, cuda_major):
+    for resolution in resolutions:
         rejected.extend(resolution.rejected)
         is_part = resolution.spec.part_of is not None
         if is_part and cudnn is None:
@@ -152,16 +168,9 @@ def load(places: SearchPlaces, provider: ProviderLibrary, *, lazily_opened: bool
         tuple(loaded),
         tuple(missing),
         tuple(dict.fromkeys(rejected)),
-        provider.needs_driver_to_load and driver_missing,
+        driver_missing,
         _cuda_major_of_cudnn(cudnn),
     )
-
-
-def merged(first: PreloadReport, later: PreloadReport) -> PreloadReport:
-    """What two calls loaded together: ``later`` finds what ``first`` loaded in the process; its origin is kept."""
-    origins = {library.soname: library for library in first.libraries}
-    libraries = tuple(origins.get(library.soname, library) for library in later.libraries)
-    return dataclasses.replace(later, libraries=libraries)
 
 
 def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
@@ -221,8 +230,7 @@ def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
     Only for a process in which ONNX Runtime was imported and failed to open it: the file calls into ONNX Runtime while
     it is being loaded, and dies of SIGSEGV where that is not there yet.
     """
-    bridge = os.path.join(os.path.dirname(provider.path), "libonnxruntime_providers_shared.so")
-    return open_library(bridge, mode=getattr(os, "RTLD_GLOBAL", 0)) or open_library(provider.path)
+    return open_library(bridge_of(provider.path), mode=getattr(os, "RTLD_GLOBAL", 0)) or open_library(provider.path)
 
 
 def _cuda_major_of_cudnn(cudnn: LoadedLibrary | None) -> int | None:
