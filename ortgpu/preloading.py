@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 import threading
 from dataclasses import dataclass
 
@@ -116,6 +117,11 @@ class Plan:
     provider: ProviderLibrary
     resolutions: tuple[Resolution, ...]
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a file to try for each library that the provider links."""
+        return all(resolution.candidates for resolution in self.resolutions if resolution.required)
+
 
 def plan(packages: Packages, directory: str | os.PathLike[str] | None = None) -> Plan | PreloadReport:
     """Look for the libraries; an empty report where there is no provider file to read their names from."""
@@ -217,11 +223,27 @@ def open_library(path: str, mode: int = 0) -> str | None:
     """
     if path in _handles:
         return None
+    error = _load_without_interpreter_lock(path, mode)
+    if error is not None:
+        return error
     try:
         _handles[path] = ctypes.CDLL(path, mode=mode)
-    except OSError as error:
-        return str(error)
+    except OSError as refusal:
+        return str(refusal)
     return None
+
+
+def _load_without_interpreter_lock(path: str, mode: int) -> str | None:
+    """Let the C library load it first: ctypes.CDLL holds the interpreter lock for as long as loading takes."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    libc.dlerror.restype = ctypes.c_char_p
+    if libc.dlopen(os.fsencode(path), mode | os.RTLD_NOW) is not None:
+        return None
+    words = libc.dlerror()  # of this thread
+    return os.fsdecode(words) if words else f"{path}: the loader refuses it without a word"
 
 
 def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:

@@ -1,4 +1,4 @@
-"""ONNX Runtime in this process: imported once, with the libraries that its provider needs already loaded."""
+"""ONNX Runtime in this process: imported once; its provider opened once, with all the libraries that it needs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,43 @@ import dataclasses
 import importlib
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from .environment.cuda import CudaState
+from .background import Task
 from .environment.elf import read_elf
-from .environment.packages import read_packages
+from .environment.packages import Packages, read_packages
 from .environment.wheel import bridge_of
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
 from .preloading import Plan, PreloadReport, load, plan, why_provider_does_not_load
+
+if TYPE_CHECKING:
+    from .environment.cuda import CudaState
 
 logger = logging.getLogger("ortgpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What importing gave. ``module`` None: the import failed with ``import_error``, or has no InferenceSession."""
+    """ONNX Runtime as far as this process has it.
 
+    ``module`` None: the import failed with ``import_error``, or gave a module without InferenceSession.
+    ``preload`` None: no session was asked for yet, so no library was loaded.
+    """
+
+    packages: Packages
     module: ModuleType | None
     import_error: str | None
-    preload: PreloadReport
-    found: Plan | None = None  # what the report was made from
-    lazily_opened: bool = False  # whether what the provider opens at need is loaded too
+    preload: PreloadReport | None = None
+    provider_opened: bool = False  # and all that it opens at need
+    provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
+
+    @property
+    def provider_library(self) -> str | None:
+        return self.packages.onnxruntime.provider_library
 
     @property
     def available_providers(self) -> tuple[str, ...] | None:
@@ -44,92 +57,77 @@ _lock = threading.RLock()
 
 
 def load_runtime() -> Runtime:
-    """Import ONNX Runtime and load the CUDA libraries. A success is kept; after a failure the next call tries again.
+    """Import ONNX Runtime. A success is kept; after a failure the next call tries again.
 
-    The libraries that the provider links are loaded while the import runs, unless the extension module links them
-    itself (1.27.0 does) and has to find them in the process. No thread outlives the call.
+    No CUDA library is loaded for it, except where the extension module itself links some (1.27.0 does).
     """
     global _runtime
     with _lock:
-        if _runtime is not None and _runtime.module is not None and _runtime.preload.ok:
-            return _runtime
-        _runtime = _load()
+        if _runtime is None or _runtime.module is None or _runtime.provider_library is None:
+            _runtime = _load()
         return _runtime
 
 
 def _load() -> Runtime:
     packages = read_packages(compare_files=False)
-    found = plan(packages)
-    if isinstance(found, PreloadReport):
-        return Runtime(*_import(), found)
-    extension = packages.onnxruntime.extension
-    native = [read_elf(path) for path in (extension, bridge_of(found.provider.path)) if path and os.path.exists(path)]
-    damaged = next((file for file in native if file.problem is not None), None)
-    if damaged is not None:  # opening it would kill the process
-        return Runtime(
-            None, f"{damaged.path}: {damaged.problem}", PreloadReport(found.provider, (), (), (), False, None)
-        )
-    if any(soname.startswith("libcu") for file in native for soname in file.needed):
-        report = load(found, lazily_opened=False)
-        return Runtime(*_import(), report, found)
-    # The thread does nothing but open libraries, which needs no interpreter lock: the import goes on beside it.
-    opening = _Task(lambda: load(found, lazily_opened=False), "ortgpu-preload")
-    try:
-        module, error = _import()
-    finally:
-        report = opening.result()
-    return Runtime(module, error, report, found)
+    installed = packages.onnxruntime
+    preload = None
+    if sys.platform == "linux" and installed.provider_library is not None:
+        paths = (installed.extension, bridge_of(installed.provider_library))
+        native = [read_elf(path) for path in paths if path and os.path.exists(path)]
+        damaged = next((file for file in native if file.problem is not None), None)
+        if damaged is not None:  # opening it would kill the process
+            return Runtime(packages, None, f"{damaged.path}: {damaged.problem}")
+        if any(soname.startswith("libcu") for file in native for soname in file.needed):
+            found = plan(packages)
+            preload = found if isinstance(found, PreloadReport) else load(found, lazily_opened=False)
+    module, error = _import()
+    return Runtime(packages, module, error, preload)
 
 
-class _Task:
-    """A function in a thread, with its result or exception."""
+class Opening:
+    """Opens every library of the provider, and the provider file, while the driver is being initialised.
 
-    def __init__(self, function: Callable[[], PreloadReport], name: str) -> None:
-        self._function = function
-        self._outcome: PreloadReport | BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._outcome = self._function()
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
-            self._outcome = error
-
-    def result(self) -> PreloadReport:
-        self._thread.join()
-        if isinstance(self._outcome, PreloadReport):
-            return self._outcome
-        raise self._outcome or RuntimeError("the loading thread ended without a result")
-
-
-class LazilyOpened:
-    """Opens what the provider opens at need (cuDNN's parts, cuFFT and what they open) while a session is being made.
-
-    Once per process, in a thread that :meth:`finish` waits for.
+    Once per process, in a thread that :meth:`finish` waits for. ``promising`` is False when a library that the provider
+    links was not found: then there is no use in initialising anything.
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        found = runtime.found
-        self._task = None
-        if found is not None and not runtime.lazily_opened:
-            self._task = _Task(lambda: load(found), "ortgpu-preload")
+        self._task: Task[Runtime] | None = None
+        self.promising = True
+        if not runtime.provider_opened:
+            found = plan(runtime.packages)
+            self.promising = isinstance(found, Plan) and found.is_complete
+            self._task = Task(lambda: _open(runtime, found), "ortgpu-preload")
 
     def finish(self) -> Runtime:
+        """The runtime with what was loaded, or what was missing."""
         global _runtime
-        report = self._task.result() if self._task is not None else None
+        if self._task is None:
+            return load_runtime()
+        opened = self._task.result()
         with _lock:
-            if report is not None and _runtime is not None:
-                _runtime = dataclasses.replace(_runtime, preload=report, lazily_opened=True)
-            return _runtime or load_runtime()
+            if _runtime is None or not _runtime.provider_opened:
+                _runtime = opened
+            return _runtime
+
+
+def _open(runtime: Runtime, found: Plan | PreloadReport) -> Runtime:
+    if isinstance(found, PreloadReport):
+        return dataclasses.replace(runtime, preload=found)
+    report = load(found, lazily_opened=False)
+    if not report.ok or report.driver_missing:
+        return dataclasses.replace(runtime, preload=report)
+    error = why_provider_does_not_load(found.provider)
+    if error is not None:
+        return dataclasses.replace(runtime, preload=report, provider_error=error)
+    return dataclasses.replace(runtime, preload=load(found), provider_opened=True)
 
 
 def _import() -> tuple[ModuleType | None, str | None]:
     try:
         module = importlib.import_module("onnxruntime")
-    except (
-        Exception
-    ) as error:  # anything: a broken package raises ImportError, AttributeError, SyntaxError, OSError ...
+    except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}"
     return (module, None) if hasattr(module, "InferenceSession") else (None, None)
@@ -144,7 +142,6 @@ def why_unusable(
     cudnn_operators: tuple[str, ...] = (),
     cufft_operators: tuple[str, ...] = (),
     cudnn_disabled: bool = False,
-    cuda_not_bound: bool = False,
 ) -> GPUError | None:
     """The full diagnosis of a failure: the most likely error, with what else is wrong attached.
 
@@ -156,7 +153,6 @@ def why_unusable(
     from .diagnosis.messages import of_construction
     from .environment.inspection import inspect_environment
 
-    provider = runtime.preload.provider
     requested: DeviceRequest = device if isinstance(device, (int, str)) else None
     facts = Facts(
         inspect_environment(),
@@ -166,7 +162,7 @@ def why_unusable(
             None if runtime.import_error else runtime.module is not None,
             runtime.available_providers,
             runtime.preload,
-            why_provider_does_not_load(provider) if cuda_not_bound and provider is not None else None,
+            runtime.provider_error,
             cuda,
         ),
     )

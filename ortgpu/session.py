@@ -8,12 +8,20 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import placement as placements
-from . import providers as requests
-from .devices import CPU as CPU_DEVICE
-from .devices import Device, DeviceRequest, check_form, choose
-from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise, initialised_in
-from .errors import (
+from .runtime import Opening, Runtime, load_runtime, why_no_module, why_unusable
+
+_runtime = load_runtime()
+if _runtime.module is None:
+    raise why_no_module(_runtime)
+
+import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
+
+from . import placement as placements  # noqa: E402
+from . import providers as requests  # noqa: E402
+from .devices import CPU as CPU_DEVICE  # noqa: E402
+from .devices import Device, DeviceRequest, check_form, choose  # noqa: E402
+from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise, initialised_in  # noqa: E402
+from .errors import (  # noqa: E402
     CPUExecutionWarning,
     ExecutionError,
     ForkedSessionError,
@@ -25,15 +33,8 @@ from .errors import (
     manual,
     python,
 )
-from .models import operators_of
-from .placement import CPUNodes, CPUNodesWarning, Placement
-from .runtime import LazilyOpened, Runtime, load_runtime, why_no_module, why_unusable
-
-_runtime = load_runtime()
-if _runtime.module is None:
-    raise why_no_module(_runtime)
-
-import onnxruntime  # noqa: E402 - the libraries that it links have to be in the process first
+from .models import operators_of  # noqa: E402
+from .placement import CPUNodes, CPUNodesWarning, Placement  # noqa: E402
 
 if TYPE_CHECKING:
     InferenceSession: Any = object
@@ -136,31 +137,31 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         runtime = load_runtime()
         available = runtime.available_providers or ()
         requests.check_names(requested, _all_providers(available), available)
-        provider = runtime.preload.provider
-        requests.check_options(requested, provider.path if provider is not None else None)
+        requests.check_options(requested, runtime.provider_library)
         device = _device_asked_for(requested, device)
         cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
         why = _Why(runtime, device, model, cudnn_disabled)
-        if runtime.preload.provider is None or not runtime.preload.ok or requests.CUDA not in available:
+        if requests.CUDA not in available:
             raise why.unusable()
-        _check_tensorrt(requested, runtime)
         _refuse_after_fork()
-        if runtime.preload.driver_missing:
-            raise why.unusable()
-        lazily_opened = LazilyOpened(runtime)
+        opening = Opening(runtime)
         try:
-            asked, chosen = self._construct(model, sess_options, requested, why)
+            why.cuda = initialise() if opening.promising else None
         finally:
-            why.runtime = lazily_opened.finish()
+            why.runtime = opening.finish()
+        report = why.runtime.preload
+        if report is None or not report.ok or report.driver_missing or why.runtime.provider_error is not None:
+            raise why.unusable()
+        if why.cuda is None or why.cuda.code:
+            raise why.unusable()
+        _check_tensorrt(requested, why.runtime)
+        asked, chosen = self._construct(model, sess_options, requested, why)
         self._verify(asked, chosen, why)
 
     def _construct(
         self, model: Any, sess_options: Any, requested: requests.ProviderList, why: _Why
     ) -> tuple[requests.ProviderList, CudaDevice | None]:
-        cuda = why.cuda = initialise()
-        if cuda.code:
-            raise why.unusable()
-        chosen = self._choose(why.device, cuda, why)
+        chosen = self._choose(why.device, why)
         options = sess_options if sess_options is not None else onnxruntime.SessionOptions()
         asked = _with_device(requests.cuda_first(requested, keep_cpu=not _keeps_cpu_out(options)), chosen)
         _refuse_providers_in(options)
@@ -174,26 +175,23 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             raise error from cause
         return asked, chosen
 
-    def _choose(self, device: DeviceRequest, cuda: CudaState, why: _Why) -> CudaDevice | None:
+    def _choose(self, device: DeviceRequest, why: _Why) -> CudaDevice | None:
         """The device among those that the driver shows; None when the driver answers only ONNX Runtime."""
-        if cuda.devices is None:
+        cuda = why.cuda
+        if cuda is None or cuda.devices is None:
             return None
         if not cuda.devices:
             raise why.unusable()
         chosen = choose(device, cuda.devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        provider = why.runtime.preload.provider
-        if (
-            provider is not None
-            and chosen.compute_capability
-            and provider.coverage(chosen.compute_capability) == "none"
-        ):
+        provider = why.runtime.preload.provider if why.runtime.preload is not None else None
+        capability = chosen.compute_capability
+        if provider is not None and capability is not None and provider.coverage(capability) == "none":
             raise why.unusable()
         return chosen
 
     def _verify(self, asked: requests.ProviderList, chosen: CudaDevice | None, why: _Why) -> None:
         bound = tuple(self.get_providers())
         if requests.CUDA not in bound:
-            why.cuda_not_bound = True
             raise why.unusable()
         if bound[: len(asked.names)] != asked.names:
             raise _other_providers(asked.names, bound)
@@ -219,6 +217,8 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             return
         transforms = tuple(sorted({op for op, domain in placed if placements.needs_cufft(op, domain)}))
         report = why.runtime.preload
+        if report is None:
+            return
         lacks_cudnn = report.path_of("libcudnn") is None or any("libcudnn" in lib.soname for lib in report.missing)
         if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
             why.operators = frozenset(placed)
@@ -289,13 +289,13 @@ class _Why:
         self.cudnn_disabled = cudnn_disabled
         self.cuda: CudaState | None = None
         self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: as the model file has them
-        self.cuda_not_bound = False
 
     def unusable(self, cause: BaseException | None = None) -> Any:
         """The error to raise; with a ``cause`` that has nothing to do with the GPU, None."""
         operators = self.operators
         if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
-            lacking = any(lib.soname.startswith(("libcudnn", "libcufft")) for lib in self.runtime.preload.missing)
+            absent = self.runtime.preload.missing if self.runtime.preload is not None else ()
+            lacking = any(library.soname.startswith(("libcudnn", "libcufft")) for library in absent)
             operators = operators_of(self.model) if lacking else frozenset()
         return why_unusable(
             self.runtime,
@@ -305,7 +305,6 @@ class _Why:
             cudnn_operators=tuple(sorted({op for op, domain in operators if placements.needs_cudnn(op, domain)})),
             cufft_operators=tuple(sorted({op for op, domain in operators if placements.needs_cufft(op, domain)})),
             cudnn_disabled=self.cudnn_disabled,
-            cuda_not_bound=self.cuda_not_bound,
         )
 
 
@@ -365,8 +364,8 @@ def _with_device(asked: requests.ProviderList, chosen: CudaDevice | None) -> req
 def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
     from .tensorrt import check_loadable
 
-    if requests.TENSORRT[0] in requested.names and runtime.preload.provider is not None:
-        check_loadable(runtime.preload.provider.path)
+    if requests.TENSORRT[0] in requested.names and runtime.provider_library is not None:
+        check_loadable(runtime.provider_library)
 
 
 def _config_entry(options: Any, key: str) -> str | None:

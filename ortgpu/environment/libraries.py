@@ -327,7 +327,7 @@ def places_for(provider: ProviderLibrary, torch: Torch | None, directory: str | 
         variables=os.environ,
         start_library_path=(os.environ if at_start is None else at_start).get("LD_LIBRARY_PATH", ""),
         python_prefix=sys.prefix,
-        machine=platform.machine(),
+        machine=os.uname().machine if hasattr(os, "uname") else platform.machine(),
         mapped=read_mapped_libraries(),
         directory=directory,
         torch_folder=torch.folder if torch is not None and same_major else None,
