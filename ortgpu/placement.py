@@ -144,12 +144,13 @@ def format_table(rows: Sequence[Iterable[str]]) -> str:
 
 
 # Operators whose CUDA kernels run on cuDNN: each failed at its first run with enable_cudnn=0 on 1.31.1, in at least one
-# of its forms. Those with another way (MaxPool, Softmax, LayerNormalization, ...) are not among them.
+# of its forms. Those with another way (Softmax, LayerNormalization, ReduceMean, ...) are not among them.
 CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
     "": frozenset(
         name
         for line in (
             "Conv ConvTranspose BatchNormalization InstanceNormalization LRN RNN GRU LSTM Einsum",
+            "MaxPool AveragePool GlobalMaxPool GlobalAveragePool",
             "ReduceMin ReduceMax ReduceProd ReduceL1 ReduceL2 ReduceLogSumExp ArgMax ArgMin",
         )
         for name in line.split(" ")

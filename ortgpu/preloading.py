@@ -26,7 +26,7 @@ from .environment.libraries import (
     read_mapped_libraries,
     resolve,
 )
-from .environment.packages import Packages, read_packages
+from .environment.packages import Packages, locate_packages
 from .environment.wheel import ProviderLibrary, bridge_of, read_provider
 
 logger = logging.getLogger("ortgpu")
@@ -101,7 +101,7 @@ def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
     Not promised: that a library which something else loads later is the same one, or that Windows libraries are
     loaded in this order (there ONNX Runtime's own ``preload_dlls`` is left to do it).
     """
-    return preload_for(read_packages(compare_files=False), directory)
+    return preload_for(locate_packages(), directory)
 
 
 def preload_for(packages: Packages, directory: str | os.PathLike[str] | None = None) -> PreloadReport:

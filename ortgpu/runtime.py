@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .background import Task
 from .environment.elf import read_elf
-from .environment.packages import Packages, read_packages
+from .environment.packages import Packages, locate_packages
 from .environment.wheel import bridge_of
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
 from .preloading import Plan, PreloadReport, load, plan, why_provider_does_not_load
@@ -69,7 +69,7 @@ def load_runtime() -> Runtime:
 
 
 def _load() -> Runtime:
-    packages = read_packages(compare_files=False)
+    packages = locate_packages()
     installed = packages.onnxruntime
     preload = None
     if sys.platform == "linux" and installed.provider_library is not None:

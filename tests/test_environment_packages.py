@@ -30,7 +30,7 @@ from ortgpu.environment.metadata import (
     parse_metadata_version,
     parse_record,
 )
-from ortgpu.environment.packages import Distribution, OnnxRuntime, Packages, read_packages
+from ortgpu.environment.packages import Distribution, OnnxRuntime, Packages, locate_packages, read_packages
 
 BUILD_INFO = "package_name = 'onnxruntime-gpu'\n__version__ = '1.31.1'\ncuda_version = '13.0'\n"
 ENGINE = {
@@ -722,3 +722,10 @@ def test_reading_is_fast() -> None:
         read_packages()
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.03
+
+
+def test_locating_finds_the_same_files_and_no_distributions() -> None:
+    located, read = locate_packages(), read_packages()
+    assert located.onnxruntime.provider_library == read.onnxruntime.provider_library is not None
+    assert located.onnxruntime.extension == read.onnxruntime.extension
+    assert (located.onnxruntime.owners, located.nvidia, located.others) == ((), (), ())

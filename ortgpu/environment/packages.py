@@ -102,14 +102,7 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bo
     small Python files; scripts, caches and metadata are left out, and so is everything with ``compare_files=False``.
     Same size with other bytes in a library is therefore not seen. Eggs and zip files on the path are not looked into.
     """
-    places = list_places(sys.path if search_path is None else search_path)
-    package = _find_onnxruntime(places)
-    if search_path is None:
-        package = _loaded_onnxruntime() or (package if package.importable else _specified_onnxruntime() or package)
-        if package.folder:  # loaded from a place that has left sys.path since
-            known = {os.path.realpath(place.folder) for place in places}
-            parent = os.path.dirname(package.folder)
-            places += [place for place in list_places([parent]) if os.path.realpath(parent) not in known]
+    places, package = _arrive(search_path)
     found = [one for place in places for one in list_distributions(place)]
     return Packages(
         onnxruntime=_read_onnxruntime(package, found, compare_files),
@@ -122,6 +115,27 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bo
             or (one.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(one.name))
         ),
     )
+
+
+def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
+    """As :func:`read_packages`, without any distribution: only where ONNX Runtime's files and torch are.
+
+    That is all a session needs, and does not grow with the number of installed distributions.
+    """
+    places, package = _arrive(search_path)
+    return Packages(_read_onnxruntime(package, (), False), _read_torch(places, ()), (), ())
+
+
+def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
+    places = list_places(sys.path if search_path is None else search_path)
+    package = _find_onnxruntime(places)
+    if search_path is None:
+        package = _loaded_onnxruntime() or (package if package.importable else _specified_onnxruntime() or package)
+        if package.folder:  # loaded from a place that has left sys.path since
+            known = {os.path.realpath(place.folder) for place in places}
+            parent = os.path.dirname(package.folder)
+            places += [place for place in list_places([parent]) if os.path.realpath(parent) not in known]
+    return places, package
 
 
 def _plain(one: MetadataFolder) -> Distribution:
