@@ -127,8 +127,10 @@ class GPUError(RuntimeError):
         if self.fixes:
             lines.append("To fix it:")
             lines += ["    " + line for fix in self.fixes for line in fix.splitlines()]
-        if self.others:
-            lines.append("Also found: " + "; ".join(f"{other.code} ({other.summary})" for other in self.others))
+        for label, following in (("This explains", True), ("Also found", False)):
+            found = [f"{e.code} ({e.summary})" for e in self.others if (e.consequence_of is not None) == following]
+            if found:
+                lines.append(f"{label}: " + "; ".join(found))
         lines.append(f"More: ortgpu explain {self.code}")
         return "\n".join(lines)
 

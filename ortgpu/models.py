@@ -4,28 +4,67 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 
-def operators_of(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[str, str]]:
-    """Operator and domain of every node, those of subgraphs and functions included; empty if it is no ONNX model."""
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model as its file describes it. ``problem``: why it cannot be read; the rest is empty then."""
+
+    name: str  # its path, or "<bytes>"
+    problem: str | None = None
+    ir_version: int | None = None
+    opsets: tuple[tuple[str, int], ...] = ()  # domain and version, as imported
+    operators: frozenset[tuple[str, str]] = (
+        frozenset()
+    )  # operator and domain, those of subgraphs and functions included
+    missing_data: tuple[str, ...] = ()  # files with external data that are not there
+
+
+def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
+    """Read a model without its weights. Never raises for what the file holds, or for its absence."""
+    name = "<bytes>" if isinstance(model, bytes) else os.fspath(model)
     try:
         import onnx
 
-        proto = (
-            onnx.load_from_string(model)
-            if isinstance(model, bytes)
-            else onnx.load(os.fspath(model), load_external_data=False)
+        proto: Any = onnx.ModelProto()
+        if isinstance(model, bytes):
+            proto.ParseFromString(model)
+        else:
+            with open(model, "rb") as file:
+                proto.ParseFromString(file.read())
+        functions = list(proto.functions)
+        local = {(function.name, function.domain) for function in functions}
+        nodes = [*_walk(proto.graph.node), *(found for function in functions for found in _walk(function.node))]
+        folder = None if isinstance(model, bytes) else os.path.dirname(os.path.abspath(name))
+        return ModelFacts(
+            name,
+            ir_version=int(proto.ir_version),
+            opsets=tuple(sorted((entry.domain, int(entry.version)) for entry in proto.opset_import)),
+            operators=frozenset(nodes) - local,
+            missing_data=tuple(sorted(_missing_data(proto, folder))),
         )
-        graphs = [proto.graph.node, *(function.node for function in proto.functions)]
-        return frozenset(found for nodes in graphs for found in _walk(nodes))
-    except Exception:  # noqa: BLE001 - protobuf's DecodeError, OSError, a missing onnx: whatever it is, the operators are not known
-        return frozenset()
+    except OSError as error:
+        return ModelFacts(name, problem=(error.strerror or str(error)).lower())
+    except Exception as error:  # noqa: BLE001 - protobuf's DecodeError, a broken onnx: all that counts is that it fails
+        return ModelFacts(name, problem=f"not an ONNX model: {type(error).__name__}: {error}")
 
 
 def _walk(nodes: Any) -> Iterator[tuple[str, str]]:
     for node in nodes:
-        yield node.op_type, node.domain
+        yield node.op_type, "" if node.domain == "ai.onnx" else node.domain
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 yield from _walk(graph.node)
+
+
+def _missing_data(proto: Any, folder: str | None) -> set[str]:
+    """Locations that initialisers of the main graph name and that are not files beside the model."""
+    locations = {
+        entry.value
+        for tensor in proto.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location" and not entry.value.startswith("*/_ORT_MEM_ADDR_/")
+    }
+    return {name for name in locations if folder is None or not os.path.isfile(os.path.join(folder, name))}

@@ -14,9 +14,11 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from .environment.catalogue import CUDNN_CORE_PARTS, major_of
+from .environment.elf import read_elf
 from .environment.libraries import (
     Candidate,
     Resolution,
@@ -150,6 +152,7 @@ def _load(provider: ProviderLibrary, resolutions: tuple[Resolution, ...], lazily
     rejected: list[Candidate] = []
     driver_missing = open_library("libcuda.so.1") is not None
     cudnn: LoadedLibrary | None = None
+    damaged: set[str] = set()  # sonames of which there are only damaged files
     for resolution in resolutions:
         rejected.extend(resolution.rejected)
         is_part = resolution.spec.part_of is not None
@@ -158,8 +161,10 @@ def _load(provider: ProviderLibrary, resolutions: tuple[Resolution, ...], lazily
         candidates = _beside(cudnn, resolution.candidates) if is_part and cudnn else resolution.candidates
         if candidates and not (lazily_opened or resolution.required or resolution.spec.stem == "libcudnn"):
             continue
-        found, refused = _load_one(resolution, candidates)
+        found, refused = _load_one(resolution, candidates, damaged)
         rejected.extend(refused)
+        if found is None and resolution.damaged:
+            damaged.add(resolution.soname)
         if found is not None:
             loaded.append(found)
             cudnn = found if found.soname.startswith("libcudnn.so") else cudnn
@@ -175,7 +180,7 @@ def _load(provider: ProviderLibrary, resolutions: tuple[Resolution, ...], lazily
         tuple(missing),
         tuple(dict.fromkeys(rejected)),
         driver_missing,
-        _cuda_major_of_cudnn(cudnn),
+        _cuda_major_of_cudnn(cudnn, resolutions, damaged),
     )
 
 
@@ -188,28 +193,37 @@ def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Ca
 def _part_is_missing(part: Resolution, refused: list[Candidate], driver_missing: bool) -> bool:
     if driver_missing and any("libcuda.so.1" in (candidate.problem or "") for candidate in refused):
         return False  # cuDNN's run-time compiler links the driver: that is the driver's absence, not its own
-    return part.spec.stem in CUDNN_CORE_PARTS.get(major_of(part.soname) or 0, ()) or bool(refused)
+    is_core = part.spec.stem in CUDNN_CORE_PARTS.get(major_of(part.soname) or 0, ())
+    return is_core or part.required or bool(refused or part.damaged)
 
 
 def _load_one(
-    resolution: Resolution, candidates: tuple[Candidate, ...]
+    resolution: Resolution, candidates: tuple[Candidate, ...], damaged: Collection[str]
 ) -> tuple[LoadedLibrary | None, list[Candidate]]:
     refused: list[Candidate] = []
     for candidate in candidates:
-        error = None if candidate.source == "already loaded" else open_library(candidate.path)
+        error = None
+        if candidate.source != "already loaded":
+            error = _why_not(candidate.path, damaged) or open_library(candidate.path)
         if error is None:
             found = LoadedLibrary(
                 resolution.soname, candidate.path, candidate.source, candidate.root, resolution.required
             )
             return found, refused
         refused.append(_with_problem(candidate, error))
-    if resolution.required and open_library(resolution.soname) is None:
+    if resolution.required and not resolution.damaged and not refused and open_library(resolution.soname) is None:
         # Found by the loader where no documented place has it: LD_PRELOAD, a namespace, an unknown cache format.
         path = next(
             (p for p in read_mapped_libraries() if os.path.basename(p).startswith(resolution.soname)), resolution.soname
         )
         return LoadedLibrary(resolution.soname, path, "system loader", os.path.dirname(path), True), refused
     return None, refused
+
+
+def _why_not(path: str, damaged: Collection[str]) -> str | None:
+    """A library that links a damaged one must not be opened: the loader would open that too, and die of SIGBUS."""
+    linked = damaged and next((soname for soname in read_elf(path).needed if soname in damaged), None)
+    return f"links {linked}, of which there are only damaged files" if linked else None
 
 
 def _with_problem(candidate: Candidate, problem: str) -> Candidate:
@@ -255,8 +269,15 @@ def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
     return open_library(bridge_of(provider.path), mode=getattr(os, "RTLD_GLOBAL", 0)) or open_library(provider.path)
 
 
-def _cuda_major_of_cudnn(cudnn: LoadedLibrary | None) -> int | None:
+def _cuda_major_of_cudnn(
+    cudnn: LoadedLibrary | None, resolutions: tuple[Resolution, ...], damaged: Collection[str]
+) -> int | None:
+    """``libcudnn`` passes the question on to a part of it, and aborts the process where that part cannot be opened."""
     if cudnn is None:
+        return None
+    stem = next(iter(CUDNN_CORE_PARTS.get(major_of(cudnn.soname) or 0, ())), None)
+    part = next((resolution for resolution in resolutions if resolution.spec.stem == stem), None)
+    if part is None or _load_one(part, _beside(cudnn, part.candidates), damaged)[0] is None:
         return None
     try:
         version: int = ctypes.CDLL(cudnn.path).cudnnGetCudartVersion()

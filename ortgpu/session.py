@@ -33,7 +33,7 @@ from .errors import (  # noqa: E402
     manual,
     python,
 )
-from .models import operators_of  # noqa: E402
+from .models import read_model  # noqa: E402
 from .placement import CPUNodes, CPUNodesWarning, Placement  # noqa: E402
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ class _Why:
         if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
             absent = self.runtime.preload.missing if self.runtime.preload is not None else ()
             lacking = any(library.soname.startswith(("libcudnn", "libcufft")) for library in absent)
-            operators = operators_of(self.model) if lacking else frozenset()
+            operators = read_model(self.model).operators if lacking else frozenset()
         return why_unusable(
             self.runtime,
             device=self.device,

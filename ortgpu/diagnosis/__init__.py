@@ -1,19 +1,24 @@
 """Judgement: one pure function per fault, from facts to an error or nothing.
 
 The order of :data:`CHECKS` is the order in which causes turn out to be true: the package, then the libraries, then the
-device's generation, then the driver, then the device. What would only follow from an earlier finding is not reported.
+device's generation, then the driver, then the device, then what was really tried, then the model.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..environment.inspection import Environment, inspect_environment
 from ..errors import GPUError
-from . import devices, driver, libraries, packages
+from ..models import ModelFacts, read_model
+from ..placement import needs_cudnn, needs_cufft
+from . import attempts, devices, driver, libraries, packages
+from . import model as model_checks
 from .facts import Facts, Observed, Request
+from .probe import ProbeResult, run_probe
 
 Check = Callable[[Facts], GPUError | None]
 
@@ -39,23 +44,42 @@ CHECKS: tuple[Check, ...] = (
     devices.none_visible,
     driver.unusable,
     devices.busy,
+    attempts.died,
+    attempts.session_failed,
+    model_checks.unreadable,
+    model_checks.data_missing,
+    model_checks.custom_domains,
+    attempts.model_failed,
+    model_checks.on_cpu,
 )
 
-# A finding of the first makes every finding of the second a consequence of it, or a guess without ground.
-_HIDES: dict[str, frozenset[str]] = {
+# A finding of the first explains findings of the second: they are its consequences, not causes of their own.
+_EXPLAINS: dict[str, frozenset[str]] = {
     "unsupported-platform": frozenset({"cpu-only-package", "driver-not-found", "onnxruntime-not-installed"}),
     "conflicting-packages": frozenset({"cpu-only-package", "broken-package"}),
-    "driver-too-old": frozenset({"driver-unusable"}),
+    "broken-package": frozenset({"broken-package", "provider-fallback"}),
+    "driver-not-found": frozenset({"no-device", "driver-too-old"}),
+    "driver-too-old": frozenset({"driver-unusable", "no-device"}),
+    "library-not-found": frozenset({"provider-fallback"}),
+    "no-device": frozenset({"device-not-found"}),
 }
 
 
 def find_problems(facts: Facts) -> tuple[GPUError, ...]:
-    """Everything that is wrong: fatal findings in the order of the checks, then warnings. Pure and deterministic."""
+    """Everything that is wrong. Pure and deterministic.
+
+    Fatal root causes come first, in the order of the checks; then what they explain, with ``consequence_of`` set; then
+    warnings.
+    """
     found = [error for check in CHECKS if (error := check(facts)) is not None]
-    fatal = [error for error in found if error.severity == "fatal"]
-    hidden = frozenset[str]().union(*(_HIDES.get(error.code, frozenset()) for error in fatal))
-    kept = [error for error in found if error.code not in hidden]
-    return tuple(sorted(kept, key=lambda error: error.severity != "fatal"))
+    roots: list[GPUError] = []
+    for error in (each for each in found if each.severity == "fatal"):
+        cause = next((root for root in roots if error.code in _EXPLAINS.get(root.code, ())), None)
+        if cause is None:
+            roots.append(error)
+        else:
+            error.consequence_of = cause.code
+    return tuple(sorted(found, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +88,7 @@ class Diagnosis:
 
     problems: tuple[GPUError, ...]
     environment: Environment
+    probe: ProbeResult | None = None  # None: it was not asked for
 
     @property
     def ok(self) -> bool:
@@ -75,16 +100,50 @@ class Diagnosis:
             "ok": self.ok,
             "problems": [problem.as_dict() for problem in self.problems],
             "environment": self.environment.as_dict(),
+            "probe": self.probe.as_dict() if self.probe is not None else None,
         }
 
 
-def diagnose() -> Diagnosis:
-    """Inspect this environment and judge it. Opens no session and initialises no CUDA.
+def diagnose(
+    model: str | bytes | os.PathLike[str] | None = None, *, probe: bool = False, timeout: float = 30.0
+) -> Diagnosis:
+    """Inspect this environment and judge it.
+
+    Args:
+        model: a path or the bytes of a model; what it needs is judged too.
+        probe: also really open the driver, the provider and a session (of ``model`` too), in a child process. Without
+            it no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found.
+        timeout: seconds that the child may take.
 
     Not promised: that a machine without problems runs every model; that takes a session.
     """
     environment = inspect_environment()
-    return Diagnosis(find_problems(Facts(environment)), environment)
+    facts_of_model = read_model(model) if model is not None else None
+    request = request_for(facts_of_model)
+    result = run_probe(model, timeout=timeout) if probe else None
+    observed = Observed() if result is None else _observed(result)
+    return Diagnosis(find_problems(Facts(environment, request, observed)), environment, result)
+
+
+def request_for(model: ModelFacts | None) -> Request:
+    operators = model.operators if model is not None else frozenset[tuple[str, str]]()
+    return Request(
+        cudnn_operators=tuple(sorted({op for op, domain in operators if needs_cudnn(op, domain)})),
+        cufft_operators=tuple(sorted({op for op, domain in operators if needs_cufft(op, domain)})),
+        model=model,
+    )
+
+
+def _observed(result: ProbeResult) -> Observed:
+    imported, provider = result.step("import"), result.step("provider")
+    providers = imported.data.get("providers") if imported is not None else None
+    return Observed(
+        import_error=imported.detail if imported is not None and providers is None else None,
+        available_providers=tuple(providers) if providers is not None else None,
+        provider_error=provider.detail if provider is not None and not provider.ok else None,
+        cuda=result.cuda,
+        probe=result,
+    )
 
 
 __all__ = ["CHECKS", "Diagnosis", "Facts", "Observed", "Request", "diagnose", "find_problems"]

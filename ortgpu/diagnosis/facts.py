@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from ..devices import DeviceRequest
 from ..environment.cuda import CudaState
 from ..environment.inspection import Environment
+from ..models import ModelFacts
 from ..preloading import PreloadReport
+from .probe import ProbeResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,7 @@ class Request:
     device: DeviceRequest = None
     cudnn_operators: tuple[str, ...] = ()  # operators of the model that run on cuDNN; empty: none, or not known
     cufft_operators: tuple[str, ...] = ()  # likewise
+    model: ModelFacts | None = None
     cudnn_disabled: bool = False  # provider option enable_cudnn=0
 
 
@@ -30,6 +33,7 @@ class Observed:
     preload: PreloadReport | None = None
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
     cuda: CudaState | None = None
+    probe: ProbeResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,14 +130,16 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
     """Every library is there and the loader still refuses the provider: for a missing symbol, say."""
     report = facts.observed.preload
     text = facts.observed.provider_error
-    if report is None or text is None:
+    if text is None:
         return None
     if match := re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text):
         return _judge_missing(facts, (MissingLibrary(match[1], True, None, ()),), "the CUDA provider needs", "fatal")
     if match := re.search(r"undefined symbol: (\w+)(?:, version (lib\S+))?|version `(\S+)' not found", text):
         symbol, library = match[1] or match[3], match[2]
-        culprits = [lib for lib in report.libraries if library is None or lib.soname == library]
-        major = report.provider.cuda_major if report.provider else None
+        loaded = report.libraries if report is not None else ()
+        culprits = [lib for lib in loaded if library is None or lib.soname == library]
+        provider = facts.environment.provider
+        major = provider.cuda_major if provider is not None else None
         wheels = dict.fromkeys(wheel for lib in culprits if (wheel := remedies.wheel_of(lib.soname, major)))
         return LibraryVersionError(
             f"a loaded library lacks {symbol}, which the CUDA provider was built against",
@@ -151,7 +153,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         evidence=[text],
         fixes=[remedies.reinstall_onnxruntime(facts.environment)],
         package=facts.environment.packages.onnxruntime.build_name,
-        files=(report.provider.path,) if report.provider else (),
+        files=(facts.environment.provider.path,) if facts.environment.provider else (),
     )
 
 

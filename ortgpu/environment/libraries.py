@@ -75,6 +75,11 @@ class Resolution:
     def chosen(self) -> Candidate | None:
         return self.candidates[0] if self.candidates else None
 
+    @property
+    def damaged(self) -> tuple[Candidate, ...]:
+        """The files of the right name that must not be opened."""
+        return tuple(file for file in self.rejected if _names_soname(os.path.basename(file.path), self.soname))
+
 
 @dataclass(frozen=True, slots=True)
 class SearchPlaces:

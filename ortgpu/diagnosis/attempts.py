@@ -1,0 +1,70 @@
+"""Judgement of what the probe's child process really tried."""
+
+from __future__ import annotations
+
+from ..errors import BrokenPackageError, DriverUnusableError, GPUError, ProviderError, ProviderFallbackError, manual
+from . import remedies
+from .facts import Facts
+from .messages import of_construction
+from .probe import ProbeResult, ProbeStep
+
+
+def died(facts: Facts) -> GPUError | None:
+    """The child was killed by a signal, or did not return: the step says in whose code."""
+    probe = facts.observed.probe
+    if probe is None or probe.completed:
+        return None
+    how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({_ending(probe)})"
+    evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
+    evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
+    if probe.died_in == "driver":
+        return DriverUnusableError(
+            f"initialising the NVIDIA driver {how}",
+            evidence=evidence,
+            fixes=[manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
+        )
+    if probe.died_in in ("libraries", "import", "provider"):
+        what = {
+            "libraries": "loading the CUDA libraries",
+            "import": "import onnxruntime",
+            "provider": "opening the provider",
+        }
+        return BrokenPackageError(
+            f"{what[probe.died_in]} {how}",
+            evidence=evidence,
+            fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+            package=facts.environment.packages.onnxruntime.build_name,
+        )
+    if probe.died_in == "start":
+        return None  # the interpreter itself did not come up: nothing was learned of the GPU
+    return ProviderFallbackError(f"opening a session on the GPU {how}", evidence=evidence)
+
+
+def _ending(probe: ProbeResult) -> str:
+    return probe.signal or f"exit status {probe.returncode}"
+
+
+def session_failed(facts: Facts) -> GPUError | None:
+    """Driver, libraries and provider are there, and the session of a model of one node still failed."""
+    step = _failed(facts, "session")
+    if step is None:
+        return None
+    return of_construction(step.detail, facts) or ProviderFallbackError(
+        "a session on the GPU could not be opened and run", evidence=[step.detail]
+    )
+
+
+def model_failed(facts: Facts) -> GPUError | None:
+    """The small session works and that of the caller's model does not."""
+    step = _failed(facts, "model")
+    if step is None or _failed(facts, "session") is not None:
+        return None
+    return of_construction(step.detail, facts) or ProviderError(
+        "the installed ONNX Runtime cannot open this model", evidence=[step.detail[:600]]
+    )
+
+
+def _failed(facts: Facts, name: str) -> ProbeStep | None:
+    probe = facts.observed.probe
+    step = probe.step(name) if probe is not None else None
+    return step if step is not None and not step.ok else None

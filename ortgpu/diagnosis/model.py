@@ -1,0 +1,67 @@
+"""What a model needs beyond a working environment."""
+
+from __future__ import annotations
+
+from ..errors import GPUError, ProviderError, manual
+from ..placement import PlacedNode, Placement, refusal
+from .facts import Facts
+
+# The domains whose operators are part of ONNX Runtime: core/graph/constants.h.
+_KNOWN_DOMAINS = frozenset(
+    {
+        "", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training", "ai.onnx.training", "com.microsoft",
+        "com.microsoft.dml", "com.microsoft.experimental", "com.microsoft.nchwc", "com.ms.internal.nhwc",
+    }
+)  # fmt: skip
+
+
+def unreadable(facts: Facts) -> GPUError | None:
+    model = facts.request.model
+    if model is None or model.problem is None:
+        return None
+    return GPUError(
+        f"the model {model.name} cannot be read",
+        evidence=[model.problem],
+        fixes=[manual("check the path, and that the file is whole: python -m onnx.checker reads it")],
+    )
+
+
+def data_missing(facts: Facts) -> GPUError | None:
+    model = facts.request.model
+    if model is None or not model.missing_data:
+        return None
+    return GPUError(
+        f"weights of {model.name} are in files that are not there: {', '.join(model.missing_data)}",
+        evidence=["the model has external data; its files must lie beside it under these names"],
+        fixes=[manual("copy these files into the folder of the model")],
+    )
+
+
+def custom_domains(facts: Facts) -> GPUError | None:
+    """Operators that only a library registered with the session options brings: a warning, for one may be."""
+    model = facts.request.model
+    operators = model.operators if model is not None else frozenset[tuple[str, str]]()
+    foreign = sorted((domain, op) for op, domain in operators if domain not in _KNOWN_DOMAINS)
+    if not foreign:
+        return None
+    names = ", ".join(f"{domain}:{op}" for domain, op in foreign[:8])
+    return ProviderError(
+        f"the model uses operators that are not part of ONNX Runtime: {names}",
+        evidence=[f"domains: {', '.join(sorted({domain for domain, _ in foreign}))}"],
+        fixes=[manual("register the library that has them: SessionOptions.register_custom_ops_library(path)")],
+        severity="warning",
+    )
+
+
+def on_cpu(facts: Facts) -> GPUError | None:
+    """Where the probe opened the model: the nodes that ONNX Runtime keeps on the CPU."""
+    probe = facts.observed.probe
+    step = probe.step("model") if probe is not None else None
+    nodes = step.data.get("nodes") if step is not None else None
+    if not nodes:
+        return None
+    found = refusal(Placement(tuple(PlacedNode(**node) for node in nodes)))
+    if found is None:
+        return None
+    found.severity = "warning"
+    return found

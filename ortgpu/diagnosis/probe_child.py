@@ -1,0 +1,120 @@
+"""What :mod:`ortgpu.diagnosis.probe` runs in its child: one step after the other, each reported before and after.
+
+Expendable by design: any step may hang, or end the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from .probe import MARK
+
+# y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
+RELU = bytes.fromhex(
+    "080712003a370a0c0a0178120179220452656c75120570726f62655a0f0a0178120a0a08080112040a020804620f0a0179120a0a08080112040a"
+    "02080442040a00100d"
+)
+
+Outcome = tuple[bool, str, dict[str, Any]]
+
+
+def main(model: str) -> None:
+    """Try everything in order; what stands on steps that failed is left out."""
+    grounds = [_step("driver", _driver), _step("libraries", _libraries), _step("import", _import)]
+    if all(grounds) and _step("provider", _provider):
+        _step("session", lambda: _session(RELU))
+        if model:
+            _step("model", lambda: _session(model))
+    _done()
+
+
+def _done() -> None:
+    _report({"done": True})
+    os._exit(0)  # the report is complete: what libraries do at exit is of no interest, and may hang
+
+
+def _step(name: str, attempt: Callable[[], Outcome]) -> bool:
+    _report({"begin": name})
+    try:
+        ok, detail, data = attempt()
+    except BaseException as error:  # noqa: BLE001 - whatever it raises is the finding
+        ok, detail, data = False, f"{type(error).__name__}: {error}", {}
+    _report({"end": name, "ok": ok, "detail": detail, "data": data})
+    return ok
+
+
+def _report(entry: dict[str, Any]) -> None:
+    # One write: a line that is torn by a crash is no report.
+    os.write(sys.stdout.fileno(), ("\n" + MARK + json.dumps(entry) + "\n").encode())
+
+
+def _driver() -> Outcome:
+    from ..environment.cuda import initialise
+
+    state = initialise()
+    devices = None if state.devices is None else [asdict(device) for device in state.devices]
+    count = "unknown" if devices is None else str(len(devices))
+    detail = "there is no driver" if state.code is None else f"cuInit {state.code}, devices: {count}"
+    return state.code == 0 and devices != [], detail, {"code": state.code, "devices": devices}
+
+
+def _libraries() -> Outcome:
+    from ..preloading import preload
+
+    report = preload()
+    missing = [library.soname for library in report.missing]
+    return (
+        report.ok,
+        f"missing: {', '.join(missing)}" if missing else f"{len(report.libraries)} loaded",
+        {"missing": missing},
+    )
+
+
+def _import() -> Outcome:
+    import onnxruntime
+
+    providers = list(onnxruntime.get_available_providers())
+    return "CUDAExecutionProvider" in providers, f"onnxruntime {onnxruntime.__version__}", {"providers": providers}
+
+
+def _provider() -> Outcome:
+    from ..environment.packages import locate_packages
+    from ..environment.wheel import read_provider
+    from ..preloading import why_provider_does_not_load
+
+    path = locate_packages().onnxruntime.provider_library
+    if path is None:
+        return False, "there is no CUDA provider library", {}
+    error = why_provider_does_not_load(read_provider(path))
+    return error is None, error or path, {}
+
+
+def _session(model: str | bytes) -> Outcome:
+    import onnxruntime
+
+    from ..placement import RECORDING_KEY, read_placement
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(RECORDING_KEY, "1")
+    session = onnxruntime.InferenceSession(
+        model, options, providers=["CUDAExecutionProvider", "CPUExecutionProvider"], enable_fallback=0
+    )
+    bound = list(session.get_providers())
+    placement = read_placement(session)
+    data: dict[str, Any] = {
+        "providers": bound,
+        "nodes": [asdict(node) for node in placement.nodes] if placement.known else None,
+    }
+    if "CUDAExecutionProvider" not in bound:
+        return False, f"bound: {', '.join(bound)}", data
+    if isinstance(model, bytes):
+        import numpy
+
+        result = session.run(None, {"x": numpy.array([-1, 0, 1, 2], dtype=numpy.float32)})[0]
+        return result.tolist() == [0, 0, 1, 2], f"ran: {result.tolist()}", data
+    return True, f"{len(placement.nodes)} nodes" if placement.known else "opened", data
