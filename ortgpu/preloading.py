@@ -222,7 +222,8 @@ def _load_one(
 
 def _why_not(path: str, damaged: Collection[str]) -> str | None:
     """A library that links a damaged one must not be opened: the loader would open that too, and die of SIGBUS."""
-    linked = damaged and next((soname for soname in read_elf(path).needed if soname in damaged), None)
+    needed = read_elf(path).needed if damaged else ()
+    linked = next((soname for soname in needed if soname in damaged), None)
     return f"links {linked}, of which there are only damaged files" if linked else None
 
 
