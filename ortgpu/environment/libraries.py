@@ -12,7 +12,9 @@ The search order, first to last:
    cache, the default folders.
 
 Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
-the root of a toolkit library that is already loaded comes first. cuDNN's parts come from the folder of ``libcudnn``.
+the root of a toolkit library that is already loaded comes first. cuDNN is taken from that root too, where it has one (a
+cuDNN for another CUDA has the same name), unless the caller's directory has one. Its parts come from the folder of
+``libcudnn``.
 """
 
 from __future__ import annotations
@@ -129,8 +131,8 @@ def _explicit_directory(places: SearchPlaces, _: int) -> Iterator[Root]:
 
 
 def _nvidia_wheels(places: SearchPlaces, _: int) -> Iterator[Root]:
-    for entry in dict.fromkeys(places.sys_path):
-        prefix = os.path.join(entry or os.curdir, "nvidia")
+    for entry in dict.fromkeys(map(_absolute, places.sys_path)):
+        prefix = os.path.join(entry, "nvidia")
         components = sorted(_list(prefix))
         if components:
             yield _root("nvidia wheels", prefix, [os.path.join(prefix, name, "lib") for name in components])
@@ -202,6 +204,7 @@ def resolve(places: SearchPlaces, needed: Sequence[str], cuda_major: int) -> tup
     roots = find_roots(places, cuda_major)
     toolkit = {soname for spec, soname in wanted if soname and not spec.is_cudnn and spec.stem in linked}
     roots = _preferred_first(roots, toolkit, places.machine)
+    cudnn_roots = sorted(roots, key=lambda root: root.source not in ("already loaded", "directory"))
     resolutions: dict[str, Resolution] = {}
     for spec, soname in wanted:
         if soname is None:
@@ -209,7 +212,8 @@ def resolve(places: SearchPlaces, needed: Sequence[str], cuda_major: int) -> tup
         if spec.is_cudnn and cudnn_major is not None:
             soname = f"{spec.stem}.so.{cudnn_major}"
         whole = resolutions.get(spec.part_of or "")
-        resolutions[spec.stem] = _resolve_one(spec, soname, spec.stem in linked, roots, whole, places.machine)
+        where = cudnn_roots if spec.is_cudnn else roots
+        resolutions[spec.stem] = _resolve_one(spec, soname, spec.stem in linked, where, whole, places.machine)
     return tuple(resolutions.values())
 
 
@@ -310,9 +314,20 @@ def _list(folder: str) -> list[str]:
 def _distinct(paths: Iterable[str]) -> Iterator[str]:
     seen: set[str] = set()
     for path in paths:
-        if path and (real := os.path.realpath(path)) not in seen:
+        absolute = _absolute(path) if path else ""
+        if absolute and (real := os.path.realpath(absolute)) not in seen:
             seen.add(real)
-            yield path
+            yield absolute
+
+
+def _absolute(path: str) -> str:
+    """What is found here is opened later, whatever the working directory is then; empty if that is gone already."""
+    if os.path.isabs(path):
+        return path
+    try:
+        return os.path.join(os.getcwd(), path)
+    except OSError:
+        return ""
 
 
 def _is_cuda(name: str) -> bool:
