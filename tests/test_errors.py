@@ -1,0 +1,419 @@
+"""Every error class as a record: its place in the tree, its text, its fields, and its way into another process."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import inspect
+import json
+import multiprocessing
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ortgpu
+from ortgpu import errors
+from ortgpu.errors import CPUExecutionWarning, Fix, GPUError, LibraryNotFoundError, catalogue
+from ortgpu.placement import PlacedNode
+
+BUILTINS = (RuntimeError, ImportError, OSError, LookupError, MemoryError, ValueError)
+
+# Parent, and the builtin that it adds to its parent's. The builtins are a promise: `except` clauses rely on them.
+TREE: dict[str, tuple[str, type[Exception] | None]] = {
+    "PackageError": ("GPUError", ImportError),
+    "OnnxRuntimeNotInstalledError": ("PackageError", None),
+    "CPUOnlyPackageError": ("PackageError", None),
+    "ConflictingPackagesError": ("PackageError", None),
+    "BrokenPackageError": ("PackageError", None),
+    "UnsupportedPlatformError": ("PackageError", None),
+    "LibraryError": ("GPUError", OSError),
+    "LibraryNotFoundError": ("LibraryError", None),
+    "LibraryVersionError": ("LibraryError", None),
+    "LibraryConflictError": ("LibraryError", None),
+    "DriverError": ("GPUError", None),
+    "DriverNotFoundError": ("DriverError", None),
+    "DriverTooOldError": ("DriverError", None),
+    "DriverUnusableError": ("DriverError", None),
+    "DeviceError": ("GPUError", None),
+    "NoDeviceError": ("DeviceError", None),
+    "DeviceNotFoundError": ("DeviceError", LookupError),
+    "DeviceBusyError": ("DeviceError", None),
+    "UnsupportedDeviceError": ("DeviceError", None),
+    "InsufficientDeviceMemoryError": ("DeviceError", MemoryError),
+    "ProviderError": ("GPUError", None),
+    "ProviderRequestError": ("ProviderError", ValueError),
+    "ProviderOptionError": ("ProviderError", ValueError),
+    "ProviderFallbackError": ("ProviderError", None),
+    "PlacementError": ("GPUError", None),
+    "ExecutionError": ("GPUError", None),
+    "GPUOutOfMemoryError": ("ExecutionError", MemoryError),
+    "PoisonedContextError": ("ExecutionError", None),
+    "ForkedSessionError": ("ExecutionError", None),
+    "ProviderFailureError": ("ExecutionError", None),
+    "DistributedError": ("GPUError", None),
+    "LauncherConflictError": ("DistributedError", None),
+    "RankDeviceError": ("DistributedError", None),
+    "RendezvousError": ("DistributedError", None),
+    "CollectiveTimeoutError": ("DistributedError", None),
+    "CollectiveMismatchError": ("DistributedError", None),
+    "NCCLError": ("DistributedError", None),
+    "MPIInitError": ("DistributedError", None),
+    "TrainingUnavailableError": ("DistributedError", None),
+    "CollectiveOpsUnavailableError": ("DistributedError", None),
+}
+
+# Attributes that programs read, as documented.
+FIELDS = {
+    "LibraryNotFoundError": {"missing"},
+    "DriverUnusableError": {"cuda_code"},
+    "PlacementError": {"nodes"},
+    "NCCLError": {"ranks", "phase", "status"},
+    "GPUOutOfMemoryError": {"requested", "free", "total"},
+}
+
+EACH = pytest.mark.parametrize("cls", catalogue().values(), ids=lambda cls: cls.__name__)
+
+
+def builtins_of(name: str) -> set[type[Exception]]:
+    if name == "GPUError":
+        return {RuntimeError}
+    parent, own = TREE[name]
+    return builtins_of(parent) | ({own} if own else set())
+
+
+def full(cls: type[GPUError], summary: str = "it failed") -> GPUError:
+    """An error of this class in which everything is set."""
+    values: dict[str, Any] = {name: (name, 1) for name in cls.fields}
+    if "found" in values:
+        values["found"] = {"libcublas.so.13": "/opt/libcublas.so.12"}
+    if "nodes" in values:
+        values["nodes"] = (PlacedNode("n", "Conv", "", "CPUExecutionProvider", "compute"),)
+    return cls(
+        summary,
+        evidence=["fact one", "fact two"],
+        fixes=[
+            Fix("sudo reboot", kind="shell", needs="root"),
+            Fix("import torch", kind="python"),
+            Fix("buy a GPU", kind="manual", needs="hardware"),
+        ],
+        others=[LibraryNotFoundError("libcurand.so.10 not found", missing=("libcurand.so.10",)), GPUError("more")],
+        consequence_of="driver-too-old",
+        severity="warning",
+        **values,
+    )
+
+
+def contents(error: GPUError) -> dict[str, Any]:
+    return {
+        "type": type(error),
+        "text": str(error),
+        "summary": error.summary,
+        "args": error.args,
+        "evidence": error.evidence,
+        "fixes": [(str(fix), type(fix), fix.kind, fix.needs) for fix in error.fixes],
+        "others": [contents(other) for other in error.others],
+        "consequence_of": error.consequence_of,
+        "severity": error.severity,
+        "details": error.details(),
+    }
+
+
+# The tree
+
+
+def test_the_tree_is_the_documented_one() -> None:
+    assert {cls.__name__ for cls in catalogue().values()} == {"GPUError", *TREE}
+
+
+@EACH
+def test_place_in_the_tree(cls: type[GPUError]) -> None:
+    if cls is not GPUError:
+        assert TREE[cls.__name__][0] in {base.__name__ for base in cls.__bases__}
+    assert {builtin for builtin in BUILTINS if issubclass(cls, builtin)} == builtins_of(cls.__name__)
+
+
+def test_the_docstring_draws_every_class() -> None:
+    drawn = set(re.findall(r"\b(\w+Error)\b", errors.__doc__ or "")) - {one.__name__ for one in BUILTINS}
+    assert drawn == {cls.__name__ for cls in catalogue().values()}
+
+
+@EACH
+def test_code_and_docstring(cls: type[GPUError]) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", cls.code)
+    assert "code" in vars(cls), "a code of its own, not its parent's"
+    assert catalogue()[cls.code] is cls
+    assert inspect.cleandoc(cls.__doc__ or "").endswith((".", ".\n")), "a sentence that says when it occurs"
+
+
+def test_codes_are_unique() -> None:
+    classes = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, GPUError)]
+    assert len({cls.code for cls in classes}) == len(classes)
+
+
+@pytest.mark.parametrize(("name", "fields"), FIELDS.items(), ids=FIELDS)
+def test_documented_fields(name: str, fields: set[str]) -> None:
+    assert set(getattr(errors, name).fields) == fields
+
+
+# The text
+
+
+@EACH
+def test_text_has_one_order(cls: type[GPUError]) -> None:
+    assert str(full(cls)).splitlines() == [
+        "it failed",
+        "  - fact one",
+        "  - fact two",
+        "To fix it:",
+        "    sudo reboot",
+        "    import torch",
+        "    buy a GPU",
+        "Also found: library-not-found (libcurand.so.10 not found); gpu-error (more)",
+        f"More: ortgpu explain {cls.code}",
+    ]
+
+
+@EACH
+def test_text_of_a_bare_error(cls: type[GPUError]) -> None:
+    assert str(cls("it failed")) == f"it failed\nMore: ortgpu explain {cls.code}"
+    assert repr(cls("it failed")).startswith(f"{cls.__name__}('it failed'")
+
+
+def test_a_fix_of_several_lines_stays_in_its_column() -> None:
+    error = GPUError("it failed", fixes=[Fix("import ortgpu\nortgpu.preload()", kind="python")])
+    assert str(error).splitlines()[1:-1] == ["To fix it:", "    import ortgpu", "    ortgpu.preload()"]
+
+
+# Fields
+
+
+@EACH
+def test_defaults(cls: type[GPUError]) -> None:
+    error = cls("it failed")
+    assert (error.evidence, error.fixes, error.others) == ((), (), ())
+    assert (error.consequence_of, error.severity) == (None, "fatal")
+    for name in cls.fields:
+        assert getattr(error, name) in (None, ()), name
+        assert name in inspect.get_annotations(cls) or any(name in inspect.get_annotations(b) for b in cls.__bases__)
+    assert error.details() == {name: getattr(error, name) for name in cls.fields}
+
+
+@EACH
+def test_fields_are_attributes(cls: type[GPUError]) -> None:
+    error = full(cls)
+    assert set(error.details()) == set(cls.fields)
+    for name, value in error.details().items():
+        assert getattr(error, name) == value
+        assert value not in (None, ())
+
+
+@EACH
+def test_unknown_field(cls: type[GPUError]) -> None:
+    with pytest.raises(TypeError, match=rf"{cls.__name__} has no field colour, shape"):
+        cls("it failed", shape=1, colour=2)
+
+
+@EACH
+def test_fields_of_one_error_are_not_shared(cls: type[GPUError]) -> None:
+    full(cls)
+    assert cls("another").details() == {name: getattr(cls, name, None) for name in cls.fields}
+
+
+def test_iterables_are_read_once() -> None:
+    facts: Iterator[str] = iter(["a", "b"])
+    fixes: Iterator[Fix | str] = iter(["one", errors.manual("two")])
+    error = GPUError("it failed", evidence=facts, fixes=fixes, others=iter([GPUError("x")]))
+    assert error.evidence == ("a", "b")
+    assert [fix.kind for fix in error.fixes] == ["shell", "manual"]
+    assert len(error.others) == 1
+
+
+def test_with_others_leaves_the_error_itself_out() -> None:
+    error, other = GPUError("one"), GPUError("two")
+    assert error.with_others([other, error]) is error
+    assert error.others == (other,)
+
+
+# Fixes
+
+
+@dataclass(frozen=True)
+class FixCase:
+    fix: Fix
+    kind: str
+    needs: str | None
+    executable: bool
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        FixCase(Fix("ls"), "shell", None, True),
+        FixCase(errors.shell("ls"), "shell", None, True),
+        FixCase(errors.shell("ls", needs="root"), "shell", "root", False),
+        FixCase(errors.python("import torch"), "python", None, True),
+        FixCase(errors.manual("think"), "manual", None, False),
+        FixCase(errors.manual("think", needs="host"), "manual", "host", False),
+    ],
+    ids=lambda case: repr(case.fix),
+)
+def test_fix(case: FixCase) -> None:
+    fix = case.fix
+    assert isinstance(fix, str)
+    assert (fix.kind, fix.needs, fix.executable) == (case.kind, case.needs, case.executable)
+    assert fix == str(fix)
+    for again in (pickle.loads(pickle.dumps(fix)), copy.deepcopy(fix), eval(repr(fix), {"Fix": Fix})):
+        assert (again, type(again), again.kind, again.needs) == (fix, Fix, fix.kind, fix.needs)
+
+
+# Out of the process
+
+
+@EACH
+@pytest.mark.parametrize("protocol", [0, pickle.DEFAULT_PROTOCOL, pickle.HIGHEST_PROTOCOL])
+def test_pickle_round_trip(cls: type[GPUError], protocol: int) -> None:
+    error = full(cls)
+    assert contents(pickle.loads(pickle.dumps(error, protocol))) == contents(error)
+
+
+@EACH
+def test_copies(cls: type[GPUError]) -> None:
+    error = full(cls)
+    assert contents(copy.copy(error)) == contents(error)
+    assert contents(copy.deepcopy(error)) == contents(error)
+
+
+TEXT = st.text(max_size=20)
+FIXES = st.builds(
+    Fix, TEXT, kind=st.sampled_from(["shell", "python", "manual"]), needs=st.none() | st.sampled_from(["root", "host"])
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cls=st.sampled_from(sorted(catalogue().values(), key=lambda cls: cls.code)),
+    summary=TEXT,
+    evidence=st.lists(TEXT, max_size=3),
+    fixes=st.lists(FIXES, max_size=3),
+    severity=st.sampled_from(["fatal", "warning"]),
+)
+def test_any_text_survives(
+    cls: type[GPUError], summary: str, evidence: list[str], fixes: list[Fix], severity: Any
+) -> None:
+    error = cls(summary, evidence=evidence, fixes=fixes, severity=severity)
+    assert contents(pickle.loads(pickle.dumps(error))) == contents(error)
+    assert json.loads(json.dumps(error.as_dict()))["summary"] == summary
+    assert str(error).startswith(summary)
+    assert str(error).endswith(f"\nMore: ortgpu explain {cls.code}")
+
+
+def _raise(error: GPUError) -> None:
+    raise error
+
+
+@EACH
+def test_is_caught_as_each_builtin(cls: type[GPUError]) -> None:
+    error = full(cls)
+    for builtin in builtins_of(cls.__name__):
+        with pytest.raises(builtin) as caught:
+            _raise(error)
+        assert caught.value is error
+
+
+def _raise_in_child(code: str) -> None:
+    raise full(catalogue()[code])
+
+
+def _return_from_child(code: str) -> GPUError:
+    return full(catalogue()[code])
+
+
+def _each_through(submit: Callable[[str], Any]) -> None:
+    for code, cls in catalogue().items():
+        with pytest.raises(cls) as caught:
+            submit(code)
+        assert contents(caught.value) == contents(full(cls))
+
+
+def test_through_a_spawned_pool() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        _each_through(lambda code: pool.apply_async(_raise_in_child, (code,)).get(timeout=60))
+        returned = pool.map_async(_return_from_child, catalogue()).get(timeout=60)
+    assert [contents(error) for error in returned] == [contents(full(cls)) for cls in catalogue().values()]
+
+
+def test_through_an_executor() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as executor:
+        _each_through(lambda code: executor.submit(_raise_in_child, code).result(timeout=60))
+
+
+@EACH
+def test_as_dict_is_json(cls: type[GPUError]) -> None:
+    plain = json.loads(json.dumps(full(cls).as_dict()))
+    assert (plain["type"], plain["code"], plain["summary"]) == (cls.__name__, cls.code, "it failed")
+    assert (plain["severity"], plain["consequence_of"]) == ("warning", "driver-too-old")
+    assert plain["evidence"] == ["fact one", "fact two"]
+    assert plain["fixes"][0] == {"text": "sudo reboot", "kind": "shell", "needs": "root"}
+    assert set(plain["details"]) == set(cls.fields)
+
+
+def test_as_dict_of_what_json_does_not_know() -> None:
+    error = errors.ProviderRequestError("it failed", requested=[("CUDA", {1: {2, 3}}), b"x", object])
+    plain = json.loads(json.dumps(error.as_dict()))["details"]["requested"]
+    assert plain[0][0] == "CUDA"
+    assert sorted(plain[0][1]["1"]) == [2, 3]
+    assert all(isinstance(value, str) for value in plain[1:])
+
+
+# The warning
+
+
+@EACH
+def test_warning_carries_the_error(cls: type[GPUError]) -> None:
+    warning = CPUExecutionWarning(full(cls))
+    assert cls.__name__ in str(warning)
+    assert str(full(cls)) in str(warning)
+    again = pickle.loads(pickle.dumps(warning))
+    assert type(again) is CPUExecutionWarning
+    assert str(again) == str(warning)
+    assert contents(again.error) == contents(full(cls))
+
+
+def test_warning_can_be_made_an_error_and_nothing_else_is_one() -> None:
+    assert issubclass(CPUExecutionWarning, UserWarning)
+    assert not issubclass(CPUExecutionWarning, GPUError)
+
+
+# Names of the package
+
+IMPORT = """
+import sys, ortgpu
+assert not {"ortgpu.errors", "onnxruntime", "numpy"} & set(sys.modules), "import ortgpu is not lazy"
+from ortgpu import %s as found
+print(found.__module__, found.__name__)
+assert "onnxruntime" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_each_is_a_name_of_the_package_in_a_fresh_process(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT % name], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["ortgpu.errors", name]
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_the_package_gives_the_class_itself(name: str) -> None:
+    assert getattr(ortgpu, name) is getattr(errors, name)
+    assert name in dir(ortgpu)
