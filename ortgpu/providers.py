@@ -157,7 +157,7 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
             raise _bad_value(option, value, f"one of {', '.join(_ENUMERATED[option])}")
         if option in _BOOLEAN and value not in _BOOLEAN_VALUES:
             raise _bad_value(option, value, f"one of {', '.join(_BOOLEAN_VALUES)}")
-        if option in _UNSIGNED and not value.strip().isdigit():
+        if option in _UNSIGNED and not (value.isascii() and value.strip().isdecimal()):
             raise _bad_value(option, value, "a whole number, not negative")
 
 
@@ -190,5 +190,14 @@ def _malformed(requested: Any, why: str) -> ProviderRequestError:
         f"the providers of this session are malformed: {why}",
         evidence=["a provider is a name, or a tuple of a name and a dict of options"],
         fixes=[manual('write providers=["CUDAExecutionProvider"] or [("CUDAExecutionProvider", {"device_id": "0"})]')],
-        requested=requested,
+        requested=requested if _is_plain(requested) else repr(requested),
     )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an error may carry it: a malformed request can be anything, and errors must pickle."""
+    if isinstance(value, dict):
+        return all(_is_plain(item) for pair in value.items() for item in pair)
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, bytes, bool, int, float)
