@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .. import devices
 from ..environment.driver import GPU
+from ..environment.inspection import Environment
 from ..errors import (
     DeviceBusyError,
     DeviceNotFoundError,
@@ -35,7 +36,7 @@ def named_device(facts: Facts) -> GPUError | None:
         except DeviceNotFoundError as error:
             return error
         return None
-    gpus = _visible(facts)
+    gpus = visible_gpus(facts.environment)
     if not gpus:
         return None
     ordinal = devices.ordinal_of(requested)
@@ -167,7 +168,7 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
 
 
 def _meant(facts: Facts) -> list[GPU]:
-    gpus = _visible(facts)
+    gpus = visible_gpus(facts.environment)
     ordinal = devices.ordinal_of(facts.request.device)
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
         return gpus[ordinal : ordinal + 1]
@@ -177,13 +178,13 @@ def _meant(facts: Facts) -> list[GPU]:
     return gpus
 
 
-def _visible(facts: Facts) -> list[GPU]:
+def visible_gpus(environment: Environment) -> list[GPU]:
     """NVML's GPUs as CUDA_VISIBLE_DEVICES leaves and orders them.
 
     Exact where all GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID; else CUDA may number them fastest first.
     """
-    gpus = list(facts.environment.driver.nvml.gpus)
-    value = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    gpus = list(environment.driver.nvml.gpus)
+    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return gpus
     chosen: list[GPU] = []

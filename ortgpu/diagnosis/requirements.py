@@ -1,0 +1,345 @@
+"""What the published tables ask of a machine, held against what is installed.
+
+Pure functions over the facts. The rows are those of ONNX Runtime's pages about CUDA. Where the installed provider file
+says something else than the page, the row states what the file says, and the note names the page's number. A fact that
+is not known gives "unknown", never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ..environment.driver import GPU
+from ..environment.inspection import Environment
+from ..environment.libraries import Resolution
+from . import remedies
+from .devices import visible_gpus
+
+Status = Literal["pass", "fail", "unknown"]
+
+_GB = 10**9  # as the tables count: a machine sold with 8 GB shows a little less than 8 GiB
+_TABLE_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64")}
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One row. ``found`` is the fact that was judged, None where it is not known; ``note`` is for a person."""
+
+    name: str
+    minimum: str
+    recommended: str
+    found: str | None
+    status_minimum: Status
+    status_recommended: Status
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_inference(environment: Environment) -> tuple[Requirement, ...]:
+    """Every row of the table for inference with CUDA, in its order."""
+    return tuple(check(environment) for check in _CHECKS)
+
+
+def _compute_capability(environment: Environment) -> Requirement:
+    provider = environment.provider
+    known = [gpu for gpu in visible_gpus(environment) if gpu.compute_capability is not None]
+    capabilities = [gpu.compute_capability for gpu in known if gpu.compute_capability is not None]
+    held = tuple(str(one) for one in (provider.architectures if provider is not None else None) or ())
+    coverage = [provider.coverage(one) if provider is not None else None for one in capabilities]
+    note = ""
+    if held:
+        without = [_name(gpu) for gpu, covered in zip(known, coverage, strict=True) if covered == "none"]
+        compiled = [_name(gpu) for gpu, covered in zip(known, coverage, strict=True) if covered == "jit"]
+        note = "from the provider file, not the published 3.7"
+        note += f"; no code for {', '.join(without)}" if without else ""
+        note += f"; the driver compiles it at first use for {', '.join(compiled)}" if compiled else ""
+    return Requirement(
+        "compute capability",
+        f"one of {', '.join(held)}" if held else "3.7, published",
+        "8.0, which Flash Attention needs",
+        ", ".join(dict.fromkeys(_dotted(one) for one in capabilities)) or None,
+        _any(None if covered is None else covered != "none" for covered in coverage),
+        _any(one >= (8, 0) for one in capabilities),
+        note,
+    )
+
+
+def _cuda(environment: Environment) -> Requirement:
+    major = _cuda_major(environment)
+    linked = [library for library in environment.libraries if library.required and not library.spec.is_cudnn]
+    found = [library for library in linked if library.chosen is not None]
+    status: Status = "unknown" if major is None else "pass" if len(found) == len(linked) else "fail"
+    text = "not known: no provider file says" if major is None else f"{major}.x"
+    if found:
+        places = dict.fromkeys(library.chosen.source for library in found if library.chosen is not None)
+        described = f"{major}.x: {len(found)} of {len(linked)} linked libraries, from {', '.join(places)}"
+    else:
+        described = "none of the linked libraries"
+    published = "published: 11.x, better 12.x or, from ONNX Runtime 1.27 on, 13.x"
+    note = published if major is None else f"the provider file links this major and no other; {published}"
+    return Requirement("CUDA", text, text, described if major is not None else None, status, status, note)
+
+
+def _cudnn(environment: Environment) -> Requirement:
+    resolution = _library(environment, "libcudnn")
+    if resolution is None:
+        return Requirement("cuDNN", "8.x, published", "9.x, published", None, "unknown", "unknown")
+    number = resolution.soname.rpartition(".")[2]
+    found = None if resolution.chosen is None else f"{number}.x: {resolution.chosen.path}"
+    status: Status = "pass" if found else "fail"
+    note = (
+        "the provider file links it: without it no session opens"
+        if resolution.required
+        else "opened at the first convolution: models without operators that run on cuDNN do without"
+    )
+    return Requirement("cuDNN", f"{number}.x", f"{number}.x", found or "not found", status, status, note)
+
+
+def _driver(environment: Environment) -> Requirement:
+    driver, major = environment.driver, _cuda_major(environment)
+    version = driver.nvml.driver_version or driver.kernel_version
+    supported = driver.cuda_version or driver.nvml.cuda_version
+    lowest = remedies.LOWEST_DRIVER.get(major or 0)
+    recommended = "535" if major == 12 else lowest
+    found = f"{version or 'version not known'}" + (f", CUDA up to {_dotted(supported)}" if supported else "")
+    note = "published: 470 (CUDA 11), 525 (CUDA 12), 580 (CUDA 13)"
+    if driver.libcuda is None:
+        missing = "no driver" if version is None else f"{version}, without its CUDA library"
+        return Requirement("driver", lowest or "470", recommended or "535", missing, "fail", "fail", note)
+    minimum: Status = "unknown"
+    if major is not None and supported is not None:
+        # The CUDA that libcuda supports decides, not the number: a forward-compatibility libcuda is newer than both.
+        minimum = "pass" if supported[0] >= major else "fail"
+    elif lowest is not None and version is not None:
+        minimum = "pass" if _at_least(version, lowest) else "fail"
+    better: Status = minimum
+    if minimum == "pass" and major == 12:
+        better = "unknown" if version is None else "pass" if _at_least(version, "535") else "fail"
+    return Requirement(
+        "driver",
+        f"{lowest} for CUDA {major}" if lowest else "470, published",
+        f"{recommended} for CUDA {major}" if recommended else "535, published",
+        found if version or supported else None,
+        minimum,
+        better,
+        note,
+    )
+
+
+def _python(environment: Environment) -> Requirement:
+    host = environment.host
+    version = host.python[:2]
+    built_for = _python_of(environment)
+    fits = built_for in (None, version)
+    note = "" if fits or built_for is None else f"the installed ONNX Runtime is built for Python {_dotted(built_for)}"
+    if not note and version < (3, 11):
+        note = "onnxruntime-gpu for CUDA 13 needs 3.11"
+    return Requirement(
+        "Python",
+        "3.10",
+        "3.12",
+        _dotted(host.python),
+        "pass" if version >= (3, 10) and fits else "fail",
+        "pass" if version >= (3, 12) and fits else "fail",
+        note,
+    )
+
+
+def _operating_system(environment: Environment) -> Requirement:
+    host, provider = environment.host, environment.provider
+    here = (host.system, host.machine)
+    published = here in _TABLE_PLATFORMS
+    note = ""
+    if not published and here == ("Linux", "aarch64"):
+        note = "the package index has no CUDA build for it"
+        note += "; the one that is installed comes from elsewhere" if provider is not None else ""
+    works = published or (provider is not None and here == ("Linux", "aarch64"))
+    return Requirement(
+        "operating system",
+        "Linux or Windows, x86_64",
+        "Linux x86_64",
+        f"{host.system} {host.machine}",
+        "pass" if works else "fail",
+        "pass" if here == ("Linux", "x86_64") else "fail",
+        note,
+    )
+
+
+def _memory(environment: Environment) -> Requirement:
+    size = environment.host.memory_total
+    note = "the smaller of what the machine has and what this process may use"
+    return _sizes("memory", 8, 32, [size] if size is not None else [], note)
+
+
+def _gpu_memory(environment: Environment) -> Requirement:
+    sizes = [gpu.memory_total for gpu in visible_gpus(environment) if gpu.memory_total is not None]
+    return _sizes("GPU memory", 4, 16, sizes, "the largest GPU counts" if len(sizes) > 1 else "")
+
+
+def _libraries(environment: Environment) -> Requirement:
+    whole = [library for library in environment.libraries if library.spec.part_of is None]
+    linked = [library for library in whole if library.required]
+    lazy = [library for library in whole if not library.required]
+    absent = [library.soname for library in whole if library.chosen is None]
+    here = len(whole) - len(absent)
+    return Requirement(
+        "libraries",
+        ", ".join(_short(library) for library in linked) or "cublas, cublasLt, cudart, cufft, curand, cudnn, published",
+        f"also {', '.join(_short(library) for library in lazy)}" if lazy else "nvrtc, nvJitLink, published",
+        f"{here} of {len(whole)}" + (f"; not found: {', '.join(absent)}" if absent else "") if whole else None,
+        _all(library.chosen is not None for library in linked),
+        _all(library.chosen is not None for library in whole),
+        "minimum: what the provider file links; recommended: what it opens at need" if whole else "",
+    )
+
+
+def _engine(environment: Environment) -> Requirement:
+    installed = environment.packages.onnxruntime
+    owner = next((one for one in installed.owners if one.name == installed.build_name), None)
+    owner = owner or next(iter(installed.owners), None)
+    name = installed.build_name or (owner.name if owner else None)
+    version = installed.build_version or (owner.version if owner else None)
+    found = " ".join(filter(None, (name, version))) or ("of unknown name" if installed.folder else "not installed")
+    has_cuda = installed.importable and installed.provider_library is not None
+    status: Status = "pass" if has_cuda else "fail"
+    note = "" if not installed.folder or has_cuda else f"there is no CUDA provider in {installed.folder}"
+    if has_cuda and name is not None and name != "onnxruntime-gpu":
+        note = "another name, and it has the CUDA provider: that is what counts"
+    return Requirement("onnxruntime-gpu", "with the CUDA provider", "1.18 or newer", found, status,
+                       _release_status(status, version), note)  # fmt: skip
+
+
+def _release_status(status: Status, version: str | None) -> Status:
+    if status != "pass" or version is None:
+        return "fail" if status == "fail" else "unknown"
+    return "pass" if _at_least(version, "1.18") else "fail"
+
+
+def _cudnn_package(environment: Environment) -> Requirement:
+    major, resolution = _cuda_major(environment), _library(environment, "libcudnn")
+    cudnn = resolution.soname.rpartition(".")[2] if resolution is not None else "9"
+    name = f"nvidia-cudnn-cu{major}" if major is not None else "nvidia-cudnn-cu13"
+    wheel = next((one for one in environment.packages.nvidia if one.name == name), None)
+    found = f"{wheel.version or 'version not known'}" if wheel is not None else None
+    status: Status = "unknown"
+    if wheel is not None and wheel.version is not None:
+        status = "pass" if wheel.version.partition(".")[0] == cudnn else "fail"
+    note = "published so; a cuDNN from anywhere else serves as well"
+    if major is None:
+        note = "which one depends on the CUDA of ONNX Runtime"
+        status = "unknown"
+    elif status == "unknown" and resolution is not None and resolution.chosen is not None:
+        status, found = "pass", f"not this package; cuDNN comes from {resolution.chosen.source}"
+    elif wheel is None:
+        status, found = ("fail", "not installed") if resolution is not None else ("unknown", None)
+    return Requirement(name, f"{cudnn}.x", f"{cudnn}.x", found, status, status, note)
+
+
+def _numpy(environment: Environment) -> Requirement:
+    return _package(environment, "numpy", "1.21.6", "")
+
+
+def _flatbuffers(environment: Environment) -> Requirement:
+    return _package(environment, "flatbuffers", None, "for ONNX Runtime's tools; no session reads it")
+
+
+def _protobuf(environment: Environment) -> Requirement:
+    return _package(environment, "protobuf", None, "for ONNX Runtime's tools; no session reads it")
+
+
+_CHECKS: tuple[Callable[[Environment], Requirement], ...] = (
+    _compute_capability,
+    _cuda,
+    _cudnn,
+    _driver,
+    _python,
+    _operating_system,
+    _memory,
+    _gpu_memory,
+    _libraries,
+    _engine,
+    _cudnn_package,
+    _numpy,
+    _flatbuffers,
+    _protobuf,
+)
+
+
+def _package(environment: Environment, name: str, lowest: str | None, note: str) -> Requirement:
+    installed = next((one for one in environment.packages.others if one.name == name), None)
+    version = installed.version if installed is not None else None
+    status: Status = "unknown"
+    if installed is not None and lowest is None:
+        status = "pass"
+    elif version is not None and lowest is not None:
+        status = "pass" if _at_least(version, lowest) else "fail"
+    if installed is None:  # its files may be there all the same: metadata is often stripped from images
+        note = "not on record in this environment" + (f"; {note}" if note else "")
+    wanted = lowest or "any"
+    return Requirement(name, wanted, wanted, version, status, status, note)
+
+
+def _sizes(name: str, minimum: int, recommended: int, found: list[int], note: str) -> Requirement:
+    return Requirement(
+        name,
+        f"{minimum} GB",
+        f"{recommended} GB",
+        f"{max(found) / _GB:.1f} GB" if found else None,
+        _any(size >= minimum * _GB for size in found),
+        _any(size >= recommended * _GB for size in found),
+        note,
+    )
+
+
+def _any(answers: Iterable[bool | None]) -> Status:
+    """One of several GPUs is enough; where none is known to pass, one that is not known keeps the answer open."""
+    found = list(answers)
+    if any(found):
+        return "pass"
+    return "unknown" if not found or None in found else "fail"
+
+
+def _all(answers: Iterable[bool]) -> Status:
+    found = list(answers)
+    return "unknown" if not found else "pass" if all(found) else "fail"
+
+
+def _cuda_major(environment: Environment) -> int | None:
+    return environment.provider.cuda_major if environment.provider is not None else None
+
+
+def _library(environment: Environment, stem: str) -> Resolution | None:
+    return next((library for library in environment.libraries if library.spec.stem == stem), None)
+
+
+def _short(library: Resolution) -> str:
+    return library.soname.removeprefix("lib").replace(".so.", " ")
+
+
+def _python_of(environment: Environment) -> tuple[int, int] | None:
+    """The Python that the extension module is built for, from its file name; None where that does not say."""
+    path = environment.packages.onnxruntime.extension or ""
+    match = re.search(r"\.(?:cpython-|cp)(\d)(\d+)[^/\\]*$", path)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _name(gpu: GPU) -> str:
+    return gpu.name or gpu.uuid or f"GPU {gpu.index}"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _at_least(version: str, lowest: str) -> bool:
+    return _numbers(version) >= _numbers(lowest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in match[0].split(".")) if match else ()
