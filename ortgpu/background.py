@@ -1,7 +1,8 @@
-"""A function in a thread of its own, with its result or its exception."""
+"""A function in a thread of its own, and a lock that survives a fork."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -32,3 +33,21 @@ class Task(Generic[Result]):
         if self._error is not None:
             raise self._error
         return self._results[0]
+
+
+class ForkSafeLock:
+    """A reentrant lock that a forked child finds free, whatever thread of its parent held it."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

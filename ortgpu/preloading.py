@@ -13,10 +13,10 @@ import ctypes
 import logging
 import os
 import sys
-import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from .background import ForkSafeLock
 from .environment.catalogue import CUDNN_CORE_PARTS, major_of
 from .environment.elf import read_elf
 from .environment.libraries import (
@@ -34,7 +34,7 @@ from .environment.wheel import ProviderLibrary, bridge_of, read_provider
 logger = logging.getLogger("ortgpu")
 
 _handles: dict[str, ctypes.CDLL] = {}
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,11 @@ import importlib
 import logging
 import os
 import sys
-import threading
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .background import Task
+from .background import ForkSafeLock, Task
 from .environment.elf import read_elf
 from .environment.packages import Packages, locate_packages
 from .environment.wheel import bridge_of
@@ -37,7 +36,9 @@ class Runtime:
     module: ModuleType | None
     import_error: str | None
     preload: PreloadReport | None = None
-    provider_opened: bool = False  # and all that it opens at need
+    found: Plan | None = None  # what the report was made from
+    provider_opened: bool = False
+    lazily_opened: bool = False  # whether what the provider opens at need is loaded too
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
 
     @property
@@ -53,7 +54,7 @@ class Runtime:
 
 
 _runtime: Runtime | None = None
-_lock = threading.RLock()
+_lock = ForkSafeLock()
 
 
 def load_runtime() -> Runtime:
@@ -70,23 +71,42 @@ def load_runtime() -> Runtime:
 
 def _load() -> Runtime:
     packages = locate_packages()
-    installed = packages.onnxruntime
-    preload = None
-    if sys.platform == "linux" and installed.provider_library is not None:
-        paths = (installed.extension, bridge_of(installed.provider_library))
-        native = [read_elf(path) for path in paths if path and os.path.exists(path)]
-        damaged = next((file for file in native if file.problem is not None), None)
-        if damaged is not None:  # opening it would kill the process
-            return Runtime(packages, None, f"{damaged.path}: {damaged.problem}")
-        if any(soname.startswith("libcu") for file in native for soname in file.needed):
-            found = plan(packages)
-            preload = found if isinstance(found, PreloadReport) else load(found, lazily_opened=False)
+    damage, preload = _load_what_the_module_links(packages)
+    if damage is not None:
+        return Runtime(packages, None, damage)
     module, error = _import()
     return Runtime(packages, module, error, preload)
 
 
+def prepare_import() -> None:
+    """For an ``import onnxruntime`` of somebody else, before it opens the extension module.
+
+    Raises:
+        ImportError: a file is damaged, and opening it would kill the process.
+    """
+    damage, _ = _load_what_the_module_links(locate_packages())
+    if damage is not None:
+        raise ImportError(damage)
+
+
+def _load_what_the_module_links(packages: Packages) -> tuple[str | None, PreloadReport | None]:
+    """What is damaged, if anything is; and what was loaded, where the module links CUDA itself (1.27.0)."""
+    installed = packages.onnxruntime
+    if sys.platform != "linux" or installed.provider_library is None:
+        return None, None
+    paths = (installed.extension, bridge_of(installed.provider_library))
+    native = [read_elf(path) for path in paths if path and os.path.exists(path)]
+    damaged = next((file for file in native if file.problem is not None), None)
+    if damaged is not None:
+        return f"{damaged.path}: {damaged.problem}", None
+    if not any(soname.startswith("libcu") for file in native for soname in file.needed):
+        return None, None
+    found = plan(packages)
+    return None, found if isinstance(found, PreloadReport) else load(found, lazily_opened=False)
+
+
 class Opening:
-    """Opens every library of the provider, and the provider file, while the driver is being initialised.
+    """Opens what the provider links, and the provider file, while the driver is being initialised.
 
     Once per process, in a thread that :meth:`finish` waits for. ``promising`` is False when a library that the provider
     links was not found: then there is no use in initialising anything.
@@ -119,9 +139,30 @@ def _open(runtime: Runtime, found: Plan | PreloadReport) -> Runtime:
     if not report.ok or report.driver_missing:
         return dataclasses.replace(runtime, preload=report)
     error = why_provider_does_not_load(found.provider)
-    if error is not None:
-        return dataclasses.replace(runtime, preload=report, provider_error=error)
-    return dataclasses.replace(runtime, preload=load(found), provider_opened=True)
+    return dataclasses.replace(
+        runtime, preload=report, found=found, provider_error=error, provider_opened=error is None
+    )
+
+
+class LazyOpening:
+    """Opens what the provider opens at need (cuDNN's parts, cuFFT and what they open) while a session is being made.
+
+    Once per process, in a thread that :meth:`finish` waits for.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        found = runtime.found
+        self._task = None
+        if found is not None and not runtime.lazily_opened:
+            self._task = Task(lambda: load(found), "ortgpu-preload")
+
+    def finish(self) -> Runtime:
+        global _runtime
+        report = self._task.result() if self._task is not None else None
+        with _lock:
+            if report is not None and _runtime is not None:
+                _runtime = dataclasses.replace(_runtime, preload=report, lazily_opened=True)
+            return _runtime or load_runtime()
 
 
 def _import() -> tuple[ModuleType | None, str | None]:

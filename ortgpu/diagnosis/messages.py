@@ -23,13 +23,13 @@ from . import driver, remedies
 from .devices import named_device, none_visible
 from .facts import Facts
 
-_CUDA_FAILURE = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)")
+CUDA_FAILURE = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)")
 _OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
 _OPTION_VALUE = re.compile(
     r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
 )
-_ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
-_LIBRARY_STATUS = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
+ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
+LIBRARY_STATUS = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
 
 
 def of_construction(text: str, facts: Facts) -> GPUError | None:
@@ -37,7 +37,7 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
     if match := _OPTION_NAME.search(text):
         return ProviderOptionError(
             f"the CUDA provider knows no option {match[1]!r}",
-            evidence=[_first_line(text)],
+            evidence=[telling_line(text)],
             fixes=[manual(f"remove {match[1]!r} from the provider options")],
             provider="CUDAExecutionProvider",
             option=match[1],
@@ -46,28 +46,28 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         option = match[1] or match[2]
         return ProviderOptionError(
             f"the CUDA provider refuses the value of its option {option!r}",
-            evidence=[_first_line(text)],
+            evidence=[telling_line(text)],
             fixes=[manual(f"correct the value of {option!r}")],
             provider="CUDAExecutionProvider",
             option=option,
         )
-    if match := _ALLOCATION.search(text):
+    if match := ALLOCATION.search(text):
         return out_of_memory(int(match[1]), text)
-    if match := _CUDA_FAILURE.search(text):
+    if match := CUDA_FAILURE.search(text):
         return _of_code(int(match[1]), text, facts)
-    if match := _LIBRARY_STATUS.search(text):
+    if match := LIBRARY_STATUS.search(text):
         return _of_library(match[1], match[3], text)
     if facts.request.cudnn_disabled and ("cuDNN is unavailable" in text or "cuDNN handle is required" in text):
-        return cudnn_disabled(facts.request.cudnn_operators, [_first_line(text)])
+        return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
         return _cudnn_unavailable(text, facts)
     if re.search(r"CUDAExecutionProvider|cuda_execution_provider|CUDA EP", text) and "not in available" not in text:
-        return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[_first_line(text)])
+        return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[telling_line(text)])
     return None
 
 
 def out_of_memory(requested: int | None, text: str, memory: tuple[int, int] | None = None) -> GPUError:
-    evidence = [_first_line(text)]
+    evidence = [telling_line(text)]
     if memory is not None:
         evidence.append(f"{memory[0]} of {memory[1]} bytes are free")
     return InsufficientDeviceMemoryError(
@@ -86,7 +86,7 @@ def out_of_memory(requested: int | None, text: str, memory: tuple[int, int] | No
 
 
 def _of_code(code: int, text: str, facts: Facts) -> GPUError:
-    evidence = [_first_line(text)]
+    evidence = [telling_line(text)]
     if code == 100:
         found = none_visible(facts)
         if found is not None:
@@ -108,7 +108,7 @@ def _of_library(library: str, status: str, text: str) -> GPUError:
         return out_of_memory(None, text)
     return ProviderFailureError(
         f"{library} failed while the session was being opened: {status}",
-        evidence=[_first_line(text)],
+        evidence=[telling_line(text)],
         library=library,
         status=status,
     )
@@ -132,13 +132,13 @@ def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
     wheel = remedies.wheel_of("libcudnn.so.9", major)
     return LibraryNotFoundError(
         "this model needs cuDNN, which cannot be loaded",
-        evidence=[_first_line(text)],
+        evidence=[telling_line(text)],
         fixes=[remedies.install_libraries(facts.environment, [wheel])] if wheel else [],
         missing=("libcudnn.so.9",),
     )
 
 
-def _first_line(text: str) -> str:
+def telling_line(text: str) -> str:
     """The part of ONNX Runtime's text that says something, without the C++ signatures before it."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     telling = [match.start() for match in re.finditer(r"(CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT) failure \d+", line)]

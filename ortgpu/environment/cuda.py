@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 import uuid as uuids
 from dataclasses import dataclass
+
+from ..background import ForkSafeLock
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute, cuda.h
 
@@ -69,7 +70,7 @@ class CudaState:
 
 
 _state: CudaState | None = None
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 def initialise() -> CudaState:

@@ -1,0 +1,108 @@
+"""What ONNX Runtime's words mean when a session that was on the GPU fails while it runs.
+
+The texts are those of 1.31.1 on an H200: out of memory is a plain Fail of the arena, a CUDA error a Fail or a
+RuntimeError with "CUDA failure N" in it, whichever method it came out of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ..devices import Device
+from ..errors import (
+    GPUError,
+    GPUOutOfMemoryError,
+    LibraryNotFoundError,
+    PoisonedContextError,
+    ProviderFailureError,
+    UnsupportedDeviceError,
+    manual,
+)
+from .cuda_codes import STICKY, name_of
+from .messages import ALLOCATION, CUDA_FAILURE, LIBRARY_STATUS, telling_line
+
+_MIB = 1 << 20
+
+
+def of_run(text: str, exception: str, device: Device | None) -> GPUError | None:
+    """The typed error for an exception's text and class name, or None when it says nothing of the GPU."""
+    if match := ALLOCATION.search(text):
+        return out_of_memory(int(match[1]), text, device)
+    if match := CUDA_FAILURE.search(text):
+        return _of_code(int(match[1]), text, device)
+    if match := LIBRARY_STATUS.search(text):
+        if "ALLOC_FAILED" in match[3]:
+            return out_of_memory(None, text, device)
+        return ProviderFailureError(
+            f"{match[1]} failed: {match[3]}", evidence=[telling_line(text)], library=match[1], status=match[3]
+        )
+    if re.search(r"cuDNN is unavailable|cuDNN handle is required|cuDNN is not available", text):
+        return LibraryNotFoundError(
+            "the model reached an operator that needs cuDNN, which is not available to this session",
+            evidence=[telling_line(text)],
+            missing=("libcudnn.so.9",),
+        )
+    if "cuFFT is unavailable" in text:
+        return LibraryNotFoundError(
+            "the model reached an operator that needs cuFFT, which is not available to this session",
+            evidence=[telling_line(text)],
+            missing=("libcufft",),
+        )
+    if exception == "EPFail" or ": EP_FAIL :" in text:
+        return ProviderFailureError("the execution provider failed", evidence=[telling_line(text)], status="EP_FAIL")
+    return None
+
+
+def _of_code(code: int, text: str, device: Device | None) -> GPUError:
+    evidence = [telling_line(text)]
+    if code == 2:
+        return out_of_memory(None, text, device)
+    if code in STICKY:
+        return PoisonedContextError(
+            f"a CUDA error ended this process's use of the GPU: {name_of(code)}",
+            evidence=evidence,
+            fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
+            cuda_code=code,
+        )
+    if code == 209:
+        return UnsupportedDeviceError(
+            "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
+            evidence=evidence,
+            fixes=[manual("use another release of ONNX Runtime, or another GPU")],
+            device=device.name if device is not None else None,
+            compute_capability=device.compute_capability if device is not None else None,
+        )
+    return ProviderFailureError(
+        f"CUDA failed: {name_of(code)}", evidence=evidence, library="CUDA", status=name_of(code)
+    )
+
+
+def out_of_memory(requested: int | None, text: str, device: Device | None) -> GPUOutOfMemoryError:
+    free, total, evidence = None, None, [telling_line(text)]
+    if device is not None and device.uuid is not None:
+        from ..environment.driver import processes_on, read_gpu_memory
+
+        memory = read_gpu_memory(device.uuid)
+        if memory is not None:
+            free, total = memory
+            evidence.append(f"{device}: {free // _MIB} of {total // _MIB} MiB free")
+        others = {pid: used for pid, used in processes_on(device.uuid).items() if pid != os.getpid()}
+        evidence += [
+            f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
+        ]
+    size = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
+    return GPUOutOfMemoryError(
+        f"the GPU ran out of memory{size}",
+        evidence=evidence,
+        fixes=[
+            manual("use a smaller batch; the session works on"),
+            manual(
+                'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set'
+            ),
+            manual("or stop other processes on the GPU"),
+        ],
+        requested=requested,
+        free=free,
+        total=total,
+    )

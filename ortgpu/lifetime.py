@@ -1,0 +1,139 @@
+"""What ends a session's use of the GPU before the session ends: a fork, a sticky CUDA error.
+
+Nothing of this is looked at while a session works. When it happens, the C++ session inside each live GPUSession is
+replaced by an object whose every use raises the reason, so that the next call, of whatever method, finds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from typing import Any, NoReturn
+
+from .environment.cuda import initialised_in
+from .errors import ExecutionError, ForkedSessionError, GPUError, PoisonedContextError, manual, python
+
+_live: weakref.WeakSet[Any] = weakref.WeakSet()
+_poison: PoisonedContextError | None = None
+_forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
+
+
+class Refusal:
+    """Stands in for what a session gave up: any use of it raises ``error``, anew each time."""
+
+    def __init__(self, error: ExecutionError) -> None:
+        self.error = error
+
+    def _refuse(self) -> NoReturn:
+        raise anew(self.error)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+    def __len__(self) -> NoReturn:
+        self._refuse()
+
+    def __getitem__(self, key: object) -> NoReturn:
+        self._refuse()
+
+
+def anew(error: ExecutionError) -> GPUError:
+    """A copy without the traceback of where it was raised before."""
+    rebuild, arguments = error.__reduce__()[:2]
+    copy: GPUError = rebuild(*arguments)
+    return copy
+
+
+def watch(session: Any) -> None:
+    """Let ``session`` refuse when the process loses the GPU. Held weakly."""
+    _live.add(session)
+
+
+def refuse_if_lost() -> None:
+    """Raise what keeps this process from ever using the GPU again, before anything is tried.
+
+    Raises:
+        PoisonedContextError: a sticky CUDA error came up in this process.
+        ForkedSessionError: CUDA was initialised before this process was forked.
+    """
+    if _poison is not None:
+        raise anew(_poison)
+    creator = initialised_in()
+    if creator is not None and creator != os.getpid():
+        raise _forked(creator)
+
+
+def forked_error() -> ForkedSessionError | None:
+    """The error for a CUDA that does not come up in a forked process: something else initialised it in the parent."""
+    return _forked(_forked_from) if _forked_from is not None else None
+
+
+def explained(session: Any, error: Exception) -> Exception:
+    """What to raise for an exception out of a running session: a typed error with the exception as its cause, or the
+    exception itself where it is not about the GPU."""
+    if isinstance(error, GPUError):
+        return error
+    inner = session.__dict__.get("_sess")
+    if isinstance(inner, Refusal):  # ONNX Runtime compared it with something before it was used
+        return anew(inner.error)
+    from .diagnosis.execution import of_run
+
+    found = of_run(str(error), type(error).__name__, getattr(session, "device", None))
+    if found is None:
+        return error
+    found.__cause__ = error
+    return noted(found)
+
+
+def noted(error: GPUError) -> GPUError:
+    """``error``; when it is the first sticky one, every session of the process refuses from now on."""
+    global _poison
+    if isinstance(error, PoisonedContextError) and _poison is None:
+        _poison = error
+        _refuse_all(error)
+    return error
+
+
+def note_text(session: Any, text: str) -> None:
+    """As :func:`noted`, for a failure that ONNX Runtime reports as text alone."""
+    from .diagnosis.execution import of_run
+
+    found = of_run(text, "", getattr(session, "device", None))
+    if found is not None:
+        noted(found)
+
+
+def _refuse_all(error: ExecutionError) -> None:
+    for session in list(_live):
+        inner = session.__dict__.get("_sess")
+        if inner is not None and not isinstance(inner, Refusal):
+            # Never destroyed: its destructor would call a CUDA that is not there any more, and abort.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+            session._sess = Refusal(error)
+
+
+def _forked(creator: int) -> ForkedSessionError:
+    return ForkedSessionError(
+        "CUDA was used before this process was forked, and CUDA does not survive a fork",
+        evidence=[f"CUDA was initialised in process {creator}; this is process {os.getpid()}"],
+        fixes=[
+            python('multiprocessing.set_start_method("spawn")'),
+            manual("or open the first session after the fork (gunicorn without --preload)"),
+        ],
+        creator_pid=creator,
+        pid=os.getpid(),
+    )
+
+
+def _after_fork_in_child() -> None:
+    global _forked_from
+    _forked_from = os.getppid()
+    _refuse_all(_forked(_forked_from))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,291 @@
+"""Open an InferenceSession on the GPU and verify it, or raise the reason.
+
+Works on any instance of ``onnxruntime.InferenceSession`` that is being constructed: the caller hands in the original
+constructor. Needs ``onnxruntime`` to be imported already.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnxruntime
+
+from . import lifetime
+from . import placement as placements
+from . import providers as requests
+from .devices import Device, DeviceRequest, check_form, choose
+from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
+from .errors import PlacementError, ProviderFallbackError, ProviderRequestError, manual
+from .models import read_model
+from .placement import CPUNodes, CPUNodesWarning, Placement
+from .runtime import LazyOpening, Opening, Runtime, load_runtime, why_unusable
+from .session_options import config_entry
+
+_CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """What the caller of a constructor asked for."""
+
+    model: str | bytes | os.PathLike[str]
+    sess_options: Any = None
+    providers: Sequence[Any] | None = None
+    provider_options: Sequence[dict[Any, Any]] | None = None
+    device: DeviceRequest = None
+    cpu_nodes: CPUNodes = "warn"
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    device: Device
+    placement: Placement
+
+
+def open_verified(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
+    """Construct ``session`` on the GPU that the request names and prove that it is there.
+
+    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``. Placement is judged by
+    :func:`check_cpu_nodes`, which warns: the caller calls it from where the warning should point.
+
+    Raises:
+        GPUError: with the cause. The instance may be half made: the caller lets go of what it holds.
+        Exception: ONNX Runtime's own, for what is not about the GPU.
+    """
+    check_form(request.device)
+    requested = requests.parse(request.providers, request.provider_options)
+    runtime = load_runtime()
+    available = runtime.available_providers or ()
+    requests.check_names(requested, _all_providers(available), available)
+    requests.check_options(requested, runtime.provider_library)
+    device = _device_asked_for(requested, request.device)
+    cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
+    why = _Why(runtime, device, request.model, cudnn_disabled)
+    if requests.CUDA not in available:
+        raise why.unusable()
+    lifetime.refuse_if_lost()
+    opening = Opening(runtime)
+    try:
+        why.cuda = initialise() if opening.promising else None
+    finally:
+        why.runtime = opening.finish()
+    report = why.runtime.preload
+    if report is None or not report.ok or report.driver_missing or why.runtime.provider_error is not None:
+        raise why.unusable()
+    if why.cuda is None or why.cuda.code:
+        raise lifetime.forked_error() or why.unusable()
+    _check_tensorrt(requested, why.runtime)
+    lazy = LazyOpening(why.runtime)
+    try:
+        asked, chosen = _construct(construct, request, requested, why)
+    finally:
+        why.runtime = lazy.finish()
+    return _verify(session, asked, chosen, why)
+
+
+def _construct(
+    construct: Callable[..., None], request: SessionRequest, requested: requests.ProviderList, why: _Why
+) -> tuple[requests.ProviderList, CudaDevice | None]:
+    chosen = _choose(why.device, why)
+    options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
+    asked = _with_device(requests.cuda_first(requested, keep_cpu=not _keeps_cpu_out(options)), chosen)
+    _refuse_providers_in(options)
+    record_placement(options)
+    try:
+        construct(request.model, options, providers=asked.as_arguments(), enable_fallback=0, **request.kwargs)
+    except Exception as cause:
+        error = _placement_refused(cause) or why.unusable(cause)
+        if error is None:
+            raise  # not about the GPU: ONNX Runtime's own
+        raise lifetime.noted(error) from cause
+    return asked, chosen
+
+
+def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
+    """The device among those that the driver shows; None when the driver answers only ONNX Runtime."""
+    cuda = why.cuda
+    if cuda is None or cuda.devices is None:
+        return None
+    if not cuda.devices:
+        raise why.unusable()
+    chosen = choose(device, cuda.devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    provider = why.runtime.preload.provider if why.runtime.preload is not None else None
+    capability = chosen.compute_capability
+    if provider is not None and capability is not None and provider.coverage(capability) == "none":
+        raise why.unusable()
+    return chosen
+
+
+def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice | None, why: _Why) -> Verified:
+    bound = tuple(session.get_providers())
+    if requests.CUDA not in bound:
+        raise why.unusable()
+    if bound[: len(asked.names)] != asked.names:
+        raise _other_providers(asked.names, bound)
+    ordinal = session.get_provider_options()[requests.CUDA].get("device_id", "0")
+    if chosen is not None and (ordinal != str(chosen.ordinal) or context_is_active(chosen.ordinal) is False):
+        raise ProviderFallbackError(
+            f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
+        )
+    placement = placements.read_placement(session)
+    _check_lazily_opened(placement, why)
+    return Verified(_describe(chosen, int(ordinal)), placement)
+
+
+def _check_lazily_opened(placement: Placement, why: _Why) -> None:
+    """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them."""
+    placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
+    operators = tuple(sorted({op for op, domain in placed if placements.needs_cudnn(op, domain)}))
+    if why.cudnn_disabled:
+        if operators:
+            from .diagnosis.messages import cudnn_disabled
+
+            raise cudnn_disabled(operators, [])
+        return
+    transforms = tuple(sorted({op for op, domain in placed if placements.needs_cufft(op, domain)}))
+    report = why.runtime.preload
+    if report is None:
+        return
+    lacks_cudnn = report.path_of("libcudnn") is None or any("libcudnn" in lib.soname for lib in report.missing)
+    if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
+        why.operators = frozenset(placed)
+        raise why.unusable()
+
+
+def check_cpu_nodes(placement: Placement, cpu_nodes: CPUNodes, stacklevel: int) -> None:
+    """Warn of nodes that compute on the CPU, or refuse them. ``stacklevel`` counts from the caller, as in warnings."""
+    if cpu_nodes == "allow" or (cpu_nodes == "warn" and not placement.known):
+        return
+    refusal = placements.refusal(placement)
+    if refusal is None:
+        return
+    if cpu_nodes == "forbid":
+        raise refusal
+    warnings.warn(CPUNodesWarning(f"{refusal.summary}\n{placement}"), stacklevel=stacklevel + 1)
+
+
+class _Why:
+    """What a diagnosis will need if this construction fails."""
+
+    def __init__(self, runtime: Runtime, device: DeviceRequest, model: Any, cudnn_disabled: bool) -> None:
+        self.runtime = runtime
+        self.device = device
+        self.model = model
+        self.cudnn_disabled = cudnn_disabled
+        self.cuda: CudaState | None = None
+        self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: as the model file has them
+
+    def unusable(self, cause: BaseException | None = None) -> Any:
+        """The error to raise; with a ``cause`` that has nothing to do with the GPU, None."""
+        operators = self.operators
+        if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
+            absent = self.runtime.preload.missing if self.runtime.preload is not None else ()
+            lacking = any(library.soname.startswith(("libcudnn", "libcufft")) for library in absent)
+            operators = read_model(self.model).operators if lacking else frozenset()
+        return why_unusable(
+            self.runtime,
+            device=self.device,
+            cuda=self.cuda,
+            cause=cause,
+            cudnn_operators=tuple(sorted({op for op, domain in operators if placements.needs_cudnn(op, domain)})),
+            cufft_operators=tuple(sorted({op for op, domain in operators if placements.needs_cufft(op, domain)})),
+            cudnn_disabled=self.cudnn_disabled,
+        )
+
+
+def _all_providers(available: Sequence[str]) -> list[str]:
+    names = getattr(onnxruntime, "get_all_providers", None)
+    return list(names()) if names is not None else [*available, requests.CUDA, requests.CPU]
+
+
+def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -> DeviceRequest:
+    in_options = requested.options_of(requests.CUDA).get("device_id")
+    if in_options is None:
+        return device
+    if device is not None and str(device) not in (in_options, f"cuda:{in_options}"):
+        raise ProviderRequestError(
+            f"device={device!r} and the provider option device_id={in_options} name different GPUs",
+            fixes=[manual("name the GPU once")],
+            requested=requested.names,
+        )
+    return int(in_options)
+
+
+def _with_device(asked: requests.ProviderList, chosen: CudaDevice | None) -> requests.ProviderList:
+    """``asked`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
+    warning about plugin providers."""
+    if chosen is None or (chosen.ordinal == 0 and "device_id" not in asked.options_of(requests.CUDA)):
+        return asked
+    on_device = {
+        name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names
+    }
+    options = {name: {**asked.options_of(name), **on_device.get(name, {})} for name in asked.names}
+    return requests.ProviderList(asked.names, options)
+
+
+def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
+    from .tensorrt import check_loadable
+
+    if requests.TENSORRT[0] in requested.names and runtime.provider_library is not None:
+        check_loadable(runtime.provider_library)
+
+
+def _keeps_cpu_out(options: Any) -> bool:
+    """With this entry ONNX Runtime refuses a list that names the CPU provider (issue 16016)."""
+    return config_entry(options, _CPU_FALLBACK_KEY) == "1"
+
+
+def record_placement(options: Any) -> None:
+    if config_entry(options, placements.RECORDING_KEY) is None:
+        options.add_session_config_entry(placements.RECORDING_KEY, "1")
+
+
+def _refuse_providers_in(options: Any) -> None:
+    has_providers = getattr(options, "has_providers", None)
+    if has_providers is not None and has_providers():
+        raise ProviderRequestError(
+            "the SessionOptions carry execution providers of their own, which cannot be verified",
+            evidence=["set by add_provider, add_provider_for_devices or set_provider_selection_policy"],
+            fixes=[manual("pass them as providers= instead")],
+        )
+
+
+def _placement_refused(cause: BaseException) -> PlacementError | None:
+    if "fallback to CPU EP has been explicitly disabled" not in str(cause):
+        return None
+    return PlacementError(
+        "nodes of this model are on the CPU, and the session options forbid that",
+        evidence=[str(cause).strip().splitlines()[0], f"{_CPU_FALLBACK_KEY}=1, which counts shape nodes too"],
+        fixes=[manual('leave that entry out and pass cpu_nodes="forbid": it tells compute nodes from shape nodes')],
+    )
+
+
+def _other_providers(asked: tuple[str, ...], bound: tuple[str, ...]) -> ProviderFallbackError:
+    return ProviderFallbackError(
+        "ONNX Runtime bound other providers than those asked for",
+        evidence=[f"asked for: {', '.join(asked)}", f"bound: {', '.join(bound)}"],
+        bound=bound,
+    )
+
+
+def _free_memory(uuid: str) -> int | None:
+    from .environment.driver import read_gpu_memory
+
+    memory = read_gpu_memory(uuid)
+    return memory[0] if memory is not None else None
+
+
+def _describe(chosen: CudaDevice | None, ordinal: int) -> Device:
+    from .environment.driver import read_driver_version
+
+    version = read_driver_version()
+    if chosen is None:
+        return Device("cuda", ordinal, None, None, None, None, version)
+    return Device(
+        "cuda", chosen.ordinal, chosen.uuid, chosen.name, chosen.compute_capability, chosen.total_memory, version
+    )

@@ -1,0 +1,70 @@
+"""SessionOptions that travel between processes: ONNX Runtime's own object cannot be pickled.
+
+Its properties can be read back. Configuration entries cannot be listed, only asked for by name, so the documented ones
+are asked for. Custom operator libraries, initialisers and callbacks cannot be read back at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PROPERTIES = (
+    "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "enable_profiling", "execution_mode",
+    "execution_order", "graph_optimization_level", "inter_op_num_threads", "intra_op_num_threads", "log_severity_level",
+    "log_verbosity_level", "logid", "optimized_model_filepath", "profile_file_prefix", "use_deterministic_compute",
+    "use_per_session_threads",
+)  # fmt: skip
+
+# onnxruntime_session_options_config_keys.h
+_ENTRIES = (
+    "ep.context_embed_mode", "ep.context_enable", "ep.context_file_path", "mlas.enable_gemm_fastmath_arm64_bfloat16",
+    "optimization.disable_specified_optimizers", "optimization.enable_cast_chain_elimination",
+    "optimization.enable_gelu_approximation", "optimization.memory_optimizer_config",
+    "optimization.minimal_build_optimizations", "session.allow_released_opsets_only",
+    "session.debug_layout_transformation",
+    "session.disable_aot_function_inlining", "session.disable_cpu_ep_fallback", "session.disable_double_qdq_remover",
+    "session.disable_prepacking", "session.disable_quant_qdq", "session.disable_qdq_constant_folding",
+    "session.dynamic_block_base", "session.enable_quant_qdq_cleanup", "session.force_spinning_stop",
+    "session.inter_op.allow_spinning", "session.intra_op.allow_spinning", "session.intra_op_thread_affinities",
+    "session.load_model_format", "session.model_external_initializers_file_folder_path",
+    "session.node_partition_config_file", "session.qdqisint8allowed", "session.record_ep_graph_assignment_info",
+    "session.save_model_format", "session.set_denormal_as_zero", "session.strict_shape_type_inference",
+    "session.use_device_allocator_for_initializers", "session.use_env_allocators",
+    "session.use_ort_model_bytes_directly",
+    "session.use_ort_model_bytes_for_initializers", "session.x64quantprecision",
+)  # fmt: skip
+
+
+def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
+    """Plain data; None for no options."""
+    if options is None:
+        return None
+    properties = {name: getattr(options, name) for name in _PROPERTIES if hasattr(options, name)}
+    entries = {key: value for key in _ENTRIES if (value := config_entry(options, key)) is not None}
+    plain = {name: value if isinstance(value, (str, bool, int)) else int(value) for name, value in properties.items()}
+    return {"properties": plain, "entries": entries}
+
+
+def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
+    """SessionOptions again, with what this release of ONNX Runtime has of it."""
+    if state is None:
+        return None
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    for name, value in state["properties"].items():
+        if hasattr(options, name):
+            kind = type(getattr(options, name))
+            setattr(options, name, value if kind in (str, bool, int) else kind(value))
+    for key, value in state["entries"].items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def config_entry(options: Any, key: str) -> str | None:
+    """The value of a configuration entry, or None when it is not set."""
+    try:
+        value: str = options.get_session_config_entry(key)
+    except Exception:  # noqa: BLE001 - an entry that is not set raises, of a class that differs between releases
+        return None
+    return value

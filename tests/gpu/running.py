@@ -1,0 +1,248 @@
+"""Programs about what happens to sessions while they run; see programs.py."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.common import report
+from tests.gpu.programs import attempt
+
+
+def elementwise(size: int | str) -> bytes:
+    """y = -x over one axis."""
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        "neg",
+        [value("x", TensorProto.FLOAT, [size])],
+        [value("y", TensorProto.FLOAT, [size])],
+    )
+    opset = helper.make_opsetid("", 17)
+    data: bytes = helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    return data
+
+
+def negated(session: Any) -> list[float]:
+    import numpy as np
+
+    result: list[float] = session.run(None, {"x": np.array([1, -2], dtype=np.float32)})[0].tolist()
+    return result
+
+
+def out_of_memory() -> None:
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    limit = str(64 << 20)
+    session = GPUSession(elementwise("n"), providers=[("CUDAExecutionProvider", {"gpu_mem_limit": limit})])
+    big = np.zeros(64 << 20, dtype=np.float32)
+    attempt("run", lambda: session.run(None, {"x": big})[0].shape)
+    attempt("next run", lambda: negated(session))
+
+    def with_values() -> object:
+        import onnxruntime
+
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(big)
+        return session.run_with_ort_values(None, {"x": value})[0].shape()
+
+    attempt("run_with_ort_values", with_values)
+    attempt("next run with values", lambda: negated(session))
+    attempt("new session", lambda: negated(GPUSession(elementwise("n"))))
+
+
+def poisoned() -> None:
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    session, other = GPUSession(elementwise(2)), GPUSession(elementwise(2))
+    attempt("before", lambda: negated(session))
+
+    def read_what_is_not_there() -> object:
+        binding = session.io_binding()
+        binding.bind_input("x", "cuda", 0, np.float32, (2,), 0x7000)  # no such address on any GPU
+        binding.bind_output("y", "cuda")
+        session.run_with_iobinding(binding)
+        return binding.copy_outputs_to_cpu()[0].tolist()
+
+    attempt("poison", read_what_is_not_there)
+    attempt("same session", lambda: negated(session))
+    attempt("other session", lambda: negated(other))
+    attempt("io_binding", session.io_binding)
+    attempt("new session", lambda: negated(GPUSession(elementwise(2))))
+    attempt("new session, cpu allowed", lambda: str(GPUSession(elementwise(2), allow_cpu=True).device))
+    attempt("close", session.close)
+
+
+def forked() -> None:
+    from ortgpu import GPUSession
+
+    read, write = os.pipe()
+
+    def in_child(name: str, action: Callable[[], object]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)  # a deadlock ends here
+            attempt(name, action)
+            os.write(write, b".")
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        report(f"{name}: status", os.waitstatus_to_exitcode(status))
+
+    in_child("child before CUDA", lambda: negated(GPUSession(elementwise(2))))
+    session = GPUSession(elementwise(2))
+    binding = session.io_binding()
+    in_child("run", lambda: negated(session))
+    in_child("run_with_iobinding", lambda: session.run_with_iobinding(binding))
+    in_child("io_binding", session.io_binding)
+    in_child("new session", lambda: negated(GPUSession(elementwise(2))))
+    in_child("close", session.close)
+    attempt("parent", lambda: negated(session))
+    os.close(write)
+    report("children that came to their end", len(os.read(read, 100)))
+
+
+def forked_after_torch() -> None:
+    import torch
+
+    report("torch", torch.ones(1, device="cuda").item())
+    from ortgpu import GPUSession
+
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        attempt("new session", lambda: negated(GPUSession(elementwise(2))))
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def pickled() -> None:
+    import onnxruntime
+
+    from ortgpu import GPUSession
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = GPUSession(elementwise(2), options, device="cuda:0", cpu_nodes="forbid")
+    data = pickle.dumps(session)
+    report("device", [session.device.uuid, session.device.ordinal])
+    code = (
+        "import pickle, sys; session = pickle.loads(sys.stdin.buffer.read()); import numpy as np; "
+        "print(session.run(None, {'x': np.array([1, -2], dtype=np.float32)})[0].tolist(), session.device.uuid, "
+        "session.get_session_options().intra_op_num_threads)"
+    )
+    child = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, timeout=60, check=False)
+    report("unpickled", child.stdout.decode().strip() or child.stderr.decode()[-2000:])
+    code = code.replace("import pickle, sys;", "import pickle, sys, os; os.environ['CUDA_VISIBLE_DEVICES'] = '';")
+    child = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, timeout=60, check=False)
+    report("unpickled without a GPU", child.stderr.decode().strip().splitlines()[-12:])
+
+
+def many_threads(model: str, threads: int, seconds: float) -> None:
+    """Every result checked against the first of its input; construction goes on beside it."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    session = GPUSession(model)
+    name, shape = session.get_inputs()[0].name, [d if isinstance(d, int) else 2 for d in session.get_inputs()[0].shape]
+    random = np.random.default_rng(0)
+    feeds = [{name: random.standard_normal(shape, dtype=np.float32)} for _ in range(threads)]
+    expected = [session.run(None, feed)[0] for feed in feeds]
+    end = time.monotonic() + seconds
+    wrong: list[str] = []
+    counts = [0] * threads
+
+    def work(index: int) -> None:
+        try:
+            while time.monotonic() < end and not wrong:
+                result = session.run(None, feeds[index])[0]
+                if not np.allclose(result, expected[index], rtol=1e-3, atol=1e-4):
+                    wrong.append(f"thread {index}: {np.abs(result - expected[index]).max()}")
+                counts[index] += 1
+        except Exception as error:  # noqa: BLE001 - reported
+            wrong.append(repr(error))
+
+    def construct() -> None:
+        try:
+            while time.monotonic() < end and not wrong:
+                with GPUSession(model) as another:
+                    another.run(None, feeds[0])
+        except Exception as error:  # noqa: BLE001 - reported
+            wrong.append(f"construction: {error!r}")
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    workers += [threading.Thread(target=construct) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    report("threads", {"runs": sum(counts), "least": min(counts), "wrong": wrong})
+
+
+def first_sessions_in_parallel(model: str, threads: int) -> None:
+    """The very first sessions of a process, made at once."""
+    outcomes: list[str] = []
+    barrier = threading.Barrier(threads)
+
+    def work() -> None:
+        barrier.wait()
+        try:
+            from ortgpu import GPUSession
+
+            with GPUSession(model) as session:
+                outcomes.append(str(session.device.ordinal))
+        except Exception as error:  # noqa: BLE001 - reported
+            outcomes.append(repr(error))
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    report("outcomes", outcomes)
+
+
+def terminated(model: str) -> None:
+    """SIGTERM while `run` is in native code, with Python's default handling of it."""
+    code = (
+        "import sys, numpy as np; from ortgpu import GPUSession; s = GPUSession(sys.argv[1]); i = s.get_inputs()[0]; "
+        "x = np.zeros([d if isinstance(d, int) else 64 for d in i.shape], dtype=np.float32)\nprint('ready', flush=True)\n"
+        "while True: s.run(None, {i.name: x})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, model], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(1)
+    process.terminate()
+    started = time.monotonic()
+    try:
+        returncode: int | None = process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        returncode = None
+    report("ended", {"returncode": returncode, "seconds": time.monotonic() - started})
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    "out_of_memory": out_of_memory,
+    "poisoned": poisoned,
+    "forked": forked,
+    "forked_after_torch": forked_after_torch,
+    "pickled": pickled,
+    "many_threads": many_threads,
+    "first_sessions_in_parallel": first_sessions_in_parallel,
+    "terminated": terminated,
+}

@@ -1,0 +1,282 @@
+"""What a session raises while it runs, where there is no GPU: ONNX Runtime's exceptions with the texts of an H200.
+
+A session on the CPU has its C++ session replaced by one whose every method raises such an exception, as the real one
+does; everything above it is the real thing. Each case is a child process.
+"""
+
+# ruff: noqa: E501 - the texts of ONNX Runtime are as long as they are
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+PRELUDE = """
+import json, os, pickle, signal, sys, warnings
+warnings.simplefilter("ignore")
+import numpy as np, onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as C
+from ortgpu import GPUSession, GPUError, lifetime
+from ortgpu.diagnosis.probe_child import RELU
+
+def session():
+    made = GPUSession(RELU, allow_cpu=True)
+    lifetime.watch(made)
+    return made
+
+def failing(kind, text):
+    class Failing:
+        def is_webgpu_graph_capture_enabled(self): return False
+        def run(self, *_): raise kind(text)
+        run_with_ort_values = run_with_iobinding = run_with_ortvaluevector = run_async = run
+    return Failing()
+
+def outcome(action):
+    try:
+        return {"returned": repr(action())}
+    except Exception as error:
+        cause = error.__cause__
+        return {"type": type(error).__name__, "text": str(error), "cause": type(cause).__name__ if cause else None,
+                "details": error.details() if isinstance(error, GPUError) else {}}
+
+FEED = {"x": np.ones(4, dtype=np.float32)}
+"""
+
+CALL = "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t<THRW, void, Status> CudaCall(...) "
+WHERE = " ; GPU=0 ; hostname=vm ; file=/onnxruntime_src/x.cc ; line=91 ; expr=cudaMemcpyAsync(...); "
+FAIL = "[ONNXRuntimeError] : 1 : FAIL : "
+
+# Exception class, text, error, details
+FAILURES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "arena limit": (
+        "C.Fail",
+        FAIL + "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:360 void* onnxruntime::BFCArena::AllocateRawInternal("
+        "size_t, bool, onnxruntime::Stream*) Available memory of 67108864 is smaller than requested bytes of 268435456\n",
+        "GPUOutOfMemoryError",
+        {"requested": 268435456},
+    ),
+    "arena cannot grow": (
+        "C.Fail",
+        FAIL + "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 1073741824\n",
+        "GPUOutOfMemoryError",
+        {"requested": 1073741824},
+    ),
+    "out of memory below": ("RuntimeError", CALL + "CUDA failure 2: out of memory" + WHERE, "GPUOutOfMemoryError", {}),
+    "cublas": (
+        "C.Fail",
+        FAIL + "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED" + WHERE,
+        "GPUOutOfMemoryError",
+        {},
+    ),
+    "illegal address": (
+        "C.Fail",
+        FAIL + "CUDA failure 700: an illegal memory access was encountered" + WHERE,
+        "PoisonedContextError",
+        {"cuda_code": 700},
+    ),
+    "launch failure": ("RuntimeError", CALL + "CUDA failure 719: unspecified launch failure" + WHERE, "PoisonedContextError",
+                       {"cuda_code": 719}),
+    "no kernel image": (
+        "C.Fail",
+        FAIL + "CUDA failure 209: no kernel image is available for execution on the device" + WHERE,
+        "UnsupportedDeviceError",
+        {},
+    ),
+    "cudnn": (
+        "C.Fail",
+        FAIL + "CUDNN failure 3: CUDNN_STATUS_BAD_PARAM" + WHERE,
+        "ProviderFailureError",
+        {"library": "CUDNN", "status": "CUDNN_STATUS_BAD_PARAM"},
+    ),
+    "cudnn frontend": (
+        "C.EPFail",
+        "[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 8: HEURISTIC_QUERY_FAILED" + WHERE,
+        "ProviderFailureError",
+        {"library": "CUDNN", "status": "HEURISTIC_QUERY_FAILED"},
+    ),
+    "provider": ("C.EPFail", "[ONNXRuntimeError] : 11 : EP_FAIL : engine could not be built", "ProviderFailureError",
+                 {"status": "EP_FAIL"}),
+    "no cudnn": (
+        "C.NotImplemented",
+        "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : cuDNN is unavailable or disabled for CUDA Execution Provider: cuDNN is "
+        "not available.",
+        "LibraryNotFoundError",
+        {"missing": ["libcudnn.so.9"]},
+    ),
+}  # fmt: skip
+
+OTHERS = {
+    "wrong input": (
+        "C.InvalidArgument",
+        "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x",
+    ),
+    "model error": ("C.Fail", FAIL + "Non-zero status code returned while running Gather node. indices out of bounds"),
+    "python error": ("KeyError", "x"),
+}
+
+
+def child(code: str) -> Any:
+    """What the code printed as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Any:
+    """Every failure out of every method, each in a session of its own; poison is taken back between them."""
+    cases = json.dumps({name: case[:2] for name, case in {**FAILURES, **OTHERS}.items()})
+    return child(f"""
+        out = {{}}
+        for name, (kind, text) in json.loads({cases!r}).items():
+            made = session()
+            made._sess = failing(eval(kind), text)
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(FEED["x"])
+            class Binding: _session, _iobinding = made._sess, None
+            out[name] = {{
+                "run": outcome(lambda: made.run(None, FEED)),
+            }}
+            made._sess = failing(eval(kind), text)
+            out[name]["run_with_ort_values"] = outcome(lambda: made.run_with_ort_values(["y"], {{"x": value}}))
+            made._sess = failing(eval(kind), text)
+            Binding._session = made._sess
+            out[name]["run_with_iobinding"] = outcome(lambda: made.run_with_iobinding(Binding()))
+            made._sess = failing(eval(kind), text)
+            out[name]["run_with_ortvaluevector"] = outcome(lambda: made.run_with_ortvaluevector(None, [], [], [], [], []))
+            made._sess = failing(eval(kind), text)
+            out[name]["run_async"] = outcome(lambda: made.run_async(None, FEED, print, None))
+            lifetime._poison = None
+        print(json.dumps(out))
+    """)
+
+
+METHODS = ["run", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector", "run_async"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAILURES)
+def test_failures_become_typed(outcomes: Any, name: str, method: str) -> None:
+    kind, _, expected, details = FAILURES[name]
+    raised = outcomes[name][method]
+    assert raised["type"] == expected
+    assert raised["cause"] == kind.removeprefix("C.")
+    assert details.items() <= raised["details"].items()
+    assert "onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc" not in raised["text"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_not_about_the_gpu_stays_as_it_is(outcomes: Any, name: str, method: str) -> None:
+    raised = outcomes[name][method]
+    assert raised["type"] == OTHERS[name][0].removeprefix("C.")
+    assert OTHERS[name][1] in raised["text"]
+
+
+def test_a_sticky_error_makes_every_session_refuse() -> None:
+    found = child("""
+        one, other = session(), session()
+        working = outcome(lambda: other.run(None, FEED)[0].tolist())
+        one._sess = failing(C.Fail, "CUDA failure 700: an illegal memory access was encountered")
+        first = outcome(lambda: one.run(None, FEED))
+        print(json.dumps([working, first, outcome(lambda: one.run(None, FEED)), outcome(lambda: other.run(None, FEED)),
+                          outcome(other.io_binding), outcome(lambda: lifetime.refuse_if_lost()),
+                          outcome(lambda: GPUSession(RELU, allow_cpu=True).device.kind), outcome(other.close)]))
+    """)
+    assert found[0] == {"returned": "[1.0, 1.0, 1.0, 1.0]"}
+    assert [each.get("type") for each in found[1:6]] == ["PoisonedContextError"] * 5
+    assert found[2]["cause"] is None
+    assert found[6] == {"returned": "'cpu'"}
+    assert "type" not in found[7]
+
+
+def test_a_sticky_error_that_a_callback_is_told_of_counts_too() -> None:
+    found = child("""
+        one = session()
+        class Failing:
+            def is_webgpu_graph_capture_enabled(self): return False
+            def run_async(self, names, feed, callback, data, options):
+                callback([], data, "CUDA failure 719: unspecified launch failure")
+        one._sess = Failing()
+        told = []
+        one.run_async(None, FEED, lambda results, data, text: told.append(text), None)
+        print(json.dumps([told, outcome(lambda: one.run(None, FEED))]))
+    """)
+    assert found[0] == ["CUDA failure 719: unspecified launch failure"]
+    assert found[1]["type"] == "PoisonedContextError"
+
+
+def test_a_forked_child_is_refused_by_every_method() -> None:
+    found = child("""
+        made = session()
+        binding = made.io_binding()
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(FEED["x"])
+        read, write = os.pipe()
+        if os.fork() == 0:
+            signal.alarm(20)
+            actions = [lambda: made.run(None, FEED), lambda: made.run_with_ort_values(["y"], {"x": value}), made.io_binding,
+                       lambda: made.run_with_iobinding(binding), lambda: made.run_async(None, FEED, print, None),
+                       lambda: made.run_with_ortvaluevector(None, [], [], [], [], [])]
+            os.write(write, json.dumps([outcome(action) for action in actions]).encode())
+            os._exit(0)
+        os.wait()
+        print(json.dumps([json.loads(os.read(read, 100000)), outcome(lambda: made.run(None, FEED)[0].tolist()), os.getpid()]))
+    """)
+    refused, parent, pid = found
+    assert [each.get("type") for each in refused] == ["ForkedSessionError"] * 6
+    assert {each["details"]["creator_pid"] for each in refused} == {pid}
+    assert parent == {"returned": "[1.0, 1.0, 1.0, 1.0]"}
+
+
+def test_use_after_close_is_told_by_every_method_and_closing_again_is_fine() -> None:
+    found = child("""
+        with session() as made:
+            before = made.run(None, FEED)[0].tolist()
+            binding = made.io_binding()
+        made.close()
+        print(json.dumps([before, outcome(lambda: made.run(None, FEED)), outcome(made.io_binding),
+                          outcome(lambda: made.run_with_iobinding(binding)), outcome(lambda: list(made.get_inputs()))]))
+    """)
+    assert found[0] == [1, 1, 1, 1]
+    assert [each.get("type") for each in found[1:]] == ["ExecutionError"] * 4
+    assert all("closed" in each["text"] for each in found[1:])
+
+
+def test_pickling_carries_model_options_and_arguments() -> None:
+    found = child("""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 3
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        made = GPUSession(RELU, options, ["CUDAExecutionProvider"], device="cuda:0", cpu_nodes="allow", allow_cpu=True)
+        again = pickle.loads(pickle.dumps(made))
+        carried = again.get_session_options()
+        print(json.dumps([again.run(None, FEED)[0].tolist(), carried.intra_op_num_threads,
+                          int(carried.graph_optimization_level), carried.get_session_config_entry("session.intra_op.allow_spinning"),
+                          again._request.device, again._request.cpu_nodes, again._allow_cpu]))
+    """)
+    assert found == [[1, 1, 1, 1], 3, 1, "0", "cuda:0", "allow", True]
+
+
+def test_unpickling_verifies_again() -> None:
+    found = child("""
+        data = pickle.dumps(GPUSession(RELU, allow_cpu=True)).replace(b"allow_cpu\\x94\\x88", b"allow_cpu\\x94\\x89")
+        print(json.dumps(outcome(lambda: pickle.loads(data))))
+    """)
+    assert found["type"] == "DriverNotFoundError"
+
+
+def test_no_method_leads_to_the_cpu() -> None:
+    found = child("""
+        made = session()
+        print(json.dumps([outcome(made.enable_fallback), outcome(lambda: made.set_providers(["CPUExecutionProvider"])),
+                          outcome(lambda: made.run(None, FEED)[0].tolist()), outcome(lambda: made._enable_fallback)]))
+    """)
+    assert [each.get("type") for each in found[:2]] == ["ProviderRequestError"] * 2
+    assert found[2:] == [{"returned": "[1.0, 1.0, 1.0, 1.0]"}, {"returned": "False"}]
