@@ -132,7 +132,7 @@ def _not_understood(requested: DeviceRequest) -> DeviceNotFoundError:
 
 
 def _ordinal(text: str) -> int | None:
-    match = re.fullmatch(r"(?:(?:cuda|gpu)(?::(\d+))?|(\d+))", text.strip().lower())
+    match = re.fullmatch(r"(?:(?:cuda|gpu)(?::([0-9]{1,9}))?|([0-9]{1,9}))", text.strip().lower())
     if match is None:
         return None
     number = match[1] or match[2]
