@@ -6,6 +6,7 @@ shows itself; nobody sees a traceback for it.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
 import os
@@ -59,6 +60,13 @@ def ortgpu() -> None:
     """
 
 
+_CANNOT_WRITE = (errno.ENOSPC, errno.EIO, errno.EBADF)  # a full disk; a terminal or a file that is gone
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
+
+
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code; nothing but a bug of this program raises."""
     output.prepare_streams()
@@ -74,6 +82,12 @@ def run(argv: list[str]) -> int:
         output.show_error(output.stderr(), error)
         return 1
     except BrokenPipeError:  # `ortgpu check | head -1`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        _drop_output()
+        click.echo(f"ortgpu: the output cannot be written: {error.strerror}", err=True)
         return 1
     return result if isinstance(result, int) else 0

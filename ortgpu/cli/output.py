@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TextIO
 
 from rich.console import Console
@@ -19,7 +21,13 @@ _INDENT = "  "
 
 
 def prepare_streams() -> None:
-    """A name that the encoding of stdout cannot hold is shown escaped instead of ending the program."""
+    """A name that the encoding of stdout cannot hold is shown escaped instead of ending the program.
+
+    A stream that whoever started us has closed is one that swallows: Python has None for it.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -38,6 +46,17 @@ def _console(stream: TextIO) -> Console:
     terminal = stream.isatty()
     width = shutil.get_terminal_size().columns if terminal else _UNLIMITED
     return Console(file=stream, force_terminal=terminal, width=width, markup=False, emoji=False, highlight=False)
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Say on a terminal that something takes its time; say nothing where nobody looks."""
+    console = stderr()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(text, spinner="line"):  # of ASCII: the terminal may know nothing else
+        yield
 
 
 def line(console: Console, text: str = "", style: str | None = None) -> None:
