@@ -21,6 +21,7 @@ from ortgpu.errors import GPUError
 COMMANDS = {
     "demo": "Show what plain ONNX Runtime does on this machine, and what a GPUSession does.",
     "check": "Open MODEL on the GPU and prove that it runs there.",
+    "doctor": "Say what is wrong, why, and what to do; then what was found.",
 }
 
 

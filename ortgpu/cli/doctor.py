@@ -1,0 +1,183 @@
+"""``ortgpu doctor``: what is wrong, why, and what to do; then what was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortgpu.cli import output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ortgpu import Diagnosis
+    from ortgpu.diagnosis.requirements import Requirement
+    from ortgpu.errors import GPUError
+
+SCHEMA = 1  # of the JSON document: raised when a key goes, or changes its meaning; new keys do not raise it
+_FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
+@click.option("--verbose", is_flag=True, help="Show all evidence, every library that was passed over, and why.")
+@click.option(
+    "--model",
+    metavar="M",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Judge what this model needs as well, and open it.",
+)
+@click.option("--redact", is_flag=True, help="Leave out user names, home folders and the name of the host.")
+@click.option("--no-probe", is_flag=True, help="Only look: open neither the driver nor a session.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Seconds that the probe may take."
+)
+def doctor(as_json: bool, verbose: bool, model: Path | None, redact: bool, no_probe: bool, timeout: float) -> int:
+    """Say what is wrong, why, and what to do; then what was found.
+
+    Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the
+    driver, the provider and a session are really opened: a library that ends its process ends the child.
+
+    Exit code 0: nothing is wrong that keeps a session off the GPU. 1: something is. 2: wrong usage.
+
+    \b
+    The JSON document has
+      "schema"        1; new keys do not change it
+      "ortgpu"        the version that wrote it
+      "ok"            what the exit code says
+      "model"         as given, or null
+      "problems"      most likely cause first, each with type, code, severity
+                      ("fatal", "warning"), summary, evidence, fixes (text, kind,
+                      needs), consequence_of (a code, or null), details
+      "requirements"  of the published table: name, minimum, recommended, found,
+                      status_minimum, status_recommended ("pass", "fail",
+                      "unknown"), note
+      "environment"   host, installer, packages, extension, bridge, provider,
+                      libraries, mapped, driver, variables: all facts; null is
+                      unknown
+      "probe"         steps (name, ok, detail, data), completed, returncode,
+                      signal, timed_out, died_in, seconds, output; null with
+                      --no-probe
+    """
+    from ortgpu import diagnose
+    from ortgpu.diagnosis.requirements import check_inference
+
+    what = "Looking" if no_probe else "Opening the driver, the provider and a session in a child process"
+    with output.progress(f"{what} ..."):
+        diagnosis = diagnose(model, probe=not no_probe, timeout=timeout)
+    report = Report(str(model) if model else None, diagnosis, check_inference(diagnosis.environment))
+    if redact:
+        from ortgpu.cli import redaction
+
+        report = redaction.redact(report, redaction.redactor_for_this_process())
+    if as_json:
+        output.write_json(report.as_dict())
+    else:
+        report.show(output.stdout(), verbose=verbose)
+    return 0 if report.ok else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: str | None
+    diagnosis: Diagnosis
+    requirements: tuple[Requirement, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No fatal problem; and where a session was tried, it opened, whatever the checks know."""
+        return self.diagnosis.ok and self.failed_step is None
+
+    @property
+    def failed_step(self) -> str | None:
+        """Where the probe ended without success."""
+        probe = self.diagnosis.probe
+        if probe is None:
+            return None
+        failed = next((step.name for step in probe.steps if not step.ok), None)
+        return failed or (None if probe.completed else probe.died_in)
+
+    def as_dict(self) -> dict[str, Any]:
+        from ortgpu import __version__
+
+        diagnosis = self.diagnosis.as_dict()
+        return {
+            "schema": SCHEMA,
+            "ortgpu": __version__,
+            "ok": self.ok,
+            "model": self.model,
+            "problems": diagnosis["problems"],
+            "requirements": [requirement.as_dict() for requirement in self.requirements],
+            "environment": diagnosis["environment"],
+            "probe": diagnosis["probe"],
+        }
+
+    def show(self, console: Console, *, verbose: bool = False) -> None:
+        from ortgpu.cli import findings
+
+        self._show_problems(console, verbose)
+        output.line(console)
+        output.heading(console, "What was found")
+        findings.show(console, self.diagnosis.environment, self.requirements, self.diagnosis.probe, verbose=verbose)
+
+    def _show_problems(self, console: Console, verbose: bool) -> None:
+        problems = self.diagnosis.problems
+        causes = [each for each in problems if each.severity == "fatal" and each.consequence_of is None]
+        consequences = [each for each in problems if each.consequence_of is not None]
+        warnings = [each for each in problems if each.severity != "fatal" and each.consequence_of is None]
+        if not causes:
+            self._show_verdict(console)
+        for cause in causes:
+            _show_cause(console, cause, verbose)
+        if consequences:
+            output.heading(console, "Follows from it:")
+        for each in consequences:
+            output.line(console, f"  - {each.code}: {each.summary} (because of {each.consequence_of})")
+        for each in warnings:
+            _show_warning(console, each, verbose)
+
+    def _show_verdict(self, console: Console) -> None:
+        what = self.model or "a session"
+        if self.failed_step is not None:
+            text = f"No check finds a fault, and the probe failed all the same: {self.failed_step}"
+            output.line(console, text, style="bold red")
+        elif self.diagnosis.probe is None:
+            output.line(
+                console, "OK: no fault found. Nothing was opened to make sure (--no-probe).", style="bold green"
+            )
+        else:
+            output.line(console, f"OK: {what} opens on the GPU", style="bold green")
+
+
+def _show_cause(console: Console, problem: GPUError, verbose: bool) -> None:
+    """What is wrong, why, what to do."""
+    output.line(console, f"{type(problem).__name__}: {problem.summary}", style="bold red")
+    _show_evidence(console, problem, "  - ", verbose)
+    if problem.fixes:
+        output.heading(console, "To fix it:")
+    _show_fixes(console, problem)
+    output.line(console, f"More: ortgpu explain {problem.code}", style="dim")
+
+
+def _show_warning(console: Console, problem: GPUError, verbose: bool) -> None:
+    output.line(console, f"warning: {problem.summary} ({problem.code})", style="yellow")
+    if verbose:
+        _show_evidence(console, problem, "  - ", verbose)
+    _show_fixes(console, problem)
+
+
+def _show_evidence(console: Console, problem: GPUError, bullet: str, verbose: bool) -> None:
+    shown = problem.evidence if verbose else problem.evidence[:_FACTS_SHOWN]
+    for fact in shown:
+        output.line(console, f"{bullet}{fact}")
+    if len(shown) < len(problem.evidence):
+        output.line(console, f"{bullet}... {len(problem.evidence) - len(shown)} more with --verbose")
+
+
+def _show_fixes(console: Console, problem: GPUError) -> None:
+    for fix in problem.fixes:
+        for text in fix.splitlines():
+            output.line(console, f"    {text}", style="green" if fix.executable else None)

@@ -1,0 +1,235 @@
+"""The second half of a doctor's report: what there is on this machine, a line for each kind of fact."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ortgpu.cli import output
+from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, major_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ortgpu.diagnosis.probe import ProbeResult
+    from ortgpu.diagnosis.requirements import Requirement
+    from ortgpu.environment.driver import GPU
+    from ortgpu.environment.inspection import Environment
+    from ortgpu.environment.libraries import Resolution
+
+_LONG = 70  # characters of a variable's value
+# variables and packages that are shown with --verbose only
+_HARDLY_TELLING = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "flatbuffers", "protobuf", "nvidia-ml-py"})
+
+
+def show(
+    console: Console,
+    environment: Environment,
+    requirements: Sequence[Requirement],
+    probe: ProbeResult | None,
+    *,
+    verbose: bool,
+) -> None:
+    rows = {
+        "system": [_system(environment, verbose)],
+        "ONNX Runtime": list(_onnxruntime(environment)),
+        "packages": list(_packages(environment, verbose)),
+        "driver": list(_driver(environment, verbose)),
+        "GPUs": list(_gpus(environment, verbose)),
+        "libraries": list(_libraries_in_full(environment) if verbose else _libraries(environment)),
+        "variables": list(_variables(environment, verbose)),
+        "requirements": list(_requirements_in_full(requirements) if verbose else _requirements(requirements)),
+        "probe": list(_probe(probe, verbose)),
+    }
+    width = max(map(len, rows))
+    for name, lines in rows.items():
+        for number, text in enumerate(lines):
+            output.line(console, f"  {name if number == 0 else '':<{width}}  {text}".rstrip())
+
+
+def _system(environment: Environment, verbose: bool) -> str:
+    host = environment.host
+    parts = [
+        f"{host.os_name or host.system} {host.machine}",
+        *([host.libc] if host.libc and verbose else []),
+        f"{'Python' if host.implementation == 'CPython' else host.implementation} {_dotted(host.python)}",
+        *([f"in {host.container}"] if host.container else []),
+        *(["WSL"] if host.wsl else []),
+    ]
+    return ", ".join(parts)
+
+
+def _onnxruntime(environment: Environment) -> Iterator[str]:
+    installed, provider = environment.packages.onnxruntime, environment.provider
+    if installed.folder is None:
+        yield "not installed"
+    else:
+        name = " ".join(filter(None, (installed.build_name, installed.build_version))) or "of unknown build"
+        cuda = (
+            f"for CUDA {provider.cuda_major}" if provider and provider.cuda_major else "without a known CUDA provider"
+        )
+        yield f"{name}, {cuda}, in {installed.folder}"
+    if len(installed.owners) > 1 or installed.folder is None:
+        for owner in installed.owners:
+            yield f"on record: {owner.name} {owner.version or ''}".rstrip()
+    for other in installed.elsewhere:
+        yield f"another one, not used: {other.name} {other.version or ''} in {other.location}"
+
+
+def _packages(environment: Environment, verbose: bool) -> Iterator[str]:
+    packages = environment.packages
+    torch = [f"torch {packages.torch.version or 'of unknown version'}"] if packages.torch else []
+    shown = [one for one in packages.others if verbose or one.name not in _HARDLY_TELLING]
+    others = [f"{one.name} {one.version or ''}".rstrip() for one in shown]
+    if verbose:
+        wheels = [f"{one.name} {one.version or ''}".rstrip() for one in packages.nvidia]
+        yield from (*others, *torch, *wheels)
+    else:
+        yield ", ".join((*others, *torch, f"{len(packages.nvidia)} NVIDIA wheels"))
+
+
+def _driver(environment: Environment, verbose: bool) -> Iterator[str]:
+    driver = environment.driver
+    version = driver.nvml.driver_version or driver.kernel_version
+    cuda = driver.cuda_version or driver.nvml.cuda_version
+    parts = [version or "version not known"] if version or driver.libcuda else []
+    parts += [f"for CUDA up to {_dotted(cuda)}"] if cuda else []
+    parts += [driver.libcuda or "libcuda cannot be loaded"]
+    yield ", ".join(parts)
+    if verbose and driver.libcuda_error:
+        yield driver.libcuda_error
+    if not driver.nvml.available and (verbose or driver.libcuda is not None):
+        yield f"NVML does not work: {driver.nvml.error}"
+    if verbose:
+        yield f"kernel module: {driver.kernel_version or 'none seen'}"
+        yield f"device files: {', '.join(driver.device_nodes) or 'none'}"
+
+
+def _gpus(environment: Environment, verbose: bool) -> Iterator[str]:
+    nvml = environment.driver.nvml
+    if not nvml.available:
+        yield "not known without NVML"
+    elif not nvml.gpus:
+        yield "none"
+    elif verbose or len(nvml.gpus) == 1:
+        yield from (_in_full(gpu) if verbose else f"{_kind(gpu)}, {gpu.uuid or 'UUID not known'}" for gpu in nvml.gpus)
+    else:
+        yield from (f"{count} x {kind}" for kind, count in Counter(map(_kind, nvml.gpus)).items())
+
+
+def _kind(gpu: GPU) -> str:
+    parts = [
+        gpu.name or "unnamed GPU",
+        f"compute capability {_dotted(gpu.compute_capability)}" if gpu.compute_capability else "generation not known",
+        f"{gpu.memory_total / (1 << 30):.0f} GiB" if gpu.memory_total is not None else "memory not known",
+    ]
+    return ", ".join([*parts, *(["MIG"] if gpu.mig_enabled else [])])
+
+
+def _in_full(gpu: GPU) -> str:
+    free = f"{gpu.memory_free / (1 << 30):.1f} GiB free" if gpu.memory_free is not None else "free memory not known"
+    mode = f"compute mode {gpu.compute_mode or 'not known'}"
+    own = [f"{gpu.index}: {_kind(gpu)}", free, mode, gpu.uuid or "UUID not known"]
+    return ", ".join([*own, *([gpu.pci_bus_id] if gpu.pci_bus_id else []), *gpu.mig_uuids])
+
+
+def _libraries(environment: Environment) -> Iterator[str]:
+    """By origin; cuDNN's parts go with cuDNN."""
+    by_origin: dict[str, list[str]] = {}
+    absent: dict[str, list[str]] = {}
+    for library in environment.libraries:
+        if library.chosen is not None and library.spec.part_of is None:
+            by_origin.setdefault(f"{library.chosen.source} ({library.chosen.root})", []).append(_short(library))
+        elif _is_missed(library, environment):
+            absent.setdefault(_absence(library), []).append(_short(library))
+    for words, names in (*by_origin.items(), *absent.items()):
+        yield f"{', '.join(names)}: {words}"
+    if not environment.libraries:
+        yield "not known: no provider file says which"
+
+
+def _libraries_in_full(environment: Environment) -> Iterator[str]:
+    for library in environment.libraries:
+        if library.chosen is not None:
+            yield f"{library.soname}: {library.chosen.source}, {library.chosen.path}"
+        elif _is_missed(library, environment):
+            yield f"{library.soname}: {_absence(library)}"
+        else:
+            continue
+        for other in library.candidates[1:]:
+            yield f"    not needed: {other.path} ({other.source})"
+        for other in library.rejected:
+            yield f"    passed over: {other.path} ({other.source}): {other.problem}"
+    if not environment.libraries:
+        yield "not known: no provider file says which"
+
+
+def _is_missed(library: Resolution, environment: Environment) -> bool:
+    """Whether it matters that there is none: cuDNN's parts do where cuDNN is, and only those of every release."""
+    if library.spec.part_of is None:
+        return True
+    whole = next((one for one in environment.libraries if one.spec.stem == library.spec.part_of), None)
+    always = CUDNN_CORE_PARTS.get(major_of(library.soname) or 0, ())
+    return whole is not None and whole.chosen is not None and library.spec.stem in always
+
+
+def _absence(library: Resolution) -> str:
+    needed = "" if library.required else ", opened at need only"
+    return f"NOT FOUND{needed}" + (f", {len(library.rejected)} passed over" if library.rejected else "")
+
+
+def _variables(environment: Environment, verbose: bool) -> Iterator[str]:
+    variables = environment.variables
+    for name, value in variables.now.items():
+        if verbose or name not in _HARDLY_TELLING:
+            yield f"{name}={value if verbose or len(value) <= _LONG else value[: _LONG - 3] + '...'}"
+    before = variables.at_start
+    if before is not None and before.get("LD_LIBRARY_PATH") != variables.now.get("LD_LIBRARY_PATH"):
+        yield f"LD_LIBRARY_PATH was {before.get('LD_LIBRARY_PATH', 'not set')!r} at the start, which is what counts"
+
+
+def _requirements(requirements: Iterable[Requirement]) -> Iterator[str]:
+    by_status: dict[str, list[str]] = {"pass": [], "fail": [], "unknown": []}
+    for requirement in requirements:
+        by_status[requirement.status_minimum].append(requirement.name)
+    parts = [f"{len(by_status['pass'])} met"]
+    parts += [f"not met: {', '.join(by_status['fail'])}"] if by_status["fail"] else []
+    parts += [f"not known: {', '.join(by_status['unknown'])}"] if by_status["unknown"] else []
+    yield "; ".join(parts)
+
+
+def _requirements_in_full(requirements: Iterable[Requirement]) -> Iterator[str]:
+    for one in requirements:
+        yield f"{one.name}: {one.found or 'not known'}"
+        yield f"    minimum {one.minimum}: {one.status_minimum}"
+        yield f"    recommended {one.recommended}: {one.status_recommended}"
+        if one.note:
+            yield f"    {one.note}"
+
+
+def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
+    if probe is None:
+        yield "not run (--no-probe)"
+        return
+    if verbose:
+        for step in probe.steps:
+            yield f"{step.name}: {'ok' if step.ok else 'FAILED'}, {step.detail}"
+    else:
+        done = [f"{step.name} {'ok' if step.ok else 'FAILED'}" for step in probe.steps]
+        yield f"{', '.join(done) or 'no step was finished'}; {probe.seconds:.1f} s"
+    if probe.died_in is not None:
+        how = (
+            "ran out of time" if probe.timed_out else f"ended with {probe.signal or f'exit status {probe.returncode}'}"
+        )
+        yield f"{how} in: {probe.died_in}"
+    if verbose:
+        yield from (f"    | {text}" for text in probe.output.splitlines() if text.strip())
+
+
+def _short(library: Resolution) -> str:
+    return library.soname.removeprefix("lib").replace(".so.", " ")
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
