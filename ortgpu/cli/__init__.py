@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": "Show what plain ONNX Runtime does on this machine, and what a GPUSession does.",
     "check": "Open MODEL on the GPU and prove that it runs there.",
     "doctor": "Say what is wrong, why, and what to do; then what was found.",
+    "explain": "Say what an error means, how it comes about, how to tell, and how to mend it.",
 }
 
 

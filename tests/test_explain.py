@@ -1,0 +1,193 @@
+"""Every error is explained, truly, and the reference page says the same."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import ortgpu
+from ortgpu.__main__ import main
+from ortgpu.cli.explain import reference_page
+from ortgpu.errors import GPUError, catalogue
+from ortgpu.explanations import BY_CODE, EXPLANATIONS, Explanation
+
+PACKAGE = Path(ortgpu.__file__).parent
+PAGE = PACKAGE / "ERRORS.md"
+BY_NAME = pytest.mark.parametrize("explanation", EXPLANATIONS, ids=lambda explanation: explanation.code)
+
+
+def made_in_the_sources() -> set[str]:
+    """Codes of the classes that some module makes an instance of."""
+    sources = [path for path in PACKAGE.rglob("*.py") if path.name != "errors.py"]
+    made = {name for path in sources for name in re.findall(r"\b(\w+Error)\(", path.read_text(encoding="utf-8"))}
+    return {code for code, cls in catalogue().items() if cls.__name__ in made}
+
+
+# The texts
+
+
+def test_every_error_is_explained_in_the_order_of_the_catalogue() -> None:
+    assert [explanation.code for explanation in EXPLANATIONS] == list(catalogue())
+
+
+@BY_NAME
+def test_text_is_whole(explanation: Explanation) -> None:
+    assert explanation.means.endswith(".")
+    assert not explanation.title.endswith(".")
+    assert len(explanation.title) <= 66, "one line of the list"
+    assert explanation.tell
+    assert explanation.mend
+    assert explanation.comes_about or issubclass_of_many(explanation)
+    for text in (explanation.means, *explanation.comes_about, *explanation.tell, *explanation.mend):
+        assert "  " not in text.partition("#")[0].rstrip(), "a slip between two lines of the source"
+        assert text.count("`") % 2 == 0, text
+
+
+def issubclass_of_many(explanation: Explanation) -> bool:
+    return bool(catalogue()[explanation.code].__subclasses__())
+
+
+@BY_NAME
+def test_it_is_said_whether_the_error_occurs(explanation: Explanation) -> None:
+    if explanation.code in made_in_the_sources():
+        assert explanation.occurrence == "raised"
+    elif issubclass_of_many(explanation) and explanation.code != "distributed-error":
+        assert explanation.occurrence == "base"
+    else:
+        assert explanation.occurrence == "not yet"
+
+
+@BY_NAME
+def test_fields_that_a_text_names_exist(explanation: Explanation) -> None:
+    cls = catalogue()[explanation.code]
+    known = {*cls.fields, "code", "summary", "evidence", "fixes", "others"}
+    text = " ".join((explanation.means, *explanation.tell))
+    named = set(re.findall(r"`error\.(\w+)`", text)) | set(re.findall(r"`(\w+)` (?:holds|is what)", text))
+    assert named <= known
+
+
+@BY_NAME
+def test_names_of_variables_and_commands_are_real(explanation: Explanation) -> None:
+    from ortgpu.cli import COMMANDS
+
+    texts = " ".join((explanation.means, *explanation.comes_about, *explanation.tell, *explanation.mend))
+    assert set(re.findall(r"`?\bortgpu ([a-z]+)\b(?= --|`)", texts)) <= set(COMMANDS)
+    assert "https://" not in texts, "sources have a place of their own"
+
+
+def test_sources_are_threads_or_named_documents() -> None:
+    for explanation in EXPLANATIONS:
+        assert len(set(explanation.sources)) == len(explanation.sources)
+        for source in explanation.sources:
+            if "#" in source:
+                assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", source), source
+
+
+# The page
+
+
+def test_page_is_what_the_command_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--markdown"]) == 0
+    written = capsys.readouterr().out
+    assert written == "\n".join(reference_page()) + "\n"
+    assert PAGE.read_text(encoding="utf-8") == written, (
+        "the page is not of this version: ortgpu explain --markdown > ortgpu/ERRORS.md"
+    )
+
+
+def test_page_has_a_section_for_each_error_and_links_to_it() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == list(catalogue())
+    assert re.findall(r"^ *- \[`[\w-]+`\]\(#([\w-]+)\)", page, re.MULTILINE) == list(catalogue())
+    assert page.count("```") % 2 == 0
+
+
+def test_section_of_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--markdown", "driver-too-old"]) == 0
+    section = capsys.readouterr().out
+    assert section.startswith("## driver-too-old\n")
+    assert section in PAGE.read_text(encoding="utf-8") + "\n"
+
+
+# The command
+
+
+@pytest.mark.parametrize("name", ["driver-not-found", "DriverNotFoundError", "DRIVER-NOT-FOUND", "driver_not_found"])
+def test_code_or_class_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", name]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("driver-not-found: ")
+    assert "DriverNotFoundError(DriverError)" in shown
+    for title in ("How it comes about", "How to tell", "How to mend it", "Sources"):
+        assert title in shown.splitlines()
+
+
+@BY_NAME
+def test_each_is_shown(explanation: Explanation, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", explanation.code]) == 0
+    shown = capsys.readouterr().out
+    for entry in (explanation.means, *explanation.comes_about, *explanation.tell, *explanation.mend):
+        assert entry.removeprefix("$ ") in shown
+    assert ("Does not occur yet" in shown) is (explanation.occurrence == "not yet")
+
+
+def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(catalogue())
+    assert [line.endswith("(does not occur yet)") for line in lines] == [
+        e.occurrence == "not yet" for e in EXPLANATIONS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "suggestion"),
+    [
+        ("driver-not-foun", "driver-not-found"),
+        ("DriverNotFound", "driver-not-found"),
+        ("library_missing", "library-"),
+        ("", "lists all"),
+        ("xyzzy", "lists all"),
+    ],
+)
+def test_unknown_code(wrong: str, suggestion: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", wrong]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert suggestion in captured.err
+
+
+def test_the_last_line_of_a_message_is_a_command_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    for cls in catalogue().values():
+        last = str(cls("it failed")).splitlines()[-1]
+        program, *arguments = last.removeprefix("More: ").split()
+        assert program == "ortgpu"
+        assert main(arguments) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_prose_is_folded_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(["explain", "no-device"]) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    lines = shown.partition("Sources")[0].splitlines()
+    assert max(map(len, lines)) <= 60
+    assert BY_CODE["no-device"].means in " ".join(" ".join(lines).split())
+
+
+def test_no_error_is_left_out_by_the_help_of_python() -> None:
+    """The catalogue is found by walking subclasses: a class outside of errors.py would be missing here."""
+    assert {cls.code for cls in catalogue().values()} == set(BY_CODE)
+    assert catalogue()["gpu-error"] is GPUError
