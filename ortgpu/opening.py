@@ -22,7 +22,7 @@ from .environment.cuda import CudaDevice, CudaState, context_is_active, initiali
 from .errors import PlacementError, ProviderFallbackError, ProviderRequestError, manual
 from .models import read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
-from .runtime import LazyOpening, Opening, Runtime, load_runtime, why_unusable
+from .runtime import Opening, Runtime, load_lazily_opened, load_runtime, why_unusable
 from .session_options import config_entry
 
 _CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
@@ -80,11 +80,7 @@ def open_verified(session: Any, construct: Callable[..., None], request: Session
     if why.cuda is None or why.cuda.code:
         raise lifetime.forked_error() or why.unusable()
     _check_tensorrt(requested, why.runtime)
-    lazy = LazyOpening(why.runtime)
-    try:
-        asked, chosen = _construct(construct, request, requested, why)
-    finally:
-        why.runtime = lazy.finish()
+    asked, chosen = _construct(construct, request, requested, why)
     return _verify(session, asked, chosen, why)
 
 
@@ -148,6 +144,10 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
             raise cudnn_disabled(operators, [])
         return
     transforms = tuple(sorted({op for op, domain in placed if placements.needs_cufft(op, domain)}))
+    if operators or transforms or not placement.known:
+        why.runtime = load_lazily_opened(
+            cudnn=bool(operators) or not placement.known, cufft=bool(transforms) or not placement.known
+        )
     report = why.runtime.preload
     if report is None:
         return

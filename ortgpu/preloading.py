@@ -10,6 +10,7 @@ its SONAME. Handles are kept for the life of the process: libraries that registe
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import os
 import sys
@@ -125,27 +126,41 @@ class Plan:
         return all(resolution.candidates for resolution in self.resolutions if resolution.required)
 
 
-def plan(packages: Packages, directory: str | os.PathLike[str] | None = None) -> Plan | PreloadReport:
+def plan(
+    packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True
+) -> Plan | PreloadReport:
     """Look for the libraries; an empty report where there is no provider file to read their names from."""
     path = packages.onnxruntime.provider_library
     provider = read_provider(path) if path else None
     if provider is None or provider.problem or provider.cuda_major is None:
         return PreloadReport(provider, (), (), (), False, None)
     places = places_for(provider, packages.torch, os.path.abspath(directory) if directory is not None else None)
-    return Plan(provider, resolve(places, provider.needed, provider.cuda_major))
+    return Plan(provider, resolve(places, provider.needed, provider.cuda_major, thorough=thorough))
 
 
-def load(found: Plan, *, lazily_opened: bool = True) -> PreloadReport:
+NOTHING: frozenset[str] = frozenset()
+
+
+def load(found: Plan, *, lazily_opened: frozenset[str] | None = None) -> PreloadReport:
     """Open what was found, dependencies first.
 
-    Without ``lazily_opened``, only what the provider links, and ``libcudnn`` itself: the rest (cuDNN's parts, cuFFT,
-    nvRTC, nvJitLink) is half of the loading time and of no use to many models.
+    ``lazily_opened`` holds the stems of libraries to open beside those that the provider links and ``libcudnn`` itself;
+    None is all. cuDNN's parts, cuFFT, nvRTC and nvJitLink are half of the loading time and of no use to many models.
     """
     with _lock:
         return _load(found.provider, found.resolutions, lazily_opened)
 
 
-def _load(provider: ProviderLibrary, resolutions: tuple[Resolution, ...], lazily_opened: bool) -> PreloadReport:
+def merged(first: PreloadReport, later: PreloadReport) -> PreloadReport:
+    """What two calls loaded together: ``later`` is complete, and ``first`` knows where its own came from."""
+    origins = {library.soname: library for library in first.libraries}
+    libraries = (*first.libraries, *(library for library in later.libraries if library.soname not in origins))
+    return dataclasses.replace(later, libraries=libraries)
+
+
+def _load(
+    provider: ProviderLibrary, resolutions: tuple[Resolution, ...], lazily_opened: frozenset[str] | None
+) -> PreloadReport:
     cuda_major = provider.cuda_major or 0
     loaded: list[LoadedLibrary] = []
     missing: list[MissingLibrary] = []
@@ -159,7 +174,9 @@ def _load(provider: ProviderLibrary, resolutions: tuple[Resolution, ...], lazily
         if is_part and cudnn is None:
             continue
         candidates = _beside(cudnn, resolution.candidates) if is_part and cudnn else resolution.candidates
-        if candidates and not (lazily_opened or resolution.required or resolution.spec.stem == "libcudnn"):
+        stem = resolution.spec.stem
+        wanted = lazily_opened is None or stem in lazily_opened or resolution.required or stem == "libcudnn"
+        if candidates and not wanted:
             continue
         found, refused = _load_one(resolution, candidates, damaged)
         rejected.extend(refused)

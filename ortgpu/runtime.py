@@ -12,11 +12,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .background import ForkSafeLock, Task
+from .environment.catalogue import LIBRARIES
 from .environment.elf import read_elf
 from .environment.packages import Packages, locate_packages
 from .environment.wheel import bridge_of
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
-from .preloading import Plan, PreloadReport, load, plan, why_provider_does_not_load
+from .preloading import NOTHING, Plan, PreloadReport, load, merged, plan, why_provider_does_not_load
 
 if TYPE_CHECKING:
     from .environment.cuda import CudaState
@@ -38,7 +39,7 @@ class Runtime:
     preload: PreloadReport | None = None
     found: Plan | None = None  # what the report was made from
     provider_opened: bool = False
-    lazily_opened: bool = False  # whether what the provider opens at need is loaded too
+    lazily_opened: frozenset[str] = frozenset()  # "cudnn", "cufft": of what the provider opens at need, what is loaded
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
 
     @property
@@ -102,7 +103,7 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
     if not any(soname.startswith("libcu") for file in native for soname in file.needed):
         return None, None
     found = plan(packages)
-    return None, found if isinstance(found, PreloadReport) else load(found, lazily_opened=False)
+    return None, found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
 
 
 class Opening:
@@ -116,7 +117,7 @@ class Opening:
         self._task: Task[Runtime] | None = None
         self.promising = True
         if not runtime.provider_opened:
-            found = plan(runtime.packages)
+            found = plan(runtime.packages, thorough=False)
             self.promising = isinstance(found, Plan) and found.is_complete
             self._task = Task(lambda: _open(runtime, found), "ortgpu-preload")
 
@@ -135,8 +136,11 @@ class Opening:
 def _open(runtime: Runtime, found: Plan | PreloadReport) -> Runtime:
     if isinstance(found, PreloadReport):
         return dataclasses.replace(runtime, preload=found)
-    report = load(found, lazily_opened=False)
-    if not report.ok or report.driver_missing:
+    report = load(found, lazily_opened=NOTHING)
+    if not report.ok:  # once more, with everything that could serve and everything that could not
+        found = plan(runtime.packages)
+        report = load(found, lazily_opened=NOTHING) if isinstance(found, Plan) else found
+    if not report.ok or report.driver_missing or isinstance(found, PreloadReport):
         return dataclasses.replace(runtime, preload=report)
     error = why_provider_does_not_load(found.provider)
     return dataclasses.replace(
@@ -144,25 +148,24 @@ def _open(runtime: Runtime, found: Plan | PreloadReport) -> Runtime:
     )
 
 
-class LazyOpening:
-    """Opens what the provider opens at need (cuDNN's parts, cuFFT and what they open) while a session is being made.
+def load_lazily_opened(*, cudnn: bool, cufft: bool) -> Runtime:
+    """Load what the provider or cuDNN open at need: once per process, and only for models that will need it.
 
-    Once per process, in a thread that :meth:`finish` waits for.
+    Opened by path, here, all parts come from one place. At the first run, where plain ONNX Runtime has them opened,
+    the loader's own search decides; the time is the same.
     """
-
-    def __init__(self, runtime: Runtime) -> None:
-        found = runtime.found
-        self._task = None
-        if found is not None and not runtime.lazily_opened:
-            self._task = Task(lambda: load(found), "ortgpu-preload")
-
-    def finish(self) -> Runtime:
-        global _runtime
-        report = self._task.result() if self._task is not None else None
-        with _lock:
-            if report is not None and _runtime is not None:
-                _runtime = dataclasses.replace(_runtime, preload=report, lazily_opened=True)
-            return _runtime or load_runtime()
+    global _runtime
+    with _lock:
+        runtime = load_runtime()
+        wanted = runtime.lazily_opened | {name for name, want in (("cudnn", cudnn), ("cufft", cufft)) if want}
+        if runtime.found is not None and runtime.preload is not None and wanted != runtime.lazily_opened:
+            stems = frozenset(
+                (*((s.stem for s in LIBRARIES if s.is_cudnn) if "cudnn" in wanted else ()), "libnvrtc")
+                + (("libcufft", "libnvJitLink") if "cufft" in wanted else ())
+            )
+            report = merged(runtime.preload, load(runtime.found, lazily_opened=stems))
+            _runtime = runtime = dataclasses.replace(runtime, preload=report, lazily_opened=wanted)
+        return runtime
 
 
 def _import() -> tuple[ModuleType | None, str | None]:

@@ -115,8 +115,12 @@ def read_mapped_libraries() -> tuple[str, ...]:
 
 def find_roots(places: SearchPlaces, cuda_major: int) -> tuple[Root, ...]:
     """All roots that hold any file of a CUDA library, in the documented order."""
-    roots = (root for step in _STEPS for root in step(places, cuda_major))
-    return tuple(root for root in roots if root.files)
+    return tuple(_each_root(places, cuda_major))
+
+
+def _each_root(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    for step in _STEPS:
+        yield from (root for root in step(places, cuda_major) if root.files)
 
 
 def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
@@ -192,17 +196,24 @@ _STEPS = (
 )
 
 
-def resolve(places: SearchPlaces, needed: Sequence[str], cuda_major: int) -> tuple[Resolution, ...]:
+def resolve(
+    places: SearchPlaces, needed: Sequence[str], cuda_major: int, *, thorough: bool = True
+) -> tuple[Resolution, ...]:
     """For each library of the provider, dependencies first: the files to try, and those passed over.
 
     ``needed`` is the provider's DT_NEEDED; libraries that the table knows and the provider does not link are
     resolved as not required. A soname of the provider that no table entry knows is left to the system loader.
+
+    Without ``thorough`` the search ends with the first root, behind what is already loaded, that has a whole file of
+    everything that the provider links and of cuDNN: what is missing or passed over elsewhere is not seen then.
     """
     linked = {spec.stem: soname for soname in needed if (spec := spec_for(soname)) is not None}
     wanted = [(spec, linked.get(spec.stem) or spec.sonames.get(cuda_major)) for spec in LIBRARIES]
     cudnn_major = major_of(linked.get("libcudnn", ""))
-    roots = find_roots(places, cuda_major)
     toolkit = {soname for spec, soname in wanted if soname and not spec.is_cudnn and spec.stem in linked}
+    roots = (
+        tuple(_each_root(places, cuda_major)) if thorough else _first_roots(places, cuda_major, toolkit, cudnn_major)
+    )
     roots = _preferred_first(roots, toolkit, places.machine)
     cudnn_roots = sorted(roots, key=lambda root: root.source not in ("already loaded", "directory"))
     resolutions: dict[str, Resolution] = {}
@@ -215,6 +226,21 @@ def resolve(places: SearchPlaces, needed: Sequence[str], cuda_major: int) -> tup
         where = cudnn_roots if spec.is_cudnn else roots
         resolutions[spec.stem] = _resolve_one(spec, soname, spec.stem in linked, where, whole, places.machine)
     return tuple(resolutions.values())
+
+
+def _first_roots(places: SearchPlaces, cuda_major: int, toolkit: set[str], cudnn_major: int | None) -> tuple[Root, ...]:
+    """The roots down to the first that is enough; all, when part of the toolkit is loaded and its root is wanted."""
+    enough = {*toolkit, f"libcudnn.so.{cudnn_major or 9}"}
+    roots: list[Root] = []
+    for root in _each_root(places, cuda_major):
+        roots.append(root)
+        if roots[0].source == "already loaded" and toolkit & roots[0].files.keys():
+            continue
+        if enough <= root.files.keys() and not any(
+            judge_file(root.files[soname], soname, places.machine) for soname in enough
+        ):
+            break
+    return tuple(roots)
 
 
 def _resolve_one(
