@@ -16,7 +16,7 @@ if _runtime.module is None:
 
 import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
 
-from . import lifetime, session_options  # noqa: E402
+from . import lifetime, registry, session_options  # noqa: E402
 from . import placement as placements  # noqa: E402
 from . import providers as requests  # noqa: E402
 from .devices import CPU as CPU_DEVICE  # noqa: E402
@@ -106,18 +106,19 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         self._allow_cpu = allow_cpu
         try:
             verified = open_verified(self, super().__init__, request)
-            check_cpu_nodes(verified.placement, cpu_nodes, stacklevel=2)
+            check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
             self.device, self.placement = verified.device, verified.placement
             lifetime.watch(self)
         except GPUError as error:
             self._let_go()
             if not _cpu_is_allowed(allow_cpu, error):
                 raise
-            warnings.warn(CPUExecutionWarning(error), stacklevel=2)
+            warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
             self._open_on_cpu(request)
         except BaseException:
             self._let_go()
             raise
+        registry.register(self)
 
     def _open_on_cpu(self, request: SessionRequest) -> None:
         options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
