@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import os as _os
+
 TYPE_CHECKING = False  # typing itself would be most of the time of this import
 
 if TYPE_CHECKING:
@@ -16,11 +18,16 @@ if TYPE_CHECKING:
     from .environment.inspection import Environment as Environment
     from .environment.inspection import inspect_environment as inspect_environment
     from .errors import *  # noqa: F403 - the catalogue is the public list of errors
+    from .guard import enforce as enforce
+    from .guard import install as install
+    from .guard import uninstall as uninstall
     from .placement import CPUNodesWarning as CPUNodesWarning
     from .placement import PlacedNode as PlacedNode
     from .placement import Placement as Placement
     from .preloading import PreloadReport as PreloadReport
     from .preloading import preload as preload
+    from .registry import SessionRecord as SessionRecord
+    from .registry import sessions as sessions
     from .session import GPUSession as GPUSession
 
 __version__ = "0.1.0"
@@ -36,6 +43,11 @@ _HOMES = {
     "PreloadReport": "preloading",
     "preload": "preloading",
     "CPUNodesWarning": "placement",
+    "enforce": "guard",
+    "install": "guard",
+    "uninstall": "guard",
+    "SessionRecord": "registry",
+    "sessions": "registry",
     "GPUSession": "session",
 }
 
@@ -65,3 +77,9 @@ def __dir__() -> list[str]:
     from importlib import import_module
 
     return sorted({*globals(), *_HOMES, *import_module(".errors", __name__).__all__})
+
+
+if _os.environ.get("ORTGPU_ENFORCE", "").lower() in ("1", "true", "yes", "on"):
+    from .guard import install as _install
+
+    _install()

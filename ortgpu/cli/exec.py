@@ -1,0 +1,84 @@
+"""``ortgpu exec``: a command, in which every InferenceSession keeps the promise of a GPUSession."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+
+import click
+
+from ortgpu.cli import output
+
+_STARTUP = str(Path(__file__).resolve().parent.parent / "startup")
+_PYTHON = re.compile(r"(python|pypy)[\d.]*t?(\.exe)?")
+_DEAF = {  # options of the interpreter with which it does not read PYTHONPATH, or runs no sitecustomize
+    "E": "the variables by which the guard reaches it",
+    "I": "the variables by which the guard reaches it",
+    "S": "the start-up file by which the guard reaches it",
+}
+
+
+@click.command(name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the command
+    """Run a command in which every InferenceSession keeps the promise of a GPUSession.
+
+    The guard is in force in COMMAND and in every Python that it starts: a session that asks for CUDA, or for nothing,
+    gets it verified, or its constructor raises the error that names the cause. Sessions that ask for the CPU only pass.
+    Nothing of the program has to be changed, and ortgpu need not be installed in its environment.
+
+    \b
+    For instance:
+      ortgpu exec -- python app.py
+      ortgpu exec -- gunicorn app:server
+
+    COMMAND takes the place of this process: signals and exit code are its own. 127: it was not found, 126: it cannot
+    be executed, 2: none was given.
+
+    Not reached: interpreters that ignore PYTHONPATH (python -I, -E, -S), and programs that do not use Python.
+    """
+    refuse_the_deaf(command)
+    environment = dict(os.environ)
+    prepare(environment)
+    try:
+        if os.name == "nt":  # where exec returns to the shell at once
+            return subprocess.call(list(command), env=environment)
+        for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and a process hands on what it ignores
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command line
+    except OSError as error:
+        reason = error.strerror or str(error)
+        output.line(output.stderr(), f"ortgpu exec: {command[0]}: {reason}")
+        return 127 if isinstance(error, (FileNotFoundError, NotADirectoryError)) else 126
+
+
+def prepare(environment: MutableMapping[str, str]) -> None:
+    """Change the variables of a process to be started so that the guard is in force in it."""
+    environment["ORTGPU_ENFORCE"] = "1"
+    others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != _STARTUP]
+    environment["PYTHONPATH"] = os.pathsep.join([_STARTUP, *others])
+
+
+def refuse_the_deaf(command: Sequence[str]) -> None:
+    """Raises UsageError for an interpreter that is told to ignore what puts the guard in force."""
+    if not _PYTHON.fullmatch(os.path.basename(command[0])):
+        return
+    arguments = iter(command[1:])
+    for argument in arguments:
+        if not argument.startswith("-") or argument in ("-", "--"):
+            return
+        if argument.startswith("--"):
+            continue
+        for position, letter in enumerate(argument[1:], start=2):
+            if letter in _DEAF:
+                raise click.UsageError(f"{command[0]} -{letter} ignores {_DEAF[letter]}")
+            if letter in "cm":
+                return
+            if letter in "WX":  # the rest is its value, or the next argument is
+                if position == len(argument):
+                    next(arguments, None)
+                break

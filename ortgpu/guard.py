@@ -1,0 +1,305 @@
+"""The guard: every InferenceSession that this process creates keeps the promise of a GPUSession.
+
+    with ortgpu.enforce():      # or @ortgpu.enforce(), ortgpu.install(), ORTGPU_ENFORCE=1, `ortgpu exec`
+        library_that_makes_its_own_sessions()
+
+The class itself is changed while a guard is in force, and restored afterwards. So it does not matter by what name the
+class was imported, when, or whether a subclass of it was defined before. What a session asks for decides:
+
+1. CUDA or TensorRT, alone or with others; nothing at all (``providers`` None or empty); or exactly what
+   ``get_available_providers()`` returns, which is asking for nothing in more words: it is opened and verified as a
+   GPUSession is, and becomes one (of a class of the same name, so that ``isinstance`` holds for both); or the
+   constructor raises the error that names the cause. What stands beside CUDA in the list and cannot be had, as
+   TensorRT where it is not installed, is left out.
+2. A name that is no provider, or a malformed list: refused with :class:`ProviderRequestError`.
+3. Only the CPU, or only other providers (OpenVINO, say): passes unchanged, and is listed by ``ortgpu.sessions()``.
+
+``set_providers`` of a session follows the same rule, and a session that was verified refuses what would take it off
+CUDA. Importing this module imports nothing heavy, and not ONNX Runtime, which is changed when it is imported.
+
+In force means for the whole process, all threads and tasks, also with ``enforce()``: a library that loads its model in
+a worker thread would otherwise escape. Not covered: sessions made before, other processes unless ``ortgpu exec``
+started them, and what does not go through the Python class (``onnxruntime.capi``'s native one, onnxruntime-genai).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from .background import ForkSafeLock
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_HOME = "onnxruntime.capi.onnxruntime_inference_collection"  # where the class is defined, in every release since 1.18
+_NATIVE = "onnxruntime.capi.onnxruntime_pybind11_state"
+_OWN_ARGUMENTS = ("device", "cpu_nodes", "allow_cpu")  # of GPUSession; an InferenceSession ignores unknown ones
+_ABSENT = object()
+
+_lock = ForkSafeLock()
+_installed = False
+_entered = 0
+_changed: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []  # class: name: what was there, what is there now
+
+
+def install() -> None:
+    """Put the guard in force until :func:`uninstall`, or the end of the process. Calling it twice is fine."""
+    _set(installed=True)
+
+
+def uninstall() -> None:
+    """Undo :func:`install`, however often it was called; ``with enforce()`` blocks that are open stay in force.
+
+    Sessions that were verified stay what they are.
+    """
+    _set(installed=False)
+
+
+def is_enforced() -> bool:
+    """Whether a guard is in force in this process."""
+    return _installed or _entered > 0
+
+
+class Enforcement:
+    """What :func:`enforce` returns: a context manager and a decorator, which can be used any number of times."""
+
+    def __enter__(self) -> Enforcement:
+        _set(entered=1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _set(entered=-1)
+
+    def __call__(self, function: F) -> F:
+        import inspect
+
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(f"enforce() decorates functions, not {function!r}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError("enforce() cannot decorate a generator: it would stay in force while that is suspended")
+        guarded: Any
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def guarded(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+        else:
+
+            @functools.wraps(function)
+            def guarded(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return function(*args, **kwargs)
+
+        decorated: F = guarded
+        return decorated
+
+
+@overload
+def enforce() -> Enforcement: ...
+@overload
+def enforce(function: F) -> F: ...
+def enforce(function: Any = None) -> Any:
+    """The guard, for a ``with`` block or a function: ``with enforce():``, ``@enforce()``, ``@enforce``.
+
+    In force in the whole process while the block or function runs; with several open at once, until the last one ends.
+    A coroutine function is guarded until its coroutine ends. Generators cannot be decorated.
+    """
+    return Enforcement() if function is None else Enforcement()(function)
+
+
+# Switching
+
+
+def _set(*, installed: bool | None = None, entered: int = 0) -> None:
+    global _installed, _entered
+    with _lock:
+        _installed = _installed if installed is None else installed
+        _entered += entered
+        if not is_enforced():
+            _restore()
+            return
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+    # Not under the lock: when another thread is importing ONNX Runtime, this waits for it, and it for the lock.
+    module = _imported()
+    if module is not None:
+        _change(module)
+
+
+def _imported() -> ModuleType | None:
+    """The module that defines the class, if something in this process has begun to import ONNX Runtime."""
+    if "onnxruntime" not in sys.modules:
+        return None
+    try:
+        return importlib.import_module(_HOME)
+    except Exception:  # noqa: BLE001 - a package that cannot be imported makes no session
+        return None
+
+
+def _change(module: ModuleType) -> None:
+    cls = getattr(module, "InferenceSession", None)
+    with _lock:
+        if not isinstance(cls, type) or not is_enforced() or any(known is cls for known, _ in _changed):
+            return
+        names = {"__init__": _guarded_init, "set_providers": _guarded_set_providers}
+        changes = {}
+        for name, make in names.items():
+            changes[name] = (cls.__dict__.get(name, _ABSENT), make(getattr(cls, name)))
+            setattr(cls, name, changes[name][1])
+        _changed.append((cls, changes))
+
+
+def _restore() -> None:
+    """Put back what was there, except where somebody else has put something over it: that calls through."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for cls, changes in _changed:
+        for name, (before, now) in changes.items():
+            if cls.__dict__.get(name) is not now:
+                continue
+            if before is _ABSENT:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, before)
+    _changed.clear()
+
+
+class _Finder:
+    """Changes the class as soon as the module that defines it has been executed, whoever imports it, also again."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == _NATIVE:
+            from .runtime import prepare_import
+
+            prepare_import()
+        if name != _HOME:
+            return None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None and finder is not self else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec)
+                return spec  # type: ignore[no-any-return]
+        return None
+
+
+class _Loader:
+    """The loader that was found, and :func:`_change` after it."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        self._spec = spec
+        self._loader: Any = spec.loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _change(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+_finder: Any = _Finder()
+
+
+# What the class does while a guard is in force
+
+
+def _guarded_init(original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(  # noqa: N807
+        self: Any,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Any = None,
+        provider_options: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not is_enforced() or _is_gpu_session(self):
+            original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            return
+        from .guard_policy import judge
+        from .registry import register
+
+        verdict = judge(providers, provider_options)
+        if verdict == "guarded":
+            open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+        else:
+            original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            register(self, verdict)
+
+    return __init__
+
+
+def _guarded_set_providers(original: Any) -> Any:
+    @functools.wraps(original)
+    def set_providers(self: Any, providers: Any = None, provider_options: Any = None) -> None:
+        from .guard_policy import judge
+
+        if not is_enforced() or _is_gpu_session(self) or judge(providers, provider_options) != "guarded":
+            original(self, providers, provider_options)
+        else:
+            open_again(self, providers, provider_options)
+
+    return set_providers
+
+
+def _is_gpu_session(session: Any) -> bool:
+    """Also a session that the guard has opened, or is opening."""
+    found = getattr(sys.modules.get("ortgpu.session"), "GPUSession", None)
+    return found is not None and isinstance(session, found)
+
+
+def open_verified(
+    session: Any, model: Any, sess_options: Any, providers: Any, provider_options: Any, **kwargs: Any
+) -> None:
+    """Open ``session``, an InferenceSession or of a subclass, as a GPUSession, which it is afterwards.
+
+    Raises:
+        GPUError: as GPUSession; the session then has the class that it had, and nothing else.
+    """
+    from .guard_policy import attainable
+    from .guarded import guarded_class
+    from .session import GPUSession
+
+    for name in _OWN_ARGUMENTS:
+        kwargs.pop(name, None)
+    providers, provider_options = attainable(providers, provider_options)
+    before = type(session)
+    session.__class__ = guarded_class(before)
+    try:
+        GPUSession.__init__(session, model, sess_options, providers, provider_options, **kwargs)
+    except BaseException:
+        session.__class__ = before
+        raise
+
+
+def open_again(session: Any, providers: Any, provider_options: Any) -> None:
+    """What set_providers does: the same model with other providers, verified; after an error it is as it was."""
+    model = session._model_path if session._model_path is not None else session._model_bytes
+    cls, held = type(session), dict(vars(session))
+    try:
+        open_verified(session, model, session._sess_options_initial, providers, provider_options)
+    except BaseException:
+        session.__class__ = cls
+        vars(session).clear()
+        vars(session).update(held)
+        raise

@@ -1,0 +1,94 @@
+"""The classes of sessions that the guard has opened: what they were, and a GPUSession."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, cast
+
+from . import guard
+from .background import ForkSafeLock
+from .guard_policy import judge
+from .session import GPUSession, InferenceSession
+
+_lock = ForkSafeLock()
+
+
+class GuardedSession(GPUSession):
+    """A GPUSession that was asked for as an InferenceSession: it answers as the library that made it expects."""
+
+    _guards: type[Any]  # the class that was asked for
+
+    def __init__(  # a subclass may run its constructor again, to unpickle itself for instance
+        self,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Any = None,
+        provider_options: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if judge(providers, provider_options) == "guarded":
+            guard.open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+        else:
+            self.__class__ = self._guards
+            InferenceSession.__init__(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """Open the model again with these providers, verified. Raises ProviderRequestError for those without CUDA."""
+        if judge(providers, provider_options) == "guarded":
+            guard.open_again(self, providers, provider_options)
+        else:
+            super().set_providers(providers, provider_options)
+
+
+class _Front(InferenceSession):  # type: ignore[misc]  # a session's class can only be changed to one with this base
+    """Comes before the class that was guarded."""
+
+    _guards: type[Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Not that of the guarded class, which may keep a list of its subclasses, or want arguments."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the guarded class pickles itself, under the name by which that class is found.
+
+        A plain InferenceSession, which cannot be pickled, becomes a GPUSession on arrival, and is verified there.
+        """
+        cls = self._guards
+        for name, arguments in (("__reduce_ex__", (protocol,)), ("__reduce__", ())):
+            if getattr(cls, name) is not getattr(InferenceSession, name):
+                return _renamed(getattr(cls, name)(self, *arguments), type(self), cls)
+        if getattr(cls, "__getstate__", None) is not getattr(InferenceSession, "__getstate__", None):
+            return _new, (cls,), self.__getstate__()
+        if cls is InferenceSession:
+            return _renamed(super().__reduce_ex__(protocol), type(self), GPUSession)
+        raise TypeError(f"cannot pickle {cls.__name__!r} object")
+
+
+def _renamed(reduced: Any, before: type[Any], after: type[Any]) -> Any:
+    if not isinstance(reduced, tuple):
+        return reduced
+    function, arguments, *rest = reduced
+    if before in arguments and getattr(function, "__name__", "") == "__newobj__":
+        function = _new  # pickle itself insists that this one gets the class of the object
+    return function, tuple(after if one is before else one for one in arguments), *rest
+
+
+def _new(cls: type[Any], *arguments: Any) -> Any:
+    return cls.__new__(cls, *arguments)
+
+
+def guarded_class(cls: type[Any]) -> type[Any]:
+    """The class of a session of class ``cls`` that the guard opens: named like it, a subclass of it and of GPUSession.
+
+    Made once for each, and forgotten with the last session of it.
+    """
+    if issubclass(cls, GuardedSession):
+        return cls
+    with _lock:
+        for known in GuardedSession.__subclasses__():
+            if known._guards is cls:
+                return cast("type[Any]", known)
+        bases = (_Front, GuardedSession) if cls is InferenceSession else (_Front, cls, GuardedSession)
+        names = {"_guards": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+        made: type[Any] = types.new_class(cls.__name__, bases, exec_body=lambda body: body.update(names))
+        return made
