@@ -170,6 +170,7 @@ def test_nvml_that_does_not_work(lab: Lab, nvml: NVML | None) -> None:
     assert result.returncode == 0, result.output
     assert "NVML does not work: " in result.stdout
     assert "not known without NVML" in result.stdout
+    assert H200.uuid in doctor(machine).stdout, "CUDA itself was asked for it"
     rows = {row["name"]: row["status_minimum"] for row in document(machine, "--no-probe")["requirements"]}
     assert rows["compute capability"] == rows["GPU memory"] == "unknown"
     assert rows["driver"] == "pass"
@@ -214,6 +215,17 @@ def test_model(lab: Lab) -> None:
     assert found["model"] == str(lab.models.conv)
     assert found["problems"][0]["code"] == "library-not-found"
     assert "Conv" in found["problems"][0]["summary"]
+
+
+def test_several_gpus_take_a_line_for_each_kind(lab: Lab) -> None:
+    gpus = tuple(GPU(uuid=f"GPU-{n}", name="NVIDIA H200" if n < 7 else "NVIDIA A100") for n in range(8))
+    machine = lab.machine(cuda=Cuda(devices=gpus), nvml=NVML(gpus=gpus))
+    shown = doctor(machine, "--no-probe").stdout
+    assert "7 x NVIDIA H200, compute capability 9.0, 141 GiB\n" in shown
+    assert "GPU-3" not in shown
+    full = doctor(machine, "--no-probe", "--verbose").stdout
+    assert all(gpu.uuid in full for gpu in gpus)
+    assert "compute mode default" in full
 
 
 # Where it is called from
@@ -294,6 +306,7 @@ def test_disk_without_room() -> None:
         ["doctor", "--model", os.curdir],
         ["doctor", "model.onnx"],
         ["doctor", "--timeout", "0"],
+        ["doctor", "--timeout", "nan"],
         ["doctor", "--jsn"],
     ],
     ids=" ".join,
@@ -419,7 +432,7 @@ def test_arguments_reach_the_diagnosis(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(ortgpu, "diagnose", diagnose, raising=False)
     main(["doctor", "--model", str(model), "--timeout", "7"])
     main([*LOOK])
-    assert seen == [(model, {"probe": True, "timeout": 7.0}), (None, {"probe": False, "timeout": 30.0})]
+    assert seen == [(model, {"probe": True, "timeout": 7}), (None, {"probe": False, "timeout": 30})]
 
 
 # Redaction

@@ -32,10 +32,10 @@ _FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
 )
 @click.option("--redact", is_flag=True, help="Leave out user names, home folders and the name of the host.")
 @click.option("--no-probe", is_flag=True, help="Only look: open neither the driver nor a session.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Seconds that the probe may take."
+@click.option(  # whole seconds, because "nan" is a float
+    "--timeout", type=click.IntRange(1, 3600), default=30, show_default=True, help="Seconds that the probe may take."
 )
-def doctor(as_json: bool, verbose: bool, model: Path | None, redact: bool, no_probe: bool, timeout: float) -> int:
+def doctor(as_json: bool, verbose: bool, model: Path | None, redact: bool, no_probe: bool, timeout: int) -> int:
     """Say what is wrong, why, and what to do; then what was found.
 
     Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the

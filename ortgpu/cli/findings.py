@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from ortgpu.cli import output
 from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, major_of
+from ortgpu.environment.driver import GPU
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ortgpu.diagnosis.probe import ProbeResult
     from ortgpu.diagnosis.requirements import Requirement
-    from ortgpu.environment.driver import GPU
+    from ortgpu.environment.cuda import CudaDevice
     from ortgpu.environment.inspection import Environment
     from ortgpu.environment.libraries import Resolution
 
@@ -36,7 +37,7 @@ def show(
         "ONNX Runtime": list(_onnxruntime(environment)),
         "packages": list(_packages(environment, verbose)),
         "driver": list(_driver(environment, verbose)),
-        "GPUs": list(_gpus(environment, verbose)),
+        "GPUs": list(_gpus(environment, probe, verbose)),
         "libraries": list(_libraries_in_full(environment) if verbose else _libraries(environment)),
         "variables": list(_variables(environment, verbose)),
         "requirements": list(_requirements_in_full(requirements) if verbose else _requirements(requirements)),
@@ -106,28 +107,37 @@ def _driver(environment: Environment, verbose: bool) -> Iterator[str]:
         yield f"device files: {', '.join(driver.device_nodes) or 'none'}"
 
 
-def _gpus(environment: Environment, verbose: bool) -> Iterator[str]:
-    nvml = environment.driver.nvml
-    if not nvml.available:
+def _gpus(environment: Environment, probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
+    gpus: Sequence[GPU | CudaDevice] | None = (
+        environment.driver.nvml.gpus if environment.driver.nvml.available else None
+    )
+    if gpus is None and probe is not None and probe.cuda is not None:
+        gpus = probe.cuda.devices  # CUDA may work where NVML does not, in some containers
+    if gpus is None:
         yield "not known without NVML"
-    elif not nvml.gpus:
+    elif not gpus:
         yield "none"
-    elif verbose or len(nvml.gpus) == 1:
-        yield from (_in_full(gpu) if verbose else f"{_kind(gpu)}, {gpu.uuid or 'UUID not known'}" for gpu in nvml.gpus)
+    elif verbose:
+        yield from map(_in_full, gpus)
+    elif len(gpus) == 1:
+        yield f"{_kind(gpus[0])}, {gpus[0].uuid or 'UUID not known'}"
     else:
-        yield from (f"{count} x {kind}" for kind, count in Counter(map(_kind, nvml.gpus)).items())
+        yield from (f"{count} x {kind}" for kind, count in Counter(map(_kind, gpus)).items())
 
 
-def _kind(gpu: GPU) -> str:
+def _kind(gpu: GPU | CudaDevice) -> str:
+    size = gpu.memory_total if isinstance(gpu, GPU) else gpu.total_memory
     parts = [
         gpu.name or "unnamed GPU",
         f"compute capability {_dotted(gpu.compute_capability)}" if gpu.compute_capability else "generation not known",
-        f"{gpu.memory_total / (1 << 30):.0f} GiB" if gpu.memory_total is not None else "memory not known",
+        f"{size / (1 << 30):.0f} GiB" if size is not None else "memory not known",
     ]
-    return ", ".join([*parts, *(["MIG"] if gpu.mig_enabled else [])])
+    return ", ".join([*parts, *(["MIG"] if isinstance(gpu, GPU) and gpu.mig_enabled else [])])
 
 
-def _in_full(gpu: GPU) -> str:
+def _in_full(gpu: GPU | CudaDevice) -> str:
+    if not isinstance(gpu, GPU):
+        return f"{gpu.ordinal}: {_kind(gpu)}, {gpu.uuid or 'UUID not known'}"
     free = f"{gpu.memory_free / (1 << 30):.1f} GiB free" if gpu.memory_free is not None else "free memory not known"
     mode = f"compute mode {gpu.compute_mode or 'not known'}"
     own = [f"{gpu.index}: {_kind(gpu)}", free, mode, gpu.uuid or "UUID not known"]
