@@ -21,6 +21,7 @@ from ortgpu.environment.catalogue import (
     spec_for,
     wheel_name,
 )
+from ortgpu.environment.elf import read_elf
 from ortgpu.environment.wheel import ProviderLibrary, read_provider
 
 EACH = pytest.mark.parametrize("spec", LIBRARIES, ids=lambda spec: spec.stem)
@@ -181,3 +182,18 @@ def test_every_library_of_the_installed_wheels_is_in_the_table(provider: Provide
     known = {spec.sonames[provider.cuda_major] for spec in LIBRARIES}
     assert shipped
     assert shipped <= known
+
+
+@EACH
+def test_what_an_installed_library_links_comes_before_it(spec: LibrarySpec, provider: ProviderLibrary) -> None:
+    assert provider.cuda_major is not None
+    distribution = distribution_of(spec.wheels[provider.cuda_major])
+    name = spec.sonames[provider.cuda_major]
+    paths = [str(file.locate()) for file in (distribution.files or () if distribution else ()) if file.name == name]
+    if not paths:
+        pytest.skip(f"{name} is not installed")
+    before = set(spec.after)
+    while added := {stem for known in before for stem in BY_STEM[known].after} - before:
+        before |= added
+    linked = {found.stem for soname in read_elf(paths[0]).needed if (found := spec_for(soname))}
+    assert linked <= before
