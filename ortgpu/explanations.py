@@ -95,7 +95,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "`python -c 'import sys; print(sys.executable, sys.path)'` shows which interpreter that is.",
         ),
         (
-            "$ python -m pip install 'ortgpu[cuda]'",
+            "Run the command that the error prints: it names a release that this Python and this driver can run.",
+            "Or install ortgpu with its extra `cuda`, which brings the libraries of CUDA and cuDNN too.",
             "On aarch64 (Jetson, GH200, GB10) take the build of the machine's vendor: the package index has CUDA "
             "builds for x86_64 only.",
         ),
@@ -121,6 +122,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "Remove what owns the folder first: installing over it leaves a mixture.",
             "$ python -m pip uninstall -y onnxruntime && python -m pip install onnxruntime-gpu",
+            "That is the newest release, for CUDA 13. The error prints the command for the driver of this machine.",
             "With conda, ask for the build: `onnxruntime=*=*cuda*`.",
             "If a dependency brings it back, install `onnxruntime-gpu` last, or exclude `onnxruntime` with the "
             "installer's constraints or overrides.",
@@ -143,8 +145,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "`ortgpu doctor` counts for each owner the files that another one has overwritten.",
         ),
         (
-            "Remove all of them, then install one. Removing one alone deletes files that the other needs.",
-            "$ python -m pip uninstall -y onnxruntime onnxruntime-gpu && python -m pip install onnxruntime-gpu",
+            "Remove all of them, then install one. Removing one alone deletes files that the other needs. The error "
+            "prints the command, with the packages and the version of this environment.",
             "Keep it that way with a constraint or an override of the installer for the package that asks for the "
             "other one.",
         ),
@@ -173,7 +175,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "site-packages.",
         ),
         (
-            "$ python -m pip install --force-reinstall --no-deps onnxruntime-gpu",
+            "Run the command that the error prints: it installs the same version once more.",
             "Where a leftover folder is named, delete it before installing again.",
             "Rename the file of your own that stands in the way.",
             "For the executable stack: a newer release, or `patchelf --clear-execstack` on the library.",
@@ -190,7 +192,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "'GLIBC_2.28' not found`, or an installer silently takes a release of years ago. A C++ library that "
             "conda puts before the system's does the same with GLIBCXX.",
         ),
-        ("`ortgpu doctor` shows system, processor and C library.",),
+        ("`ortgpu doctor --verbose` shows system, processor and C library.",),
         (
             "Use Linux or Windows on x86_64, with a system or an image from 2019 or later.",
             "On a machine without CUDA, `allow_cpu=True` runs the model on the CPU, knowingly.",
@@ -232,7 +234,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         (
             "Run the command that the error prints: it installs what is missing, in the versions that fit.",
-            "$ python -m pip install 'ortgpu[cuda13]'   # or ortgpu[cuda12], for ONNX Runtime 1.20 to 1.26",
+            "Or install ortgpu with its extra `cuda13`, which is the whole set (`cuda12` for ONNX Runtime 1.20 to 1.26).",
             "If they are installed elsewhere, name the place: CUDA_HOME, CUDNN_HOME, or `ortgpu.preload(directory)` "
             "before the first session.",
         ),
@@ -338,8 +340,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "Install a newer driver on the machine (in a container: on its host): 525.60 or newer for CUDA 12, 580.65 "
             "or newer for CUDA 13.",
-            "Or install the ONNX Runtime that the driver can run. With a driver for CUDA 12:",
-            "$ python -m pip install 'ortgpu[cuda12]'",
+            "Or install the ONNX Runtime that the driver can run: with a driver for CUDA 12 the error prints the command "
+            "for it and for its libraries.",
         ),
         (
             "docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html", "onnxruntime/mobius#316",
@@ -381,7 +383,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "the base of the errors about the GPU itself",
         "The driver works, and the GPU that was asked for cannot be used.",
         (),
-        ("`ortgpu doctor` lists the GPUs with their generation, memory and compute mode.",),
+        ("`ortgpu doctor --verbose` lists the GPUs with their generation, memory and compute mode.",),
         ("Catch it to handle every fault of the device alike, by choosing another GPU for instance.",),
         (),
         "base",
@@ -566,7 +568,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "placement",
         "nodes of the model compute on the CPU",
         "CUDA is bound, and some nodes have no CUDA kernel: they run on the CPU, with copies in between. An error "
-        'with `cpu_nodes="forbid"`; a CPUNodesWarning otherwise.',
+        'with `cpu_nodes="forbid"`, a CPUNodesWarning with "warn", the default, and nothing with "allow".',
         (
             "The operator, its type or its operator set has no CUDA kernel: quantised operators, strings, classical "
             "machine learning, an operator set newer than the kernels.",

@@ -12,6 +12,7 @@ import pytest
 import ortgpu
 from ortgpu.__main__ import main
 from ortgpu.cli.explain import reference_page
+from ortgpu.diagnosis import cuda_codes, remedies
 from ortgpu.errors import GPUError, catalogue
 from ortgpu.explanations import BY_CODE, EXPLANATIONS, Explanation
 
@@ -77,6 +78,20 @@ def test_names_of_variables_and_commands_are_real(explanation: Explanation) -> N
     texts = " ".join((explanation.means, *explanation.comes_about, *explanation.tell, *explanation.mend))
     assert set(re.findall(r"`?\bortgpu ([a-z]+)\b(?= --|`)", texts)) <= set(COMMANDS)
     assert "https://" not in texts, "sources have a place of their own"
+
+
+def test_numbers_in_the_texts_are_those_of_the_checks() -> None:
+    def text(code: str) -> str:
+        one = BY_CODE[code]
+        return " ".join((one.means, *one.comes_about, *one.tell, *one.mend))
+
+    assert all(remedies.LOWEST_DRIVER[major] in text("driver-too-old") for major in (12, 13))
+    assert f"`{remedies.GPU_PACKAGE[12]}`" in text("library-version")
+    explained = {int(entry.partition(":")[0]) for entry in BY_CODE["driver-unusable"].comes_about}
+    # an uncorrectable memory error says all there is to say in the error itself
+    assert explained == set(cuda_codes.UNUSABLE) - {214}
+    assert "700, 702, 710 and 714 to 719" in text("poisoned-context")
+    assert {700, 702, 710, *range(714, 720)} == cuda_codes.STICKY
 
 
 def test_sources_are_threads_or_named_documents() -> None:
