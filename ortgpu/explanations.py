@@ -234,7 +234,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         (
             "Run the command that the error prints: it installs what is missing, in the versions that fit.",
-            "Or install ortgpu with its extra `cuda13`, which is the whole set (`cuda12` for ONNX Runtime 1.20 to 1.26).",
+            "Or install ortgpu with its extra `cuda13`, which is the whole set (`cuda12` for ONNX Runtime 1.20 to "
+            "1.26).",
             "If they are installed elsewhere, name the place: CUDA_HOME, CUDNN_HOME, or `ortgpu.preload(directory)` "
             "before the first session.",
         ),
@@ -340,8 +341,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "Install a newer driver on the machine (in a container: on its host): 525.60 or newer for CUDA 12, 580.65 "
             "or newer for CUDA 13.",
-            "Or install the ONNX Runtime that the driver can run: with a driver for CUDA 12 the error prints the command "
-            "for it and for its libraries.",
+            "Or install the ONNX Runtime that the driver can run: with a driver for CUDA 12 the error prints the "
+            "command for it and for its libraries.",
         ),
         (
             "docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html", "onnxruntime/mobius#316",
