@@ -3,6 +3,8 @@
     from ortgpu import GPUSession          # a drop-in InferenceSession
 
 ``import ortgpu`` loads neither ONNX Runtime nor any CUDA library; every name arrives when it is first used.
+
+PYTEST_DONT_REWRITE (a word to pytest: it compiles the packages of plugins anew, and warns where one is there already)
 """
 
 from __future__ import annotations

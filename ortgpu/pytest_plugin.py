@@ -1,0 +1,289 @@
+"""Tests on a GPU: the marker ``gpu``, the fixtures ``gpu_session``, ``gpu_device``, ``gpu_devices`` and
+``gpu_leak_check``, and the option ``--gpu``.
+
+pytest loads this module at every start, so it imports next to nothing. Whether a GPU can be used is found out once, by
+a child process that opens a session, and only if a test needs one. The pytest-free half is :mod:`ortgpu.testing`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from .devices import Device
+    from .errors import GPUError
+    from .session import GPUSession
+    from .testing import FoundGPUs, GPURequirement
+
+MODES = ("auto", "require", "skip")
+VARIABLE = "ORTGPU_GPU"
+FIXTURES = frozenset({"gpu_session", "gpu_device", "gpu_devices", "gpu_leak_check"})
+
+_MARKER = (
+    "gpu(count=1, memory=None, compute_capability=None): needs so many NVIDIA GPUs that work, each with this much free "
+    'memory ("8GiB") and at least this compute capability ((8, 0)); see --gpu for what happens where there are none'
+)
+_HELP = (
+    "tests that need a GPU, where none can be used: 'auto' skips them with the diagnosis as the reason, 'require' "
+    "fails them; 'skip' skips them everywhere and looks for no GPU. "
+    f"Default: {VARIABLE}, then the ini setting gpu, then auto"
+)
+
+# The entry point's name, and the module's for -p and PYTEST_PLUGINS: one module under two names.
+_NAMES = ("ortgpu", "ortgpu.pytest_plugin")
+
+
+class _AlreadyLoaded:
+    """Takes the other name, because pytest ends with an error when it is told to register a module twice."""
+
+
+class _State:
+    """What this test run is about, found out when it is first asked for."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.mode, self.source = _resolve_mode(config)
+        self.lines: dict[str, list[str]] = {}  # what workers of pytest-xdist found: which of them say the same
+        worker = getattr(config, "workerinput", {})
+        self.worker: str | None = worker.get("workerid")
+        self.worker_count: int = worker.get("workercount", 1)
+        self.usage_error: str | None = None
+        self.asked = False  # whether a test needed to know
+        self.explained = False  # whether a failure has said all that the diagnosis knows
+        self._found: FoundGPUs | None = None
+
+    @property
+    def worker_number(self) -> int:
+        digits = re.search(r"\d+$", self.worker or "")
+        return int(digits[0]) if digits else 0
+
+    @property
+    def found(self) -> FoundGPUs:
+        if self._found is None:
+            from .testing import find_gpus
+
+            self._found = find_gpus()
+        return self._found
+
+    def line(self) -> str:
+        """Which GPU, or why none."""
+        if self.mode == "skip":
+            return f"none is looked for: {self.source}"
+        if self.found.problem is not None:
+            return f"none: {_short(self.found.problem)}"
+        gpus = self.found.gpus
+        if self.worker is not None:
+            gpus = (gpus[self.worker_number % len(gpus)],)
+        return ", ".join(str(gpu) for gpu in gpus)
+
+
+_STATE = pytest.StashKey[_State]()
+_REQUIREMENT = pytest.StashKey["GPURequirement"]()
+_GPUS = pytest.StashKey["tuple[Device, ...]"]()
+_REFUSED = pytest.StashKey[bool]()
+_FAILED = pytest.StashKey[bool]()
+
+
+# Settings
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    for name in _NAMES:
+        if not pluginmanager.has_plugin(name):
+            pluginmanager.register(_AlreadyLoaded(), name)
+    parser.getgroup("ortgpu").addoption("--gpu", choices=MODES, default=None, help=_HELP)
+    parser.addini("gpu", f"the default of --gpu: {', '.join(MODES)}", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+    config.stash[_STATE] = _State(config)
+
+
+def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
+    """The mode, and who set it: the command line before the variable before the ini file."""
+    given = {
+        "--gpu={}": config.getoption("gpu", None),
+        VARIABLE + "={}": os.environ.get(VARIABLE),
+        "gpu = {} in the ini file": config.getini("gpu"),
+    }
+    for source, value in given.items():
+        if not value:
+            continue
+        if value not in MODES:
+            raise pytest.UsageError(f"{source.format(value)}: not one of {', '.join(MODES)}")
+        return value, source.format(value)
+    return "auto", "by default"
+
+
+# Which tests need a GPU, and what of
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wrong = []
+    for item in items:
+        if FIXTURES.intersection(getattr(item, "fixturenames", ())) and item.get_closest_marker("gpu") is None:
+            item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("gpu") is not None:
+            try:
+                item.stash[_REQUIREMENT] = _requirement(item)
+            except ValueError as error:
+                wrong.append(f"{item.nodeid}: @pytest.mark.gpu: {error}")
+    if wrong:
+        config.stash[_STATE].usage_error = "\n".join(wrong)
+        raise pytest.UsageError(config.stash[_STATE].usage_error)
+
+
+def _requirement(item: pytest.Item) -> GPURequirement:
+    """The markers of a test taken together: of a function, its class and its module, the closest word counts."""
+    from .testing import GPURequirement
+
+    wanted: dict[str, object] = {}
+    for mark in item.iter_markers("gpu"):
+        if mark.args:
+            raise ValueError(f"takes its values by name, not {', '.join(map(repr, mark.args))}")
+        GPURequirement.parse(**mark.kwargs)
+        wanted = {**mark.kwargs, **wanted}
+    return GPURequirement.parse(**wanted)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _REQUIREMENT in item.stash:
+        _give_gpus(item)
+
+
+def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
+    """The GPUs of this test; or skips it, or fails it."""
+    if _GPUS not in item.stash:
+        from .testing import GPURequirement, UnmetRequirementError, choose_gpus
+
+        state = item.config.stash[_STATE]
+        state.asked = True
+        if state.mode == "skip":
+            pytest.skip(f"needs a GPU, and none is looked for: {state.source}")
+        found = state.found
+        unusable = found.problem is not None and f"no GPU can be used: {_short(found.problem)}"
+        if unusable and not found.gpus:
+            _refuse(item, unusable, found.problem)
+        try:
+            gpus = choose_gpus(found.gpus, item.stash.get(_REQUIREMENT, GPURequirement()), first=state.worker_number)
+        except UnmetRequirementError as error:
+            _refuse(item, str(error))
+        if unusable:
+            _refuse(item, unusable, found.problem)
+        item.stash[_GPUS] = gpus
+    return item.stash[_GPUS]
+
+
+def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> NoReturn:
+    state = item.config.stash[_STATE]
+    if state.mode != "require":
+        pytest.skip(reason)
+    item.stash[_REFUSED] = True
+    details = str(problem).splitlines()[1:] if problem is not None and not state.explained else []
+    state.explained = state.explained or problem is not None  # once is enough: the fiftieth test has the same reason
+    pytest.fail("\n".join([reason, *details, f"A GPU is required: {state.source}"]), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: xfail has had its say
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when != "teardown":
+        item.stash[_FAILED] = call.excinfo is not None
+    if call.excinfo is not None and item.stash.get(_REFUSED, False):
+        # An xfail marker speaks of the test, and there was no test: `require` lets nothing pass in silence.
+        report.outcome = "failed"
+        report.__dict__.pop("wasxfail", None)
+    return report
+
+
+# Fixtures
+
+
+@pytest.fixture
+def gpu_devices(request: pytest.FixtureRequest) -> tuple[Device, ...]:
+    """The GPUs of this test, as many as its marker asks for. Each is an ``ortgpu.Device``."""
+    return _give_gpus(request.node)
+
+
+@pytest.fixture
+def gpu_device(gpu_devices: tuple[Device, ...]) -> Device:
+    """The GPU of this test, the first where it has several: ordinal, uuid, name, compute_capability, total_memory."""
+    return gpu_devices[0]
+
+
+@pytest.fixture
+def gpu_session(request: pytest.FixtureRequest, gpu_device: Device) -> Iterator[Callable[..., GPUSession]]:
+    """Opens sessions: ``gpu_session(model, **options)`` is a GPUSession on this test's GPU, closed after the test."""
+    from .testing import gpu_sessions
+
+    if "gpu_leak_check" in request.fixturenames:
+        request.getfixturevalue("gpu_leak_check")  # set up before, so torn down after the sessions are closed
+    with gpu_sessions(device=gpu_device.ordinal) as open_session:
+        yield open_session
+
+
+@pytest.fixture
+def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ...]) -> Iterator[None]:
+    """Fails a test that leaves GPU memory behind: more than 64 MiB on one of its GPUs."""
+    from . import testing
+
+    node, state = request.node, request.config.stash[_STATE]
+    try:
+        with testing.gpu_leak_check(gpu_devices, shared=state.worker_count > len(state.found.gpus)):
+            yield
+            if node.stash.get(_FAILED, False):
+                raise _TestFailedError
+            node.funcargs.clear()  # pytest holds the values of fixtures longer than the fixtures
+    except _TestFailedError:
+        pass
+    except testing.UnmeasurableMemoryError as error:
+        _refuse(node, str(error))
+    except AssertionError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+class _TestFailedError(Exception):
+    """Its traceback refers to what the test used: nothing can be said of leaks."""
+
+
+# What is said
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
+    """One line below the header, if there are tests that need a GPU: otherwise none is looked for."""
+    needed = any(_REQUIREMENT in item.stash for item in items)
+    if not needed or config.getoption("collectonly", False) or config.get_verbosity() < 0:
+        return None
+    return f"gpu: {config.stash[_STATE].line()}"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output, state = getattr(session.config, "workeroutput", None), session.config.stash[_STATE]
+    if output is not None:
+        output["ortgpu"] = {"usage_error": state.usage_error, "line": state.line() if state.asked else None}
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist: a worker has ended, and what it has to say arrives
+def pytest_testnodedown(node: Any) -> None:
+    said = getattr(node, "workeroutput", {}).get("ortgpu", {})
+    if said.get("usage_error"):
+        raise pytest.UsageError(said["usage_error"])
+    if said.get("line"):
+        node.config.stash[_STATE].lines.setdefault(said["line"], []).append(node.gateway.id)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line, workers in sorted(config.stash[_STATE].lines.items(), key=lambda entry: entry[1]):
+        terminalreporter.write_line(f"gpu: {', '.join(sorted(workers))}: {line}")
+
+
+def _short(problem: GPUError) -> str:
+    return f"{problem.code}: {problem.summary}"

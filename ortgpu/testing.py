@@ -1,0 +1,343 @@
+"""GPUs for tests, whatever runs them: what is behind the fixtures of :mod:`ortgpu.pytest_plugin`.
+
+    found = find_gpus()                     # once: a child process really opens a session
+    if found.problem is None:
+        gpus = choose_gpus(found.gpus, GPURequirement.parse(memory="8GiB"))
+        with gpu_leak_check(gpus), gpu_sessions(device=gpus[0].ordinal) as open_session:
+            session = open_session("model.onnx")
+
+Importing this module loads neither ONNX Runtime nor NVML, and no GPU is touched before a function is called.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .devices import Device
+from .errors import ExecutionError, GPUError, ProviderFallbackError, manual
+
+if TYPE_CHECKING:
+    from .session import GPUSession
+
+MiB = 2**20
+
+#: By how much use of GPU memory may grow during a test: CUDA loads a kernel when it is first used, and keeps it.
+LEAK_MARGIN = 64 * MiB
+
+_SETTLING = 2.0  # seconds: what NVML counts follows what was given back with a delay
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KIB": 2**10, "MIB": MiB, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+
+
+class UnmetRequirementError(LookupError):
+    """The GPUs that are there are not what a test asks for. The text says what is missing."""
+
+
+class UnmeasurableMemoryError(RuntimeError):
+    """Nothing says how much GPU memory this process uses. The text says why."""
+
+
+# What a test asks for
+
+
+@dataclass(frozen=True, slots=True)
+class GPURequirement:
+    """So many GPUs, each with this much memory free when it is chosen, and at least this compute capability."""
+
+    count: int = 1
+    memory: int | None = None  # bytes
+    compute_capability: tuple[int, int] | None = None
+
+    @classmethod
+    def parse(cls, **wanted: Any) -> GPURequirement:
+        """A requirement as it is written for people: ``memory="8GiB"``, ``compute_capability=(8, 0)``.
+
+        Raises:
+            ValueError: an unknown name, or a value that can mean nothing; the text says what can.
+        """
+        unknown = sorted(set(wanted) - set(_PARSERS))
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} is not known: there are {', '.join(_PARSERS)}")
+        return cls(**{name: _PARSERS[name](value) for name, value in wanted.items()})
+
+    def __str__(self) -> str:
+        parts = [f"{self.count} GPU{'s' if self.count > 1 else ''}"]
+        if self.memory is not None:
+            parts.append(f"{format_bytes(self.memory)} of free memory")
+        if self.compute_capability is not None:
+            parts.append("compute capability {}.{}".format(*self.compute_capability))
+        return ", ".join(parts)
+
+
+def _parse_count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"count={value!r} is not a number of GPUs: a positive int")
+    return value
+
+
+def _parse_memory(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)", value, re.IGNORECASE) if isinstance(value, str) else None
+    size = round(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size <= 0:
+        raise ValueError(f'memory={value!r} is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"')
+    return size
+
+
+def _parse_capability(value: object) -> tuple[int, int]:
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        major, minor = value
+        if all(type(part) is int and part >= 0 for part in value):
+            return major, minor
+    raise ValueError(f"compute_capability={value!r} is not a pair of numbers like (8, 0)")
+
+
+_PARSERS: dict[str, Callable[[object], Any]] = {
+    "count": _parse_count,
+    "memory": _parse_memory,
+    "compute_capability": _parse_capability,
+}
+
+
+def format_bytes(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / MiB:.0f} MiB"
+
+
+# What there is
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGPUs:
+    """The GPUs that CUDA shows to a new process, by ordinal; and what keeps a session from them, if anything does."""
+
+    gpus: tuple[Device, ...]
+    problem: GPUError | None
+
+
+def find_gpus(timeout: float = 60.0) -> FoundGPUs:
+    """Open a session in a child process, and say what came of it. Takes about as long as a first session.
+
+    This process stays as it was: it may fork and start CUDA afterwards. Not promised: that a GPU other than the first
+    works, or that any still works later.
+    """
+    from .diagnosis import diagnose
+    from .environment.driver import read_driver_version
+
+    diagnosis = diagnose(probe=True, timeout=timeout)
+    probe = diagnosis.probe
+    cuda = probe.cuda if probe is not None else None
+    version = read_driver_version()
+    gpus = tuple(
+        Device("cuda", gpu.ordinal, gpu.uuid, gpu.name, gpu.compute_capability, gpu.total_memory, version)
+        for gpu in (cuda.devices if cuda is not None else None) or ()
+    )
+    if not diagnosis.ok:
+        return FoundGPUs(gpus, diagnosis.problems[0])
+    session = probe.step("session") if probe is not None else None
+    if session is None or not session.ok:  # nothing was found to be wrong, which is not enough
+        output = probe.output.splitlines() if probe is not None else ()
+        return FoundGPUs(
+            gpus, ProviderFallbackError("the child that should open a session did not do so", evidence=output)
+        )
+    # A driver that does not list its GPUs but opens sessions: some containers, Jetson.
+    return FoundGPUs(gpus or (Device("cuda", 0, None, None, None, None, version),), None)
+
+
+def choose_gpus(gpus: Sequence[Device], requirement: GPURequirement, *, first: int = 0) -> tuple[Device, ...]:
+    """As many of ``gpus`` as required, beginning at number ``first`` modulo their count; what is unknown serves.
+
+    Raises:
+        UnmetRequirementError: too few serve.
+    """
+    start = first % len(gpus) if gpus else 0
+    in_turn = [*gpus[start:], *gpus[:start]]
+    failings = {gpu: _failing(gpu, requirement) for gpu in in_turn} if len(gpus) >= requirement.count else {}
+    serving = tuple(gpu for gpu, failing in failings.items() if failing is None)
+    if len(serving) >= requirement.count:
+        return serving[: requirement.count]
+    shown = [f"{gpu}: {failings[gpu]}" if failings.get(gpu) else str(gpu) for gpu in gpus] or ["none"]
+    raise UnmetRequirementError(f"needs {requirement}; CUDA shows {'; '.join(shown)}")
+
+
+def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
+    capability, lowest = gpu.compute_capability, requirement.compute_capability
+    if lowest is not None and capability is not None and capability < lowest:
+        return "compute capability {}.{}".format(*capability)
+    if requirement.memory is None:
+        return None
+    from .environment.driver import read_gpu_memory
+
+    memory = read_gpu_memory(gpu.uuid) if gpu.uuid else None
+    free = memory[0] if memory is not None else gpu.total_memory  # without NVML, what it can have at most
+    if free is not None and free < requirement.memory:
+        total = f" of {format_bytes(memory[1])}" if memory is not None else ""
+        return f"{format_bytes(free)}{total} free"
+    return None
+
+
+# Sessions
+
+
+@contextmanager
+def gpu_sessions(device: int | str | None = None) -> Iterator[Callable[..., GPUSession]]:
+    """A function like :class:`ortgpu.GPUSession`, whose sessions are closed at the end, the last one first.
+
+    ``device`` is the device of sessions that name none, neither as ``device`` nor as the option ``device_id``. A
+    session that only ORTGPU_ALLOW_CPU let onto the CPU is refused: ExecutionError.
+    """
+    with ExitStack() as opened:
+
+        def open_session(
+            model: Any, sess_options: Any = None, providers: Any = None, provider_options: Any = None, **options: Any
+        ) -> GPUSession:
+            from . import GPUSession
+
+            if device is not None and "device" not in options and not _names_device(providers, provider_options):
+                options["device"] = device
+            session = GPUSession(model, sess_options, providers, provider_options, **options)
+            opened.callback(session.close)
+            if not session.device.is_gpu and not options.get("allow_cpu"):
+                raise ExecutionError(
+                    "this test asked for a session on the GPU, and got one on the CPU",
+                    evidence=[f"ORTGPU_ALLOW_CPU={os.environ.get('ORTGPU_ALLOW_CPU')}"],
+                    fixes=[manual("unset ORTGPU_ALLOW_CPU, or pass allow_cpu=True where the test means it")],
+                )
+            return session
+
+        yield open_session
+
+
+def _names_device(providers: Any, provider_options: Any) -> bool:
+    from . import providers as requests
+
+    try:
+        return "device_id" in requests.parse(providers, provider_options).options_of(requests.CUDA)
+    except GPUError:  # malformed: the session says how
+        return True
+
+
+# Memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Bytes in use on one GPU: by this process, and by everyone. None: NVML does not say."""
+
+    own: int | None
+    all: int | None
+
+
+@contextmanager
+def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared: bool = False) -> Iterator[None]:
+    """Raise AssertionError if more of the GPUs' memory is in use at the end than at the start, beyond ``margin`` bytes.
+
+    The CUDA context of this process is no leak: it is made before the first look. What NVML says of this process is
+    compared; where NVML does not show it, as in most containers, what it says of the whole GPU, and then whatever
+    another process takes meanwhile is taken for a leak. ``shared`` says that there are such processes.
+
+    Not seen: what is smaller than the margin, and what is held in memory that ONNX Runtime had reserved before. The
+    arena of ``OrtValue.ortvalue_from_numpy(..., "cuda")`` is such memory. It grows with the values and outlives them,
+    which is a leak to this check in the test that makes it grow, and hides one in a later test.
+
+    Raises:
+        UnmeasurableMemoryError: nothing can be compared; raised at the start, or at the end if NVML fails meanwhile.
+        GPUError: no session opens on one of the GPUs.
+    """
+    before = []
+    for gpu in gpus:
+        _warm_up(gpu)
+        use = _memory_use(gpu)
+        _check_measurable(gpu, use, shared)
+        before.append(use)
+    yield
+    grown = _grown(gpus, before)
+    deadline = time.monotonic() + _SETTLING
+    while any(growth > margin for growth, _ in grown) and time.monotonic() < deadline:
+        time.sleep(0.1)
+        grown = _grown(gpus, before)
+    leaks = [
+        f"{format_bytes(growth)} more on {gpu} than before ({whose})"
+        for gpu, (growth, whose) in zip(gpus, grown, strict=True)
+        if growth > margin
+    ]
+    if leaks:
+        raise AssertionError(
+            f"GPU memory was left behind: {'; '.join(leaks)}; up to {format_bytes(margin)} are no leak. "
+            "What holds it: a session that was not closed, or an OrtValue or IOBinding that something still refers to"
+        )
+
+
+def _grown(gpus: Sequence[Device], before: Sequence[_Use]) -> list[tuple[int, str]]:
+    gc.collect()
+    return [_growth(gpu, use) for gpu, use in zip(gpus, before, strict=True)]
+
+
+def _growth(gpu: Device, before: _Use) -> tuple[int, str]:
+    now = _memory_use(gpu)
+    if before.own is not None:
+        return (now.own or 0) - before.own, "by this process"  # no longer shown: it uses nothing
+    if before.all is None or now.all is None:
+        raise UnmeasurableMemoryError(f"NVML no longer says how much memory of {gpu} is in use")
+    return now.all - before.all, "by all processes: NVML does not show which"
+
+
+def _check_measurable(gpu: Device, use: _Use, shared: bool) -> None:
+    if use.own is None and use.all is None:
+        raise UnmeasurableMemoryError(f"NVML does not say how much memory of {gpu} is in use")
+    if use.own is None and shared:
+        raise UnmeasurableMemoryError(
+            f"NVML does not show which process uses memory of {gpu}, and other processes use it too"
+        )
+
+
+def _memory_use(gpu: Device) -> _Use:
+    from .environment.driver import processes_on, read_gpu_memory
+
+    if gpu.uuid is None:
+        return _Use(None, None)
+    memory = read_gpu_memory(gpu.uuid)
+    return _Use(processes_on(gpu.uuid).get(os.getpid()), memory[1] - memory[0] if memory is not None else None)
+
+
+_warm: set[tuple[int, int | None]] = set()
+_warming = threading.Lock()
+
+_MATMUL = """
+<ir_version: 8, opset_import: ["": 17]>
+warm_up (float[64, 64] x) => (float[64, 64] y) { y = MatMul(x, x) }
+"""
+_CONV = """
+<ir_version: 8, opset_import: ["": 17]>
+warm_up (float[1, 1, 64, 64] x, float[64, 1, 3, 3] w) => (float[1, 64, 64, 64] y)
+{ y = Conv <pads = [1, 1, 1, 1]> (x, w) }
+"""
+
+
+def _warm_up(gpu: Device) -> None:
+    """Have this process make its context, and cuBLAS and cuDNN load what they load once."""
+    with _warming:
+        if (os.getpid(), gpu.ordinal) in _warm:
+            return
+        import onnx.parser
+
+        _run_once(onnx.parser.parse_model(_MATMUL).SerializeToString(), gpu)
+        with suppress(GPUError):  # without cuDNN nothing of it will be loaded later either
+            _run_once(onnx.parser.parse_model(_CONV).SerializeToString(), gpu)
+        _warm.add((os.getpid(), gpu.ordinal))
+
+
+def _run_once(model: bytes, gpu: Device) -> None:
+    import numpy as np
+
+    with gpu_sessions(device=gpu.ordinal) as open_session:
+        session = open_session(model)
+        session.run(None, {entry.name: np.zeros(entry.shape, np.float32) for entry in session.get_inputs()})
