@@ -1,6 +1,7 @@
 """GPU tests: skipped, with a reason that can be checked, where the CUDA driver shows no GPU.
 
-ORTGPU_REQUIRE_GPU=1 turns that skip into a failure, for hosts that are meant to have one.
+ORTGPU_REQUIRE_GPU=1 turns that skip into a failure, for hosts that are meant to have one; so does --gpu=require, where
+ortgpu's own plugin is loaded. Without the plugin these tests run all the same.
 Nothing in this process touches CUDA: tests read what child processes reported, so a crash costs the tests of one child.
 """
 
@@ -28,13 +29,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def gpus() -> GPUs:
+def gpus(pytestconfig: pytest.Config) -> GPUs:
     """The GPUs that CUDA shows a fresh process, in its order."""
     found = find_gpus()
     if not found.visible:
         reason = f"needs an NVIDIA GPU: {found.reason}"
-        if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
-            pytest.fail(f"ORTGPU_REQUIRE_GPU=1, and {reason}", pytrace=False)
+        if os.environ.get("ORTGPU_REQUIRE_GPU") == "1" or pytestconfig.getoption("gpu", None) == "require":
+            pytest.fail(f"a GPU is required, and this host {reason}", pytrace=False)
         pytest.skip(reason)
     return found
 
