@@ -37,7 +37,8 @@ def gpu_here() -> None:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"drop_in.py", "application.py", "allow_cpu.py"}
+    tested = {"drop_in.py", "application.py", "allow_cpu.py", "test_with_gpu.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
 def test_drop_in_ends_with_the_cause() -> None:
@@ -77,3 +78,34 @@ def test_runs_on_the_gpu(name: str, gpu_here: None) -> None:
     assert result.returncode == 0, result
     assert "cuda:0" in result.stdout + result.stderr
     assert "[[0. 0. 1. 2.]]" in result.stdout + result.stderr
+
+
+def run_pytest(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """The example with tests. ``-p``: these tests may run where the library is importable and not installed."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "ortgpu.pytest_plugin", "-p", "no:cacheprovider", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=EXAMPLES.parent,
+        env={**os.environ, "ORTGPU_GPU": "", **(env or {})},
+        check=False,
+    )
+
+
+def test_tests_are_skipped_or_fail_without_a_gpu() -> None:
+    skipped = run_pytest("examples/test_with_gpu.py", env=NO_GPU)
+    assert skipped.returncode == 0, skipped
+    assert "3 skipped" in skipped.stdout
+    assert "no GPU can be used: " in skipped.stdout
+    required = run_pytest("examples/test_with_gpu.py", "--gpu=require", env=NO_GPU)
+    assert required.returncode == 1, required
+    assert "3 errors" in required.stdout
+    assert "To fix it:" in required.stdout
+
+
+@pytest.mark.gpu
+def test_tests_run_on_the_gpu(gpu_here: None) -> None:
+    result = run_pytest("examples/test_with_gpu.py", "--gpu=require")
+    assert result.returncode == 0, result
+    assert "3 passed" in result.stdout
