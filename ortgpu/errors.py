@@ -91,7 +91,7 @@ class GPUError(RuntimeError):
         severity: ``"fatal"`` when no session can be opened while this stands, else ``"warning"``.
         fields: names of the attributes that a subclass adds.
 
-    Errors pickle with everything they carry, except ``__cause__``.
+    Errors pickle with everything they carry, except ``__cause__`` and notes.
     """
 
     code: ClassVar[str] = "gpu-error"
@@ -148,6 +148,7 @@ class GPUError(RuntimeError):
             "evidence": list(self.evidence),
             "fixes": [{"text": str(f), "kind": f.kind, "needs": f.needs} for f in self.fixes],
             "consequence_of": self.consequence_of,
+            "others": [other.code for other in self.others],
             "details": {name: _plain(value) for name, value in self.details().items()},
         }
 

@@ -34,6 +34,8 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         else:
             with open(model, "rb") as file:
                 proto.ParseFromString(file.read())
+        if not proto.ir_version and not proto.graph.node:
+            return ModelFacts(name, problem="not an ONNX model: it is empty")
         functions = list(proto.functions)
         local = {(function.name, function.domain) for function in functions}
         nodes = [*_walk(proto.graph.node), *(found for function in functions for found in _walk(function.node))]

@@ -213,6 +213,15 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         }
         return _reopen, (type(self), arguments, settings)
 
+    @property
+    def _enable_fallback(self) -> bool:
+        """Off, whatever ONNX Runtime's constructor sets: before 1.23 it ignores its argument enable_fallback."""
+        return False
+
+    @_enable_fallback.setter
+    def _enable_fallback(self, value: bool) -> None:
+        pass
+
     def enable_fallback(self) -> None:
         """A GPUSession has no fallback: raises ProviderRequestError."""
         raise _no_fallback("enable_fallback() was called")

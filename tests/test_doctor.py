@@ -94,7 +94,7 @@ def test_document_of_a_machine_without_a_driver(lab: Lab) -> None:
     assert (found["schema"], found["ortgpu"], found["model"]) == (1, ortgpu.__version__, None)
     problem = found["problems"][0]
     assert set(problem) == {
-        "type", "code", "severity", "summary", "evidence", "fixes", "consequence_of", "details"
+        "type", "code", "severity", "summary", "evidence", "fixes", "consequence_of", "others", "details"
     }  # fmt: skip
     assert problem["code"] == "driver-not-found"
     assert {key for fix in problem["fixes"] for key in fix} == {"text", "kind", "needs"}

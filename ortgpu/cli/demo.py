@@ -20,7 +20,7 @@ _SHOWN = 8  # lines of what ONNX Runtime writes
 
 
 @click.command()
-@click.option("--timeout", type=click.FloatRange(min=1), default=120.0, show_default=True, help="Seconds for 1.")
+@click.option("--timeout", type=click.IntRange(min=1), default=120, show_default=True, help="Seconds for 1.")
 def demo(timeout: float) -> int:
     """Show what plain ONNX Runtime does on this machine, and what a GPUSession does.
 

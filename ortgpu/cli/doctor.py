@@ -51,7 +51,8 @@ def doctor(as_json: bool, verbose: bool, model: Path | None, redact: bool, no_pr
       "model"         as given, or null
       "problems"      most likely cause first, each with type, code, severity
                       ("fatal", "warning"), summary, evidence, fixes (text, kind,
-                      needs), consequence_of (a code, or null), details
+                      needs), consequence_of (a code, or null), others (codes),
+                      details
       "requirements"  of the published table: name, minimum, recommended, found,
                       status_minimum, status_recommended ("pass", "fail",
                       "unknown"), note

@@ -71,7 +71,11 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
     Fatal root causes come first, in the order of the checks; then what they explain, with ``consequence_of`` set; then
     warnings.
     """
-    found = [error for check in CHECKS if (error := check(facts)) is not None]
+    found: list[GPUError] = []
+    for check in CHECKS:
+        error = check(facts)
+        if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
+            found.append(error)
     roots: list[GPUError] = []
     for error in (each for each in found if each.severity == "fatal"):
         cause = next((root for root in roots if error.code in _EXPLAINS.get(root.code, ())), None)

@@ -52,6 +52,22 @@ UNUSABLE: dict[int, Meaning] = {
 }
 
 
+# Of the GPU rather than the driver, where no check of the device knows better.
+OF_THE_DEVICE: dict[int, Meaning] = {
+    101: Meaning(
+        "the driver knows no such device",
+        (manual("choose a device that exists, and look at CUDA_VISIBLE_DEVICES"),),
+    ),
+    209: Meaning(
+        "a kernel of the installed ONNX Runtime has no code for this GPU",
+        (manual("use another release of ONNX Runtime, or another GPU"),),
+    ),
+    222: Meaning(
+        "code for this GPU would have to be compiled by a newer driver",
+        (manual("install a newer NVIDIA driver", needs="driver"),),
+    ),
+}
+
 # Errors after which every later CUDA call of the process fails: driver_types.h says of each that "the process must be
 # terminated and relaunched".
 STICKY = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
@@ -62,6 +78,11 @@ def name_of(code: int) -> str:
 
 
 def meaning_of(code: int) -> Meaning:
-    return UNUSABLE.get(code) or Meaning(
-        "the driver refuses to work", (manual("read the kernel log for messages of the nvidia driver", needs="root"),)
+    return (
+        UNUSABLE.get(code)
+        or OF_THE_DEVICE.get(code)
+        or Meaning(
+            "the driver refuses to work",
+            (manual("read the kernel log for messages of the nvidia driver", needs="root"),),
+        )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from .. import devices
@@ -43,7 +44,9 @@ def named_device(facts: Facts) -> GPUError | None:
     if ordinal is not None:
         found = ordinal < len(gpus)
     else:
-        found = any((gpu.uuid or "").lower().startswith(str(requested).lower()) or gpu.mig_uuids for gpu in gpus)
+        found = any(
+            (gpu.uuid or "").lower().startswith(str(requested).strip().lower()) or gpu.mig_uuids for gpu in gpus
+        )
     if found:
         return None
     available = [devices.describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
@@ -53,7 +56,7 @@ def named_device(facts: Facts) -> GPUError | None:
 def none_visible(facts: Facts) -> GPUError | None:
     cuda, environment = facts.observed.cuda, facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    hidden = value is not None and not _visible_names(value)
+    hidden = value is not None and (not _visible_names(value) or _names_nothing(environment))
     empty = cuda is not None and (cuda.code == 100 or (cuda.code == 0 and cuda.devices == ()))
     nothing = nvml.available and not nvml.gpus
     if not (hidden or empty or nothing):
@@ -79,6 +82,13 @@ def none_visible(facts: Facts) -> GPUError | None:
         fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
     summary = "CUDA_VISIBLE_DEVICES hides every GPU from this process" if hidden else "CUDA sees no GPU"
     return NoDeviceError(summary, evidence=evidence, fixes=fixes)
+
+
+def _names_nothing(environment: Environment) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES names none of the GPUs that NVML sees. A MIG instance may be unknown to it."""
+    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES", "")
+    known = environment.driver.nvml.available and bool(environment.driver.nvml.gpus)
+    return known and not value.strip().upper().startswith("MIG-") and not visible_gpus(environment)
 
 
 def busy(facts: Facts) -> GPUError | None:
@@ -173,7 +183,7 @@ def _meant(facts: Facts) -> list[GPU]:
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
         return gpus[ordinal : ordinal + 1]
     if ordinal is None and facts.request.device != "auto":
-        wanted = str(facts.request.device).lower()
+        wanted = str(facts.request.device).strip().lower()
         return [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(wanted)]
     return gpus
 
@@ -206,7 +216,7 @@ def _visible_names(value: str) -> list[str]:
 
 
 def _match(name: str, gpus: list[GPU]) -> GPU | None:
-    if name.isdigit():
+    if re.fullmatch(r"[0-9]{1,9}", name):
         return gpus[int(name)] if int(name) < len(gpus) else None
     return next(
         (gpu for gpu in gpus if (gpu.uuid and gpu.uuid.lower().startswith(name.lower())) or name in gpu.mig_uuids), None

@@ -15,10 +15,11 @@ from ..errors import (
 )
 from . import remedies
 from .cuda_codes import STICKY, meaning_of, name_of
+from .devices import named_device, none_visible, unsupported
 from .facts import Facts
 
 _AMD, _NVIDIA = 0x1002, 0x10DE
-_NO_DEVICE_CODES = (100, 101)  # devices.py judges these
+_NO_DEVICE = 100  # devices.py judges it
 
 
 def not_found(facts: Facts) -> GPUError | None:
@@ -103,7 +104,7 @@ def too_old(facts: Facts) -> GPUError | None:
 def unusable(facts: Facts) -> GPUError | None:
     """``cuInit`` was called and failed."""
     cuda = facts.observed.cuda
-    if cuda is None or not cuda.code or cuda.code in _NO_DEVICE_CODES:
+    if cuda is None or not cuda.code or cuda.code == _NO_DEVICE:
         return None
     return for_code(cuda.code, facts, [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"])
 
@@ -124,6 +125,10 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
             driver_cuda=driver.cuda_version,
             needed_cuda=(major, 0) if major else None,
         )
+    if code in (101, 209):
+        better = (named_device(facts) or none_visible(facts)) if code == 101 else unsupported(facts)
+        if better is not None:
+            return better
     if code == 46:
         return DeviceBusyError(
             "the GPU accepts no further process",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from ..environment.catalogue import spec_for
-from ..environment.libraries import Candidate
+from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for
+from ..environment.libraries import Candidate, Resolution
 from ..errors import (
     BrokenPackageError,
     GPUError,
@@ -54,8 +54,12 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
     return tuple(
         MissingLibrary(found.soname, required, found.spec.wheels.get(major) if major else None, found.rejected)
         for found in facts.environment.libraries
-        if found.required == required and not found.candidates and found.spec.part_of is None
+        if found.required == required and not found.candidates and _must_be_there(found)
     )
+
+
+def _must_be_there(found: Resolution) -> bool:
+    return found.spec.part_of is None or found.spec.stem in CUDNN_CORE_PARTS.get(major_of(found.soname) or 0, ())
 
 
 def _judge_missing(

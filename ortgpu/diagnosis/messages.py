@@ -34,6 +34,10 @@ LIBRARY_STATUS = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|err
 
 def of_construction(text: str, facts: Facts) -> GPUError | None:
     """The error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
+    if match := CUDA_FAILURE.search(text):  # also inside of a failure to parse device_id
+        return _of_code(int(match[1]), text, facts)
+    if "cannot use the graph capture feature" in text or "cannot use the CUDA Graph feature" in text:
+        return _graph_refused(text)
     if match := _OPTION_NAME.search(text):
         return ProviderOptionError(
             f"the CUDA provider knows no option {match[1]!r}",
@@ -53,8 +57,6 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         )
     if match := ALLOCATION.search(text):
         return out_of_memory(int(match[1]), text)
-    if match := CUDA_FAILURE.search(text):
-        return _of_code(int(match[1]), text, facts)
     if match := LIBRARY_STATUS.search(text):
         return _of_library(match[1], match[3], text)
     if facts.request.cudnn_disabled and ("cuDNN is unavailable" in text or "cuDNN handle is required" in text):
@@ -123,6 +125,17 @@ def cudnn_disabled(operators: tuple[str, ...], evidence: list[str]) -> ProviderO
         provider="CUDAExecutionProvider",
         option="enable_cudnn",
         value="0",
+    )
+
+
+def _graph_refused(text: str) -> ProviderOptionError:
+    return ProviderOptionError(
+        "this model cannot be captured as a CUDA graph",
+        evidence=[telling_line(text)],
+        fixes=[manual("leave enable_cuda_graph out: every node has to be on the GPU, without copies and control flow")],
+        provider="CUDAExecutionProvider",
+        option="enable_cuda_graph",
+        value="1",
     )
 
 

@@ -22,7 +22,9 @@ def unreadable(facts: Facts) -> GPUError | None:
     return GPUError(
         f"the model {model.name} cannot be read",
         evidence=[model.problem],
-        fixes=[manual("check the path, and that the file is whole: python -m onnx.checker reads it")],
+        fixes=[
+            manual("check the path, and that the file is whole: the command check-model of the package onnx reads it")
+        ],
     )
 
 

@@ -15,6 +15,7 @@ from ..errors import (
     OnnxRuntimeNotInstalledError,
     UnsupportedPlatformError,
     manual,
+    shell,
 )
 from . import remedies
 from .facts import Facts
@@ -43,10 +44,16 @@ def not_installed(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     if installed.folder is not None or installed.owners:
         return None
+    # On record, and its folder deleted: an installer would believe that there is nothing to do.
+    ghosts = [owner for owner in installed.elsewhere if any("__init__.py" in name for name in owner.missing_files)]
+    evidence = [f"no folder onnxruntime on the search path of {facts.environment.host.executable}"]
+    evidence += [f"on record without its files: {owner.name} {owner.version} in {owner.location}" for owner in ghosts]
+    fixes = _first_install(facts)
+    if ghosts:
+        names = " ".join(dict.fromkeys(owner.name for owner in ghosts))
+        fixes = [shell(f"{facts.environment.installer.uninstall} {names} && {fixes[0]}")]
     return OnnxRuntimeNotInstalledError(
-        "ONNX Runtime is not installed in this environment",
-        evidence=[f"no folder onnxruntime on the search path of {facts.environment.host.executable}"],
-        fixes=_first_install(facts),
+        "ONNX Runtime is not installed in this environment", evidence=evidence, fixes=fixes
     )
 
 

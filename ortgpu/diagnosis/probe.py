@@ -71,33 +71,42 @@ def _device(entry: dict[str, Any]) -> CudaDevice:
 
 
 def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: float = 30.0) -> ProbeResult:
-    """Run the child and wait for it, at most ``timeout`` seconds. Raises nothing for what happens to it."""
+    """Run the child and wait for it, at most ``timeout`` seconds.
+
+    Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then. A temporary
+    file is written for a model in bytes only.
+    """
     started = time.monotonic()
-    with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile(suffix=".onnx", delete=False) as copy:
+    copy = None
+    try:
+        path = "" if model is None else model
+        if isinstance(path, bytes):
+            descriptor, copy = tempfile.mkstemp(suffix=".onnx")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(path)
+            path = copy
+        child = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path), os.path.abspath(path) if path else ""],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            if isinstance(model, bytes):
-                copy.write(model)
-                copy.flush()
-            path = copy.name if isinstance(model, bytes) else (os.path.abspath(model) if model is not None else "")
-            child = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), path],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                returncode: int | None = child.wait(timeout)
-            except subprocess.TimeoutExpired:
-                returncode = None
-            finally:
-                _kill(child)
-            output.seek(0)
-            text = output.read().decode("utf-8", "replace")
+            output, _ = child.communicate(timeout=timeout)
+            returncode: int | None = child.returncode
+        except subprocess.TimeoutExpired:
+            _kill(child)
+            output, _ = child.communicate()
+            returncode = None
         finally:
-            copy.close()
-            os.unlink(copy.name)
-    return parse_report(text, returncode, time.monotonic() - started)
+            _kill(child)
+    except OSError as error:
+        return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, str(error))
+    finally:
+        if copy is not None:
+            os.unlink(copy)
+    return parse_report(output.decode("utf-8", "replace"), returncode, time.monotonic() - started)
 
 
 # sys.path travels as it is: the child has to see the environment that this process sees.

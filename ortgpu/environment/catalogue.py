@@ -76,6 +76,7 @@ LIBRARIES: tuple[LibrarySpec, ...] = (
     _cudnn("_engines_precompiled", after=("libcudnn_graph",)),
     _cudnn("_engines_runtime_compiled", after=("libcudnn_graph",)),
     _cudnn("_engines_tensor_ir", after=("libcudnn_graph",)),
+    _cudnn("_ext", after=("libcudnn_graph",)),
     _cudnn("_ops_infer", after=("libcudnn",)),
     _cudnn("_cnn_infer", after=("libcudnn_ops_infer",)),
     _cudnn("_adv_infer", after=("libcudnn_ops_infer",)),

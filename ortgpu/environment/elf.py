@@ -7,6 +7,7 @@ A reader of a few structures of the System V ABI, not a general one: a library m
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -15,7 +16,7 @@ MACHINES = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243
 
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 10, 14, 15, 29
-_MAX_TABLE = 1 << 20  # bytes; no header or dynamic table of a real library comes near it
+_MAX_TABLE = 64 << 20  # bytes; the longest string table seen is that of libcudnn_cnn_infer.so.8, with 7 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ def read_elf(path: str | os.PathLike[str]) -> ElfFile:
     """Read one file. Never raises for what the file holds or for its absence: see ``ElfFile.problem``."""
     name = os.fspath(path)
     try:
+        if stat.S_ISFIFO(os.stat(name).st_mode):
+            return ElfFile(name, problem="is a pipe")  # which would be waited for
         with open(name, "rb") as file:
             return _parse(name, file, os.fstat(file.fileno()).st_size)
     except _DamagedError as damage:

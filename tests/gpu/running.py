@@ -219,7 +219,8 @@ def terminated(model: str) -> None:
     """SIGTERM while `run` is in native code, with Python's default handling of it."""
     code = (
         "import sys, numpy as np; from ortgpu import GPUSession; s = GPUSession(sys.argv[1]); i = s.get_inputs()[0]; "
-        "x = np.zeros([d if isinstance(d, int) else 64 for d in i.shape], dtype=np.float32)\nprint('ready', flush=True)\n"
+        "x = np.zeros([d if isinstance(d, int) else 64 for d in i.shape], dtype=np.float32)\n"
+        "print('ready', flush=True)\n"
         "while True: s.run(None, {i.name: x})"
     )
     process = subprocess.Popen([sys.executable, "-c", code, model], stdout=subprocess.PIPE)
