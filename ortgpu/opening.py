@@ -17,12 +17,13 @@ import onnxruntime
 from . import lifetime
 from . import placement as placements
 from . import providers as requests
+from .background import Task
 from .devices import Device, DeviceRequest, check_form, choose
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .errors import PlacementError, ProviderFallbackError, ProviderRequestError, manual
 from .models import read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
-from .runtime import Opening, Runtime, load_lazily_opened, load_runtime, why_unusable
+from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import config_entry
 
 _CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
@@ -47,10 +48,13 @@ class Verified:
     placement: Placement
 
 
-def open_verified(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
+def open_verified(
+    session: Any, construct: Callable[..., None], request: SessionRequest, driver: Task[CudaState] | None = None
+) -> Verified:
     """Construct ``session`` on the GPU that the request names and prove that it is there.
 
-    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``. Placement is judged by
+    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``; ``driver``, the initialisation of the
+    driver if it is under way already. Placement is judged by
     :func:`check_cpu_nodes`, which warns: the caller calls it from where the warning should point.
 
     Raises:
@@ -69,15 +73,12 @@ def open_verified(session: Any, construct: Callable[..., None], request: Session
     if requests.CUDA not in available:
         raise why.unusable()
     lifetime.refuse_if_lost()
-    opening = Opening(runtime)
-    try:
-        why.cuda = initialise() if opening.promising else None
-    finally:
-        why.runtime = opening.finish()
+    why.runtime = open_provider()
+    why.cuda = driver.result() if driver is not None else initialise()
     report = why.runtime.preload
     if report is None or not report.ok or report.driver_missing or why.runtime.provider_error is not None:
         raise why.unusable()
-    if why.cuda is None or why.cuda.code:
+    if why.cuda.code != 0:
         raise lifetime.forked_error() or why.unusable()
     _check_tensorrt(requested, why.runtime)
     asked, chosen = _construct(construct, request, requested, why)

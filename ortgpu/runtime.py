@@ -1,4 +1,7 @@
-"""ONNX Runtime in this process: imported once; its provider opened once, with all the libraries that it needs."""
+"""ONNX Runtime in this process: imported once; its provider opened once, with all the libraries that it needs.
+
+What a process needs only once a session is made is imported then: meanwhile the driver is being initialised.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,15 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .background import ForkSafeLock, Task
-from .environment.catalogue import LIBRARIES
+from .background import ForkSafeLock
 from .environment.elf import read_elf
 from .environment.packages import Packages, locate_packages
 from .environment.wheel import bridge_of
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
-from .preloading import NOTHING, Plan, PreloadReport, load, merged, plan, why_provider_does_not_load
 
 if TYPE_CHECKING:
     from .environment.cuda import CudaState
+    from .preloading import Plan, PreloadReport
 
 logger = logging.getLogger("ortgpu")
 
@@ -102,50 +104,39 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
         return f"{damaged.path}: {damaged.problem}", None
     if not any(soname.startswith("libcu") for file in native for soname in file.needed):
         return None, None
+    from .preloading import NOTHING, PreloadReport, load, plan
+
     found = plan(packages)
     return None, found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
 
 
-class Opening:
-    """Opens what the provider links, and the provider file, while the driver is being initialised.
+def open_provider() -> Runtime:
+    """Load what the provider links, then the provider file itself: once per process."""
+    global _runtime
+    from .preloading import NOTHING, PreloadReport, load, plan, why_provider_does_not_load
 
-    Once per process, in a thread that :meth:`finish` waits for. ``promising`` is False when a library that the provider
-    links was not found: then there is no use in initialising anything.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._task: Task[Runtime] | None = None
-        self.promising = True
-        if not runtime.provider_opened:
-            found = plan(runtime.packages, thorough=False)
-            self.promising = isinstance(found, Plan) and found.is_complete
-            self._task = Task(lambda: _open(runtime, found), "ortgpu-preload")
-
-    def finish(self) -> Runtime:
-        """The runtime with what was loaded, or what was missing."""
-        global _runtime
-        if self._task is None:
-            return load_runtime()
-        opened = self._task.result()
-        with _lock:
-            if _runtime is None or not _runtime.provider_opened:
-                _runtime = opened
-            return _runtime
-
-
-def _open(runtime: Runtime, found: Plan | PreloadReport) -> Runtime:
-    if isinstance(found, PreloadReport):
-        return dataclasses.replace(runtime, preload=found)
-    report = load(found, lazily_opened=NOTHING)
-    if not report.ok:  # once more, with everything that could serve and everything that could not
-        found = plan(runtime.packages)
-        report = load(found, lazily_opened=NOTHING) if isinstance(found, Plan) else found
-    if not report.ok or report.driver_missing or isinstance(found, PreloadReport):
-        return dataclasses.replace(runtime, preload=report)
-    error = why_provider_does_not_load(found.provider)
-    return dataclasses.replace(
-        runtime, preload=report, found=found, provider_error=error, provider_opened=error is None
-    )
+    with _lock:
+        runtime = load_runtime()
+        if runtime.provider_opened:
+            return runtime
+        found = plan(runtime.packages, thorough=False)
+        report = found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
+        if not isinstance(found, PreloadReport) and not report.ok:
+            # Once more, with everything that could serve and everything that was passed over.
+            found = plan(runtime.packages)
+            report = found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
+        error, opened = None, False
+        if report.ok and report.provider is not None and not report.driver_missing:
+            error = why_provider_does_not_load(report.provider)
+            opened = error is None
+        _runtime = dataclasses.replace(
+            runtime,
+            preload=report,
+            found=None if isinstance(found, PreloadReport) else found,
+            provider_error=error,
+            provider_opened=opened,
+        )
+        return _runtime
 
 
 def load_lazily_opened(*, cudnn: bool, cufft: bool) -> Runtime:
@@ -155,6 +146,9 @@ def load_lazily_opened(*, cudnn: bool, cufft: bool) -> Runtime:
     the loader's own search decides; the time is the same.
     """
     global _runtime
+    from .environment.catalogue import LIBRARIES
+    from .preloading import load, merged
+
     with _lock:
         runtime = load_runtime()
         wanted = runtime.lazily_opened | {name for name, want in (("cudnn", cudnn), ("cufft", cufft)) if want}

@@ -16,11 +16,8 @@ if _runtime.module is None:
 
 import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
 
-from . import lifetime, registry, session_options  # noqa: E402
-from . import placement as placements  # noqa: E402
-from . import providers as requests  # noqa: E402
-from .devices import CPU as CPU_DEVICE  # noqa: E402
-from .devices import Device, DeviceRequest  # noqa: E402
+from . import lifetime, session_options  # noqa: E402
+from .environment.cuda import initialising  # noqa: E402
 from .errors import (  # noqa: E402
     CPUExecutionWarning,
     ExecutionError,
@@ -31,8 +28,11 @@ from .errors import (  # noqa: E402
     ProviderRequestError,
     manual,
 )
-from .opening import SessionRequest, check_cpu_nodes, open_verified, record_placement  # noqa: E402
-from .placement import CPUNodes, Placement  # noqa: E402
+
+if TYPE_CHECKING:
+    from .devices import Device, DeviceRequest
+    from .opening import SessionRequest
+    from .placement import CPUNodes, Placement
 
 if TYPE_CHECKING:
     InferenceSession: Any = object
@@ -82,6 +82,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
 
     device: Device
     placement: Placement
+    _request: SessionRequest
 
     def __init__(
         self,
@@ -101,31 +102,51 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
         if int(kwargs.pop("enable_fallback", 0)):
             raise _no_fallback("enable_fallback=1 was passed")
-        request = SessionRequest(path_or_bytes, sess_options, providers, provider_options, device, cpu_nodes, kwargs)
-        self._request = request
         self._allow_cpu = allow_cpu
+        driver = None
         try:
-            verified = open_verified(self, super().__init__, request)
+            lifetime.refuse_if_lost()
+            driver = initialising() if load_runtime().provider_library is not None else None
+            # Imported while the driver is being initialised: neither waits for the other.
+            from . import registry
+            from .opening import SessionRequest, check_cpu_nodes, open_verified
+
+            self._request = SessionRequest(
+                path_or_bytes, sess_options, providers, provider_options, device, cpu_nodes, kwargs
+            )
+            verified = open_verified(self, super().__init__, self._request, driver)
             check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
             self.device, self.placement = verified.device, verified.placement
             lifetime.watch(self)
         except GPUError as error:
+            from . import registry
+
             self._let_go()
             if not _cpu_is_allowed(allow_cpu, error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
-            self._open_on_cpu(request)
+            self._open_on_cpu(path_or_bytes, sess_options, providers, provider_options, device, cpu_nodes, kwargs)
         except BaseException:
             self._let_go()
             raise
+        finally:
+            if driver is not None:
+                driver.result()  # whatever was raised, no thread is left behind
         registry.register(self)
 
-    def _open_on_cpu(self, request: SessionRequest) -> None:
-        options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
+    def _open_on_cpu(self, *request: Any) -> None:
+        from .devices import CPU
+        from .opening import SessionRequest, record_placement
+        from .placement import read_placement
+
+        self._request = SessionRequest(*request)
+        options = self._request.sess_options
+        options = options if options is not None else onnxruntime.SessionOptions()
         record_placement(options)
-        super().__init__(request.model, options, providers=[requests.CPU], enable_fallback=0, **request.kwargs)
-        self.placement = placements.read_placement(self)
-        self.device = CPU_DEVICE
+        providers = ["CPUExecutionProvider"]
+        super().__init__(self._request.model, options, providers=providers, enable_fallback=0, **self._request.kwargs)
+        self.placement = read_placement(self)
+        self.device = CPU
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
         """As InferenceSession.run; see the class for what is raised."""

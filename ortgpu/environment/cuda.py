@@ -13,7 +13,7 @@ import sys
 import uuid as uuids
 from dataclasses import dataclass
 
-from ..background import ForkSafeLock
+from ..background import ForkSafeLock, Task
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute, cuda.h
 
@@ -83,6 +83,13 @@ def initialise() -> CudaState:
         if state.code == 0:
             _state = state
         return state
+
+
+def initialising() -> Task[CudaState] | None:
+    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done."""
+    if _state is not None and _state.pid == os.getpid():
+        return None
+    return Task(initialise, "ortgpu-driver")
 
 
 def initialised_in() -> int | None:
