@@ -1,7 +1,7 @@
 """What the children of test_guard.py do: one function each, started as ``guarded_programs.py NAME MODEL``.
 
-A program reports facts, the tests judge. There is no GPU: with ``pretend_gpu`` everything of a verified session is real
-but the device that it is said to be on.
+A program reports facts, the tests judge. Where there is no GPU, everything of a verified session is real but the device
+that it is said to be on: see ``pretend_gpu``. With ``GUARD_TESTS_ON=gpu`` that is real too.
 """
 
 from __future__ import annotations
@@ -54,12 +54,14 @@ def listed() -> list[dict[str, Any]]:
 
 def pretend_gpu() -> None:
     """From now on a GPUSession opens on the CPU, and takes that for a GPU."""
-    from ortgpu import providers, session
+    if os.environ.get("GUARD_TESTS_ON") == "gpu":
+        return
+    from ortgpu import opening, providers, session
     from ortgpu.devices import Device
     from ortgpu.opening import SessionRequest, Verified, record_placement
     from ortgpu.placement import read_placement
 
-    def opened(made: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
+    def opened(made: Any, construct: Callable[..., None], request: SessionRequest, *_: Any) -> Verified:
         import onnxruntime
 
         asked = providers.parse(request.providers, request.provider_options)
@@ -67,10 +69,12 @@ def pretend_gpu() -> None:
         options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
         record_placement(options)
         construct(request.model, options, providers=[CPU], enable_fallback=0)
-        made._providers = [CUDA, CPU]
+        made._providers, made._provider_options = [CUDA, CPU], {CUDA: {"device_id": "0"}, CPU: {}}
         return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), read_placement(made))
 
-    vars(session)["open_verified"] = opened
+    for module in (opening, session):
+        if hasattr(module, "open_verified"):
+            vars(module)["open_verified"] = opened
 
 
 # By whatever name
