@@ -77,7 +77,7 @@ def text_model(path: Path) -> Path:
     inputs, outputs = {"input_ids": shape, "attention_mask": shape}, {"last_hidden_state": [*shape, 2]}
     save(path, nodes, inputs, outputs, table, last)
     vocabulary = {"[PAD]": 0, "[UNK]": 1, "hello": 2, "world": 3}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
