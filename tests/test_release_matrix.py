@@ -273,7 +273,6 @@ def tiny_model(weight: list[float]) -> bytes:
 
 def load_libraries() -> dict[str, Any]:
     import os
-    import re
     import sys
 
     import ortgpu
@@ -441,6 +440,45 @@ def fail_inside_a_provider(model: bytes) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - which one is what the test asks about
         return {"type": type(error).__name__, "text": str(error)}
     return {"type": None}
+
+
+def use_under_guard(model: bytes, installed_first: bool) -> dict[str, Any]:
+    """Sessions that somebody else makes; 1.27.0 cannot even be imported unless something loads what it links."""
+    import sys
+
+    import ortgpu
+
+    if installed_first:
+        ortgpu.install()
+    else:
+        ortgpu.preload()
+    import onnxruntime
+    from onnxruntime import InferenceSession
+
+    class Subclass(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
+        def __init__(self, content: bytes) -> None:
+            super().__init__(content, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+
+    before = onnxruntime.InferenceSession.__init__
+    finders = list(sys.meta_path)
+    seen: dict[str, Any] = {}
+    with ortgpu.enforce():
+        makers: dict[str, Any] = {"plain": InferenceSession, "subclass": Subclass}
+        for name, make in makers.items():
+            try:
+                seen[name] = make(model).get_providers()
+            except Exception as error:  # noqa: BLE001 - which one is what the test asks about
+                seen[name] = type(error).__name__
+        on_cpu = InferenceSession(model, providers=["CPUExecutionProvider"])
+        on_cpu.set_providers(["CPUExecutionProvider"])
+        try:
+            on_cpu.set_providers(["CUDAExecutionProvider"])
+        except Exception as error:  # noqa: BLE001
+            seen["set_providers"] = type(error).__name__
+        seen["sessions"] = [(record.kind, *record.providers) for record in ortgpu.sessions()]
+    seen["runs"] = on_cpu.run(None, {"x": [[1.0, 2.0]]})[0].tolist()
+    seen["restored"] = onnxruntime.InferenceSession.__init__ is before and sys.meta_path == finders
+    return seen
 
 
 # The tests
@@ -655,3 +693,17 @@ def test_the_import_needs_this_library_only_where_it_is_known_to(
         assert "libcudart.so.13: cannot open shared object file" in plain.stderr
     refusal(machine.open_session(tiny), "DriverNotFoundError")
     assert machine.open_session(tiny, allow_cpu=True).providers == ("CPUExecutionProvider",)
+
+
+@pytest.mark.parametrize("installed_first", [True, False])
+def test_sessions_of_others_are_guarded(machine: Machine, tiny: Path, installed_first: bool) -> None:
+    seen = run(machine, use_under_guard, tiny.read_bytes(), installed_first).json
+    error = "DriverNotFoundError"
+    assert seen == {
+        "plain": error,
+        "subclass": error,
+        "set_providers": error,
+        "sessions": [["cpu", "CPUExecutionProvider"]],
+        "runs": [[1.0, 0.0]],
+        "restored": True,
+    }
