@@ -41,7 +41,7 @@ class Runtime:
     preload: PreloadReport | None = None
     found: Plan | None = None  # what the report was made from
     provider_opened: bool = False
-    lazily_opened: frozenset[str] = frozenset()  # "cudnn", "cufft": of what the provider opens at need, what is loaded
+    lazily_opened: frozenset[str] = frozenset()  # stems of what the provider opens at need and this process has loaded
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
 
     @property
@@ -139,25 +139,20 @@ def open_provider() -> Runtime:
         return _runtime
 
 
-def load_lazily_opened(*, cudnn: bool, cufft: bool) -> Runtime:
+def load_lazily_opened(stems: frozenset[str]) -> Runtime:
     """Load what the provider or cuDNN open at need: once per process, and only for models that will need it.
 
     Opened by path, here, all parts come from one place. At the first run, where plain ONNX Runtime has them opened,
     the loader's own search decides; the time is the same.
     """
     global _runtime
-    from .environment.catalogue import LIBRARIES
     from .preloading import load, merged
 
     with _lock:
         runtime = load_runtime()
-        wanted = runtime.lazily_opened | {name for name, want in (("cudnn", cudnn), ("cufft", cufft)) if want}
+        wanted = runtime.lazily_opened | stems
         if runtime.found is not None and runtime.preload is not None and wanted != runtime.lazily_opened:
-            stems = frozenset(
-                (*((s.stem for s in LIBRARIES if s.is_cudnn) if "cudnn" in wanted else ()), "libnvrtc")
-                + (("libcufft", "libnvJitLink") if "cufft" in wanted else ())
-            )
-            report = merged(runtime.preload, load(runtime.found, lazily_opened=stems))
+            report = merged(runtime.preload, load(runtime.found, lazily_opened=wanted))
             _runtime = runtime = dataclasses.replace(runtime, preload=report, lazily_opened=wanted)
         return runtime
 
