@@ -19,6 +19,7 @@ from . import placement as placements
 from . import providers as requests
 from .background import Task
 from .devices import Device, DeviceRequest, check_form, choose
+from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .errors import PlacementError, ProviderFallbackError, ProviderRequestError, manual
 from .models import read_model
@@ -146,9 +147,7 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
         return
     transforms = tuple(sorted({op for op, domain in placed if placements.needs_cufft(op, domain)}))
     if operators or transforms or not placement.known:
-        why.runtime = load_lazily_opened(
-            cudnn=bool(operators) or not placement.known, cufft=bool(transforms) or not placement.known
-        )
+        why.runtime = load_lazily_opened(_stems_for(operators, transforms, everything=not placement.known))
     report = why.runtime.preload
     if report is None:
         return
@@ -156,6 +155,18 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
     if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
         why.operators = frozenset(placed)
         raise why.unusable()
+
+
+def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
+    """Stems of the libraries that these operators will have opened."""
+    stems: set[str] = set()
+    if cudnn or everything:
+        stems |= {spec.stem for spec in LIBRARIES if spec.is_cudnn} | {"libnvrtc"}
+        if not everything and not {"RNN", "GRU", "LSTM"} & set(cudnn):
+            stems -= {"libcudnn_adv", "libcudnn_ext"}  # recurrent networks and attention, causal convolutions
+    if cufft or everything:
+        stems |= {"libcufft", "libnvJitLink"}
+    return frozenset(stems)
 
 
 def check_cpu_nodes(placement: Placement, cpu_nodes: CPUNodes, stacklevel: int) -> None:
