@@ -37,7 +37,7 @@ def gpu_here() -> None:
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "test_with_gpu.py"}
+    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "test_with_gpu.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -71,8 +71,25 @@ def test_cpu_is_used_loudly_when_allowed() -> None:
     assert "[[0. 0. 1. 2.]]" in result.stdout
 
 
+def test_guard_ends_with_the_cause() -> None:
+    result = run("guard.py", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert result.stdout.startswith("No GPU can be used ("), result
+    assert "result:" not in result.stdout
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py"])
+def test_guard_lists_both_sessions(gpu_here: None) -> None:
+    result = run("guard.py")
+    assert result.returncode == 0, result
+    detector, recognizer, *_ = result.stdout.splitlines()
+    assert detector.startswith("<bytes> on cpu [cpu], created by "), result
+    assert recognizer.startswith("<bytes> on cuda:0"), result
+    assert "[guarded]" in recognizer
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py"])
 def test_runs_on_the_gpu(name: str, gpu_here: None) -> None:
     result = run(name)
     assert result.returncode == 0, result

@@ -1,0 +1,49 @@
+"""A program whose sessions are made by somebody else's code, which knows nothing of ortgpu.
+
+    python examples/guard.py
+
+Exit code 0: the library's large model runs on the GPU, and the small one on the CPU, as its author decided. 1: no GPU
+can be used, and the library's constructor raised the cause, where ONNX Runtime alone would have used the CPU.
+Without any change to a program: `ortgpu exec -- python app.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import onnx.parser
+from onnxruntime import InferenceSession  # before the guard: it makes no difference
+
+import ortgpu
+
+RELU = """
+<ir_version: 8, opset_import: ["": 17]>
+relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }
+"""
+
+
+class Library:
+    """What a package from the index does: one model that wants a GPU, one that is better off without."""
+
+    def __init__(self, model: bytes) -> None:
+        self.detector = InferenceSession(model, providers=["CPUExecutionProvider"])
+        self.recognizer = InferenceSession(model, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+
+
+def main() -> int:
+    model = onnx.parser.parse_model(RELU).SerializeToString()
+    with ortgpu.enforce():
+        try:
+            library = Library(model)
+        except ortgpu.GPUError as error:
+            print(f"No GPU can be used ({error.code}): {error.summary}")
+            return 1
+    for session in ortgpu.sessions():
+        print(session)
+    print("result:", library.recognizer.run(None, {"x": np.array([[-1, 0, 1, 2]], np.float32)})[0])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
