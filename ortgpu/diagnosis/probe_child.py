@@ -97,8 +97,10 @@ def _provider() -> Outcome:
 def _session(model: str | bytes) -> Outcome:
     import onnxruntime
 
+    from ..guard import uninstall
     from ..placement import RECORDING_KEY, read_placement
 
+    uninstall()  # the question is what ONNX Runtime does by itself, also under `ortgpu exec`
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(RECORDING_KEY, "1")
     session = onnxruntime.InferenceSession(
