@@ -68,9 +68,10 @@ def _renamed(reduced: Any, before: type[Any], after: type[Any]) -> Any:
     if not isinstance(reduced, tuple):
         return reduced
     function, arguments, *rest = reduced
-    if before in arguments and getattr(function, "__name__", "") == "__newobj__":
-        function = _new  # pickle itself insists that this one gets the class of the object
-    return function, tuple(after if one is before else one for one in arguments), *rest
+    if getattr(function, "__name__", "") == "__newobj__":
+        function = _new  # pickle insists that the other one gets the very class of the object
+    function, *arguments = (after if one is before else one for one in (function, *arguments))
+    return function, tuple(arguments), *rest
 
 
 def _new(cls: type[Any], *arguments: Any) -> Any:

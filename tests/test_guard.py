@@ -295,6 +295,7 @@ def test_pickling(verified: Any) -> None:
     assert verified["sent"] == ["ortgpu.session.GPUSession", True]
     assert verified["copied"] == ["ortgpu.session.GPUSession", True]
     assert verified["pickable sent"] == [library, True]
+    assert verified["reducing sent"] == ["tests.guarded_sessions.Reducing", True]
     assert verified["pickable sent to nobody"] == [library, False], "no guard was in force where it arrived"
 
 
