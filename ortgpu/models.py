@@ -70,3 +70,23 @@ def _missing_data(proto: Any, folder: str | None) -> set[str]:
         if entry.key == "location" and not entry.value.startswith("*/_ORT_MEM_ADDR_/")
     }
     return {name for name in locations if folder is None or not os.path.isfile(os.path.join(folder, name))}
+
+
+def nodes_on_strings(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[str, str]]:
+    """Operator and name of the nodes of the main graph with a string among their inputs or outputs."""
+    try:
+        import onnx
+        from onnx import shape_inference
+
+        proto: Any = (
+            onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
+        )
+        graph = shape_inference.infer_shapes(proto).graph
+        values = (*graph.input, *graph.output, *graph.value_info)
+        strings = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.STRING}
+        strings |= {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.STRING}
+    except Exception:  # noqa: BLE001 - ONNX Runtime opened the model: what onnx makes of it is no reason to fail
+        return frozenset()
+    return frozenset(
+        (node.op_type, node.name) for node in graph.node if not strings.isdisjoint((*node.input, *node.output))
+    )

@@ -12,6 +12,9 @@ from .errors import PlacementError, manual
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
 
+NO_KERNEL = "no CUDA kernel for this operator with these types and this opset"
+PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
+
 NodeKind = Literal["compute", "shape"]
 CPUNodes = Literal["allow", "warn", "forbid"]
 
@@ -43,6 +46,14 @@ class PlacedNode:
     provider: str
     kind: NodeKind
 
+    @property
+    def reason(self) -> str | None:
+        """Why it is not on the GPU; None for a node that is. A node that does not handle shapes has no CUDA kernel for
+        its operator, types and opset: nothing else keeps one on the CPU."""
+        if self.provider != CPU:
+            return None
+        return PREFERRED if self.kind == "shape" else NO_KERNEL
+
     def __str__(self) -> str:
         domain = f"{self.domain}:" if self.domain not in ("", "ai.onnx") else ""
         return f"{domain}{self.op_type}" + (f" {self.name!r}" if self.name else "")
@@ -53,7 +64,7 @@ class Placement:
     """All nodes by provider. ``known`` False: the installed ONNX Runtime cannot tell (before 1.24), ``nodes`` is empty.
 
     Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
-    devices that ONNX Runtime inserts afterwards are not among them.
+    devices, which ONNX Runtime inserts afterwards, are not among them: GPUSession.explain_placement() finds those.
     """
 
     nodes: tuple[PlacedNode, ...]
@@ -100,16 +111,31 @@ def read_placement(session: Any) -> Placement:
         if type(error).__module__.startswith("onnxruntime"):
             return UNKNOWN
         raise
-    nodes = [
-        PlacedNode(node.name, node.op_type, node.domain, part.ep_name, kind_of(node.op_type, node.domain, part.ep_name))
-        for part in assigned
-        for node in part.get_nodes()
-    ]
+    strings = _nodes_on_strings(session)
+    nodes = []
+    for part in assigned:
+        for node in part.get_nodes():
+            on_strings = (node.op_type, node.name) in strings
+            kind = "compute" if on_strings else kind_of(node.op_type, node.domain, part.ep_name)
+            nodes.append(PlacedNode(node.name, node.op_type, node.domain, part.ep_name, kind))
     return Placement(tuple(nodes))
 
 
+def _nodes_on_strings(session: Any) -> frozenset[tuple[str, str]]:
+    """Operator and name of the nodes that handle strings, for which no operator has a CUDA kernel.
+
+    The model is read again for that, but only where strings go in or come out.
+    """
+    if not any("string" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
+        return frozenset()
+    from .models import nodes_on_strings
+
+    model = getattr(session, "_model_path", None) or getattr(session, "_model_bytes", None)
+    return nodes_on_strings(model) if model else frozenset()
+
+
 def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
-    """Not exact for an operator of the list that works on data without a CUDA kernel, such as strings."""
+    """What a node does that is not about strings."""
     on_cpu = provider == CPU and domain in ("", "ai.onnx")
     return "shape" if (on_cpu and op_type in _SHAPE_OPERATORS) or op_type in ("Shape", "Size") else "compute"
 
@@ -129,7 +155,8 @@ def refusal(placement: Placement) -> PlacementError | None:
     return PlacementError(
         f"{len(nodes)} of {len(placement.nodes)} nodes compute on the CPU: "
         + ", ".join(f"{op} ({n})" if n > 1 else op for op, n in counts.most_common(8)),
-        evidence=[str(node) for node in nodes[:12]] + ([f"... {len(nodes)} in all"] if len(nodes) > 12 else []),
+        evidence=[f"{node}: {node.reason}" for node in nodes[:12]]
+        + ([f"... {len(nodes)} in all"] if len(nodes) > 12 else []),
         fixes=[manual('export the model with operators that have CUDA kernels, or accept it: cpu_nodes="allow"')],
         nodes=nodes,
     )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .devices import Device, DeviceRequest
     from .opening import SessionRequest
     from .placement import CPUNodes, Placement
+    from .placement_details import PlacementDetails
 
 if TYPE_CHECKING:
     InferenceSession: Any = object
@@ -198,6 +199,19 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             return super().io_binding()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
+
+    def explain_placement(self) -> PlacementDetails:
+        """Why each node is where it is, and where ONNX Runtime copies between devices.
+
+        Opens the model once more, in a child process, with the defaults of session and provider options: costs the
+        time and the GPU memory of a session while it lasts.
+
+        Raises:
+            GPUError: the child could not open the model on this session's GPU.
+        """
+        from .placement_details import explain_placement
+
+        return explain_placement(self._request.model, device=self.device.ordinal)
 
     def close(self) -> None:
         """Give up the session and its GPU memory; any later use raises ExecutionError. Closing twice is fine.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -273,6 +272,7 @@ def tiny_model(weight: list[float]) -> bytes:
 
 def load_libraries() -> dict[str, Any]:
     import os
+    import re
     import sys
 
     import ortgpu

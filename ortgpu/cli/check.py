@@ -12,6 +12,7 @@ from ortgpu.errors import CPUExecutionWarning, GPUError
 
 if TYPE_CHECKING:
     from ortgpu.cli.report import SessionReport
+    from ortgpu.placement_details import PlacementDetails
 
 CpuNodes = Literal["allow", "warn", "forbid"]
 
@@ -28,9 +29,23 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 )
 @click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, open the model on the CPU, and say so.")
 @click.option("--runs", type=click.IntRange(min=0), default=10, show_default=True, help="Timed runs; 0: none at all.")
+@click.option("--placement", is_flag=True, help="Also why nodes are not on the GPU, and the copies; opens MODEL again.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write a page that shows the graph, its CPU islands and the copies; opens MODEL again.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
 def check(
-    model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int, as_json: bool
+    model: Path | None,
+    device: str | None,
+    cpu_nodes: CpuNodes,
+    allow_cpu: bool,
+    runs: int,
+    placement: bool,
+    html: Path | None,
+    as_json: bool,
 ) -> int:
     """Open MODEL on the GPU and prove that it runs there. Without MODEL, a small built-in one is used.
 
@@ -54,6 +69,8 @@ def check(
       "latency_error"     why the model was not run
       "warnings"          texts
       "on_cpu_because"    with --allow-cpu, the error it stands for; else null
+      "placement_details" with --placement or --html: model, copies, on_cpu
+                          (nodes with reason), graph; null on the CPU
     """
     from ortgpu.cli import report
 
@@ -61,9 +78,12 @@ def check(
     texts: list[str] = []
     found: SessionReport | None = None
     problem: Exception | None = None
+    details: PlacementDetails | None = None
     with report.quiet() as caught:
         try:
             found = _open_and_run(model, device, cpu_nodes, allow_cpu, runs)
+            if (placement or html) and found.device.is_gpu:
+                details = _look_closer(model, device, html)
         except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
             problem = error
     for warning in caught:
@@ -80,6 +100,8 @@ def check(
         elif found:
             document |= found.as_dict()
             document["warnings"] = texts
+            if placement or html:
+                document["placement_details"] = details.as_dict() if details else None
             document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
         output.write_json(document)
         return 1 if problem else 0
@@ -97,6 +119,12 @@ def check(
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     if found:
         found.show(console)
+    if details and placement:
+        output.line(console, "")
+        for text in str(details).splitlines():
+            output.line(console, text)
+    if details and html:
+        output.line(console, f"Written: {html}")
     return 0
 
 
@@ -116,3 +144,15 @@ def _open_and_run(
         except inputs.UnknownInputError as error:
             return report.read(session, None, runs, str(error))
         return report.read(session, feeds, runs)
+
+
+def _look_closer(model: Path | None, device: str | None, page: Path | None) -> PlacementDetails:
+    from ortgpu.cli.model import example_model
+    from ortgpu.placement_details import explain_placement
+    from ortgpu.placement_page import render
+
+    with output.progress("Opening the model once more, to see why its nodes are where they are"):
+        details = explain_placement(str(model) if model else example_model(), device=device)
+    if page is not None:
+        page.write_text(render(details), encoding="utf-8")
+    return details

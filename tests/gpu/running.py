@@ -237,7 +237,54 @@ def terminated(model: str) -> None:
     report("ended", {"returncode": returncode, "seconds": time.monotonic() - started})
 
 
+def place() -> None:
+    import warnings
+
+    from ortgpu import GPUSession
+    from tests.known_placements import FEEDS, MODELS
+
+    for name, make in MODELS.items():
+        model, feed = make(), FEEDS[name]()
+
+        def look(model: bytes = model, feed: dict[str, Any] = feed) -> object:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                session = GPUSession(model)
+            on_cpu = [node for node in session.placement.nodes if node.provider == "CPUExecutionProvider"]
+            return {
+                "compute on CPU": sorted(node.name for node in on_cpu if node.kind == "compute"),
+                "shape on CPU": sorted(node.name for node in on_cpu if node.kind == "shape"),
+                "warnings": [str(each.message) for each in caught],
+                "shapes": [list(value.shape) for value in session.run(None, feed)],
+            }
+
+        def forbid(model: bytes = model) -> str:
+            GPUSession(model, cpu_nodes="forbid").close()
+            return "opened"
+
+        def explain(model: bytes = model) -> object:
+            with GPUSession(model, cpu_nodes="allow") as session:
+                return session.explain_placement().as_dict()
+
+        attempt(name, look)
+        attempt(f"{name}: forbid", forbid)
+        attempt(f"{name}: explained", explain)
+
+
+def check_placement(folder: str) -> None:
+    from tests.known_placements import island
+
+    model, page = os.path.join(folder, "island.onnx"), os.path.join(folder, "page.html")
+    with open(model, "wb") as file:
+        file.write(island())
+    command = [sys.executable, "-W", "ignore", "-m", "ortgpu", "check", model, "--placement", "--html", page]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False)
+    report("check", {"returncode": done.returncode, "stdout": done.stdout, "stderr": done.stderr[-2000:]})
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
+    "place": place,
+    "check_placement": check_placement,
     "out_of_memory": out_of_memory,
     "poisoned": poisoned,
     "forked": forked,

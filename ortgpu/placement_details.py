@@ -1,0 +1,223 @@
+"""Why each node of a model is where it is, and where ONNX Runtime copies between devices.
+
+A session knows the provider of each node. The reasons and the copies are only in ONNX Runtime's verbose log and in the
+optimised graph that it can write, so a child process opens the model once more with both switched on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from .errors import GPUError
+from .placement import CPU, CUDA, NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table
+
+Direction = Literal["to CPU", "to GPU"]
+
+# The words of 1.24 to 1.31: cuda_execution_provider.cc, fallback_cpu_capability.cc, transformer_memcpy.cc.
+_NO_KERNEL = re.compile(r"CUDA kernel not found in registries for Op type: (\S*) node name: (.*?)\s*$", re.MULTILINE)
+_PREFERRED = re.compile(r"Force fallback to CPU execution for node: (.*?) because")
+_COPIES = {"MemcpyToHost": "to CPU", "MemcpyFromHost": "to GPU"}
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A node of the optimised main graph, in an order in which they can run. Copies are nodes of their own."""
+
+    name: str
+    op_type: str
+    domain: str
+    provider: str | None  # None: ONNX Runtime gave the node no name to find it by
+    kind: NodeKind | None
+    reason: str | None  # why it is not on the GPU
+    copy: Direction | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementDetails:
+    """``nodes``: of the main graph. ``placed``: every node, those of subgraphs too, each with its reason or None."""
+
+    model: str
+    nodes: tuple[GraphNode, ...]
+    placed: tuple[tuple[PlacedNode, str | None], ...]
+
+    @property
+    def copies(self) -> int:
+        return sum(node.copy is not None for node in self.nodes)
+
+    @property
+    def off_gpu(self) -> tuple[tuple[PlacedNode, str | None], ...]:
+        return tuple(entry for entry in self.placed if entry[0].provider == CPU)
+
+    def __str__(self) -> str:
+        """A table of what is not on the GPU, and the number of copies."""
+        on_gpu = len(self.placed) - len(self.off_gpu)
+        head = f"{len(self.placed)} nodes, {on_gpu} on the GPU, {self.copies} copies between devices"
+        if not self.off_gpu:
+            return head
+        rows = [(str(node), node.kind, reason or "not known") for node, reason in self.off_gpu]
+        return head + "\n" + format_table([("on the CPU", "kind", "reason"), *rows])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "copies": self.copies,
+            "on_cpu": [{**asdict(node), "reason": reason} for node, reason in self.off_gpu],
+            "graph": [asdict(node) for node in self.nodes],
+        }
+
+
+def explain_placement(
+    model: str | bytes | os.PathLike[str], *, device: int | str | None = None, timeout: float = 300.0
+) -> PlacementDetails:
+    """Open ``model`` on the GPU in a child process and read why its nodes are where they are.
+
+    Costs as much time and GPU memory as a session. Needs ONNX Runtime 1.24, whose recording names every node.
+
+    Raises:
+        GPUError: the model cannot be opened on the GPU; of the class that GPUSession raises, where it is about the GPU.
+        TimeoutError: it took more than ``timeout`` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="ortgpu-placement-") as folder:
+        path = os.path.join(folder, "model.onnx") if isinstance(model, bytes) else os.path.abspath(model)
+        if isinstance(model, bytes):
+            with open(path, "wb") as file:
+                file.write(model)
+        request = json.dumps({"path": sys.path, "model": path, "device": device, "folder": folder})
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _CHILD, request], capture_output=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"opening the model took more than {timeout:.0f} s") from error
+        log = done.stderr.decode("utf-8", "replace")
+        if done.returncode != 0:
+            raise _failure(folder, log)
+        with open(os.path.join(folder, "graph.json"), encoding="utf-8") as file:
+            found = json.load(file)
+    name = "<bytes>" if isinstance(model, bytes) else os.fspath(model)
+    return details_from(name, log, [PlacedNode(**node) for node in found["placed"]], found["graph"])
+
+
+def details_from(model: str, log: str, placed: list[PlacedNode], graph: list[Mapping[str, Any]]) -> PlacementDetails:
+    """Join what log, recording and optimised graph say. ``graph``: name, op_type, domain, inputs and outputs each."""
+    reasons = read_reasons(log)
+    by_name = {(node.op_type, node.name): node for node in placed}
+    by_type: dict[str, set[str]] = {}
+    for node in placed:
+        by_type.setdefault(node.op_type, set()).add(node.provider)
+
+    def reason_of(node: PlacedNode) -> str | None:
+        return reasons.get((node.op_type, node.name), node.reason) if node.provider == CPU else None
+
+    def of_graph(entry: Mapping[str, Any]) -> GraphNode:
+        copy: Any = _COPIES.get(entry["op_type"])
+        known = by_name.get((entry["op_type"], entry["name"]))
+        only = by_type.get(entry["op_type"], set())
+        provider = known.provider if known is not None else next(iter(only)) if len(only) == 1 else None
+        return GraphNode(
+            entry["name"],
+            entry["op_type"],
+            entry["domain"],
+            CUDA if copy else provider,
+            known.kind if known is not None else None,
+            reason_of(known) if known is not None else None,
+            copy,
+            tuple(entry["inputs"]),
+            tuple(entry["outputs"]),
+        )
+
+    return PlacementDetails(model, tuple(map(of_graph, graph)), tuple((node, reason_of(node)) for node in placed))
+
+
+def read_reasons(log: str) -> dict[tuple[str, str], str]:
+    """Operator and name of the nodes that the log explains. A name without operator is under every operator's key."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log)
+    found = dict.fromkeys(_NO_KERNEL.findall(text), NO_KERNEL)
+    preferred = set(_PREFERRED.findall(text))
+    return _WithNames(found, preferred)
+
+
+class _WithNames(dict[tuple[str, str], str]):
+    """Adds the nodes of which the log gives only the name."""
+
+    def __init__(self, found: Mapping[tuple[str, str], str], preferred: set[str]) -> None:
+        super().__init__(found)
+        self._preferred = preferred
+
+    def get(self, key: tuple[str, str], default: Any = None) -> Any:
+        return super().get(key) or (PREFERRED if key[1] and key[1] in self._preferred else default)
+
+
+def _failure(folder: str, log: str) -> GPUError:
+    import pickle
+
+    try:
+        with open(os.path.join(folder, "error.pickle"), "rb") as file:
+            error = pickle.load(file)  # noqa: S301 - written by our own child into a folder of our own
+    except (OSError, pickle.PickleError, EOFError, ImportError):
+        error = None
+    return (
+        error
+        if isinstance(error, GPUError)
+        else GPUError(
+            "the model could not be opened in the child process that looks at its placement",
+            evidence=[line for line in log.strip().splitlines() if line.strip()][-6:],
+        )
+    )
+
+
+_CHILD = """
+import json, pickle, sys
+request = json.loads(sys.argv[1])
+sys.path[:] = request["path"]
+from ortgpu.placement_details import child
+child(request)
+"""
+
+
+def child(request: Mapping[str, Any]) -> None:
+    """What the child process does: its stderr is the log, its result a file."""
+    import pickle
+    import warnings
+
+    from .session import GPUSession  # first: it loads what onnxruntime links, where that links CUDA
+
+    import onnxruntime  # isort: skip
+
+    warnings.simplefilter("ignore")  # of nodes on the CPU: that is what is being asked
+    optimised = os.path.join(request["folder"], "optimised.onnx")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 0
+    options.optimized_model_filepath = optimised
+    try:
+        session = GPUSession(request["model"], options, device=request["device"], cpu_nodes="allow")
+    except GPUError as error:
+        with open(os.path.join(request["folder"], "error.pickle"), "wb") as file:
+            pickle.dump(error, file)
+        raise
+    import onnx
+
+    graph = onnx.load(optimised, load_external_data=False).graph
+    nodes = [
+        {
+            "name": node.name,
+            "op_type": node.op_type,
+            "domain": node.domain,
+            "inputs": [name for name in node.input if name],
+            "outputs": [name for name in node.output if name],
+        }
+        for node in graph.node
+    ]
+    placed = [asdict(node) for node in session.placement.nodes]
+    with open(os.path.join(request["folder"], "graph.json"), "w", encoding="utf-8") as file:
+        json.dump({"graph": nodes, "placed": placed}, file)

@@ -1,0 +1,78 @@
+"""Placement of models with known answers, and the reasons and copies that ONNX Runtime gives for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .children import Report, run_program
+
+pytestmark = pytest.mark.gpu
+
+# Nodes that compute on the CPU; those that handle shapes there; copies of the main graph
+KNOWN: dict[str, tuple[list[str], list[str], int]] = {
+    "all_on_cuda": ([], [], 0),
+    "island": (["island"], [], 2),
+    "strings": (["join", "label"], [], 0),
+    "shapes": ([], ["rows", "target", "twice", "unsqueeze"], 0),
+    "control_flow": (["in branch"], [], 1),
+    "int8": (["convolution"], [], 1),
+}
+
+
+@pytest.fixture(scope="module")
+def placements() -> Report:
+    return run_program("place")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_placements(placements: Report, name: str) -> None:
+    found: Any = placements.returned(name)
+    compute, shape, _ = KNOWN[name]
+    assert found["compute on CPU"] == compute
+    assert found["shape on CPU"] == shape
+    assert found["shapes"], "the model was not run"
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_warnings_are_about_computing_nodes_only(placements: Report, name: str) -> None:
+    warnings = placements.returned(name)["warnings"]
+    assert len(warnings) == (1 if KNOWN[name][0] else 0)
+    assert all(node in " ".join(warnings) for node in ([] if not KNOWN[name][0] else ["compute on the CPU"]))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_forbidding_refuses_computing_nodes_only(placements: Report, name: str) -> None:
+    if not KNOWN[name][0]:
+        assert placements.returned(f"{name}: forbid") == "opened"
+        return
+    error = placements.error(f"{name}: forbid")
+    assert error.type == "PlacementError"
+    assert all(node in error.text for node in KNOWN[name][0])
+    assert "no CUDA kernel" in error.text
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_reasons_and_copies(placements: Report, name: str) -> None:
+    compute, shape, copies = KNOWN[name]
+    found = placements.returned(f"{name}: explained")
+    assert found["copies"] == copies
+    reasons = {node["name"]: node["reason"] for node in found["on_cpu"]}
+    assert set(reasons) == {*compute, *shape}
+    assert all("no CUDA kernel" in reasons[node] for node in compute)
+    assert all("only handles shapes" in reasons[node] for node in shape)
+
+
+def test_check_writes_the_table_and_the_page(tmp_path: Path) -> None:
+    report = run_program("check_placement", {"folder": tmp_path})
+    done = report["check"]
+    if done["returncode"] != 0 and "No module named 'click'" in done["stderr"]:
+        pytest.skip("click is not installed here")
+    assert done["returncode"] == 0, done
+    assert "GlobalLpPool 'island'" in done["stdout"]
+    assert "2 copies between devices" in done["stdout"]
+    page = (tmp_path / "page.html").read_text()
+    assert "CPU island" in page
+    assert "copy to GPU" in page
