@@ -132,12 +132,13 @@ class Figure:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        differences = [mine - theirs for mine, theirs in zip(self.ours, self.plain, strict=True)]
+        pairs = list(zip(self.ours, self.plain, strict=True))
+        differences = [mine - theirs for mine, theirs in pairs]
         return {
             "unit": "s",
             "ours": spread(self.ours),
             "plain": spread(self.plain),
-            "ratio": statistics.median(self.ours) / statistics.median(self.plain),
+            "ratio": statistics.median(mine / theirs for mine, theirs in pairs),  # of neighbours: drift cancels
             "difference": spread(differences),
             "notes": dict(self.notes),
             "values": {"ours": list(self.ours), "plain": list(self.plain)},
@@ -155,7 +156,7 @@ class Repeats:
     broken: int
 
 
-FULL = Repeats(construct=20, blocks=30, calls=1000, imports=15, cold=14, cold_large=9, broken=5)
+FULL = Repeats(construct=40, blocks=60, calls=1000, imports=15, cold=14, cold_large=9, broken=5)
 QUICK = Repeats(construct=5, blocks=8, calls=500, imports=5, cold=3, cold_large=2, broken=3)
 
 
@@ -187,12 +188,15 @@ class Benchmark:
         child = self._worker("run", {"model": self._model("mlp"), **rounds})
         seconds = child.reports["seconds"]
         noise = [again - plain for again, plain in zip(seconds["plain again"], seconds["plain"], strict=True)]
+        between = [ours - plain for ours, plain in zip(seconds["ours"], seconds["plain"], strict=True)]
         notes = {
             "calls a block": self.repeats.calls,
-            "plain again - plain": spread(noise),
+            "plain is": "InferenceSession.run on the same session, so that only what we add differs",
+            "ours - another session that is plain": spread(between),
+            "that - yet another plain one": spread(noise),
             "device": child.reports["device"],
         }
-        return Figure(seconds["ours"], seconds["plain"], notes)
+        return Figure(seconds["ours"], seconds["inherited"], notes)
 
     # Cold: fresh processes
 
@@ -280,6 +284,40 @@ class Benchmark:
         notes = {f"{which} ended with": ", ".join(sorted(each)) for which, each in outcomes.items()}
         return Figure(seconds["ours"], seconds["plain"], notes)
 
+    # Diagnosis
+
+    def diagnose(self) -> Figure:
+        """Beside what ONNX Runtime has for the purpose, which prints and judges nothing."""
+        ours = "import ortgpu.diagnosis; started = time.perf_counter(); ortgpu.diagnose()"
+        plain = "import onnxruntime; started = time.perf_counter(); onnxruntime.print_debug_info()"
+        return self._timed(ours, plain)
+
+    def doctor(self) -> Figure:
+        """The whole command, its child process included, beside printing ONNX Runtime's information."""
+
+        def command(*arguments: str) -> Callable[[], float]:
+            def action() -> float:
+                child = run_child([sys.executable, *arguments], deadline=60, cwd=self.scratch)
+                if child.returncode not in (0, 1):
+                    raise RuntimeError(child.explain())
+                return child.seconds
+
+            return action
+
+        plain = "import onnxruntime; onnxruntime.print_debug_info()"
+        actions = {"ours": command("-m", "ortgpu", "doctor"), "plain": command("-c", plain)}
+        seconds = self._children_in_turns(actions, self.repeats.broken)
+        return Figure(seconds["ours"], seconds["plain"])
+
+    def _timed(self, ours: str, plain: str) -> Figure:
+        end = "seconds = time.perf_counter() - started\nimport json\nprint('RESULT', json.dumps({'seconds': seconds}))"
+
+        def child(code: str) -> Callable[[], float]:
+            return lambda: float(result_of(self._python(f"import time\n{code}\n{end}"))["seconds"])
+
+        seconds = self._children_in_turns({"ours": child(ours), "plain": child(plain)}, self.repeats.broken)
+        return Figure(seconds["ours"], seconds["plain"])
+
     # Tools
 
     def _model(self, name: str) -> str:
@@ -320,6 +358,8 @@ FIGURES: dict[str, tuple[str, bool, Callable[[Benchmark], Figure]]] = {
     "run-small": ("run, tiny model, a call", True, Benchmark.run_small),
     "cold-small": ("cold start to first result, tiny model", True, Benchmark.cold_small),
     "cold-resnet50": ("cold start to first result, ResNet-50", True, Benchmark.cold_resnet50),
+    "diagnose": ("ortgpu.diagnose() | onnxruntime.print_debug_info()", False, Benchmark.diagnose),
+    "doctor": ("ortgpu doctor, with its child | print_debug_info", False, Benchmark.doctor),
     "broken-no-device": ("no GPU shown: to the exception | to the CPU", False, Benchmark.broken_no_device),
     "broken-libraries": ("no CUDA libraries: to the exception | to the CPU", False, Benchmark.broken_libraries),
 }
