@@ -178,6 +178,25 @@ def variation(model: str, before: str | None = None, after: str | None = None) -
         report("libraries after", mapped_cuda_libraries())
     session.close()
     report("closed", True)
+    look_around(model)
+
+
+def look_around(model: str) -> None:
+    """What a diagnosis makes of this environment, and the doctor's exit status where its packages are installed."""
+    import subprocess
+
+    import ortgpu
+
+    diagnosis = ortgpu.diagnose(model, probe=True, timeout=60)
+    report("problems", [str(problem) for problem in diagnosis.problems])
+    report("probe", [[step.name, step.ok, step.detail] for step in diagnosis.probe.steps] if diagnosis.probe else [])
+    flags = ["-S"] if sys.flags.no_site else []
+    command = [sys.executable, *flags, "-m", "ortgpu", "doctor", "--model", model]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    absent = "No module named 'click'" in done.stderr or "No module named 'rich'" in done.stderr
+    report(
+        "doctor", None if absent else {"status": done.returncode, "output": done.stdout[-3000:] + done.stderr[-1000:]}
+    )
 
 
 def use_torch() -> None:

@@ -145,7 +145,9 @@ def test_sessions_are_listed(relu: Path, tmp_path: Path) -> None:
 
 def test_variable(relu: Path, tmp_path: Path) -> None:
     found = start(str(PROGRAMS), "by_variable", str(relu), folder=tmp_path, env={"ORTGPU_ENFORCE": "1"})
-    assert found["loaded at start"] == []  # what plain ONNX Runtime binds until then depends on the machine's loader path
+    assert (
+        found["loaded at start"] == []
+    )  # what plain ONNX Runtime binds until then depends on the machine's loader path
     assert found["after the import"] == ON_GPU
 
 

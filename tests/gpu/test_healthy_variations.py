@@ -1,4 +1,5 @@
-"""One model in processes that came by CUDA in different ways: each opens, computes right, and has nothing to say."""
+"""One model in processes that came by CUDA in different ways: each opens, computes right, and has nothing to say; a
+diagnosis finds nothing, and the doctor ends with 0."""
 
 from __future__ import annotations
 
@@ -27,6 +28,9 @@ def assert_healthy(report: Report) -> None:
     assert report["warnings"] == []
     assert report.complaints() == []
     assert_single_copies(report["libraries"])
+    assert report["problems"] == []
+    assert [step for step in report["probe"] if not step[1]] == []
+    assert report["doctor"] is None or report["doctor"]["status"] == 0, report["doctor"]["output"]
 
 
 def assert_single_copies(libraries: Mapping[str, list[str]]) -> None:
