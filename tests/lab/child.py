@@ -25,7 +25,10 @@ DEADLINE = 60.0
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child process ended. ``json``: what it handed to ``report()``, or None; ``returncode`` -n: signal n."""
+    """How a child process ended. ``json``: what it handed to ``report()``, or None; ``returncode`` -n: signal n.
+
+    ``first_status``: exit status of the commands that were to be run first, None where there were none.
+    """
 
     returncode: int
     stdout: str
@@ -33,6 +36,7 @@ class ChildResult:
     json: Any
     timed_out: bool
     seconds: float
+    first_status: int | None = None
 
     @property
     def output(self) -> str:
@@ -57,6 +61,7 @@ class Problem:
     evidence: tuple[str, ...] = ()
     fixes: tuple[str, ...] = ()
     others: tuple[Problem, ...] = ()
+    remedies: tuple[Mapping[str, Any], ...] = ()  # the fixes with their kind and what they need
     details: Mapping[str, Any] = field(default_factory=dict)
     severity: str | None = None
     consequence_of: str | None = None
@@ -111,13 +116,15 @@ def run_child(
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     timeout: float = DEADLINE,
+    first: str | None = None,
 ) -> ChildResult:
     """Run ``code``, or the interpreter's arguments ``argv``, in an overlay's interpreter, and wait for its end.
 
     The child sees only what it is given: PATH to the overlay and the system's tools, a home of its own, no variable of
     this process, and, when ``hiding`` brings the libraries for it, nothing of CUDA that this machine has. ``libraries``
     are found by the loader as if installed. A variable that is None in ``env`` is taken out of those defaults. ``code``
-    may call ``report(value)``.
+    may call ``report(value)``. ``first`` is shell text, run by /bin/sh in the process that then becomes the
+    interpreter: what it exports, unsets or installs is in force.
 
     The child leads a process group that is killed at the deadline, and after the child has ended: nothing it started
     survives. Output is what was written to its file descriptors, by Python or not.
@@ -134,16 +141,20 @@ def run_child(
             "VIRTUAL_ENV": str(overlay.root),
             "PYTHONDONTWRITEBYTECODE": "1",  # the overlay's folders may be those of the real environment
             "LAB_REPORT": str(report),
+            "LAB_FIRST_STATUS": str(home / "status"),
             "LD_LIBRARY_PATH": os.pathsep.join(str(library.parent) for library in libraries) or None,
             "LD_AUDIT": str(hiding.hide_from_loader) if hiding else None,
             "LD_PRELOAD": str(hiding.hide_from_search) if hiding else None,
             **(env or {}),
         }
-        arguments = [*argv] if code is None else ["-c", f"{PROBE}\n{code}", *argv]
+        command = [str(overlay.python), *([*argv] if code is None else ["-c", f"{PROBE}\n{code}", *argv])]
+        if first is not None:
+            script = f'{first}\nprintf %s $? > "$LAB_FIRST_STATUS"\nexec "$@"'
+            command = ["/bin/sh", "-c", script, "sh", *command]
         started = time.monotonic()
         with (home / "stdout").open("wb") as stdout, (home / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
-                [str(overlay.python), *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -167,6 +178,7 @@ def run_child(
             json=json.loads(report.read_text(encoding="utf-8")) if report.exists() else None,
             timed_out=timed_out,
             seconds=time.monotonic() - started,
+            first_status=int(status.read_text(encoding="utf-8")) if (status := home / "status").exists() else None,
         )
 
 
@@ -192,6 +204,7 @@ class Machine:
         env: Mapping[str, str | None] | None = None,
         cwd: Path | None = None,
         timeout: float = DEADLINE,
+        first: str | None = None,
     ) -> ChildResult:
         """Run code, or an argument list such as ``["-m", "ortgpu", "doctor"]``, on this machine."""
         libraries = [*([self.stubs.cuda] if self.cuda else []), *([self.stubs.nvml] if self.nvml else [])]
@@ -210,19 +223,21 @@ class Machine:
             env=variables,
             cwd=cwd,
             timeout=timeout,
+            first=first,
         )
 
     def open_session(self, model: Path, **arguments: Any) -> Outcome:
         """What ``GPUSession(model, **arguments)`` does here. Arguments must have a ``repr`` that is their source."""
-        return _outcome(self.run(f"open_session({str(model)!r}, {arguments!r})"))
+        return outcome_of(self.run(f"open_session({str(model)!r}, {arguments!r})"))
 
     def open_plain_session(self, model: Path, **arguments: Any) -> Outcome:
         """What ``onnxruntime.InferenceSession`` does here, after ``preload_dlls()`` unless ``preload=False``."""
         arguments.setdefault("providers", ["CUDAExecutionProvider"])
-        return _outcome(self.run(f"open_plain_session({str(model)!r}, {arguments!r})"))
+        return outcome_of(self.run(f"open_plain_session({str(model)!r}, {arguments!r})"))
 
 
-def _outcome(result: ChildResult) -> Outcome:
+def outcome_of(result: ChildResult) -> Outcome:
+    """What a child reported that opened a session."""
     seen = result.json or {}
     return Outcome(
         error=_problem(seen.get("error")),
@@ -237,5 +252,5 @@ def _problem(data: dict[str, Any] | None) -> Problem | None:
     if data is None:
         return None
     others = tuple(problem for problem in map(_problem, data["others"]) if problem)
-    lists = {name: tuple(data[name]) for name in ("bases", "evidence", "fixes")}
+    lists = {name: tuple(data[name]) for name in ("bases", "evidence", "fixes", "remedies")}
     return Problem(**{**data, **lists, "others": others})

@@ -116,6 +116,13 @@ class Overlay:
         original.rename(moved)
         return self
 
+    def take_apart(self, relative: str) -> Overlay:
+        """Make a folder that is a link a real one, of links to what is in it."""
+        folder = self._own(self.site / relative)
+        if folder.is_symlink() and folder.is_dir():
+            self._take_apart(folder)
+        return self
+
     def add_wheel(self, wheel: Path) -> Overlay:
         """Unpack a wheel over what is there, as pip does: the last writer of a file wins."""
         with zipfile.ZipFile(wheel) as archive:

@@ -44,6 +44,20 @@ def open_plain_session(model: str, arguments: dict[str, Any]) -> None:
     _observe(attempt)
 
 
+def diagnose_here(probe: bool) -> None:
+    """Report the first problem that ``ortgpu.diagnose`` finds, with the others."""
+
+    def attempt() -> dict[str, object]:
+        import ortgpu
+
+        problems = ortgpu.diagnose(probe=probe).problems
+        if problems:
+            raise problems[0].with_others(problems)
+        return {"providers": [], "device": None}
+
+    _observe(attempt)
+
+
 def describe(error: BaseException) -> dict[str, object]:
     """An exception as plain data, with what ``ortgpu``'s own carry."""
     return {
@@ -54,6 +68,10 @@ def describe(error: BaseException) -> dict[str, object]:
         "summary": getattr(error, "summary", None),
         "evidence": list(getattr(error, "evidence", ())),
         "fixes": [str(fix) for fix in getattr(error, "fixes", ())],
+        "remedies": [
+            {"text": str(fix), "kind": fix.kind, "needs": fix.needs, "executable": fix.executable}
+            for fix in getattr(error, "fixes", ())
+        ],
         "others": [describe(other) for other in getattr(error, "others", ())],
         "details": error.details() if hasattr(error, "details") else {},
         "severity": getattr(error, "severity", None),

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.lab.overlay import LabError
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
+
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -133,11 +136,16 @@ class Stubs:
 
     def library(self, soname: str, functions: Mapping[str, int] | None = None) -> Path:
         """A library with a name of its own and functions that return a number: something to be found and not usable."""
-        source = self.folder / "made" / f"{soname}.c"
-        source.parent.mkdir(parents=True, exist_ok=True)
         code = [f"long {name}(void) {{ return {value}; }}" for name, value in (functions or {}).items()]
-        source.write_text("\n".join([*code, "extern int made_by_the_lab;\n"]), encoding="utf-8")
-        return self._build(str(source), f"made/{soname}", f"-Wl,-soname,{soname}")
+        return self.compile(soname, "\n".join([*code, "extern int made_by_the_lab;\n"]), f"-Wl,-soname,{soname}")
+
+    def compile(self, name: str, code: str, *options: str) -> Path:
+        """A library out of a text in C."""
+        with _one_at_a_time:  # under a name that several cases may use
+            source = self.folder / "made" / f"{name}.c"
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text(code, encoding="utf-8")
+            return self._build(str(source), f"made/{name}", *options)
 
     def _build(self, source: str, relative: str, *options: str) -> Path:
         found = compiler()
