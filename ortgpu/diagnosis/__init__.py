@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..environment.inspection import Environment, inspect_environment
-from ..errors import GPUError
+from ..errors import GPUError, UnsupportedPlatformError
 from ..models import ModelFacts, read_model
 from ..placement import needs_cudnn, needs_cufft
 from . import attempts, devices, driver, libraries, packages
@@ -78,12 +78,18 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
             found.append(error)
     roots: list[GPUError] = []
     for error in (each for each in found if each.severity == "fatal"):
-        cause = next((root for root in roots if error.code in _EXPLAINS.get(root.code, ())), None)
+        cause = next((root for root in roots if _explains(root, error)), None)
         if cause is None:
             roots.append(error)
         else:
             error.consequence_of = cause.code
     return tuple(sorted(found, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
+
+
+def _explains(root: GPUError, error: GPUError) -> bool:
+    if isinstance(root, UnsupportedPlatformError) and packages.has_cuda(root.system, root.machine):
+        return False  # its C library is too old, which is no reason for anything else
+    return error.code in _EXPLAINS.get(root.code, ())
 
 
 @dataclass(frozen=True, slots=True)

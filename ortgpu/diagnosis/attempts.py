@@ -18,6 +18,7 @@ def died(facts: Facts) -> GPUError | None:
     evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
     if probe.died_in == "driver":
+        evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
         return DriverUnusableError(
             f"initialising the NVIDIA driver {how}",
             evidence=evidence,

@@ -68,6 +68,10 @@ OF_THE_DEVICE: dict[int, Meaning] = {
     ),
 }
 
+# Codes of a libcuda.so.1 that is there in the driver's place.
+OF_ANOTHER_LIBRARY = frozenset({34, 804})
+
+
 # Errors after which every later CUDA call of the process fails: driver_types.h says of each that "the process must be
 # terminated and relaunched".
 STICKY = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})

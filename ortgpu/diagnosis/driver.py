@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from ..errors import (
     DeviceBusyError,
     DriverNotFoundError,
@@ -14,7 +16,7 @@ from ..errors import (
     manual,
 )
 from . import remedies
-from .cuda_codes import STICKY, meaning_of, name_of
+from .cuda_codes import OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of
 from .devices import named_device, none_visible, unsupported
 from .facts import Facts
 
@@ -152,6 +154,12 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     evidence = [*evidence, f"driver {driver.nvml.driver_version or driver.kernel_version or 'of unknown version'}"]
     if driver.libcuda:
         evidence.append(f"libcuda: {driver.libcuda}")
+    off = None
+    if code in OF_ANOTHER_LIBRARY and driver.libcuda:
+        off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(driver.libcuda))
     return DriverUnusableError(
-        f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=code
+        f"{meaning.what} ({name_of(code)})",
+        evidence=evidence,
+        fixes=[off] if off is not None else meaning.fixes,
+        cuda_code=code,
     )

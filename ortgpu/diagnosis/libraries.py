@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for
 from ..environment.libraries import Candidate, Resolution
 from ..errors import (
     BrokenPackageError,
+    DriverTooOldError,
     GPUError,
     LibraryConflictError,
     LibraryNotFoundError,
@@ -18,13 +20,17 @@ from ..errors import (
     shell,
 )
 from ..preloading import MissingLibrary
-from . import remedies
+from . import driver, remedies
 from .facts import Facts
 
 
 def missing(facts: Facts) -> GPUError | None:
-    """Linked libraries that are not there, all at once; only other versions of them; damaged files of them."""
-    return _judge_missing(facts, _missing(facts, required=True), "the CUDA provider needs", "fatal")
+    """Linked libraries that are not there, all at once; only other versions of them; damaged files of them.
+
+    The fix brings what is opened at need too, where that is not there either: one command, not one a session.
+    """
+    further = [library.wheel for library in _missing(facts, required=False) if library.wheel]
+    return _judge_missing(facts, _missing(facts, required=True), "the CUDA provider needs", "fatal", further)
 
 
 def cudnn_missing(facts: Facts) -> GPUError | None:
@@ -63,7 +69,7 @@ def _must_be_there(found: Resolution) -> bool:
 
 
 def _judge_missing(
-    facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity
+    facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity, further: Iterable[str] = ()
 ) -> GPUError | None:
     if not absent:
         return None
@@ -71,7 +77,10 @@ def _judge_missing(
     evidence = [line for library in absent for line in _evidence(library)]
     evidence.append(_where_needed(facts))
     wheels = dict.fromkeys(library.wheel for library in absent if library.wheel)
-    fixes = [remedies.install_libraries(facts.environment, wheels)] if wheels else []
+    dead = [file.path for library in absent for file in library.rejected if _is_dead_link(file)]
+    fixes = (
+        [remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead)] if wheels else []
+    )
     if any(library.wheel is None for library in absent):
         fixes.append(
             manual(
@@ -98,6 +107,12 @@ def _judge_missing(
         severity=severity,
         missing=sonames,
     )
+
+
+def _is_dead_link(file: Candidate) -> bool:
+    """A link to nothing, or to itself, in the folder of a wheel."""
+    problem = (file.problem or "").lower()
+    return file.source == "nvidia wheels" and ("no such file" in problem or "symbolic links" in problem)
 
 
 def _evidence(library: MissingLibrary) -> list[str]:
@@ -140,6 +155,8 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         return _judge_missing(facts, (MissingLibrary(match[1], True, None, ()),), "the CUDA provider needs", "fatal")
     if match := re.search(r"undefined symbol: (\w+)(?:, version (lib\S+))?|version `(\S+)' not found", text):
         symbol, library = match[1] or match[3], match[2]
+        if re.fullmatch(r"cu[A-Z]\w*", symbol):
+            return _driver_lacks(symbol, text, facts)
         loaded = report.libraries if report is not None else ()
         culprits = [lib for lib in loaded if library is None or lib.soname == library]
         provider = facts.environment.provider
@@ -148,7 +165,8 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         return LibraryVersionError(
             f"a loaded library lacks {symbol}, which the CUDA provider was built against",
             evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
-            fixes=[remedies.install(facts.environment, wheels, upgrade=True)] if library and wheels else [],
+            # Too old, or damaged and as new as can be: both are mended by the newest, whatever is on record.
+            fixes=[remedies.install(facts.environment, wheels, upgrade=True, again=True)] if library and wheels else [],
             needed=(library or symbol,),
             found={lib.soname: lib.path for lib in culprits},
         )
@@ -158,6 +176,23 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         fixes=[remedies.reinstall_onnxruntime(facts.environment)],
         package=facts.environment.packages.onnxruntime.build_name,
         files=(facts.environment.provider.path,) if facts.environment.provider else (),
+    )
+
+
+def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
+    """A function of the driver's interface: those of the CUDA libraries begin with cuda, cublas, cudnn and so on."""
+    if driver.too_old(facts) is not None:
+        return None
+    found, provider = facts.environment.driver, facts.environment.provider
+    major = provider.cuda_major if provider is not None else None
+    return DriverTooOldError(
+        f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
+        "it is older than this ONNX Runtime needs, or no driver",
+        evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
+        fixes=[remedies.update_driver(major or 13)],
+        driver_version=found.nvml.driver_version or found.kernel_version,
+        driver_cuda=found.cuda_version,
+        needed_cuda=(major, 0) if major else None,
     )
 
 
@@ -175,7 +210,11 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     )
     wrong, right = f"nvidia-cudnn-cu{report.cudnn_cuda_major}", remedies.wheel_of(loaded.soname, major)
     fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
-    if any(wheel.name == wrong for wheel in facts.environment.packages.nvidia) and right:
+    if (
+        not facts.environment.host.frozen
+        and any(wheel.name == wrong for wheel in facts.environment.packages.nvidia)
+        and right
+    ):
         command = f"{facts.environment.installer.uninstall} {wrong}"
         fixes.insert(0, shell(f"{command} && {remedies.install(facts.environment, [right], again=True)}"))
     return LibraryConflictError(

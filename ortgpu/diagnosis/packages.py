@@ -12,6 +12,7 @@ from ..errors import (
     CPUOnlyPackageError,
     Fix,
     GPUError,
+    LibraryVersionError,
     OnnxRuntimeNotInstalledError,
     UnsupportedPlatformError,
     manual,
@@ -24,9 +25,13 @@ _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64
 _NO_WHEEL = "the package index has CUDA builds for Linux x86_64 and Windows x86_64 only"
 
 
+def has_cuda(system: str | None, machine: str | None) -> bool:
+    return (system, machine) in _CUDA_PLATFORMS
+
+
 def platform_unsupported(facts: Facts) -> GPUError | None:
     host = facts.environment.host
-    if (host.system, host.machine) in _CUDA_PLATFORMS:
+    if has_cuda(host.system, host.machine):
         return None
     return UnsupportedPlatformError(
         f"there is no CUDA on {host.system} {host.machine}",
@@ -49,7 +54,7 @@ def not_installed(facts: Facts) -> GPUError | None:
     evidence = [f"no folder onnxruntime on the search path of {facts.environment.host.executable}"]
     evidence += [f"on record without its files: {owner.name} {owner.version} in {owner.location}" for owner in ghosts]
     fixes = _first_install(facts)
-    if ghosts:
+    if ghosts and fixes[0].executable:
         names = " ".join(dict.fromkeys(owner.name for owner in ghosts))
         fixes = [shell(f"{facts.environment.installer.uninstall} {names} && {fixes[0]}")]
     return OnnxRuntimeNotInstalledError(
@@ -58,15 +63,40 @@ def not_installed(facts: Facts) -> GPUError | None:
 
 
 def shadowed(facts: Facts) -> GPUError | None:
-    """A stray file onnxruntime.py, in the working directory say, is what the import takes."""
-    stray = facts.environment.packages.onnxruntime.shadowed_by
+    """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say."""
+    installed = facts.environment.packages.onnxruntime
+    stray = installed.shadowed_by
     if stray is None:
-        return None
+        return _checkout(facts) if _is_checkout(facts) else None
     return BrokenPackageError(
         f"import onnxruntime takes {stray} instead of the installed package",
         evidence=[f"it comes before the package on the search path: {stray}"],
         fixes=[manual(f"rename {stray}")],
         files=(stray,),
+    )
+
+
+def _is_checkout(facts: Facts) -> bool:
+    """A package that no distribution owns, without the library that every build has."""
+    installed = facts.environment.packages.onnxruntime
+    return installed.importable and not installed.owners and installed.extension is None
+
+
+def _checkout(facts: Facts) -> GPUError:
+    installed = facts.environment.packages.onnxruntime
+    folder = installed.folder or ""
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", os.path.dirname(folder))
+    fixes = [off or manual(f"start the program in another folder, or rename {folder}")]
+    if not installed.elsewhere:
+        fixes += _first_install(facts)
+    return BrokenPackageError(
+        f"import onnxruntime takes {folder}, which is no installed package",
+        evidence=[
+            "it has no onnxruntime_pybind11_state, as the sources of ONNX Runtime have none",
+            *(f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere),
+        ],
+        fixes=fixes,
+        files=(folder,),
     )
 
 
@@ -137,9 +167,12 @@ def conflicting(facts: Facts) -> GPUError | None:
         f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}".rstrip()
     )
     evidence.append("they share the folder onnxruntime: the last one installed wins, and removing one leaves holes")
-    names = " and ".join(owner.name for owner in owners)
+    names = list(dict.fromkeys(owner.name for owner in owners))
+    summary = f"{' and '.join(names)} are installed over each other" + ("" if works else ", and the GPU build lost")
+    if len(names) == 1:
+        summary = f"{names[0]} is on record {len(owners)} times, as an upgrade that was interrupted leaves it"
     return ConflictingPackagesError(
-        f"{names} are installed over each other" + ("" if works else ", and the GPU build lost"),
+        summary,
         evidence=evidence,
         fixes=[remedies.reinstall_onnxruntime(facts.environment)],
         severity="warning" if works else "fatal",
@@ -157,7 +190,11 @@ def cpu_only(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     available = facts.observed.available_providers
     has_provider = installed.provider_library is not None
-    if not installed.importable or (has_provider and (available is None or "CUDAExecutionProvider" in available)):
+    if (
+        not installed.importable
+        or _is_checkout(facts)
+        or (has_provider and (available is None or "CUDAExecutionProvider" in available))
+    ):
         return None
     owner = installed.owners[0] if len(installed.owners) == 1 else None
     name = installed.build_name or (owner.name if owner else "onnxruntime")
@@ -229,6 +266,8 @@ def import_failed(facts: Facts) -> GPUError | None:
     if re.search(r"lib(cu|nv)\w+\.so[\w.]*: cannot open shared object", text):
         return None  # the extension itself links CUDA (1.27.0): libraries_missing says it
     libc = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", text)
+    if libc is not None and (old := _cxx_library_of_another(facts, text, libc[0])) is not None:
+        return old
     if libc is not None:
         host = facts.environment.host
         return UnsupportedPlatformError(
@@ -238,12 +277,63 @@ def import_failed(facts: Facts) -> GPUError | None:
             system=host.system,
             machine=host.machine,
         )
+    if (dependency := _dependency_missing(facts, text)) is not None:
+        return dependency
     fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
     if "executable stack" in text:
         fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
     return BrokenPackageError(
         "import onnxruntime fails", evidence=[text], fixes=fixes, package=installed.build_name, files=()
     )
+
+
+def _cxx_library_of_another(facts: Facts, text: str, version: str) -> GPUError | None:
+    """The C++ library that was too old is not the system's: one from conda, or another on LD_LIBRARY_PATH."""
+    named = re.search(r"(/\S*libstdc\+\+\S*): version ", text)
+    if named is None or re.match(r"(/usr)?/lib(64)?/", named[1]):
+        return None
+    path = named[1]
+    off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(path))
+    return LibraryVersionError(
+        f"import onnxruntime fails: the C++ library that this process loads, {path}, is too old for it",
+        evidence=[text],
+        fixes=[off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")],
+        needed=(version,),
+        found={os.path.basename(path): path},
+    )
+
+
+_DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
+
+
+def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
+    """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
+    absent = re.search(r"No module named '(\w+)", text)
+    module = absent[1] if absent else "numpy" if re.search(r"numpy\S* failed|_ARRAY_API not found", text) else None
+    if module in (None, "onnxruntime"):
+        return None
+    name = _DISTRIBUTIONS.get(module, module)
+    packages = facts.environment.packages
+    found = next((one for one in packages.others if one.name == name), None)
+    if found is None:
+        summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
+        fix = remedies.install(facts.environment, [name])
+    else:
+        summary = (
+            f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
+        )
+        fix = remedies.install(facts.environment, [f"{name}=={found.version}" if found.version else name], again=True)
+        if (
+            name == "numpy"
+            and _before(packages.onnxruntime.build_version, (1, 19))
+            and not _before(found.version, (2,))
+        ):
+            fix = remedies.install(facts.environment, ["numpy<2"])  # 1.19 was the first release for NumPy 2
+    return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
+
+
+def _before(version: str | None, other: tuple[int, ...]) -> bool:
+    return tuple(map(int, re.findall(r"\d+", version or "0")))[: len(other)] < other
 
 
 def _first_install(facts: Facts) -> list[Fix]:
@@ -255,7 +345,17 @@ def _first_install(facts: Facts) -> list[Fix]:
 def _replace_cpu_build(facts: Facts) -> list[Fix]:
     if facts.environment.host.machine == "aarch64":
         return [manual(f"install a CUDA build for this machine: {_NO_WHEEL}", needs="host")]
-    return [remedies.reinstall_onnxruntime(facts.environment)]
+    installed = facts.environment.packages.onnxruntime
+    home = os.path.dirname(installed.folder or "")
+    if os.path.basename(home) in ("site-packages", "dist-packages"):
+        return [remedies.reinstall_onnxruntime(facts.environment)]
+    # A folder that somebody put on the search path: installers leave alone what lies there.
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
+    gpu = any("gpu" in other.name for other in installed.elsewhere)
+    first = [] if gpu else _first_install(facts)
+    if off is not None and all(fix.executable for fix in first):
+        return [shell(" && ".join((off, *first)))]
+    return [off or manual(f"take {home} off the search path of this program"), *first]
 
 
 def _names(facts: Facts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable
 
@@ -20,17 +21,24 @@ def install(
     environment: Environment, requirements: Iterable[str], *, again: bool = False, upgrade: bool = False
 ) -> Fix:
     """One command; ``again`` replaces what the installer believes to be there."""
-    words = " ".join(shlex.quote(requirement) for requirement in requirements)
+    wanted = list(requirements)
+    if environment.host.frozen:
+        return _bundle(wanted)
+    words = " ".join(map(shlex.quote, wanted))
     options = " --upgrade" if upgrade else ""
     if again:
-        options = " --reinstall --no-deps" if environment.installer.name == "uv" else " --force-reinstall --no-deps"
+        options += " --reinstall --no-deps" if environment.installer.name == "uv" else " --force-reinstall --no-deps"
     return shell(f"{environment.installer.install}{options} {words}")
 
 
 def reinstall_onnxruntime(environment: Environment, *, leftover: str | None = None) -> Fix:
     """Remove every distribution that owns the import, and what they leave behind, then install the GPU build."""
-    names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
-    steps = [f"{environment.installer.uninstall} {' '.join(names)}"] if names else []
+    if environment.host.frozen:
+        return _bundle([gpu_requirement(environment)])
+    # An installer removes one record of a name at a time, and a killed upgrade leaves two.
+    names = [owner.name for owner in environment.packages.onnxruntime.owners]
+    again = dict.fromkeys(name for name in names if names.count(name) > 1)
+    steps = [f"{environment.installer.uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
     if leftover is not None:
         steps.append(f"rm -rf {shlex.quote(leftover)}")
     steps.append(f"{environment.installer.install} {shlex.quote(gpu_requirement(environment))}")
@@ -39,9 +47,10 @@ def reinstall_onnxruntime(environment: Environment, *, leftover: str | None = No
 
 def gpu_requirement(environment: Environment) -> str:
     """The GPU package to install: the version that is here already, else the newest that the driver can run."""
-    for owner in environment.packages.onnxruntime.owners:
-        if owner.name == "onnxruntime-gpu" and owner.version:
-            return f"onnxruntime-gpu=={owner.version}"
+    installed = environment.packages.onnxruntime
+    versions = [owner.version for owner in installed.owners if owner.name == "onnxruntime-gpu" and owner.version]
+    if versions:
+        return f"onnxruntime-gpu=={installed.build_version if installed.build_version in versions else versions[0]}"
     if environment.host.python < (3, 11):
         return GPU_PACKAGE[12]  # CUDA 13 builds need Python 3.11: Requires-Python of 1.27.0 and newer
     cuda = environment.driver.cuda_version or environment.driver.nvml.cuda_version
@@ -59,17 +68,40 @@ def other_release(environment: Environment, requirement: str, cuda_major: int) -
     return install(environment, [requirement, *wheels])
 
 
-def install_libraries(environment: Environment, wheels: Iterable[str]) -> Fix:
-    """Install wheels, again where the installer has them on record and their libraries are still not there."""
+def install_libraries(environment: Environment, wheels: Iterable[str], dead_links: Iterable[str] = ()) -> Fix:
+    """Install wheels, again where the installer has them on record and their libraries are still not there.
+
+    ``dead_links`` are removed first: pip gives up on an installation that has one.
+    """
     wanted = list(wheels)
+    if environment.host.frozen:
+        return _bundle(wanted)
     present = {wheel.name: wheel.version for wheel in environment.packages.nvidia}
     damaged = [name for name in map(wheel_name, wanted) if name in present]
+    first = [f"rm -f {' '.join(map(shlex.quote, links))}"] if (links := list(dead_links)) else []
     if not damaged:
-        return install(environment, wanted)
+        return shell(" && ".join([*first, install(environment, wanted)]))
     pinned = [f"{name}=={present[name]}" if present[name] else name for name in damaged]
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
-    commands = [install(environment, pinned, again=True)] + ([install(environment, new)] if new else [])
+    commands = [*first, install(environment, pinned, again=True)] + ([install(environment, new)] if new else [])
     return shell(" && ".join(commands))
+
+
+def _bundle(requirements: list[str]) -> Fix:
+    """A frozen program has no installer, and its interpreter is the program itself."""
+    return manual(
+        f"this program is frozen: add {' '.join(requirements)} to what it is built from and build it again "
+        "(PyInstaller: --collect-all onnxruntime --collect-all nvidia)"
+    )
+
+
+def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | None:
+    """Take a folder out of a variable that holds a search path; None where it is not in there."""
+    entries = environment.variables.now.get(variable, "").split(os.pathsep)
+    kept = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
+    if len(kept) == len(list(filter(None, entries))):
+        return None
+    return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
 
 
 def update_driver(cuda_major: int) -> Fix:

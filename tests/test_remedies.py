@@ -1,0 +1,195 @@
+"""What fixes say, over made facts. That they are true is shown in test_advice.py, on the environments they are for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ortgpu.diagnosis import Facts, find_problems, remedies
+from ortgpu.environment.inspection import Environment
+from ortgpu.environment.packages import Distribution
+from ortgpu.environment.variables import Variables
+from ortgpu.errors import GPUError
+from ortgpu.preloading import MissingLibrary
+from tests.test_diagnosis import CPU_ENGINE, ENGINE, HEALTHY, SEEN_HEALTHY, SITE
+
+PIP = "/venv/bin/python -m pip"
+
+
+def environment(**variables: str) -> Environment:
+    return replace(HEALTHY.environment, variables=Variables(variables, variables))
+
+
+def first(facts: Facts) -> GPUError:
+    return find_problems(facts)[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ("/a", "unset PYTHONPATH"),
+        ("/a:", "unset PYTHONPATH"),
+        ("/b:/a/:/c", "export PYTHONPATH=/b:/c"),
+        ("/b c:/a", "export PYTHONPATH='/b c'"),
+        ("/ab:/b", None),
+        ("", None),
+    ],
+)
+def test_a_folder_is_taken_off_a_search_path(value: str, fix: str | None) -> None:
+    assert remedies.off_the_path(environment(PYTHONPATH=value), "PYTHONPATH", "/a") == fix
+
+
+def test_a_folder_is_not_on_a_path_that_is_not_set() -> None:
+    assert remedies.off_the_path(environment(), "PYTHONPATH", "/a") is None
+
+
+def test_a_frozen_program_is_not_told_to_run_pip() -> None:
+    """Its executable is the program: with `-m pip install` it would start once more."""
+    frozen = replace(HEALTHY.environment, host=replace(HEALTHY.environment.host, frozen=True))
+    for fix in (
+        remedies.install(frozen, ["numpy"]),
+        remedies.reinstall_onnxruntime(frozen),
+        remedies.install_libraries(frozen, ["nvidia-cublas"]),
+        remedies.other_cuda(frozen, 12),
+    ):
+        assert not fix.executable
+        assert "frozen" in fix
+        assert PIP not in fix
+
+
+def test_a_name_that_is_on_record_twice_is_removed_twice() -> None:
+    """pip removes one record at a time; what is installed again is the version that the files are of."""
+    owners = (replace(ENGINE, version="1.28.0"), ENGINE)
+    packages = HEALTHY.environment.packages
+    both = replace(packages, onnxruntime=replace(packages.onnxruntime, owners=owners))
+    fix = remedies.reinstall_onnxruntime(replace(HEALTHY.environment, packages=both))
+    assert fix.split(" && ") == [
+        f"{PIP} uninstall -y onnxruntime-gpu",
+        f"{PIP} uninstall -y onnxruntime-gpu",
+        f"{PIP} install onnxruntime-gpu==1.31.1",
+    ]
+
+
+def test_links_that_stop_pip_are_removed_first() -> None:
+    fix = remedies.install_libraries(HEALTHY.environment, ["nvidia-cublas~=13.0"], ["/a b/libcublas.so.13"])
+    assert fix == f"rm -f '/a b/libcublas.so.13' && {PIP} install --force-reinstall --no-deps nvidia-cublas==13.1.0"
+    assert remedies.install_libraries(HEALTHY.environment, ["nvidia-curand~=10.0"]) == (
+        f"{PIP} install 'nvidia-curand~=10.0'"
+    )
+
+
+def test_one_command_brings_every_library_that_is_missing() -> None:
+    assert SEEN_HEALTHY.observed.preload is not None
+    missing = (
+        MissingLibrary("libcurand.so.10", True, "nvidia-curand~=10.0", ()),
+        MissingLibrary("libcufft.so.12", False, "nvidia-cufft~=12.0", ()),
+    )
+    preload = replace(SEEN_HEALTHY.observed.preload, missing=missing)
+    found = first(replace(SEEN_HEALTHY, observed=replace(SEEN_HEALTHY.observed, preload=preload)))
+    assert found.code == "library-not-found"
+    assert "libcufft" not in found.summary
+    assert list(found.fixes) == [f"{PIP} install 'nvidia-curand~=10.0' 'nvidia-cufft~=12.0'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "others", "version", "summary", "fix"),
+    [
+        ("ImportError: import numpy failed", (), "1.31.1", "numpy, which it needs, is not installed", "install numpy"),
+        (
+            "ImportError: import numpy failed",
+            (Distribution("numpy", "2.3.0", SITE),),
+            "1.31.1",
+            "the installed numpy 2.3.0 cannot be imported",
+            "install --force-reinstall --no-deps numpy==2.3.0",
+        ),
+        (
+            "ImportError: numpy.core.multiarray failed to import",
+            (Distribution("numpy", "2.3.0", SITE),),
+            "1.18.1",
+            "the installed numpy 2.3.0 cannot be imported",
+            "install 'numpy<2'",
+        ),
+        ("ModuleNotFoundError: No module named 'google.protobuf'", (), "1.31.1", "protobuf, which", "install protobuf"),
+    ],
+)
+def test_a_dependency_is_not_blamed_on_onnxruntime(
+    text: str, others: tuple[Distribution, ...], version: str, summary: str, fix: str
+) -> None:
+    packages = HEALTHY.environment.packages
+    packages = replace(packages, others=others, onnxruntime=replace(packages.onnxruntime, build_version=version))
+    facts = replace(
+        HEALTHY,
+        environment=replace(HEALTHY.environment, packages=packages),
+        observed=replace(HEALTHY.observed, import_error=text),
+    )
+    found = first(facts)
+    assert summary in found.summary
+    assert list(found.fixes) == [f"{PIP} {fix}"]
+
+
+def test_what_onnxruntime_itself_lacks_is_onnxruntimes() -> None:
+    text = "ModuleNotFoundError: No module named 'onnxruntime.capi._pybind_state'"
+    found = first(replace(HEALTHY, observed=replace(HEALTHY.observed, import_error=text)))
+    assert "uninstall -y onnxruntime-gpu" in found.fixes[0]
+
+
+def test_a_cpu_package_that_no_installer_sees_is_not_uninstalled() -> None:
+    folder = replace(
+        HEALTHY.environment.packages.onnxruntime,
+        folder="/elsewhere/onnxruntime",
+        owners=(replace(CPU_ENGINE, location="/elsewhere"),),
+        build_name="onnxruntime",
+        provider_library=None,
+    )
+    shadowing = replace(folder, elsewhere=(ENGINE,))
+
+    def fixes(**changes: object) -> list[str]:
+        changed = replace(environment(PYTHONPATH="/elsewhere"), provider=None, libraries=(), **changes)  # type: ignore[arg-type]
+        return list(first(replace(HEALTHY, environment=changed)).fixes)
+
+    packages = HEALTHY.environment.packages
+    assert fixes(packages=replace(packages, onnxruntime=shadowing)) == ["unset PYTHONPATH"]
+    alone = fixes(packages=replace(packages, onnxruntime=folder))
+    assert alone == [f"unset PYTHONPATH && {PIP} install 'onnxruntime-gpu>=1.28'"]
+    elsewhere = fixes(packages=replace(packages, onnxruntime=shadowing), variables=Variables({}, {}))
+    assert elsewhere == ["take /elsewhere off the search path of this program"]
+
+
+@pytest.mark.parametrize("symbol", ["cuTensorMapEncodeTiled", "cuMemCreate"])
+def test_a_function_of_the_driver_is_looked_for_in_the_driver(symbol: str) -> None:
+    text = f"/x/libonnxruntime_providers_cuda.so: undefined symbol: {symbol}"
+    found = first(replace(SEEN_HEALTHY, observed=replace(SEEN_HEALTHY.observed, provider_error=text)))
+    assert found.code == "driver-too-old"
+    assert symbol in found.summary
+    assert [fix.needs for fix in found.fixes] == ["driver"]
+
+
+@pytest.mark.parametrize("symbol", ["cublasCreate_v2", "cudaMalloc", "cudnnCreate", "curandCreateGenerator"])
+def test_a_function_of_a_library_is_not(symbol: str) -> None:
+    text = f"/x/libonnxruntime_providers_cuda.so: undefined symbol: {symbol}"
+    found = first(replace(SEEN_HEALTHY, observed=replace(SEEN_HEALTHY.observed, provider_error=text)))
+    assert found.code == "library-version"
+
+
+def test_a_c_library_that_is_too_old_explains_nothing_else() -> None:
+    facts = replace(
+        HEALTHY,
+        environment=replace(
+            HEALTHY.environment, driver=replace(HEALTHY.environment.driver, libcuda=None, libcuda_error="absent")
+        ),
+        observed=replace(HEALTHY.observed, import_error="ImportError: /lib/libc.so.6: version `GLIBC_2.99' not found"),
+    )
+    problems = find_problems(facts)
+    assert [problem.code for problem in problems[:2]] == ["unsupported-platform", "driver-not-found"]
+    assert problems[1].consequence_of is None
+
+
+@pytest.mark.parametrize(
+    ("where", "code"), [("/opt/conda/lib", "library-version"), ("/usr/lib", "unsupported-platform")]
+)
+def test_a_cpp_library_of_somebody_else_is_told_from_the_systems(where: str, code: str) -> None:
+    text = f"ImportError: {where}/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by /x.so)"
+    found = first(replace(HEALTHY, observed=replace(HEALTHY.observed, import_error=text)))
+    assert found.code == code
+    assert "GLIBCXX_3.4.32" in str(found)
