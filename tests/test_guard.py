@@ -378,8 +378,22 @@ def test_sessions_of_the_parent_are_not_alive(sessions: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["1", "true"])
-def test_variable_takes_effect_at_the_import(run: Run, value: str) -> None:
-    found = run("by_variable", ORTGPU_ENFORCE=value)
+def test_variable_takes_effect_at_the_start_where_ortgpu_is_installed(
+    machine: Machine, models: Models, value: str
+) -> None:
+    assert machine.overlay.path("ortgpu_enforce.pth").is_file(), "tests run where `pip install -e .` put it"
+    argv = [str(PROGRAMS), "by_variable", str(models.relu)]
+    found = machine.run(argv=argv, env={"ORTGPU_ENFORCE": value}).ok().json
+    assert found["loaded at start"] == []
+    assert (found["before the import"], found["after the import"]) == (CAUSE, CAUSE)
+
+
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_variable_takes_effect_at_the_import_elsewhere(lab: Lab, models: Models, value: str) -> None:
+    machine = lab.machine()
+    machine.overlay.remove("ortgpu_enforce.pth")
+    argv = [str(PROGRAMS), "by_variable", str(models.relu)]
+    found = machine.run(argv=argv, env={"ORTGPU_ENFORCE": value}).ok().json
     assert found["loaded at start"] == []
     assert (found["before the import"], found["after the import"]) == (ON_CPU, CAUSE)
 
@@ -431,7 +445,7 @@ def test_a_guard_that_cannot_come_into_force_keeps_onnxruntime_out(lab: Lab, tmp
     environment: dict[str, str] = {"PYTHONPATH": str(tmp_path)}
     prepare(environment)
     result = lab.machine().run(argv=["-c", "import json, onnxruntime"], env=environment)
-    assert "ImportError: `ortgpu exec` cannot guard" in result.stderr, result.output
+    assert "ImportError: ORTGPU_ENFORCE is set, and the guard cannot watch" in result.stderr, result.output
 
 
 def test_the_environments_own_sitecustomize_is_run(machine: Machine, tmp_path: Path) -> None:
@@ -548,4 +562,11 @@ def test_startup_file_costs_nothing() -> None:
     environment: dict[str, str] = {}
     prepare(environment)
     more = modules(**environment) - modules()
-    assert {name.partition(".")[0] for name in more} <= {"sitecustomize", "importlib", "warnings", "_imp", "_warnings"}
+    assert {name.partition(".")[0] for name in more} <= {
+        "sitecustomize",
+        "_ortgpu_waiting",
+        "importlib",
+        "warnings",
+        "_imp",
+        "_warnings",
+    }

@@ -1,56 +1,12 @@
 """Run by every Python that `ortgpu exec` starts, and by those that they start: the guard waits for ONNX Runtime.
 
-Nothing is imported here that a starting interpreter does not have already: the guard arrives with ``onnxruntime``. Any
-Python 3 can read this file, also one that is too old for the guard; it says so if it imports ONNX Runtime. The
-environment's own ``sitecustomize`` is run afterwards, as if this one were not there.
+The environment's own ``sitecustomize`` is run afterwards, as if this one were not there.
 """
 
 import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-
-
-class _Waiting:
-    """Puts the guard in force when somebody looks for ONNX Runtime."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "onnxruntime":
-            try:
-                _install()
-            except Exception as error:
-                raise ImportError(
-                    "`ortgpu exec` cannot guard the sessions of "
-                    + sys.executable
-                    + ", and so keeps it from using ONNX Runtime: "
-                    + str(error)
-                ) from error
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-
-
-def _install() -> None:
-    try:
-        import ortgpu.guard
-    except ImportError as error:
-        if error.name != "ortgpu":
-            raise
-        _import_ours()
-        import ortgpu.guard
-    ortgpu.guard.install()
-
-
-def _import_ours() -> None:
-    """The ortgpu that this file is part of, in an environment that has none; nothing else of where it lies."""
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    spec = PathFinder.find_spec("ortgpu", [os.path.dirname(os.path.dirname(_HERE))])
-    if spec is None or spec.loader is None:
-        raise ImportError("ortgpu is not at " + _HERE + " any more")
-    module = module_from_spec(spec)
-    sys.modules["ortgpu"] = module
-    spec.loader.exec_module(module)
 
 
 def _run_the_next() -> None:
@@ -64,7 +20,7 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
+import _ortgpu_waiting  # type: ignore[import-not-found]  # noqa: E402, F401 - beside this file, and not of a package
+
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
-if os.environ.get("ORTGPU_ENFORCE", "").lower() in ("1", "true", "yes", "on"):
-    sys.meta_path.insert(0, _Waiting())
 _run_the_next()
