@@ -333,7 +333,9 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
 
 
 def _before(version: str | None, other: tuple[int, ...]) -> bool:
-    return tuple(map(int, re.findall(r"\d+", version or "0")))[: len(other)] < other
+    """Whether a version is known, and below another."""
+    numbers = tuple(map(int, re.findall(r"\d+", version or "")))
+    return bool(numbers) and numbers[: len(other)] < other
 
 
 def _first_install(facts: Facts) -> list[Fix]:
