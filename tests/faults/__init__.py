@@ -1,0 +1,26 @@
+"""The faults: every environment that is known to end on the CPU, what is said of it here, and what mends it.
+
+One table of cases, in groups: :data:`CASES`. A case is data and one function that breaks an environment; the tests, the
+advice runner and the command ``python -m tests.faults`` all go through it. What is no case here, and why: ``rows.py``.
+"""
+
+from tests.faults import driver, libraries, packages, process, requests
+from tests.faults.case import OWN, Case, Code
+
+GROUPS = {
+    "A": "packages and the import",
+    "B": "loading the CUDA libraries",
+    "C": "driver, devices and hardware",
+    "D": "what is asked of a session",
+    "G": "the process and what surrounds it",
+}
+
+CASES: tuple[Case, ...] = (
+    *packages.CASES,
+    *libraries.CASES,
+    *driver.CASES,
+    *requests.CASES,
+    *process.CASES,
+)
+
+__all__ = ["CASES", "GROUPS", "OWN", "Case", "Code"]

@@ -1,0 +1,100 @@
+"""``python -m tests.faults``: play every case and print the table.
+
+    --no-advice    leave out the execution of fixes, which fetches gigabytes
+    --quick        leave out cases that have to fetch hundreds of megabytes, and such fixes
+    --markdown     write the tables into tests/faults/README.md
+    NAME ...       only cases whose name holds one of these words
+
+The exit status is 1 when anything of ours was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+
+from tests.faults import CASES, Case
+from tests.faults.report import Played, as_text, cases_table, groups_table, play, write
+from tests.lab.fixtures import Lab
+from tests.lab.models import Models
+from tests.lab.stubs import Stubs, why_not_here
+from tests.lab.wheels import Wheels
+
+CACHE = Path(".pytest_cache/d/lab-wheels")  # where pytest keeps what the tests download
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="Play every fault; print the table.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name holds this")
+    parser.add_argument("--no-advice", action="store_true", help="execute no fix")
+    parser.add_argument("--quick", action="store_true", help="fetch nothing large")
+    parser.add_argument("--markdown", action="store_true", help="write tests/faults/README.md")
+    parser.add_argument("--jobs", type=int, default=2, help="how many cases at a time (default: 2)")
+    asked = parser.parse_args()
+    if reason := why_not_here():
+        _note(reason)
+        return 2
+    chosen = [case for case in CASES if not asked.names or any(name in case.name for name in asked.names)]
+    if asked.quick:
+        chosen = [case for case in chosen if not case.slow_break]
+    with tempfile.TemporaryDirectory(prefix="ortgpu-faults-") as scratch:
+        played = _play_all(chosen, Path(scratch), asked)
+    sys.stdout.write(f"{as_text(cases_table(played))}\n\n{as_text(groups_table(played))}\n")
+    wrong = [one for one in played if one.wrong]
+    for one in wrong:
+        sys.stdout.write("\n  ".join([f"\n{one.case.name}:", *one.wrong]) + "\n")
+    if asked.markdown:
+        if len(played) != len(CASES):
+            _note("the recorded table is that of all cases: leave out --quick and names")
+            return 2
+        write(played, _about())
+    return 1 if wrong else 0
+
+
+def _play_all(cases: list[Case], scratch: Path, asked: argparse.Namespace) -> list[Played]:
+    for name in ("stubs", "models"):
+        (scratch / name).mkdir()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    stubs, models, wheels = Stubs(scratch / "stubs"), Models(scratch / "models"), Wheels(CACHE)
+    # Before there are threads that could build the same one twice.
+    for built in (stubs.cuda, stubs.nvml, stubs.hide_from_loader, stubs.hide_from_search):
+        assert built.exists()
+    done: list[str] = []
+
+    def one(case: Case) -> Played:
+        folder = scratch / "cases" / case.name
+        folder.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            lab = Lab(Path(own), stubs, models, wheels)
+            played = play(case, lab, advice=not (asked.no_advice or (asked.quick and case.slow_fix)))
+        done.append(case.name)
+        state = "" if played.right else "  WRONG"
+        _note(f"[{len(done)}/{len(cases)}] {case.name}{state}")
+        return played
+
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        return list(pool.map(one, cases))
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _about() -> str:
+    version = metadata.version("onnxruntime-gpu")
+    libc = " ".join(platform.libc_ver())
+    return (
+        f"Played on {time.strftime('%Y-%m-%d')} with onnxruntime-gpu {version}, Python {platform.python_version()}, "
+        f"{libc}, on a machine without a GPU."
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

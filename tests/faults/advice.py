@@ -1,0 +1,104 @@
+"""Advice that was printed, executed: in an environment of its own that pip may change as it likes.
+
+An overlay is made of links to the environment that runs the tests. Files are safe: pip never writes into one, but
+removes it and puts another in its place. A folder that is a link is not: what pip removes in it is removed in the
+original. So no folder may be a link here, and packages that no session needs are left out, since there are many files
+in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.faults.case import Case
+from tests.lab import Machine, Outcome, Overlay, Problem
+from tests.lab.fixtures import Lab
+
+#: What a session, and pip, are made of, by the beginning of a name in site-packages.
+KEPT = (
+    *("onnxruntime", "nvidia", "numpy", "onnx", "google", "protobuf", "flatbuffers", "packaging", "ml_dtypes"),
+    *("typing_extensions", "pynvml", "pip"),
+)
+#: Not pip's to change: it is linked as it is.
+LIBRARY_UNDER_TEST = "ortgpu"
+
+
+def stand_alone(overlay: Overlay) -> None:
+    """Make an overlay into an environment that shares no folder with the one it was made of."""
+    for entry in list(overlay.site.iterdir()):
+        if entry.name == LIBRARY_UNDER_TEST:
+            continue
+        if entry.name.lower().startswith(KEPT):
+            _own(overlay, entry)
+        elif entry.is_symlink() or entry.is_file():
+            entry.unlink()
+
+
+def _own(overlay: Overlay, entry: Path) -> None:
+    if entry.is_symlink() and entry.is_dir():
+        overlay.take_apart(entry.relative_to(overlay.site).as_posix())
+    if entry.is_dir() and not entry.is_symlink():
+        for inner in list(entry.iterdir()):
+            _own(overlay, inner)
+
+
+def shared_folders(overlay: Overlay) -> list[str]:
+    """Folders of an overlay that are links: none, beside the library under test, once it stands alone."""
+    return [
+        os.path.join(folder, name)
+        for folder, names, _ in os.walk(overlay.site)
+        for name in names
+        if os.path.islink(os.path.join(folder, name)) and name != LIBRARY_UNDER_TEST
+    ]
+
+
+def advisor(case: Case, error: Problem) -> Problem:
+    """The finding whose fixes a case has executed."""
+    wanted = case.advice_of or case.error
+    return next(found for found in (error, *error.others) if found.type == wanted)
+
+
+def executable_fixes(case: Case, error: Problem) -> list[Mapping[str, Any]]:
+    return [fix for fix in advisor(case, error).remedies if fix["executable"]]
+
+
+def machine_to_mend(case: Case, lab: Lab) -> Machine:
+    machine = case.machine(lab)
+    stand_alone(machine.overlay)
+    return machine
+
+
+def follow_advice(case: Case, lab: Lab) -> Iterator[tuple[str, Outcome]]:
+    """Each executable fix of a case, as it was printed, and what is found after it. Each begins with a new machine."""
+    number = 0
+    while True:
+        machine = machine_to_mend(case, lab)
+        broken = case.open(lab, machine)
+        assert broken.error is not None, broken.result.output
+        fixes = executable_fixes(case, broken.error)
+        if number >= len(fixes):
+            return
+        yield str(fixes[number]["text"]), case.open_after(lab, machine, fixes[number])
+        number += 1
+        if number >= len(fixes):
+            return
+
+
+def why_not_mended(case: Case, outcome: Outcome) -> str | None:
+    """What is wrong with an environment after a fix, or None when the fault is gone."""
+    output = outcome.result.output[-6000:]
+    if outcome.result.first_status not in (0, None):
+        return f"the command ended with {outcome.result.first_status}\n{output}"
+    error = outcome.error
+    if error is None:
+        return None if outcome.providers and "CUDAExecutionProvider" in outcome.providers else output
+    found = {error.type, *error.other_types}
+    fault = case.advice_of or case.error
+    if fault in found and fault != case.after:
+        return f"{fault} is still found:\n{error.text}"
+    if error.type != case.after:
+        return f"{error.type} is found instead of {case.after}:\n{error.text}\n{output}"
+    return None

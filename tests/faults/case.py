@@ -1,0 +1,163 @@
+"""What a case is, and how it is played: by ortgpu, by plain ONNX Runtime, and again after its advice was taken."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tests.lab import GPU, NVML, Cuda, Machine, Outcome, Overlay
+from tests.lab.child import outcome_of
+from tests.lab.fixtures import Lab
+
+Break = Callable[[Lab, Overlay], object]
+
+OWN = "own"  # the row of a fault that the corpus does not have
+
+#: The error that is left on a machine without a GPU when everything else has been mended.
+MENDED = "DriverNotFoundError"
+
+#: What a child needs of the variables of this process to reach a package index.
+_NETWORK = re.compile(r"PIP_|UV_|SSL_|CURL_CA|REQUESTS_CA|XDG_CONFIG_HOME|(https?|all|no)_proxy", re.IGNORECASE)
+
+
+class Code(str):
+    """An argument that is written into the child as it is, not as a string."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One broken environment.
+
+    Attributes:
+        error: name of the class that is raised, exactly.
+        says: what ``str(error)`` must hold.
+        breaks: what is done to an environment in which everything is installed.
+        group, rows: the letter of its group, and the rows of the corpus that it stands for.
+        prelude: what the program does before it opens a session.
+        ask: a session, or a diagnosis that tries everything in a child process, where a session would end the process.
+        others: classes that ``others`` must hold.
+        silent_about: what the text must not hold: the wrong culprit.
+        details: fields of the error, exactly. A tuple is given as a list.
+        cpu: whether ``allow_cpu`` opens a session: not where there is no ONNX Runtime that could, nor for a request
+            that is wrong in itself. None: a request that allows and forbids the CPU makes no sense.
+        plain: what plain ONNX Runtime does, as :func:`outcome_words` has it.
+        plain_arguments: how it is asked, where that is not ``providers=["CUDAExecutionProvider"]`` after
+            ``preload_dlls()``.
+        advice_of: the class whose fixes are executed, where that is not the error but one of the others.
+        after: the error that is left when a fix has been executed; None where no fix can be executed here.
+        needs: what the fixes need that cannot be executed, in their order.
+        slow_break, slow_fix: it takes a download of hundreds of megabytes to break the environment, or to mend it.
+    """
+
+    name: str
+    error: str
+    says: tuple[str, ...]
+    breaks: Break = lambda _lab, _overlay: None
+    group: str = ""
+    rows: tuple[str, ...] = (OWN,)
+    cuda: Cuda | None = None
+    nvml: NVML | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    prelude: str = ""
+    ask: Literal["session", "probe"] = "session"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "relu"
+    others: tuple[str, ...] = ()
+    silent_about: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    cpu: bool | None = True
+    plain: str = "logged"
+    plain_arguments: Mapping[str, Any] | None = None
+    advice_of: str = ""
+    after: str | None = None
+    needs: tuple[str, ...] = ()
+    slow_break: bool = False
+    slow_fix: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+    def machine(self, lab: Lab) -> Machine:
+        machine = lab.machine(cuda=self.cuda, nvml=self.nvml)
+        self.breaks(lab, machine.overlay)
+        env = {name: value.replace("{overlay}", str(machine.overlay.root)) for name, value in self.env.items()}
+        return machine.but(env=env)
+
+    def open(self, lab: Lab, machine: Machine, **arguments: Any) -> Outcome:
+        """What ``ortgpu`` does."""
+        return outcome_of(machine.run(self._code(lab, **arguments)))
+
+    def open_plain(self, lab: Lab, machine: Machine) -> Outcome:
+        """What plain ONNX Runtime does."""
+        arguments = dict(self._plain_arguments())
+        code = f"open_plain_session({str(getattr(lab.models, self.model))!r}, {arguments!r})"
+        return outcome_of(machine.run(f"{self.prelude}\n{code}"))
+
+    def open_after(self, lab: Lab, machine: Machine, fix: Mapping[str, Any]) -> Outcome:
+        """What ``ortgpu`` does after a fix, with the text that was printed, was applied."""
+        network = {name: value for name, value in os.environ.items() if _NETWORK.match(name)}
+        network.setdefault("XDG_CONFIG_HOME", os.path.expanduser("~/.config"))  # where pip may have its index from
+        network.setdefault("PIP_CACHE_DIR", str(lab.wheels.folder / "pip"))
+        code = self._code(lab)
+        if fix["kind"] == "python":
+            code = f"{fix['text']}\n{code}"
+        first = fix["text"] if fix["kind"] == "shell" else None
+        return outcome_of(machine.run(code, first=first, env=network, timeout=1200))
+
+    def _code(self, lab: Lab, **arguments: Any) -> str:
+        if self.ask == "probe":
+            return f"{self.prelude}\ndiagnose_here(True)"
+        model = str(getattr(lab.models, self.model))
+        return f"{self.prelude}\nopen_session({model!r}, {dict(self.arguments, **arguments)!r})"
+
+    def _plain_arguments(self) -> Mapping[str, Any]:
+        if self.plain_arguments is not None:
+            return self.plain_arguments
+        arguments = {name: value for name, value in self.arguments.items() if name not in ("device", "cpu_nodes")}
+        device = self.arguments.get("device")
+        if device is not None:
+            ordinal = str(device).removeprefix("cuda:")
+            arguments["providers"] = [("CUDAExecutionProvider", {"device_id": ordinal})]
+        return {"providers": ["CUDAExecutionProvider"], **arguments}
+
+
+def outcome_words(outcome: Outcome) -> str:
+    """What a plain session did: the ways by which it said so, loudest first, or "silent" when it said nothing."""
+    words = [word for word in ("aborted", "raised", "warned", "printed", "logged") if word in outcome.signs]
+    return " ".join(words) or "silent"
+
+
+def in_group(group: str, cases: Iterable[Case]) -> list[Case]:
+    """The same cases with their group."""
+    return [replace(case, group=group) for case in cases]
+
+
+def removing(*patterns: str) -> Break:
+    return lambda _lab, overlay: overlay.remove(*patterns)
+
+
+def truncating(pattern: str, size: int) -> Break:
+    return lambda _lab, overlay: overlay.truncate(pattern, size)
+
+
+def library(stem: str) -> str:
+    """The file of a library, in whatever wheel it lies."""
+    return f"nvidia/*/lib/{stem}.so.*"
+
+
+def own_path(overlay: Overlay, pattern: str) -> str:
+    """The one path that a pattern matches, relative to site-packages, as the methods of an overlay take it."""
+    return overlay.path(pattern).relative_to(overlay.site).as_posix()
+
+
+H200 = GPU(uuid="GPU-11111111-2222-3333-4444-555555555555", name="NVIDIA H200", capability=(9, 0))
+
+
+def with_gpus(*gpus: GPU) -> dict[str, Any]:
+    return {"cuda": Cuda(devices=gpus), "nvml": NVML(gpus=gpus)}

@@ -1,0 +1,307 @@
+"""Group C: the driver, and the GPUs that it shows."""
+
+from __future__ import annotations
+
+from tests.faults.case import H200, Case, in_group, with_gpus
+from tests.lab import GPU, NVML, Cuda, Overlay
+from tests.lab.fixtures import Lab
+
+A100 = GPU(uuid="GPU-22222222-2222-3333-4444-555555555555", name="NVIDIA A100", capability=(8, 0))
+P4 = GPU(uuid="GPU-33333333-2222-3333-4444-555555555555", name="Tesla P4", capability=(6, 1))
+V100 = GPU(uuid="GPU-44444444-2222-3333-4444-555555555555", name="Tesla V100", capability=(7, 0))
+GB10 = GPU(uuid="GPU-66666666-2222-3333-4444-555555555555", name="NVIDIA GB10", capability=(12, 1))
+B200 = GPU(uuid="GPU-55555555-2222-3333-4444-555555555555", name="NVIDIA B200", capability=(10, 0))
+
+#: What is found when all is well with a GPU that the stub driver describes: the CUDA runtime sees that it is a stub.
+STUB_REFUSED = "DriverUnusableError"
+
+
+def _at(path: str) -> dict[str, str]:
+    return {"LD_LIBRARY_PATH": f"{{overlay}}/{path}"}
+
+
+def empty_driver_file(_lab: Lab, overlay: Overlay) -> None:
+    """The placeholder that a container runtime mounts the host's library over, and did not."""
+    _put(overlay, b"")
+
+
+def driver_file_is_text(_lab: Lab, overlay: Overlay) -> None:
+    _put(overlay, b"#!/bin/sh\n" * 200)
+
+
+def driver_without_its_functions(lab: Lab, overlay: Overlay) -> None:
+    """A libcuda.so.1 that is not a driver: another product's, or one that is much too old."""
+    _put(overlay, lab.stubs.library("libcuda.so.1", {"cuInit": 0}).read_bytes())
+
+
+def driver_that_kills(lab: Lab, overlay: Overlay) -> None:
+    _put(overlay, lab.stubs.compile("killing", _KILLING, "-Wl,-soname,libcuda.so.1").read_bytes())
+
+
+_KILLING = """
+#include <signal.h>
+int cuInit(unsigned flags) { (void)flags; raise(SIGSEGV); return 0; }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+"""
+
+
+def _put(overlay: Overlay, content: bytes) -> None:
+    folder = overlay.root / "driver"
+    folder.mkdir()
+    (folder / "libcuda.so.1").write_bytes(content)
+
+
+CASES = in_group(
+    "C",
+    [
+        Case(
+            "no-driver",
+            "DriverNotFoundError",
+            ("libcuda.so.1", "driver", "--gpus all"),
+            rows=("B24",),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "no-libcuda-and-working-nvml",
+            "DriverNotFoundError",
+            ("libcuda.so.1", "NVML works", "compute", "NVIDIA_DRIVER_CAPABILITIES"),
+            rows=("B24", "G05"),
+            nvml=NVML(gpus=(H200,)),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "driver-too-old",
+            "DriverTooOldError",
+            ("12.8", "CUDA 13", "570.86.15", "580"),
+            rows=("C01",),
+            cuda=Cuda(version=12080, devices=(H200,)),
+            nvml=NVML(gpus=(H200,), driver="570.86.15", cuda=12080),
+            details={"driver_version": "570.86.15", "driver_cuda": [12, 8], "needed_cuda": [13, 0]},
+            plain="printed",
+            after=STUB_REFUSED,
+            needs=("driver",),
+        ),
+        Case(
+            "driver-too-old-and-no-nvml",
+            "DriverTooOldError",
+            ("12.8", "CUDA 13"),
+            rows=("C01",),
+            cuda=Cuda(version=12080, devices=(H200,)),
+            details={"driver_cuda": [12, 8], "needed_cuda": [13, 0]},
+            plain="printed",
+            after=STUB_REFUSED,
+            needs=("driver",),
+        ),
+        Case(
+            "no-device",
+            "NoDeviceError",
+            ("no GPU", "100"),
+            rows=("C02", "G06"),
+            cuda=Cuda(init=100),
+            nvml=NVML(gpus=()),
+            plain="printed",
+            needs=("host", "hardware"),
+        ),
+        Case(
+            "no-device-and-no-nvml",
+            "NoDeviceError",
+            ("no GPU", "100"),
+            rows=("C02",),
+            cuda=Cuda(init=100),
+            plain="printed",
+            needs=("host", "hardware"),
+        ),
+        *(
+            Case(
+                f"cuinit-{code}",
+                "DriverUnusableError",
+                (str(code), name, *words),
+                rows=(row,),
+                cuda=Cuda(init=code, devices=(H200,)),
+                nvml=NVML(gpus=(H200,)),
+                details={"cuda_code": code},
+                plain="printed",
+                after="DriverNotFoundError" if code in (34, 804) else None,
+                slow_fix=False,
+                needs=needs,
+            )
+            for code, name, row, needs, words in (
+                (3, "CUDA_ERROR_NOT_INITIALIZED", "C04", ("",), ()),
+                (802, "CUDA_ERROR_SYSTEM_NOT_READY", "own", ("root",), ("fabric",)),
+                (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "C08", ("reboot",), ("reboot",)),
+                (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "own", (), ("cuda-compat", "LD_LIBRARY_PATH")),
+                (999, "CUDA_ERROR_UNKNOWN", "C10", ("root", "root"), ("nvidia_uvm",)),
+                (123, "123", "own", ("root",), ()),
+                (34, "CUDA_ERROR_STUB_LIBRARY", "own", (), ("linking stub", "LD_LIBRARY_PATH")),
+            )
+        ),
+        Case(
+            "mismatch-seen-by-nvml-too",
+            "DriverUnusableError",
+            ("803", "reboot"),
+            rows=("C08",),
+            cuda=Cuda(init=803),
+            nvml=NVML(init=18),
+            details={"cuda_code": 803},
+            plain="printed",
+            needs=("reboot",),
+        ),
+        *(
+            Case(
+                f"hidden-by-{value or 'nothing'}",
+                "NoDeviceError",
+                ("CUDA_VISIBLE_DEVICES", repr(value), "unset CUDA_VISIBLE_DEVICES"),
+                rows=("C02",),
+                env={"CUDA_VISIBLE_DEVICES": value},
+                plain="printed",
+                after=STUB_REFUSED,
+                slow_fix=False,
+                **with_gpus(H200),
+            )
+            for value in ("", "-1")
+        ),
+        *(
+            Case(
+                f"hidden-by-{name}",
+                "NoDeviceError",
+                ("CUDA_VISIBLE_DEVICES", value, H200.uuid),
+                env={"CUDA_VISIBLE_DEVICES": value},
+                plain="printed",
+                after=STUB_REFUSED,
+                slow_fix=False,
+                **with_gpus(H200),
+            )
+            for name, value in (
+                ("an-unknown-uuid", "GPU-dead"),
+                ("a-uuid-with-a-typing-error", H200.uuid.replace("4444", "4445")),
+                ("the-word-all", "all"),
+                ("an-ordinal-that-is-not-there", "5"),
+            )
+        ),
+        Case(
+            "ordinal-too-high",
+            "DeviceNotFoundError",
+            ("3", "NVIDIA H200", H200.uuid),
+            rows=("C03",),
+            arguments={"device": 3},
+            details={"requested": 3},
+            plain="printed logged",
+            needs=("",),
+            **with_gpus(H200),
+        ),
+        Case(
+            "ordinal-too-high-in-the-options",
+            "DeviceNotFoundError",
+            ("3", "NVIDIA H200", H200.uuid),
+            rows=("C03",),
+            arguments={"providers": [("CUDAExecutionProvider", {"device_id": 3})]},
+            plain="printed logged",
+            needs=("",),
+            **with_gpus(H200),
+        ),
+        Case(
+            "ordinal-hidden",
+            "DeviceNotFoundError",
+            ("cuda:1", "NVIDIA H200", "CUDA_VISIBLE_DEVICES"),
+            rows=("C03",),
+            arguments={"device": "cuda:1"},
+            env={"CUDA_VISIBLE_DEVICES": "0"},
+            plain="printed logged",
+            needs=("",),
+            **with_gpus(H200, A100),
+        ),
+        Case(
+            "uuid-unknown",
+            "DeviceNotFoundError",
+            ("GPU-dead", H200.uuid),
+            arguments={"device": "GPU-dead"},
+            plain="printed logged",
+            needs=("",),
+            **with_gpus(H200),
+        ),
+        Case(
+            "ordinal-too-high-and-no-libcuda",
+            "DeviceNotFoundError",
+            ("7", H200.uuid),
+            rows=("C03",),
+            arguments={"device": 7},
+            nvml=NVML(gpus=(H200,)),
+            others=("DriverNotFoundError",),
+            needs=("",),
+        ),
+        *(
+            Case(
+                f"generation-{gpu.capability[0]}.{gpu.capability[1]}",
+                "UnsupportedDeviceError",
+                (gpu.name, f"{gpu.capability[0]}.{gpu.capability[1]}"),
+                details={"compute_capability": list(gpu.capability)},
+                plain="printed",
+                after=STUB_REFUSED,
+                **with_gpus(gpu),
+            )
+            for gpu in (P4, V100, B200, GB10)
+        ),
+        Case(
+            "generation-6.1-and-no-libcuda",
+            "UnsupportedDeviceError",
+            ("Tesla P4", "6.1", "driver-not-found"),
+            nvml=NVML(gpus=(P4,)),
+            others=("DriverNotFoundError",),
+            after="DriverNotFoundError",
+        ),
+        Case(
+            "taken-by-another-process",
+            "DeviceBusyError",
+            ("46", "process"),
+            cuda=Cuda(init=46, devices=(H200,)),
+            nvml=NVML(gpus=(GPU(uuid=H200.uuid, name=H200.name, compute_mode=3, processes=((1, 1 << 30),)),)),
+            plain="printed",
+            needs=("",),
+        ),
+        # Not in the corpus
+        Case(
+            "driver-file-empty",
+            "DriverNotFoundError",
+            ("libcuda.so.1", "file too short", "--gpus all"),
+            empty_driver_file,
+            env=_at("driver"),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "driver-file-is-text",
+            "DriverNotFoundError",
+            ("libcuda.so.1", "invalid ELF header"),
+            driver_file_is_text,
+            env=_at("driver"),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "driver-file-of-something-else",
+            "DriverTooOldError",
+            ("libcuda.so.1 lacks cu", "or no driver"),
+            driver_without_its_functions,
+            env=_at("driver"),
+            silent_about=("uninstall", "pip install", "libcudart"),
+            needs=("driver",),
+        ),
+        Case(
+            "driver-that-ends-the-process",
+            "DriverUnusableError",
+            ("initialising the NVIDIA driver", "SIGSEGV"),
+            driver_that_kills,
+            env=_at("driver"),
+            ask="probe",
+            cpu=False,
+            needs=("reboot",),
+        ),
+        Case(
+            "nvml-answers-errors-to-everything",
+            "DriverUnusableError",
+            ("999", "CUDA_ERROR_UNKNOWN"),
+            cuda=Cuda(init=999),
+            nvml=NVML(error=999),
+            plain="printed",
+            needs=("root", "root"),
+        ),
+    ],
+)

@@ -1,0 +1,436 @@
+"""Group B: the CUDA libraries that the provider needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.case import MENDED, OWN, Case, in_group, library, own_path, removing, truncating
+from tests.faults.packages import CUDA_PROVIDER
+from tests.lab import GPU, NVML, Cuda, Overlay
+from tests.lab.fixtures import Lab
+
+# The releases whose needs differ from those of the package under test: the last for CUDA 12, the first for CUDA 13.
+LAST_OF_CUDA_12 = "1.26.0"
+FIRST_OF_CUDA_13 = "1.27.0"
+
+AARCH64 = 183
+
+
+def other_cudnn(lab: Lab, overlay: Overlay) -> None:
+    overlay.remove("nvidia/cudnn/lib/*")
+    overlay.replace("nvidia/cudnn/lib/libcudnn.so.8", lab.stubs.library("libcudnn.so.8", {"cudnnGetVersion": 8907}))
+
+
+def other_cublas(lab: Lab, overlay: Overlay) -> None:
+    overlay.remove(library("libcublas"), library("libcublasLt"))
+    for stem in ("libcublas", "libcublasLt"):
+        overlay.replace(f"nvidia/cublas/lib/{stem}.so.11", lab.stubs.library(f"{stem}.so.11"))
+
+
+def wheels_of_cuda_12(lab: Lab, overlay: Overlay) -> None:
+    """What stays when only ONNX Runtime was upgraded: libraries of the major before, in the layout of their wheels."""
+    overlay.remove("nvidia", "nvidia_*.dist-info")
+    for component, soname in (
+        ("cublas", "libcublas.so.12"),
+        ("cublas", "libcublasLt.so.12"),
+        ("cuda_runtime", "libcudart.so.12"),
+        ("cufft", "libcufft.so.11"),
+        ("cudnn", "libcudnn.so.9"),
+    ):
+        overlay.replace(f"nvidia/{component}/lib/{soname}", lab.stubs.library(soname))
+
+
+def half_upgraded(lab: Lab, overlay: Overlay) -> None:
+    """cuBLAS of CUDA 13 and a CUDA runtime of CUDA 12."""
+    overlay.remove(library("libcudart"))
+    overlay.replace("nvidia/cuda_runtime/lib/libcudart.so.12", lab.stubs.library("libcudart.so.12"))
+
+
+def another_architecture(_lab: Lab, overlay: Overlay) -> None:
+    path = own_path(overlay, library("libcurand"))
+    content = bytearray((overlay.site / path).read_bytes())
+    content[18:20] = AARCH64.to_bytes(2, "little")
+    overlay.replace(path, bytes(content))
+
+
+def link_to_nothing(_lab: Lab, overlay: Overlay) -> None:
+    path = own_path(overlay, library("libcurand"))
+    overlay.remove(path)
+    (overlay.site / path).symlink_to(Path("/nonexistent") / Path(path).name)
+
+
+def link_to_itself(_lab: Lab, overlay: Overlay) -> None:
+    path = own_path(overlay, library("libcurand"))
+    overlay.remove(path)
+    (overlay.site / path).symlink_to(Path(path).name)
+
+
+def folder_in_its_place(_lab: Lab, overlay: Overlay) -> None:
+    path = own_path(overlay, library("libcurand"))
+    overlay.remove(path)
+    (overlay.site / path).mkdir()
+
+
+def nvidia_is_a_package_elsewhere(_lab: Lab, overlay: Overlay) -> None:
+    """A regular package `nvidia` that comes first hides the namespace of the wheels from the import system."""
+    (overlay.root / "mine" / "nvidia").mkdir(parents=True)
+    (overlay.root / "mine" / "nvidia" / "__init__.py").write_text("", encoding="utf-8")
+
+
+def nvidia_is_a_package_and_a_library_is_gone(lab: Lab, overlay: Overlay) -> None:
+    nvidia_is_a_package_elsewhere(lab, overlay)
+    overlay.remove(library("libcudart"))
+
+
+def empty_libraries_first_on_the_loader_path(lab: Lab, overlay: Overlay) -> None:
+    folder = overlay.root / "toolkit" / "lib64"
+    folder.mkdir(parents=True)
+    for soname in ("libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13", "libcurand.so.10"):
+        (folder / soname).write_bytes(b"")
+
+
+def lacking_symbols(lab: Lab, overlay: Overlay) -> None:
+    """A library of the right name and an older version of it: what the provider was built against is not in it."""
+    overlay.replace(own_path(overlay, library("libcudart")), lab.stubs.library("libcudart.so.13"))
+
+
+def bundled_without_wheels(_lab: Lab, overlay: Overlay) -> None:
+    """What PyInstaller makes without a hook for the NVIDIA wheels: the packages, and no libraries of theirs."""
+    overlay.remove("nvidia", "nvidia_*.dist-info")
+
+
+def release(version: str, *patterns: str) -> object:
+    """Another release of ONNX Runtime among the CUDA libraries of the installed one, without some of those."""
+
+    def breaks(lab: Lab, overlay: Overlay) -> None:
+        overlay.uninstall("onnxruntime-gpu").add_wheel(lab.wheels.get("onnxruntime-gpu", version))
+        if patterns:
+            overlay.remove(*patterns)
+
+    return breaks
+
+
+def provider_of_another_release(lab: Lab, overlay: Overlay) -> None:
+    """Two installations written over each other: the provider file is of one, the rest of the other."""
+    import zipfile
+
+    with zipfile.ZipFile(lab.wheels.get("onnxruntime-gpu", FIRST_OF_CUDA_13)) as archive:
+        overlay.replace(CUDA_PROVIDER, archive.read(CUDA_PROVIDER))
+
+
+def cudnn_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
+    """One name, two builds: this cuDNN says that it is of CUDA 12.8, and its wheel is on record beside the other."""
+    made = lab.stubs.library("libcudnn.so.9", {"cudnnGetCudartVersion": 12080})
+    graph = lab.stubs.library("libcudnn_graph.so.9")
+    overlay.replace("nvidia/cudnn/lib/libcudnn.so.9", made).replace("nvidia/cudnn/lib/libcudnn_graph.so.9", graph)
+    overlay.replace(
+        "nvidia_cudnn_cu12-9.10.2.21.dist-info/METADATA",
+        b"Metadata-Version: 2.1\nName: nvidia-cudnn-cu12\nVersion: 9.10.2.21\n",
+    )
+    overlay.replace("nvidia_cudnn_cu12-9.10.2.21.dist-info/INSTALLER", b"pip\n")
+    overlay.replace(
+        "nvidia_cudnn_cu12-9.10.2.21.dist-info/RECORD",
+        b"nvidia/cudnn/lib/libcudnn.so.9,,\nnvidia/cudnn/lib/libcudnn_graph.so.9,,\n"
+        b"nvidia_cudnn_cu12-9.10.2.21.dist-info/METADATA,,\nnvidia_cudnn_cu12-9.10.2.21.dist-info/INSTALLER,,\n"
+        b"nvidia_cudnn_cu12-9.10.2.21.dist-info/RECORD,,\n",
+    )
+
+
+def missing(*stems: str, says: tuple[str, ...], row: str = OWN, slow_fix: bool = True) -> Case:
+    """Linked libraries that are gone, on a machine that has no driver either: both are said, the libraries first."""
+    return Case(
+        "no-" + "-".join(stems),
+        "LibraryNotFoundError",
+        (*stems, "pip install", "driver-not-found", *says),
+        removing(*map(library, stems)),
+        rows=(row,),
+        others=("DriverNotFoundError",),
+        plain="printed logged",
+        after=MENDED,
+        slow_fix=slow_fix,
+    )
+
+
+CASES = in_group(
+    "B",
+    [
+        missing("libcublasLt", says=("nvidia-cublas",)),
+        missing("libcublas", says=("nvidia-cublas",), row="B05"),
+        missing("libcurand", says=("nvidia-curand",)),
+        missing("libcudart", says=("nvidia-cuda-runtime",), slow_fix=False),
+        missing(
+            "libcublasLt",
+            "libcurand",
+            "libcudart",
+            says=("nvidia-cublas", "nvidia-curand", "nvidia-cuda-runtime"),
+        ),
+        Case(
+            "no-cuda-wheels-at-all",
+            "LibraryNotFoundError",
+            ("libcublas.so", "libcublasLt.so", "libcurand.so", "libcudart.so", "pip install"),
+            removing("nvidia", "nvidia_*.dist-info"),
+            rows=("B01",),
+            cuda=Cuda(init=100),
+            plain="printed logged",
+            after="NoDeviceError",
+        ),
+        Case(
+            "wheels-that-nobody-loaded",
+            MENDED,
+            ("libcuda.so.1",),
+            rows=("B02", "B03"),
+            silent_about=("libcublas", "libcudart"),
+            plain_arguments={"providers": ["CUDAExecutionProvider"], "preload": False},
+            needs=("driver", "host"),
+        ),
+        Case(
+            "a-session-before-the-wheels-were-loaded",
+            MENDED,
+            ("libcuda.so.1",),
+            rows=("B04",),
+            prelude=(
+                "import onnxruntime\n"
+                "try:\n"
+                "    onnxruntime.InferenceSession(b'', providers=['CUDAExecutionProvider'])\n"
+                "except Exception:\n"
+                "    pass"
+            ),
+            silent_about=("libcublas", "libcudart"),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "loader-path-set-in-the-program",
+            MENDED,
+            ("libcuda.so.1",),
+            rows=("B29",),
+            prelude="import os; os.environ['LD_LIBRARY_PATH'] = '/usr/local/cuda/lib64'",
+            plain_arguments={"providers": ["CUDAExecutionProvider"], "preload": False},
+            needs=("driver", "host"),
+        ),
+        Case(
+            "frozen-program-without-the-wheels",
+            "LibraryNotFoundError",
+            ("libcublas.so.13", "frozen"),
+            bundled_without_wheels,
+            rows=("B30",),
+            prelude="import sys; sys.frozen = True",
+            silent_about=("pip install",),
+            plain="printed logged",
+            needs=("",),
+        ),
+        Case(
+            "cuda-12-wheels-for-a-cuda-13-build",
+            "LibraryNotFoundError",  # of cuRAND there is none: its major did not change with CUDA's
+            ("libcublas.so.13", "libcublas.so.12", "libcudart.so.12", "built for CUDA 13", "nvidia-cublas"),
+            wheels_of_cuda_12,
+            rows=("A07",),
+            plain="printed logged",
+            after=MENDED,
+        ),
+        Case(
+            "cublas-of-another-cuda",
+            "LibraryVersionError",
+            ("libcublas.so", "libcublas.so.11", "libcublasLt.so.11", "nvidia-cublas"),
+            other_cublas,
+            rows=("A07",),
+            plain="printed logged",
+            after=MENDED,
+        ),
+        Case(
+            "cudnn-8-and-a-convolution",
+            "LibraryVersionError",
+            ("libcudnn.so.9", "libcudnn.so.8", "Conv", "nvidia-cudnn"),
+            other_cudnn,
+            rows=("B09",),
+            model="conv",
+            details={"needed": ["libcudnn.so.9"]},
+            after=MENDED,
+        ),
+        Case(
+            "no-cudnn-and-a-convolution",
+            "LibraryNotFoundError",
+            ("libcudnn.so.9", "Conv", "nvidia-cudnn"),
+            removing("nvidia/cudnn"),
+            model="conv",
+            others=("DriverNotFoundError",),
+            after=MENDED,
+        ),
+        Case(
+            "part-of-cudnn-missing-and-a-convolution",
+            "LibraryNotFoundError",
+            ("libcudnn_ops.so.9", "Conv", "nvidia-cudnn"),
+            removing("nvidia/cudnn/lib/libcudnn_ops.so.9"),
+            model="conv",
+            after=MENDED,
+        ),
+        Case(
+            "no-cudnn-and-no-need-of-it",
+            "DriverNotFoundError",
+            ("libcuda.so.1", "libcudnn.so.9"),
+            removing("nvidia/cudnn"),
+            others=("LibraryNotFoundError",),
+            advice_of="LibraryNotFoundError",
+            after=MENDED,
+            needs=("driver", "host"),
+        ),
+        Case(
+            "library-truncated",
+            "LibraryNotFoundError",
+            ("libcurand.so.10", "truncated", "nvidia-curand"),
+            truncating(library("libcurand"), 10_000),
+            others=("DriverNotFoundError",),
+            plain="aborted",
+            after=MENDED,
+        ),
+        Case(
+            "library-empty",
+            "LibraryNotFoundError",
+            ("libcurand.so.10", "empty", "nvidia-curand"),
+            truncating(library("libcurand"), 0),
+            plain="printed logged",
+            after=MENDED,
+        ),
+        Case(
+            "library-is-text",
+            "LibraryNotFoundError",
+            ("libcurand.so.10", "not an ELF file", "nvidia-curand"),
+            lambda _lab, overlay: overlay.replace(
+                own_path(overlay, library("libcurand")), b"version https://git-lfs.github.com/spec/v1\n" * 40
+            ),
+            plain="printed logged",
+            after=MENDED,
+        ),
+        Case(
+            "first-release-of-cuda-13-without-the-runtime",
+            "LibraryNotFoundError",
+            ("libcudart.so.13", "nvidia-cuda-runtime"),
+            release(FIRST_OF_CUDA_13, library("libcudart")),  # type: ignore[arg-type]
+            rows=("A06", "A08"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+            slow_break=True,
+        ),
+        Case(
+            "first-release-of-cuda-13-without-nvrtc",
+            "LibraryNotFoundError",
+            ("libnvrtc.so.13", "nvidia-cuda-nvrtc"),
+            release(FIRST_OF_CUDA_13, library("libnvrtc")),  # type: ignore[arg-type]
+            rows=("B06", "B14"),
+            plain="raised",
+            after=MENDED,
+            slow_break=True,
+        ),
+        Case(
+            "last-release-of-cuda-12-among-cuda-13-wheels",
+            "LibraryVersionError",
+            ("libcublas.so.12", "libcublas.so.13", "built for CUDA 12"),
+            release(LAST_OF_CUDA_12),  # type: ignore[arg-type]
+            rows=("A10", "A12"),
+            plain="printed logged",
+            after="LibraryConflictError",  # cuDNN has the same name for both
+            slow_break=True,
+        ),
+        Case(
+            "first-release-of-cuda-13-without-cudnn",
+            "LibraryNotFoundError",
+            ("libcudnn.so.9", "nvidia-cudnn-cu13"),
+            release(FIRST_OF_CUDA_13, "nvidia/cudnn"),  # type: ignore[arg-type]
+            rows=("B08",),
+            plain="raised",
+            after=MENDED,
+            slow_break=True,
+        ),
+        # Not in the corpus
+        Case(
+            "half-upgraded",
+            "LibraryVersionError",
+            ("libcudart.so.13", "libcudart.so.12", "nvidia-cuda-runtime"),
+            half_upgraded,
+            plain="printed logged",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "library-of-another-architecture",
+            "LibraryNotFoundError",
+            ("libcurand.so.10", "built for aarch64, this is x86_64", "nvidia-curand"),
+            another_architecture,
+            plain="printed logged",
+            after=MENDED,
+        ),
+        *(
+            Case(
+                name,
+                "LibraryNotFoundError",
+                ("libcurand.so.10", word, "nvidia-curand"),
+                breaks,
+                plain="printed logged",
+                after=MENDED,
+            )
+            for name, breaks, word in (
+                ("library-is-a-link-to-nothing", link_to_nothing, "no such file"),
+                ("library-is-a-link-to-itself", link_to_itself, "symbolic links"),
+                ("library-is-a-folder", folder_in_its_place, "is a directory"),
+            )
+        ),
+        Case(
+            "library-without-what-it-had",
+            "LibraryVersionError",
+            ("libcudart.so.13", "nvidia-cuda-runtime"),
+            lacking_symbols,
+            cuda=Cuda(),
+            after="NoDeviceError",
+            slow_fix=False,
+        ),
+        Case(
+            "nvidia-is-a-package-of-somebody-else",
+            MENDED,
+            ("libcuda.so.1",),
+            nvidia_is_a_package_elsewhere,
+            env={"PYTHONPATH": "{overlay}/mine"},
+            silent_about=("libcublas", "libcudart"),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "nvidia-is-a-package-of-somebody-else-and-a-library-is-gone",
+            "LibraryNotFoundError",
+            ("libcudart.so.13", "nvidia-cuda-runtime"),
+            nvidia_is_a_package_and_a_library_is_gone,
+            env={"PYTHONPATH": "{overlay}/mine"},
+            plain="printed logged",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "empty-libraries-on-the-loader-path",
+            MENDED,
+            ("libcuda.so.1",),
+            empty_libraries_first_on_the_loader_path,
+            env={"LD_LIBRARY_PATH": "{overlay}/toolkit/lib64"},
+            silent_about=("toolkit/lib64",),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "cudnn-for-cuda-12-and-a-convolution",
+            MENDED,
+            ("library-conflict", "libcudnn.so.9", "built for CUDA 12", "ONNX Runtime for CUDA 13"),
+            cudnn_for_cuda_12,
+            model="conv",
+            others=("LibraryConflictError",),
+            advice_of="LibraryConflictError",
+            after=MENDED,
+            needs=("driver", "host"),
+        ),
+        Case(
+            "provider-file-of-another-release",
+            "BrokenPackageError",
+            ("libonnxruntime_providers_cuda.so", "not the file that was installed"),
+            provider_of_another_release,
+            after=MENDED,
+            slow_break=True,
+        ),
+    ],
+)
+
+__all__ = ["CASES", "GPU", "NVML"]

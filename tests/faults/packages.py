@@ -1,0 +1,383 @@
+"""Group A: what `import onnxruntime` finds."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from tests.faults.case import MENDED, OWN, Case, in_group, own_path, removing, truncating
+from tests.lab import Overlay
+from tests.lab.fixtures import Lab
+
+CUDA_PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+BRIDGE = "onnxruntime/capi/libonnxruntime_providers_shared.so"
+EXTENSION = "onnxruntime/capi/onnxruntime_pybind11_state*.so"
+
+# Older than the package under test, and of the same CUDA: what a dependency with an upper bound brings.
+OLDER_CPU_PACKAGE = "1.30.0"
+
+
+def cpu_over_gpu(lab: Lab, overlay: Overlay) -> None:
+    overlay.add_wheel(lab.wheels.cpu_twin)
+
+
+def older_cpu_over_gpu(lab: Lab, overlay: Overlay) -> None:
+    overlay.add_wheel(lab.wheels.get("onnxruntime", OLDER_CPU_PACKAGE))
+
+
+def gpu_over_cpu(lab: Lab, overlay: Overlay) -> None:
+    overlay.add_wheel(lab.wheels.cpu_twin).reinstall("onnxruntime-gpu")
+
+
+def cpu_only(lab: Lab, overlay: Overlay) -> None:
+    overlay.uninstall("onnxruntime-gpu").add_wheel(lab.wheels.cpu_twin)
+
+
+def cpu_only_of_conda(lab: Lab, overlay: Overlay) -> None:
+    cpu_only(lab, overlay)
+    overlay.replace(own_path(overlay, "onnxruntime-*.dist-info") + "/INSTALLER", b"conda\n")
+    (overlay.root / "conda-meta").mkdir()
+
+
+def cpu_twin_gone_again(lab: Lab, overlay: Overlay) -> None:
+    overlay.add_wheel(lab.wheels.cpu_twin).uninstall("onnxruntime")
+
+
+def gpu_twin_gone_again(lab: Lab, overlay: Overlay) -> None:
+    overlay.add_wheel(lab.wheels.cpu_twin).uninstall("onnxruntime-gpu")
+
+
+def other_twin_over_gpu(lab: Lab, overlay: Overlay) -> None:
+    """The CPU build under the name of another package that owns the same folder."""
+    overlay.add_wheel(lab.wheels.cpu_twin)
+    folder = own_path(overlay, "onnxruntime-*.dist-info")
+    renamed = folder.replace("onnxruntime-", "onnxruntime_openvino-")
+    overlay.rename(folder, renamed)
+    for name, old, new in (
+        ("METADATA", b"Name: onnxruntime\n", b"Name: onnxruntime-openvino\n"),
+        ("RECORD", folder.encode(), renamed.encode()),
+    ):
+        text = (overlay.site / renamed / name).read_bytes()
+        assert old in text, text[:200]
+        overlay.replace(f"{renamed}/{name}", text.replace(old, new))
+
+
+def another_environment_first(lab: Lab, overlay: Overlay) -> None:
+    """`pip install --target` of the CPU package; the case puts that folder into PYTHONPATH."""
+    _unpack(lab, overlay, overlay.root / "elsewhere")
+
+
+def _unpack(lab: Lab, overlay: Overlay, folder: object) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(lab.wheels.cpu_twin) as archive:
+        archive.extractall(str(folder))
+
+
+def source_checkout(lab: Lab, overlay: Overlay) -> None:
+    """The Python files of the package without its libraries, as in a clone of the project."""
+    for name in (
+        "__init__.py",
+        "capi/__init__.py",
+        "capi/_pybind_state.py",
+        "capi/onnxruntime_inference_collection.py",
+    ):
+        target = overlay.root / "checkout" / "onnxruntime" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((overlay.site / "onnxruntime" / name).read_bytes())
+
+
+def metadata_gone(_lab: Lab, overlay: Overlay) -> None:
+    overlay.remove("onnxruntime_gpu-*.dist-info", "onnxruntime/capi/libonnxruntime_providers_cuda.so")
+
+
+def numpy_gone(_lab: Lab, overlay: Overlay) -> None:
+    overlay.uninstall("numpy")
+
+
+def numpy_damaged(_lab: Lab, overlay: Overlay) -> None:
+    overlay.remove("numpy/_core/_multiarray_umath*.so")
+
+
+def older_record_left(_lab: Lab, overlay: Overlay) -> None:
+    """Two metadata folders of one package: what an upgrade that was killed leaves."""
+    folder = own_path(overlay, "onnxruntime_gpu-*.dist-info")
+    older = re.sub(r"-[\d.]+\.dist-info", "-1.28.0.dist-info", folder)
+    overlay.duplicate(folder, older)
+    record = (overlay.site / older / "RECORD").read_bytes()
+    overlay.replace(f"{older}/RECORD", record.replace(folder.encode(), older.encode()))
+    overlay.replace(f"{older}/METADATA", b"Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.28.0\n")
+    overlay.remove(CUDA_PROVIDER)
+
+
+def extension_of_another_python(_lab: Lab, overlay: Overlay) -> None:
+    name = own_path(overlay, EXTENSION)
+    other = f"cpython-{sys.version_info[0]}{sys.version_info[1] + 1}-x86_64-linux-gnu"
+    stem = "onnxruntime/capi/onnxruntime_pybind11_state"
+    overlay.rename(name, f"{stem}.{other}.so")
+
+
+def old_cxx_library(lab: Lab, overlay: Overlay) -> None:
+    """A libstdc++ of the right name without the symbol versions that the package was built against."""
+    folder = overlay.root / "older" / "lib"
+    folder.mkdir(parents=True)
+    script = overlay.root / "versions.map"
+    script.write_text("GLIBCXX_3.4 { global: *; };\n", encoding="utf-8")
+    made = lab.stubs.compile(
+        "libstdc++.so.6", "int old_and_empty;\n", "-Wl,-soname,libstdc++.so.6", f"-Wl,--version-script={script}"
+    )
+    (folder / "libstdc++.so.6").write_bytes(made.read_bytes())
+
+
+CASES = in_group(
+    "A",
+    [
+        Case(
+            "not-installed",
+            "OnnxRuntimeNotInstalledError",
+            ("not installed", "install", "onnxruntime-gpu"),
+            lambda _lab, overlay: overlay.uninstall("onnxruntime-gpu"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "cpu-package-only",
+            "CPUOnlyPackageError",
+            ("onnxruntime", "without CUDA", "CPUExecutionProvider", "uninstall", "onnxruntime-gpu"),
+            cpu_only,
+            rows=("A02",),
+            details={"package": "onnxruntime"},
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "cpu-package-of-conda",
+            "CPUOnlyPackageError",
+            ("onnxruntime", "without CUDA", "CPUExecutionProvider"),
+            cpu_only_of_conda,
+            rows=("A16",),
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "cpu-package-over-gpu-package",
+            "ConflictingPackagesError",
+            ("onnxruntime ", "onnxruntime-gpu", "uninstall"),
+            cpu_over_gpu,
+            rows=("A01",),
+            details={"packages": ["onnxruntime", "onnxruntime-gpu"]},
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "older-cpu-package-over-gpu-package",
+            "ConflictingPackagesError",
+            (f"onnxruntime {OLDER_CPU_PACKAGE}", "onnxruntime-gpu", "uninstall"),
+            older_cpu_over_gpu,
+            rows=("A03",),
+            plain="warned",
+            after=MENDED,
+            slow_break=True,
+        ),
+        Case(
+            "another-build-over-gpu-package",
+            "ConflictingPackagesError",
+            ("onnxruntime-openvino", "onnxruntime-gpu", "uninstall"),
+            other_twin_over_gpu,
+            rows=("A18",),
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "gpu-package-over-cpu-package",
+            "DriverNotFoundError",
+            ("libcuda.so.1", "onnxruntime and onnxruntime-gpu"),
+            gpu_over_cpu,
+            rows=("A01",),
+            others=("ConflictingPackagesError",),
+            advice_of="ConflictingPackagesError",
+            after=MENDED,
+            needs=("driver", "host"),
+        ),
+        Case(
+            "cpu-twin-uninstalled-again",
+            "BrokenPackageError",
+            ("uninstall left behind", "onnxruntime", "onnxruntime-gpu"),
+            cpu_twin_gone_again,
+            rows=("A04",),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "gpu-twin-uninstalled-again",  # of the same version: nothing is left but the record of the CPU package
+            "OnnxRuntimeNotInstalledError",
+            ("not installed", "install", "onnxruntime-gpu"),
+            gpu_twin_gone_again,
+            rows=("A04",),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "provider-file-missing",
+            "BrokenPackageError",
+            ("libonnxruntime_providers_cuda.so", "onnxruntime-gpu"),
+            removing(CUDA_PROVIDER),
+            rows=("B23",),
+            after=MENDED,
+        ),
+        Case(
+            "provider-file-truncated",
+            "BrokenPackageError",
+            ("libonnxruntime_providers_cuda.so", "onnxruntime-gpu"),
+            truncating(CUDA_PROVIDER, 1_000_000),
+            plain="aborted",
+            after=MENDED,
+        ),
+        Case(
+            "shared-provider-file-missing",
+            "BrokenPackageError",
+            ("libonnxruntime_providers_shared.so", "onnxruntime-gpu"),
+            removing(BRIDGE),
+            after=MENDED,
+        ),
+        Case(
+            "shared-provider-file-truncated",
+            "BrokenPackageError",
+            ("libonnxruntime_providers_shared.so", "onnxruntime-gpu"),
+            truncating(BRIDGE, 1_000),
+            cpu=False,
+            plain="aborted",
+            after=MENDED,
+        ),
+        Case(
+            "extension-module-missing",
+            "BrokenPackageError",
+            ("onnxruntime_pybind11_state", "onnxruntime-gpu"),
+            removing(EXTENSION),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "extension-module-truncated",
+            "BrokenPackageError",
+            ("onnxruntime_pybind11_state", "onnxruntime-gpu"),
+            truncating(EXTENSION, 1_000_000),
+            cpu=False,
+            plain="aborted",
+            after=MENDED,
+        ),
+        Case(
+            "init-file-missing",
+            "BrokenPackageError",
+            ("__init__.py", "onnxruntime-gpu"),
+            removing("onnxruntime/__init__.py"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "file-altered",
+            "BrokenPackageError",
+            ("onnxruntime/__init__.py", "onnxruntime-gpu", "import onnxruntime fails"),
+            lambda _lab, overlay: overlay.replace("onnxruntime/__init__.py", b"raise ImportError('no such thing')"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "cpp-library-too-old",
+            "LibraryVersionError",
+            ("CXXABI", "older/lib/libstdc++.so.6", "LD_LIBRARY_PATH"),
+            old_cxx_library,
+            rows=("A13",),
+            env={"LD_LIBRARY_PATH": "{overlay}/older/lib"},
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        # Not in the corpus
+        Case(
+            "cpu-package-first-on-pythonpath",
+            "CPUOnlyPackageError",
+            ("elsewhere", "without CUDA", "shadowed by it: onnxruntime-gpu", "PYTHONPATH"),
+            another_environment_first,
+            silent_about=("pip",),
+            env={"PYTHONPATH": "{overlay}/elsewhere"},
+            plain="warned",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "module-of-the-users-own",
+            "BrokenPackageError",
+            ("onnxruntime.py", "instead of the installed package"),
+            prelude="open('onnxruntime.py', 'w').write('mine = True')",
+            cpu=False,
+            plain="raised",
+            needs=("",),
+        ),
+        Case(
+            "checkout-in-the-working-directory",
+            "BrokenPackageError",
+            ("checkout/onnxruntime", "onnxruntime_pybind11_state", "shadowed by it: onnxruntime-gpu"),
+            source_checkout,
+            silent_about=("pip", "without CUDA"),
+            prelude="import os, sys; os.chdir(os.path.join(sys.prefix, 'checkout'))",
+            cpu=False,
+            plain="raised",
+            needs=("",),
+        ),
+        Case(
+            "no-metadata-and-no-provider-file",
+            "BrokenPackageError",
+            ("CUDA provider library", "not there", "onnxruntime-gpu"),
+            metadata_gone,
+            after=MENDED,
+        ),
+        Case(
+            "older-metadata-left-behind",
+            "ConflictingPackagesError",
+            ("onnxruntime-gpu is on record 2 times", "1.28.0", "files missing"),
+            older_record_left,
+            after=MENDED,
+        ),
+        Case(
+            "numpy-missing",
+            "BrokenPackageError",
+            ("numpy, which it needs, is not installed",),
+            numpy_gone,
+            silent_about=("uninstall", "install onnxruntime"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "numpy-damaged",
+            "BrokenPackageError",
+            ("the installed numpy", "cannot be imported"),
+            numpy_damaged,
+            silent_about=("uninstall", "install onnxruntime"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "extension-of-another-python",
+            "BrokenPackageError",
+            ("onnxruntime_pybind11_state", "onnxruntime-gpu"),
+            extension_of_another_python,
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+    ],
+)
+
+__all__ = ["BRIDGE", "CASES", "CUDA_PROVIDER", "EXTENSION", "OWN"]

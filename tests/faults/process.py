@@ -1,0 +1,52 @@
+"""Group G: the process, and what surrounds it. What is odd here and no fault must not become the finding."""
+
+from __future__ import annotations
+
+from tests.faults.case import MENDED, Case, in_group
+from tests.lab import Overlay
+from tests.lab.fixtures import Lab
+
+NO_DRIVER = ("driver", "host")
+
+
+def leftovers_of_pip(_lab: Lab, overlay: Overlay) -> None:
+    overlay.replace("~nnxruntime_gpu-1.30.0.dist-info/METADATA", b"Name: onnxruntime-gpu\nVersion: 1.30.0\n")
+    overlay.replace("~nxruntime/__init__.py", b"")
+
+
+def surrounded(name: str, *, breaks: object = None, prelude: str = "", env: dict[str, str] | None = None) -> Case:
+    """A healthy installation in odd surroundings, on a machine without a driver: that is the finding."""
+    return Case(
+        name,
+        MENDED,
+        ("libcuda.so.1", "NVIDIA driver"),
+        breaks or (lambda _lab, _overlay: None),  # type: ignore[arg-type]
+        prelude=prelude,
+        env=env or {},
+        silent_about=("library-not-found", "broken-package", "conflicting"),
+        needs=NO_DRIVER,
+    )
+
+
+CASES = in_group(
+    "G",
+    [
+        surrounded("working-directory-deleted", prelude="import os; os.rmdir(os.getcwd())"),
+        surrounded("garbage-to-preload", env={"LD_PRELOAD": "/nonexistent/libgarbage.so"}),
+        surrounded(
+            "locale-without-utf-8", env={"LANG": "C", "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        ),
+        surrounded("optimised-interpreter", env={"PYTHONOPTIMIZE": "2"}),
+        surrounded("frozen-program", prelude="import sys; sys.frozen = True"),
+        surrounded("no-path-and-no-home", env={"PATH": "", "HOME": "/dev/null/home"}),
+        surrounded("leftovers-of-an-interrupted-pip", breaks=leftovers_of_pip),
+        surrounded("standard-streams-closed", prelude="import os; os.close(0); os.close(1)"),
+        surrounded(
+            "few-file-descriptors", prelude="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+        ),
+        surrounded(
+            "search-path-with-nonsense",
+            prelude="import sys; sys.path[:0] = ['/nonexistent', 'x' * 5000, '', '/dev/null']",
+        ),
+    ],
+)

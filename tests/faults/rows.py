@@ -1,0 +1,97 @@
+"""The rows of the corpus that are no case of the table: tested somewhere else, on a GPU, not yet, or not to be had."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["elsewhere", "gpu", "not yet", "not here"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """``where``: the test, as pytest names it from the root of the repository; or the reason why there is none."""
+
+    id: str
+    kind: Kind
+    where: str
+
+
+def elsewhere(id_: str, where: str) -> Row:
+    return Row(id_, "elsewhere", where)
+
+
+def gpu(id_: str, where: str) -> Row:
+    return Row(id_, "gpu", where)
+
+
+def not_yet(id_: str, what: str) -> Row:
+    return Row(id_, "not yet", what)
+
+
+def not_here(id_: str, why: str) -> Row:
+    return Row(id_, "not here", why)
+
+
+_GUARD = "tests/test_guard.py"
+
+ROWS: tuple[Row, ...] = (
+    not_here("A11", "it takes a machine with an aarch64 processor; the advice for it is judged over made facts"),
+    not_here("A14", "glibc refuses an executable stack from 2.41 on; the words are judged in tests/test_diagnosis.py"),
+    not_here("A15", "it takes a root folder without /bin, so a container or a root user: an import that ends the "
+                    "process is judged in tests/test_diagnosis.py, a driver that does is a case here"),
+    not_here("A17", "Windows"),
+    gpu("B10", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
+    not_yet("B11", "cuFFT absent, and a model with a Fourier transform"),
+    not_yet("B12", "a part of cuDNN of another version; that parts are taken from one folder is tested in "
+                   "tests/test_library_search.py"),
+    gpu("B13", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
+    not_yet("B18", "a torch for another CUDA beside ONNX Runtime; one of the same: test_healthy_variations.py"),
+    not_yet("B19", "cudart of two majors in one process"),
+    not_here("B20", "Windows; its like on Linux is tests/gpu/test_healthy_variations.py::test_torch_afterwards"),
+    not_here("B21", "Windows, and a pair of versions that is not recorded as broken on Linux"),
+    not_here("B28", "a provider for another GPU runtime (TensorRT RTX), in releases that are no longer supported"),
+    not_yet("C11", "a GPU whose memory is full before the session; the words are judged in tests/test_diagnosis.py"),
+    not_yet("C12", "as C11, at the creation of cuDNN"),
+    not_here("C13", "it takes a GPU that the wheel has no code for: the generations are cases here, with made GPUs"),
+    not_here("C14", "it takes a GPU for which there is only PTX"),
+    not_here("C15", "WSL"),
+    not_here("C16", "a display device of the kernel cannot be made here; the line is logged and harms no session, as "
+                    "every machine of this table shows"),
+    not_here("C17", "it takes a GPU that is defective"),
+    not_here("C18", "it takes a GPU that is partitioned; names of partitions are tested in tests/test_requests.py"),
+    elsewhere("D07", f"{_GUARD}::test_set_providers"),
+    gpu("D11", "tests/gpu/test_requests.py::test_cuda_goes_first"),
+    gpu("D12", "tests/gpu/test_models.py::test_every_computing_node_is_on_cuda"),
+    gpu("D13", "tests/gpu/test_models.py::test_every_computing_node_is_on_cuda"),
+    not_yet("D14", "copies between devices in a real graph; counted over made placements in tests/test_placement.py"),
+    not_yet("D15", "an int8 model in the operator format"),
+    not_yet("D16", "an opset newer than the kernels"),
+    elsewhere("D17", "tests/test_broken_environments.py::test_what_is_not_about_the_gpu_stays_onnx_runtimes_own"),
+    not_yet("D19", "CUDA graphs with nodes on the CPU"),
+    elsewhere("E01", "tests/test_running.py, tests/test_guard.py::test_failures_while_running_are_typed"),
+    gpu("E02", "tests/gpu/test_running.py::test_out_of_memory_is_typed_with_its_sizes"),
+    not_here("E03", "a race that corrupts a shape"),
+    gpu("E05", "tests/gpu/test_running.py::test_a_sticky_error_names_the_cuda_error"),
+    not_yet("E06", "a capture that another thread disturbs"),
+    not_yet("E07", "a convolution that cuDNN cannot plan on that GPU; the words are judged in tests/test_diagnosis.py"),
+    not_yet("E08", "a model that cuDNN refuses at run time"),
+    not_yet("E09", "the slow algorithm of a convolution"),
+    gpu("E10", "tests/gpu/test_models.py::test_agrees_closely_without_tf32"),
+    gpu("E11", "tests/gpu/test_running.py::test_the_first_sessions_of_a_process_in_parallel"),
+    not_here("E12", "Windows, in one release"),
+    elsewhere("F01", f"{_GUARD}::test_cuda_or_nothing_raises_the_cause"),
+    elsewhere("F02", f"{_GUARD}::test_missing_library_is_named"),
+    elsewhere("F03", f"{_GUARD}::test_cuda_or_nothing_raises_the_cause"),
+    elsewhere("F04", f"{_GUARD}::test_cuda_or_nothing_raises_the_cause"),
+    elsewhere("F05", f"{_GUARD}::test_missing_library_is_named"),
+    elsewhere("F06", f"{_GUARD}::test_sessions_are_listed_in_order"),
+    not_yet("F07", "a model that is slower on the GPU: a measurement, not an error"),
+    elsewhere("F08", f"{_GUARD}::test_cpu_package_is_named_though_the_library_asks_for_what_that_has"),
+    not_here("F09", "a server in C++ that does not go through Python"),
+    not_yet("F10", "a program that shows what it asked for"),
+    gpu("G01", "tests/gpu/test_running.py::test_a_child_whose_parent_used_cuda_through_torch_is_told"),
+    gpu("G02", "tests/gpu/test_running.py::test_a_child_forked_after_cuda_is_told"),
+    elsewhere("G03", f"{_GUARD}::test_pickling"),
+    elsewhere("G08", "tests/test_broken_environments.py, every case: the cause comes without reading the log"),
+)  # fmt: skip

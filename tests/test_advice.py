@@ -1,0 +1,78 @@
+"""Advice that was executed: the text that an error prints, applied to the environment that made it, mends the fault.
+
+A shell command is run by /bin/sh, code is put before the session, and what is found then is another finding or nothing.
+pip asks the real index. Fixes that fetch hundreds of megabytes are run on demand, ``pytest -m slow``; the result of the
+last run of all of them is in tests/faults/README.md.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import CASES, Case
+from tests.faults.advice import follow_advice, machine_to_mend, shared_folders, why_not_mended
+from tests.lab.fixtures import Lab
+
+WITH_A_FIX = [case for case in CASES if case.after is not None]
+QUICK = next(case for case in CASES if case.name == "no-libcudart")
+
+
+def _named(case: Case, *, slow: bool) -> Any:
+    return pytest.param(case, id=case.name, marks=[pytest.mark.slow, pytest.mark.timeout(1800)] if slow else [])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [_named(case, slow=case.slow_fix or case.slow_break) for case in WITH_A_FIX],
+)
+def test_what_is_printed_mends_the_fault(lab: Lab, case: Case) -> None:
+    tried = list(follow_advice(case, lab))
+    assert tried, "the case says that there is a fix to execute, and none is printed"
+    for text, outcome in tried:
+        problem = why_not_mended(case, outcome)
+        assert problem is None, f"after: {text}\n{problem}"
+
+
+def test_without_the_fix_the_fault_stays(lab: Lab) -> None:
+    """What would be seen if a fix did nothing: the tests above can fail."""
+    machine = machine_to_mend(QUICK, lab)
+    after = QUICK.open_after(lab, machine, {"kind": "shell", "text": "true"})
+    assert "still found" in str(why_not_mended(QUICK, after))
+    failed = QUICK.open_after(lab, machine, {"kind": "shell", "text": "false"})
+    assert "ended with 1" in str(why_not_mended(QUICK, failed))
+
+
+def test_code_is_put_before_the_session(lab: Lab) -> None:
+    machine = QUICK.machine(lab)
+    after = QUICK.open_after(lab, machine, {"kind": "python", "text": "raise SystemExit(7)"})
+    assert after.result.returncode == 7
+
+
+def test_pip_leaves_the_original_environment_as_it_was(lab: Lab) -> None:
+    machine = machine_to_mend(QUICK, lab)
+    assert shared_folders(machine.overlay) == []
+    before = _state(machine.overlay.source)
+    assert any(state[0] for state in before.values())
+    (_, outcome), *_ = follow_advice(QUICK, lab)
+    assert why_not_mended(QUICK, outcome) is None
+    # More of the same kinds: files that pip replaces, and a package whose folder it empties.
+    done = machine.run(argv=["-m", "pip", "uninstall", "-y", "onnxruntime-gpu", "numpy"]).ok()
+    assert "Successfully uninstalled numpy" in done.stdout
+    assert not (machine.overlay.site / "numpy").exists()
+    assert _state(machine.overlay.source) == before
+
+
+def _state(folder: Path) -> dict[str, tuple[int, int, int, int]]:
+    """Identity, size, time of the last change of content, and mode of every file below a folder."""
+    found = {}
+    for root, _, names in os.walk(folder):
+        if root.endswith("__pycache__"):  # written by whoever imports first
+            continue
+        for name in names:
+            seen = os.lstat(os.path.join(root, name))
+            found[os.path.join(root, name)] = (seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_mode)
+    return found
