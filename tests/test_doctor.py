@@ -65,6 +65,14 @@ def rows_on_a_screen(text: str, columns: int = 80) -> int:
 # On machines of the lab
 
 
+def test_training_has_a_table_of_its_own(lab: Lab) -> None:
+    result = doctor(lab.machine(**EVERYTHING), "--no-probe", "--profile", "training", "--json")
+    names = [row["name"] for row in json.loads(result.stdout)["requirements"]]
+    assert result.returncode == 0
+    assert {"NCCL", "MPI", "onnxruntime-training"} <= set(names)
+    assert doctor(lab.machine(**EVERYTHING), "--profile", "nothing").returncode == 2
+
+
 def test_healthy_as_far_as_looking_goes(lab: Lab) -> None:
     """The stub driver opens no session: that a probe succeeds is for a machine with a GPU to show."""
     result = doctor(lab.machine(**EVERYTHING), "--no-probe")
@@ -75,6 +83,7 @@ def test_healthy_as_far_as_looking_goes(lab: Lab) -> None:
     for expected in ("onnxruntime-gpu", "580.65.06", "NVIDIA H200", H200.uuid, "nvidia wheels", "not run (--no-probe)"):
         assert expected in result.stdout
     assert re.search(r"requirements +\d+ met$", result.stdout, re.MULTILINE)
+    assert "NOT FOUND" not in result.stdout
 
 
 def test_no_driver_is_one_screen(lab: Lab) -> None:

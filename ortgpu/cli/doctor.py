@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -30,12 +30,27 @@ _FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Judge what this model needs as well, and open it.",
 )
+@click.option(
+    "--profile",
+    type=click.Choice(["inference", "training"]),
+    default="inference",
+    show_default=True,
+    help="Which published table of requirements to hold the machine against.",
+)
 @click.option("--redact", is_flag=True, help="Leave out user names, home folders and the name of the host.")
 @click.option("--no-probe", is_flag=True, help="Only look: open neither the driver nor a session.")
 @click.option(  # whole seconds, because "nan" is a float
     "--timeout", type=click.IntRange(1, 3600), default=30, show_default=True, help="Seconds that the probe may take."
 )
-def doctor(as_json: bool, verbose: bool, model: Path | None, redact: bool, no_probe: bool, timeout: int) -> int:
+def doctor(
+    as_json: bool,
+    verbose: bool,
+    model: Path | None,
+    profile: Literal["inference", "training"],
+    redact: bool,
+    no_probe: bool,
+    timeout: int,
+) -> int:
     """Say what is wrong, why, and what to do; then what was found.
 
     Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the
@@ -53,7 +68,7 @@ def doctor(as_json: bool, verbose: bool, model: Path | None, redact: bool, no_pr
                       ("fatal", "warning"), summary, evidence, fixes (text, kind,
                       needs), consequence_of (a code, or null), others (codes),
                       details
-      "requirements"  of the published table: name, minimum, recommended, found,
+      "requirements"  of the --profile's published table: name, minimum, recommended, found,
                       status_minimum, status_recommended ("pass", "fail",
                       "unknown"), note
       "environment"   host, installer, packages, extension, bridge, provider,
@@ -65,11 +80,13 @@ def doctor(as_json: bool, verbose: bool, model: Path | None, redact: bool, no_pr
     """
     from ortgpu import diagnose
     from ortgpu.diagnosis.requirements import check_inference
+    from ortgpu.diagnosis.training_requirements import check_training
 
+    check = check_training if profile == "training" else check_inference
     what = "Looking" if no_probe else "Opening the driver, the provider and a session in a child process"
     with output.progress(f"{what} ..."):
         diagnosis = diagnose(model, probe=not no_probe, timeout=timeout)
-    report = Report(str(model) if model else None, diagnosis, check_inference(diagnosis.environment))
+    report = Report(str(model) if model else None, diagnosis, check(diagnosis.environment))
     if redact:
         from ortgpu.cli import redaction
 

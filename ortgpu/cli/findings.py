@@ -151,7 +151,7 @@ def _libraries(environment: Environment) -> Iterator[str]:
     for library in environment.libraries:
         if library.chosen is not None and library.spec.part_of is None:
             by_origin.setdefault(f"{library.chosen.source} ({library.chosen.root})", []).append(_short(library))
-        elif _is_missed(library, environment):
+        elif library.chosen is None and _is_missed(library, environment):
             absent.setdefault(_absence(library), []).append(_short(library))
     for words, names in (*by_origin.items(), *absent.items()):
         yield f"{', '.join(names)}: {words}"

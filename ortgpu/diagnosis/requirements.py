@@ -62,7 +62,7 @@ def _compute_capability(environment: Environment) -> Requirement:
         "compute capability",
         f"one of {', '.join(held)}" if held else "3.7, published",
         "8.0, which Flash Attention needs",
-        ", ".join(dict.fromkeys(_dotted(one) for one in capabilities)) or None,
+        ", ".join(dict.fromkeys(dotted(one) for one in capabilities)) or None,
         _any(None if covered is None else covered != "none" for covered in coverage),
         _any(one >= (8, 0) for one in capabilities),
         note,
@@ -106,7 +106,7 @@ def _driver(environment: Environment) -> Requirement:
     supported = driver.cuda_version or driver.nvml.cuda_version
     lowest = remedies.LOWEST_DRIVER.get(major or 0)
     recommended = "535" if major == 12 else lowest
-    found = f"{version or 'version not known'}" + (f", CUDA up to {_dotted(supported)}" if supported else "")
+    found = f"{version or 'version not known'}" + (f", CUDA up to {dotted(supported)}" if supported else "")
     note = "published: 470 (CUDA 11), 525 (CUDA 12), 580 (CUDA 13)"
     if driver.libcuda is None:
         missing = "no driver" if version is None else f"{version}, without its CUDA library"
@@ -116,10 +116,10 @@ def _driver(environment: Environment) -> Requirement:
         # The CUDA that libcuda supports decides, not the number: a forward-compatibility libcuda is newer than both.
         minimum = "pass" if supported[0] >= major else "fail"
     elif lowest is not None and version is not None:
-        minimum = "pass" if _at_least(version, lowest) else "fail"
+        minimum = "pass" if at_least(version, lowest) else "fail"
     better: Status = minimum
     if minimum == "pass" and major == 12:
-        better = "unknown" if version is None else "pass" if _at_least(version, "535") else "fail"
+        better = "unknown" if version is None else "pass" if at_least(version, "535") else "fail"
     return Requirement(
         "driver",
         f"{lowest} for CUDA {major}" if lowest else "470, published",
@@ -136,14 +136,14 @@ def _python(environment: Environment) -> Requirement:
     version = host.python[:2]
     built_for = _python_of(environment)
     fits = built_for in (None, version)
-    note = "" if fits or built_for is None else f"the installed ONNX Runtime is built for Python {_dotted(built_for)}"
+    note = "" if fits or built_for is None else f"the installed ONNX Runtime is built for Python {dotted(built_for)}"
     if not note and version < (3, 11):
         note = "onnxruntime-gpu for CUDA 13 needs 3.11"
     return Requirement(
         "Python",
         "3.10",
         "3.12",
-        _dotted(host.python),
+        dotted(host.python),
         "pass" if version >= (3, 10) and fits else "fail",
         "pass" if version >= (3, 12) and fits else "fail",
         note,
@@ -217,7 +217,7 @@ def _engine(environment: Environment) -> Requirement:
 def _release_status(status: Status, version: str | None) -> Status:
     if status != "pass" or version is None:
         return "fail" if status == "fail" else "unknown"
-    return "pass" if _at_least(version, "1.18") else "fail"
+    return "pass" if at_least(version, "1.18") else "fail"
 
 
 def _cudnn_package(environment: Environment) -> Requirement:
@@ -277,7 +277,7 @@ def _package(environment: Environment, name: str, lowest: str | None, note: str)
     if installed is not None and lowest is None:
         status = "pass"
     elif version is not None and lowest is not None:
-        status = "pass" if _at_least(version, lowest) else "fail"
+        status = "pass" if at_least(version, lowest) else "fail"
     if installed is None:  # its files may be there all the same: metadata is often stripped from images
         note = "not on record in this environment" + (f"; {note}" if note else "")
     wanted = lowest or "any"
@@ -332,11 +332,11 @@ def _name(gpu: GPU) -> str:
     return gpu.name or gpu.uuid or f"GPU {gpu.index}"
 
 
-def _dotted(version: tuple[int, ...]) -> str:
+def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _at_least(version: str, lowest: str) -> bool:
+def at_least(version: str, lowest: str) -> bool:
     return _numbers(version) >= _numbers(lowest)
 
 
