@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def wheels(pytestconfig: pytest.Config) -> Wheels:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, stubs: Stubs, models: Models, wheels: Wheels) -> Lab:
-    """The lab, with a folder of this test's own."""
-    return Lab(tmp_path, stubs, models, wheels)
+def lab(tmp_path: Path, stubs: Stubs, models: Models, wheels: Wheels) -> Iterator[Lab]:
+    """The lab, with a folder of this test's own. Its environments go with the test: some hold gigabytes of wheels."""
+    yield Lab(tmp_path, stubs, models, wheels)
+    for environment in tmp_path.glob("environment*"):
+        shutil.rmtree(environment, ignore_errors=True)
