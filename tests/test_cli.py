@@ -128,9 +128,7 @@ def test_reader_that_leaves_is_no_error() -> None:
     assert (child.returncode, child.stderr) == (1, b"")
 
 
-def test_error_that_a_command_lets_through(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_that_a_command_lets_through(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*_: object, **__: object) -> None:
         raise example_error()
 
@@ -202,7 +200,9 @@ def test_report_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr(sys, "stdout", file)
     example_report().show(output.stdout())
-    assert file.getvalue() == """\
+    assert (
+        file.getvalue()
+        == """\
   device                cuda:1
   name                  NVIDIA H200
   uuid                  GPU-0
@@ -221,6 +221,7 @@ Options bound to CUDAExecutionProvider
   device_id  1
   use_tf32   1
 """
+    )
 
 
 def test_report_of_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,4 +23,7 @@ def read_installer() -> Installer:
     has_pip = importlib.util.find_spec("pip") is not None
     if not has_pip and shutil.which("uv"):
         return Installer("uv", f"uv pip install --python {python}", f"uv pip uninstall --python {python}")
-    return Installer("pip", f"{python} -m pip install", f"{python} -m pip uninstall -y")
+    pip = f"{python} -m pip"
+    if not has_pip and importlib.util.find_spec("ensurepip") is not None:
+        pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
+    return Installer("pip", f"{pip} install", f"{pip} uninstall -y")

@@ -1,0 +1,47 @@
+"""The words that advice starts with: what installs into this very interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+READ = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ortgpu.environment.installer import read_installer
+sys.stdout.write("\\n".join([(found := read_installer()).name, found.install, found.uninstall]))
+"""
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installer") / "no pip"  # a blank in the path: the words are for a shell
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    return folder / "bin" / "python"
+
+
+def read(python: Path, path: str) -> list[str]:
+    env = {**os.environ, "PATH": path}
+    env.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [python, "-c", READ, str(ROOT)], env=env, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.splitlines()
+
+
+def test_without_pip_and_uv_pip_comes_first(bare_python: Path) -> None:
+    name, install, uninstall = read(bare_python, "/nowhere")
+    assert name == "pip"
+    assert "-m ensurepip &&" in install
+    assert "-m ensurepip &&" in uninstall
+    before = subprocess.run([bare_python, "-m", "pip", "--version"], capture_output=True, check=False, timeout=60)
+    assert before.returncode != 0
+    done = subprocess.run(f"{install} --help", shell=True, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "pip install" in done.stdout
+    assert "ensurepip" not in read(bare_python, "/nowhere")[1], "pip is there now"
