@@ -73,6 +73,13 @@ FAILURES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "GPUOutOfMemoryError",
         {},
     ),
+    "cublas of 1.31": (
+        "C.Fail",
+        FAIL + "CUBLAS failure 3: the resource allocation failed ; GPU=0 ; hostname=vm ; file=/onnxruntime_src/onnxruntime"
+        "/core/providers/cuda/cuda_stream_handle.cc ; line=79 ; expr=cublasCreate(&cublas_handle_); \n",
+        "GPUOutOfMemoryError",
+        {},
+    ),
     "illegal address": (
         "C.Fail",
         FAIL + "CUDA failure 700: an illegal memory access was encountered" + WHERE,

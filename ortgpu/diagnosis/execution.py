@@ -20,7 +20,8 @@ from ..errors import (
     manual,
 )
 from .cuda_codes import STICKY, name_of
-from .messages import ALLOCATION, CUDA_FAILURE, LIBRARY_STATUS, telling_line
+from .library_status import read_library_status
+from .messages import ALLOCATION, CUDA_FAILURE, telling_line
 
 _MIB = 1 << 20
 
@@ -31,11 +32,14 @@ def of_run(text: str, exception: str, device: Device | None) -> GPUError | None:
         return out_of_memory(int(match[1]), text, device)
     if match := CUDA_FAILURE.search(text):
         return _of_code(int(match[1]), text, device)
-    if match := LIBRARY_STATUS.search(text):
-        if "ALLOC_FAILED" in match[3]:
+    if failed := read_library_status(text):
+        if failed.lacks_memory:
             return out_of_memory(None, text, device)
         return ProviderFailureError(
-            f"{match[1]} failed: {match[3]}", evidence=[telling_line(text)], library=match[1], status=match[3]
+            f"{failed.library} failed: {failed.status}",
+            evidence=[telling_line(text)],
+            library=failed.library,
+            status=failed.status,
         )
     if re.search(r"cuDNN is unavailable|cuDNN handle is required|cuDNN is not available", text):
         return LibraryNotFoundError(

@@ -22,6 +22,7 @@ from ..errors import (
 from . import driver, remedies
 from .devices import named_device, none_visible
 from .facts import Facts
+from .library_status import LibraryStatus, read_library_status
 
 CUDA_FAILURE = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)")
 _OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
@@ -29,7 +30,6 @@ _OPTION_VALUE = re.compile(
     r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
 )
 ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
-LIBRARY_STATUS = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
 
 
 def of_construction(text: str, facts: Facts) -> GPUError | None:
@@ -57,8 +57,8 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         )
     if match := ALLOCATION.search(text):
         return out_of_memory(int(match[1]), text)
-    if match := LIBRARY_STATUS.search(text):
-        return _of_library(match[1], match[3], text)
+    if failed := read_library_status(text):
+        return _of_library(failed, text)
     if facts.request.cudnn_disabled and ("cuDNN is unavailable" in text or "cuDNN handle is required" in text):
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
@@ -104,15 +104,14 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
     return driver.for_code(code, facts, evidence)
 
 
-def _of_library(library: str, status: str, text: str) -> GPUError:
-    if "ALLOC_FAILED" in status or "NOT_INITIALIZED" in status:
-        # cublasCreate and cudnnCreate take GPU memory; both statuses are what a full GPU gives (faults C11, C12).
+def _of_library(failed: LibraryStatus, text: str) -> GPUError:
+    if failed.lacks_memory:
         return out_of_memory(None, text)
     return ProviderFailureError(
-        f"{library} failed while the session was being opened: {status}",
+        f"{failed.library} failed while the session was being opened: {failed.status}",
         evidence=[telling_line(text)],
-        library=library,
-        status=status,
+        library=failed.library,
+        status=failed.status,
     )
 
 

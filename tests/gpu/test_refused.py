@@ -32,7 +32,8 @@ def test_full_memory_is_named_or_the_session_runs(full: Report, left: int) -> No
     outcome: dict[str, Any] = full[f"{left} MiB left"]
     if "error" in outcome:
         error = RaisedError(**outcome["error"])
-        assert error.type == "InsufficientDeviceMemoryError", error.text
+        # while the session is being opened, or at its first run, which is when cuDNN takes its workspace
+        assert error.type in ("InsufficientDeviceMemoryError", "GPUOutOfMemoryError"), error.text
         assert error.fields["free"] is None or error.fields["free"] < error.fields["total"]
     else:
         assert outcome["returned"]
@@ -55,7 +56,7 @@ def test_a_graph_that_cannot_be_captured_is_refused(graphs: Report, name: str) -
 
 
 def test_a_graph_on_cuda_alone_is_captured_and_replayed(graphs: Report) -> None:
-    assert graphs.returned("all on CUDA") == [[-1, 2]] * 3
+    assert graphs.returned("all on CUDA") == [[0, 2], [-1, 2], [-2, 2]]
 
 
 def test_a_transform_is_computed() -> None:

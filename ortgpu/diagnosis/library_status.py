@@ -1,0 +1,47 @@
+"""Failures of cuBLAS, cuDNN, cuFFT and cuRAND as ONNX Runtime words them.
+
+``CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED`` in older releases; 1.31.1 asks cublasGetStatusString instead, which
+says ``the resource allocation failed``. The number is the same, so the status of cuBLAS is named by it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_FAILURE = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
+_CREATION = re.compile(r"\b(?:cublas|cublasLt|cudnn)Create\(")
+
+# cublasStatus_t of cublas_api.h, CUDA 13.1; the numbers have been the same since CUDA 6
+_CUBLAS = {
+    1: "NOT_INITIALIZED",
+    3: "ALLOC_FAILED",
+    7: "INVALID_VALUE",
+    8: "ARCH_MISMATCH",
+    11: "MAPPING_ERROR",
+    13: "EXECUTION_FAILED",
+    14: "INTERNAL_ERROR",
+    15: "NOT_SUPPORTED",
+    16: "LICENSE_ERROR",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryStatus:
+    """``library`` as in the message, "CUBLAS"; ``status`` its name, "CUBLAS_STATUS_ALLOC_FAILED"."""
+
+    library: str
+    status: str
+    lacks_memory: bool
+
+
+def read_library_status(text: str) -> LibraryStatus | None:
+    match = _FAILURE.search(text)
+    if match is None:
+        return None
+    library, code, word = match[1], int(match[2]), match[3]
+    name = _CUBLAS.get(code) if library == "CUBLAS" else None
+    status = f"CUBLAS_STATUS_{name}" if name else word if word.isupper() else f"status {code}"
+    # cublasCreate and cudnnCreate take GPU memory, and a full GPU makes them give either status (faults C11, C12)
+    lacks_memory = "ALLOC_FAILED" in status or ("NOT_INITIALIZED" in status and bool(_CREATION.search(text)))
+    return LibraryStatus(library, status, lacks_memory)
