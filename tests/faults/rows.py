@@ -52,7 +52,8 @@ ROWS: tuple[Row, ...] = (
     not_here("B21", "Windows, and a pair of versions that is not recorded as broken on Linux"),
     not_here("B28", "a provider for another GPU runtime (TensorRT RTX), in releases that are no longer supported"),
     gpu("C11", "tests/gpu/test_refused.py::test_less_than_a_context_takes_is_refused"),
-    gpu("C12", "tests/gpu/test_refused.py::test_full_memory_is_named_or_the_session_runs"),
+    not_yet("C12", "as C11, at the creation of cuDNN: none of the amounts that tests/gpu/test_refused.py leaves is "
+                   "known to end there; the words are judged in tests/test_diagnosis.py"),
     not_here("C13", "it takes a GPU that the wheel has no code for: the generations are cases here, with made GPUs"),
     not_here("C14", "it takes a GPU for which there is only PTX"),
     not_here("C15", "WSL"),
