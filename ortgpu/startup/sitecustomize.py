@@ -20,7 +20,7 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-import _ortgpu_waiting  # type: ignore[import-not-found]  # noqa: E402, F401 - beside this file, and not of a package
+import _ortgpu_waiting  # noqa: E402, F401 - beside this file, and not of a package
 
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
 _run_the_next()
