@@ -804,7 +804,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "breaks the other.",
             "Train with another framework, and export the result.",
         ),
-        ("pypi.org/project/onnxruntime-training",),
+        ("github.com/microsoft/onnxruntime/releases/tag/v1.20.0",),
         "not yet",
     ),
     Explanation(

@@ -36,7 +36,7 @@ def _toolkit(stem: str, wheel: str, versions: dict[int, str], *, wheel_versions:
     return LibrarySpec(
         stem=stem,
         sonames={major: f"{stem}.so.{version}" for major, version in versions.items()},
-        # From CUDA 13 on the wheels' names have no suffix: pypi.org/project/nvidia-cublas
+        # From CUDA 13 on the wheels' names have no suffix, as the METADATA of nvidia-cublas shows
         wheels={m: f"{wheel}~={numbers[m]}.0" if m >= 13 else f"{wheel}-cu{m}~={numbers[m]}.0" for m in versions},
         after=after,
     )
