@@ -6,11 +6,13 @@ comes of it. The environments are the table of ``tests/faults``.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.faults import CASES, Case
 from tests.faults.advice import advisor, executable_fixes
-from tests.faults.case import H200, with_gpus
+from tests.faults.case import H200, MENDED, with_gpus
 from tests.lab import GPU, NVML, Cuda, Outcome
 from tests.lab.fixtures import Lab
 
@@ -157,3 +159,25 @@ def test_what_is_not_about_the_gpu_stays_onnx_runtimes_own(lab: Lab) -> None:
     invalid = machine.open_session(lab.folder / "text.onnx", allow_cpu=True)
     assert invalid.error is not None
     assert invalid.error.type in {"InvalidProtobuf", "Fail", "InvalidGraph"}
+
+
+def test_a_limit_on_the_address_space_is_not_blamed_on_the_packages(lab: Lab) -> None:
+    """The files are whole: installed again they are as large as before. Without the limit they are loaded."""
+    limited = Case(
+        "little-address-space",
+        "LibraryNotFoundError",
+        ("libcublasLt.so.13",),
+        prelude="import resource; resource.setrlimit(resource.RLIMIT_AS, (700 << 20, resource.RLIM_INFINITY))",
+    )
+    error = limited.open(lab, limited.machine(lab)).error
+    assert error is not None
+    assert error.type == limited.error, error.text
+    assert "libcublasLt.so.13" in error.details["missing"]
+    assert "ulimit -v" in error.text
+    assert "it is 700 MiB" in error.text
+    assert "pip install" not in error.text
+    assert [fix["needs"] for fix in error.remedies] == ["host"]
+    raised = replace(limited, prelude=f"{limited.prelude}\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
+    mended = raised.open(lab, raised.machine(lab)).error
+    assert mended is not None
+    assert mended.type == MENDED, mended.text

@@ -873,3 +873,30 @@ def test_words_and_facts_together(text: str, change: Change, error: str) -> None
 )
 def test_words_about_something_else(text: str) -> None:
     assert of_construction(text, HEALTHY) is None
+
+
+def unmappable(soname: str) -> Resolution:
+    path = f"{SITE}/nvidia/cu13/lib/{soname}"
+    problem = f"{path}: failed to map segment from shared object"
+    file = Candidate(soname, path, "nvidia wheels", f"{SITE}/nvidia", problem)
+    return resolution(soname, found=False, rejected=(file,))
+
+
+def test_a_file_that_may_not_be_mapped_is_not_installed_again() -> None:
+    """A file system without execution, for which the loader has the same words as for want of memory."""
+    kept = [found for found in HEALTHY.environment.libraries if found.soname != "libcublasLt.so.13"]
+    environment = replace(HEALTHY.environment, libraries=(*kept, unmappable("libcublasLt.so.13")))
+    problem = find_problems(replace(HEALTHY, environment=environment))[0]
+    assert type(problem).__name__ == "LibraryNotFoundError"
+    assert [fix.needs for fix in problem.fixes] == ["host"]
+    assert f"{SITE}/nvidia/cu13/lib" in problem.fixes[0]
+    assert "noexec" in problem.fixes[0]
+
+
+def test_beside_it_what_is_absent_is_installed() -> None:
+    kept = [f for f in HEALTHY.environment.libraries if not f.soname.startswith(("libcublasLt.", "libcurand."))]
+    libraries = (*kept, unmappable("libcublasLt.so.13"), resolution("libcurand.so.10", found=False))
+    problem = find_problems(replace(HEALTHY, environment=replace(HEALTHY.environment, libraries=libraries)))[0]
+    assert [fix.kind for fix in problem.fixes] == ["manual", "shell"]
+    assert "nvidia-curand" in problem.fixes[1]
+    assert "nvidia-cublas" not in problem.fixes[1]

@@ -76,15 +76,20 @@ def _judge_missing(
     sonames = tuple(library.soname for library in absent)
     evidence = [line for library in absent for line in _evidence(library)]
     evidence.append(_where_needed(facts))
-    wheels = dict.fromkeys(library.wheel for library in absent if library.wheel)
+    unmapped = {library.soname: file for library in absent for file in library.rejected if _cannot_be_mapped(file)}
+    to_install = [library for library in absent if library.soname not in unmapped]
+    wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     dead = [file.path for library in absent for file in library.rejected if _is_dead_link(file)]
-    fixes = (
-        [remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead)] if wheels else []
-    )
-    if any(library.wheel is None for library in absent):
+    fixes = []
+    if unmapped:
+        folder = os.path.dirname(next(iter(unmapped.values())).path)
+        fixes.append(remedies.let_it_be_mapped(facts.environment, folder))
+    if wheels:
+        fixes.append(remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead))
+    if any(library.wheel is None for library in to_install):
         fixes.append(
             manual(
-                f"install the system package that has {_enumerate([x.soname for x in absent if not x.wheel])}",
+                f"install the system package that has {_enumerate([x.soname for x in to_install if not x.wheel])}",
                 needs="root",
             )
         )
@@ -107,6 +112,10 @@ def _judge_missing(
         severity=severity,
         missing=sonames,
     )
+
+
+def _cannot_be_mapped(file: Candidate) -> bool:
+    return remedies.CANNOT_MAP.search(file.problem or "") is not None
 
 
 def _is_dead_link(file: Candidate) -> bool:
@@ -170,10 +179,15 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
             needed=(library or symbol,),
             found={lib.soname: lib.path for lib in culprits},
         )
+    refused = remedies.CANNOT_MAP.search(text) is not None
     return BrokenPackageError(
         "the dynamic loader refuses the CUDA provider library",
         evidence=[text],
-        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        fixes=[
+            remedies.let_it_be_mapped(facts.environment, "onnxruntime")
+            if refused
+            else remedies.reinstall_onnxruntime(facts.environment)
+        ],
         package=facts.environment.packages.onnxruntime.build_name,
         files=(facts.environment.provider.path,) if facts.environment.provider else (),
     )

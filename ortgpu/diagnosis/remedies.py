@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -85,6 +86,21 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
     commands = [*first, install(environment, pinned, again=True)] + ([install(environment, new)] if new else [])
     return shell(" && ".join(commands))
+
+
+CANNOT_MAP = re.compile(r"failed to map segment|annot allocate memory")  # the dynamic loader of glibc, of a sound file
+
+
+def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
+    """For files that are whole and that this process may not map: installing them again mends nothing."""
+    limit = environment.host.address_space
+    if limit is not None:
+        return manual(
+            f"raise the limit on the address space of this process (ulimit -v, RLIMIT_AS): it is {limit >> 20} MiB, "
+            "and CUDA maps many times that",
+            needs="host",
+        )
+    return manual(f"give this process more memory, or mount the file system of {folder} without noexec", needs="host")
 
 
 def _bundle(requirements: list[str]) -> Fix:
