@@ -12,14 +12,18 @@ Result = TypeVar("Result")
 
 class Task(Generic[Result]):
     """Starts at once. Whoever starts one waits for :meth:`result`: a thread that is left alone does not survive a fork
-    in a state to rely on."""
+    in a state to rely on. Where the system gives no further thread, the function has run when the task is made."""
 
     def __init__(self, function: Callable[[], Result], name: str) -> None:
         self._function = function
         self._results: list[Result] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # "can't start new thread": a limit of the container or the user
+            self._thread = None
+            self._run()
 
     def _run(self) -> None:
         try:
@@ -29,7 +33,8 @@ class Task(Generic[Result]):
 
     def result(self) -> Result:
         """Wait for the end; raises what the function raised."""
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._error is not None:
             raise self._error
         return self._results[0]

@@ -163,7 +163,14 @@ def _import() -> tuple[ModuleType | None, str | None]:
     except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}"
-    return (module, None) if hasattr(module, "InferenceSession") else (None, None)
+    if hasattr(module, "InferenceSession"):
+        return module, None
+    if getattr(module, "__spec__", None) is None:  # no finder of Python made it: a stand-in for tests, say
+        return (
+            None,
+            "AttributeError: this program put a module without InferenceSession into sys.modules['onnxruntime']",
+        )
+    return None, None
 
 
 def why_unusable(

@@ -13,7 +13,7 @@ import pytest
 from tests.faults import CASES, Case
 from tests.faults.advice import advisor, executable_fixes
 from tests.faults.case import H200, MENDED, with_gpus
-from tests.lab import GPU, NVML, Cuda, Outcome
+from tests.lab import GPU, NVML, Cuda, Outcome, Problem
 from tests.lab.fixtures import Lab
 
 AT_HAND = [case for case in CASES if not case.slow_break]
@@ -181,3 +181,34 @@ def test_a_limit_on_the_address_space_is_not_blamed_on_the_packages(lab: Lab) ->
     mended = raised.open(lab, raised.machine(lab)).error
     assert mended is not None
     assert mended.type == MENDED, mended.text
+
+
+def played(lab: Lab, prelude: str) -> Problem:
+    case = Case("", "", (), prelude=prelude)
+    error = case.open(lab, case.machine(lab)).error
+    assert error is not None
+    return error
+
+
+def test_a_module_called_numpy_is_not_blamed_on_the_installed_one(lab: Lab) -> None:
+    broken = "import os, sys; sys.path.insert(0, os.getcwd()); open('numpy.py', 'w').write('raise ImportError(1)')"
+    error = played(lab, broken)
+    assert error.type == "BrokenPackageError", error.text
+    assert "numpy.py is imported instead of the installed numpy" in error.text
+    assert "pip" not in error.text
+    assert played(lab, f"{broken}; os.rename('numpy.py', 'mine.py')").type == MENDED
+
+
+@pytest.mark.parametrize("stand_in", ["types.ModuleType('onnxruntime')", "None"])
+def test_a_stand_in_for_onnxruntime_is_not_blamed_on_the_package(lab: Lab, stand_in: str) -> None:
+    broken = f"import sys, types; sys.modules['onnxruntime'] = {stand_in}"
+    error = played(lab, broken)
+    assert error.type == "BrokenPackageError", error.text
+    assert "sys.modules" in error.text
+    assert "pip" not in error.text
+    assert played(lab, f"{broken}; del sys.modules['onnxruntime']").type == MENDED
+
+
+def test_no_further_thread_is_no_obstacle(lab: Lab) -> None:
+    refuse = 'import threading\ndef refuse(self): raise RuntimeError("can\'t start new thread")\n'
+    assert played(lab, f"{refuse}threading.Thread.start = refuse").type == MENDED

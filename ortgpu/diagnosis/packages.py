@@ -280,6 +280,10 @@ def import_failed(facts: Facts) -> GPUError | None:
     if (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
+    if "sys.modules" in text:
+        fixes = [
+            manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
+        ]
     if "executable stack" in text:
         fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
     return BrokenPackageError(
@@ -315,6 +319,15 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
     name = _DISTRIBUTIONS.get(module, module)
     packages = facts.environment.packages
     found = next((one for one in packages.others if one.name == name), None)
+    own = packages.numpy_file if name == "numpy" else None
+    if found is not None and own is not None and not _is_below(own, found.location):
+        return BrokenPackageError(
+            f"import onnxruntime fails: {own} is imported instead of the installed {name}",
+            evidence=[text],
+            fixes=[manual(f"rename {own}, or take its folder off the search path of this program")],
+            package=name,
+            files=(own,),
+        )
     if found is None:
         summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
         fix = remedies.install(facts.environment, [name])
@@ -330,6 +343,11 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         ):
             fix = remedies.install(facts.environment, ["numpy<2"])  # 1.19 was the first release for NumPy 2
     return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """By name or in truth: an installer may have made the package of links to a store of its own."""
+    return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
 
 
 def _before(version: str | None, other: tuple[int, ...]) -> bool:

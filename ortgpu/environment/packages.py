@@ -92,6 +92,7 @@ class Packages:
     torch: Torch | None
     nvidia: tuple[Distribution, ...]  # nvidia-* wheels (without RECORD comparison)
     others: tuple[Distribution, ...]  # numpy, onnx, protobuf, flatbuffers, nvidia-ml-py, cupy-*, torchvision ...
+    numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
 
 
 def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bool = True) -> Packages:
@@ -114,7 +115,16 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bo
             if one.name in _OTHER_NAMES
             or (one.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(one.name))
         ),
+        numpy_file=_file_of_module("numpy", search_path),
     )
+
+
+def _file_of_module(name: str, search_path: Sequence[str] | None) -> str | None:
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(name, None if search_path is None else list(search_path))
+    except Exception:  # noqa: BLE001 - hooks of others on the path may raise anything
+        return None
+    return spec.origin if spec is not None and spec.has_location else None
 
 
 def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
