@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from .runtime import load_runtime, why_no_module
 
@@ -101,6 +102,8 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
         if cpu_nodes not in ("allow", "warn", "forbid"):
             raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
+        if isinstance(device, SupportsIndex) and not isinstance(device, int):
+            device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
         if int(kwargs.pop("enable_fallback", 0)):
             raise _no_fallback("enable_fallback=1 was passed")
         self._allow_cpu = allow_cpu

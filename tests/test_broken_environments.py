@@ -212,3 +212,14 @@ def test_a_stand_in_for_onnxruntime_is_not_blamed_on_the_package(lab: Lab, stand
 def test_no_further_thread_is_no_obstacle(lab: Lab) -> None:
     refuse = 'import threading\ndef refuse(self): raise RuntimeError("can\'t start new thread")\n'
     assert played(lab, f"{refuse}threading.Thread.start = refuse").type == MENDED
+
+
+def test_an_integer_of_numpy_is_an_ordinal(lab: Lab) -> None:
+    machine = lab.machine(**with_gpus(H200))
+    code = (
+        "import numpy\nfrom ortgpu import DeviceNotFoundError, GPUSession\n"
+        f"try: GPUSession({str(lab.models.relu)!r}, device=numpy.int64(5))\n"
+        "except DeviceNotFoundError as error: print(type(error.requested).__name__, error.requested)\n"
+    )
+    result = machine.run(code)
+    assert result.stdout.split() == ["int", "5"], result.output
