@@ -126,8 +126,17 @@ def not_found(
 
 
 def _not_understood(requested: DeviceRequest) -> DeviceNotFoundError:
+    on_cpu = isinstance(requested, str) and requested.strip().lower() == "cpu"
     return DeviceNotFoundError(
-        f"device {requested!r} names no GPU", evidence=[f"a device is {_FORMS}"], requested=requested, available=()
+        f"device {requested!r} names no GPU",
+        evidence=[f"a device is {_FORMS}"],
+        fixes=[
+            manual("a session that is meant for the CPU is an onnxruntime.InferenceSession")
+            if on_cpu
+            else manual("name the GPU in one of these forms, or leave device out for the first one")
+        ],
+        requested=requested,
+        available=(),
     )
 
 

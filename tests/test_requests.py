@@ -452,6 +452,7 @@ def test_what_names_no_device(requested: Any) -> None:
         with pytest.raises(DeviceNotFoundError, match="names no GPU") as caught:
             function(requested)
         assert caught.value.requested == requested
+        assert ("onnxruntime.InferenceSession" in caught.value.fixes[0]) == (requested == "cpu")
 
 
 @pytest.mark.parametrize("requested", [True, False, 1.0, b"cuda", ["cuda"], ("cuda", 0), object()])
