@@ -138,14 +138,14 @@ def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice | Non
 def _check_lazily_opened(placement: Placement, why: _Why) -> None:
     """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them."""
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
-    operators = tuple(sorted({op for op, domain in placed if placements.needs_cudnn(op, domain)}))
+    operators = placements.cudnn_operators(placed)
     if why.cudnn_disabled:
         if operators:
             from .diagnosis.messages import cudnn_disabled
 
             raise cudnn_disabled(operators, [])
         return
-    transforms = tuple(sorted({op for op, domain in placed if placements.needs_cufft(op, domain)}))
+    transforms = placements.cufft_operators(placed)
     if operators or transforms or not placement.known:
         why.runtime = load_lazily_opened(_stems_for(operators, transforms, everything=not placement.known))
     report = why.runtime.preload
@@ -204,8 +204,8 @@ class _Why:
             device=self.device,
             cuda=self.cuda,
             cause=cause,
-            cudnn_operators=tuple(sorted({op for op, domain in operators if placements.needs_cudnn(op, domain)})),
-            cufft_operators=tuple(sorted({op for op, domain in operators if placements.needs_cufft(op, domain)})),
+            cudnn_operators=placements.cudnn_operators(operators),
+            cufft_operators=placements.cufft_operators(operators),
             cudnn_disabled=self.cudnn_disabled,
         )
 

@@ -193,3 +193,13 @@ def needs_cudnn(op_type: str, domain: str) -> bool:
 
 def needs_cufft(op_type: str, domain: str) -> bool:
     return domain == "com.microsoft" and op_type in ("Rfft", "Irfft")
+
+
+def cudnn_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Names of those that need cuDNN, each once and sorted. ``operators``: type and domain."""
+    return tuple(sorted({op_type for op_type, domain in operators if needs_cudnn(op_type, domain)}))
+
+
+def cufft_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """As :func:`cudnn_operators`, of cuFFT."""
+    return tuple(sorted({op_type for op_type, domain in operators if needs_cufft(op_type, domain)}))

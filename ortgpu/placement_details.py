@@ -110,14 +110,20 @@ def explain_placement(
 
 def details_from(model: str, log: str, placed: list[PlacedNode], graph: list[Mapping[str, Any]]) -> PlacementDetails:
     """Join what log, recording and optimised graph say. ``graph``: name, op_type, domain, inputs and outputs each."""
-    reasons = read_reasons(log)
+    log = re.sub(r"\x1b\[[0-9;]*m", "", log)
+    without_kernel = set(_NO_KERNEL.findall(log))
+    preferred = set(_PREFERRED.findall(log)) - {""}
     by_name = {(node.op_type, node.name): node for node in placed}
     by_type: dict[str, set[str]] = {}
     for node in placed:
         by_type.setdefault(node.op_type, set()).add(node.provider)
 
     def reason_of(node: PlacedNode) -> str | None:
-        return reasons.get((node.op_type, node.name), node.reason) if node.provider == CPU else None
+        if node.provider != CPU:
+            return None
+        if (node.op_type, node.name) in without_kernel:
+            return NO_KERNEL
+        return PREFERRED if node.name in preferred else node.reason
 
     def of_graph(entry: Mapping[str, Any]) -> GraphNode:
         copy: Any = _COPIES.get(entry["op_type"])
@@ -137,25 +143,6 @@ def details_from(model: str, log: str, placed: list[PlacedNode], graph: list[Map
         )
 
     return PlacementDetails(model, tuple(map(of_graph, graph)), tuple((node, reason_of(node)) for node in placed))
-
-
-def read_reasons(log: str) -> dict[tuple[str, str], str]:
-    """Operator and name of the nodes that the log explains. A name without operator is under every operator's key."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", log)
-    found = dict.fromkeys(_NO_KERNEL.findall(text), NO_KERNEL)
-    preferred = set(_PREFERRED.findall(text))
-    return _WithNames(found, preferred)
-
-
-class _WithNames(dict[tuple[str, str], str]):
-    """Adds the nodes of which the log gives only the name."""
-
-    def __init__(self, found: Mapping[tuple[str, str], str], preferred: set[str]) -> None:
-        super().__init__(found)
-        self._preferred = preferred
-
-    def get(self, key: tuple[str, str], default: Any = None) -> Any:
-        return super().get(key) or (PREFERRED if key[1] and key[1] in self._preferred else default)
 
 
 def _failure(folder: str, log: str) -> GPUError:

@@ -14,7 +14,7 @@ from typing import Any
 from ..environment.inspection import Environment, inspect_environment
 from ..errors import GPUError, UnsupportedPlatformError
 from ..models import ModelFacts, read_model
-from ..placement import needs_cudnn, needs_cufft
+from ..placement import cudnn_operators, cufft_operators
 from . import attempts, devices, driver, libraries, packages
 from . import model as model_checks
 from .facts import Facts, Observed, Request
@@ -138,8 +138,8 @@ def diagnose(
 def request_for(model: ModelFacts | None) -> Request:
     operators = model.operators if model is not None else frozenset[tuple[str, str]]()
     return Request(
-        cudnn_operators=tuple(sorted({op for op, domain in operators if needs_cudnn(op, domain)})),
-        cufft_operators=tuple(sorted({op for op, domain in operators if needs_cufft(op, domain)})),
+        cudnn_operators=cudnn_operators(operators),
+        cufft_operators=cufft_operators(operators),
         model=model,
     )
 

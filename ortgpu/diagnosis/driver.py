@@ -14,6 +14,7 @@ from ..errors import (
     InsufficientDeviceMemoryError,
     PoisonedContextError,
     manual,
+    shell,
 )
 from . import remedies
 from .cuda_codes import OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of
@@ -60,7 +61,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     major = environment.provider.cuda_major if environment.provider else None
     if environment.host.wsl:
         return [
-            Fix('export LD_LIBRARY_PATH="/usr/lib/wsl/lib:$LD_LIBRARY_PATH"', kind="shell", needs="host"),
+            shell('export LD_LIBRARY_PATH="/usr/lib/wsl/lib:$LD_LIBRARY_PATH"', needs="host"),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
     fixes = [] if environment.host.container else [remedies.update_driver(major or 13)]

@@ -76,7 +76,9 @@ def _judge_missing(
     sonames = tuple(library.soname for library in absent)
     evidence = [line for library in absent for line in _evidence(library)]
     evidence.append(_where_needed(facts))
-    unmapped = {library.soname: file for library in absent for file in library.rejected if _cannot_be_mapped(file)}
+    unmapped = {
+        library.soname: file for library in absent for file in library.rejected if _cannot_be_mapped(file.problem or "")
+    }
     to_install = [library for library in absent if library.soname not in unmapped]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     dead = [file.path for library in absent for file in library.rejected if _is_dead_link(file)]
@@ -114,8 +116,9 @@ def _judge_missing(
     )
 
 
-def _cannot_be_mapped(file: Candidate) -> bool:
-    return remedies.CANNOT_MAP.search(file.problem or "") is not None
+def _cannot_be_mapped(words: str) -> bool:
+    """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
+    return re.search(r"failed to map segment|annot allocate memory", words) is not None
 
 
 def _is_dead_link(file: Candidate) -> bool:
@@ -179,17 +182,17 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
             needed=(library or symbol,),
             found={lib.soname: lib.path for lib in culprits},
         )
-    refused = remedies.CANNOT_MAP.search(text) is not None
+    provider = facts.environment.provider
+    if provider is not None and _cannot_be_mapped(text):
+        fix = remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))
+    else:
+        fix = remedies.reinstall_onnxruntime(facts.environment)
     return BrokenPackageError(
         "the dynamic loader refuses the CUDA provider library",
         evidence=[text],
-        fixes=[
-            remedies.let_it_be_mapped(facts.environment, "onnxruntime")
-            if refused
-            else remedies.reinstall_onnxruntime(facts.environment)
-        ],
+        fixes=[fix],
         package=facts.environment.packages.onnxruntime.build_name,
-        files=(facts.environment.provider.path,) if facts.environment.provider else (),
+        files=(provider.path,) if provider is not None else (),
     )
 
 

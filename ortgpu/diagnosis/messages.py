@@ -68,22 +68,17 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
     return None
 
 
-def out_of_memory(requested: int | None, text: str, memory: tuple[int, int] | None = None) -> GPUError:
-    evidence = [telling_line(text)]
-    if memory is not None:
-        evidence.append(f"{memory[0]} of {memory[1]} bytes are free")
+def out_of_memory(requested: int | None, text: str) -> GPUError:
     return InsufficientDeviceMemoryError(
         "the GPU has too little free memory to open this session"
         + (f": {requested} bytes were asked for" if requested else ""),
-        evidence=evidence,
+        evidence=[telling_line(text)],
         fixes=[
             manual(
                 "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
             ),
         ],
         requested=requested,
-        free=memory[0] if memory else None,
-        total=memory[1] if memory else None,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterable
 
@@ -86,9 +85,6 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
     commands = [*first, install(environment, pinned, again=True)] + ([install(environment, new)] if new else [])
     return shell(" && ".join(commands))
-
-
-CANNOT_MAP = re.compile(r"failed to map segment|annot allocate memory")  # the dynamic loader of glibc, of a sound file
 
 
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
