@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from benchmarks.common import GPUs, find_gpus
+
 # One variable for these tests, with ortgpu's plugin and without it: see tests/gpu/conftest.py.
 if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
     os.environ.setdefault("ORTGPU_GPU", "require")
@@ -13,3 +15,15 @@ pytest.register_assert_rewrite("tests.lab")
 from tests.lab.fixtures import lab, models, stubs, wheels  # noqa: E402 - after the rewriting of its assertions is on
 
 __all__ = ["lab", "models", "stubs", "wheels"]
+
+
+@pytest.fixture(scope="session")
+def gpus(pytestconfig: pytest.Config) -> GPUs:
+    """The GPUs that CUDA shows a fresh process, in its order."""
+    found = find_gpus()
+    if not found.visible:
+        reason = f"needs an NVIDIA GPU: {found.reason}"
+        if os.environ.get("ORTGPU_REQUIRE_GPU") == "1" or pytestconfig.getoption("gpu", None) == "require":
+            pytest.fail(f"a GPU is required, and this host {reason}", pytrace=False)
+        pytest.skip(reason)
+    return found

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import find_gpus
+from benchmarks.common import GPUs
 from ortgpu.__main__ import main
 from ortgpu.cli import COMMANDS, demo, inputs, output, plain
 from ortgpu.cli.model import BATCH, LAYERS, example_model
@@ -470,12 +470,8 @@ def test_plain_program_that_does_not_end_well(
 
 
 @pytest.fixture(scope="module")
-def gpu_uuid() -> str:
-    found = find_gpus()
-    if not found.visible:
-        refuse = pytest.fail if os.environ.get("ORTGPU_REQUIRE_GPU") == "1" else pytest.skip
-        refuse(f"needs an NVIDIA GPU: {found.reason}")
-    return found.visible[0].uuid
+def gpu_uuid(gpus: GPUs) -> str:
+    return gpus.visible[0].uuid
 
 
 @pytest.mark.gpu

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import find_gpus
-
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DEADLINE = 110  # seconds: a process that opens a first session on a slow machine needs a fraction of it
 
@@ -26,14 +24,6 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
         env={**os.environ, **(env or {})},
         check=False,
     )
-
-
-@pytest.fixture(scope="module")
-def gpu_here() -> None:
-    found = find_gpus()
-    if not found.visible:
-        refuse = pytest.fail if os.environ.get("ORTGPU_REQUIRE_GPU") == "1" else pytest.skip
-        refuse(f"needs an NVIDIA GPU: {found.reason}")
 
 
 def test_every_example_is_tested() -> None:
@@ -79,7 +69,8 @@ def test_guard_ends_with_the_cause() -> None:
 
 
 @pytest.mark.gpu
-def test_guard_lists_both_sessions(gpu_here: None) -> None:
+@pytest.mark.usefixtures("gpus")
+def test_guard_lists_both_sessions() -> None:
     result = run("guard.py")
     assert result.returncode == 0, result
     detector, recognizer, *_ = result.stdout.splitlines()
@@ -90,7 +81,8 @@ def test_guard_lists_both_sessions(gpu_here: None) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py"])
-def test_runs_on_the_gpu(name: str, gpu_here: None) -> None:
+@pytest.mark.usefixtures("gpus")
+def test_runs_on_the_gpu(name: str) -> None:
     result = run(name)
     assert result.returncode == 0, result
     assert "cuda:0" in result.stdout + result.stderr
@@ -122,7 +114,8 @@ def test_tests_are_skipped_or_fail_without_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_tests_run_on_the_gpu(gpu_here: None) -> None:
+@pytest.mark.usefixtures("gpus")
+def test_tests_run_on_the_gpu() -> None:
     result = run_pytest("examples/test_with_gpu.py", "--gpu=require")
     assert result.returncode == 0, result
     assert "3 passed" in result.stdout

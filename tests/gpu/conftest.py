@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks import models
-from benchmarks.common import GPUs, child_environment, find_gpus, run_child
+from benchmarks.common import GPUs, child_environment, run_child
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -29,15 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session", autouse=True)
-def gpus(pytestconfig: pytest.Config) -> GPUs:
-    """The GPUs that CUDA shows a fresh process, in its order."""
-    found = find_gpus()
-    if not found.visible:
-        reason = f"needs an NVIDIA GPU: {found.reason}"
-        if os.environ.get("ORTGPU_REQUIRE_GPU") == "1" or pytestconfig.getoption("gpu", None) == "require":
-            pytest.fail(f"a GPU is required, and this host {reason}", pytrace=False)
-        pytest.skip(reason)
-    return found
+def every_test_needs_gpus(gpus: GPUs) -> None:
+    """Skipped, or failed, by the fixture."""
 
 
 @pytest.fixture(scope="session")
