@@ -103,7 +103,9 @@ class Session:
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ORTGPU_GPU", "ORTGPU_REQUIRE_GPU", "ORTGPU_ALLOW_CPU", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+    ours = ("ORTGPU_GPU", "ORTGPU_REQUIRE_GPU", "ORTGPU_ALLOW_CPU")
+    of_pytest = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "CI", "BUILD_NUMBER")  # with the last two its summary says more
+    for name in ours + of_pytest:
         monkeypatch.delenv(name, raising=False)
 
 
