@@ -152,7 +152,7 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
     if report is None:
         return
     lacks_cudnn = report.path_of("libcudnn") is None or any("libcudnn" in lib.soname for lib in report.missing)
-    if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
+    if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
         why.operators = frozenset(placed)
         raise why.unusable()
 

@@ -202,6 +202,7 @@ def why_unusable(
             None if runtime.import_error else runtime.module is not None,
             runtime.available_providers,
             runtime.preload,
+            runtime.preload.cudnn_mixed if runtime.preload is not None else (),
             runtime.provider_error,
             cuda,
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..environment.cuda import RESULT_NAMES
-from ..errors import Fix, manual, shell
+from ..errors import Fix, PoisonedContextError, manual, shell
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,15 @@ OF_ANOTHER_LIBRARY = frozenset({34, 804})
 # Errors after which every later CUDA call of the process fails: driver_types.h says of each that "the process must be
 # terminated and relaunched".
 STICKY = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
+
+
+def poisoned(code: int, evidence: list[str]) -> PoisonedContextError:
+    return PoisonedContextError(
+        f"a CUDA error ended this process's use of the GPU: {name_of(code)}",
+        evidence=evidence,
+        fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
+        cuda_code=code,
+    )
 
 
 def name_of(code: int) -> str:

@@ -11,14 +11,12 @@ from ..errors import (
     DriverUnusableError,
     Fix,
     GPUError,
-    InsufficientDeviceMemoryError,
-    PoisonedContextError,
     manual,
     shell,
 )
 from . import remedies
-from .cuda_codes import OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of
-from .devices import named_device, none_visible, unsupported
+from .cuda_codes import OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
+from .devices import lacks_memory, named_device, none_visible, unsupported
 from .facts import Facts
 
 _AMD, _NVIDIA = 0x1002, 0x10DE
@@ -139,18 +137,9 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
             fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
         )
     if code == 2:
-        return InsufficientDeviceMemoryError(
-            "the GPU has no memory left to open a session",
-            evidence=evidence,
-            fixes=[manual("stop other processes on the GPU, or choose another one with device=")],
-        )
+        return lacks_memory(facts, evidence)
     if code in STICKY:
-        return PoisonedContextError(
-            f"an earlier CUDA error ended this process's use of the GPU ({name_of(code)})",
-            evidence=evidence,
-            fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
-            cuda_code=code,
-        )
+        return poisoned(code, evidence)
     meaning = meaning_of(code)
     evidence = [*evidence, f"driver {driver.nvml.driver_version or driver.kernel_version or 'of unknown version'}"]
     if driver.libcuda:

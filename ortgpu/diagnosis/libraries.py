@@ -11,6 +11,7 @@ from ..environment.libraries import Candidate, Resolution
 from ..errors import (
     BrokenPackageError,
     DriverTooOldError,
+    Fix,
     GPUError,
     LibraryConflictError,
     LibraryNotFoundError,
@@ -241,6 +242,54 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
         severity="fatal" if needed else "warning",
         libraries=(loaded.path,),
     )
+
+
+def cudnn_mixed(facts: Facts) -> GPUError | None:
+    """The first convolution would end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512)."""
+    paths = facts.observed.cudnn_mixed
+    if not paths:
+        return None
+    return mixed(
+        by_folder(paths),
+        fixes=_ways_to_one_cudnn(list(dict.fromkeys(map(os.path.dirname, paths))), facts),
+        severity="fatal" if facts.request.cudnn_operators else "warning",
+        libraries=paths,
+    )
+
+
+def mixed(
+    evidence: list[str], *, fixes: Iterable[Fix] = (), severity: Severity = "fatal", libraries: tuple[str, ...] = ()
+) -> LibraryConflictError:
+    return LibraryConflictError(
+        "the parts of cuDNN in this process are of different releases",
+        evidence=evidence,
+        fixes=fixes,
+        severity=severity,
+        libraries=libraries,
+    )
+
+
+def by_folder(paths: Iterable[str]) -> list[str]:
+    folders: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        folders.setdefault(os.path.dirname(path), []).append(os.path.basename(path))
+    return [f"in this process from {folder}: {', '.join(names)}" for folder, names in folders.items()]
+
+
+def _ways_to_one_cudnn(folders: list[str], facts: Facts) -> list[Fix]:
+    if len(folders) > 1:
+        others = [remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", folder) for folder in folders]
+        return [fix for fix in others if fix is not None] or [
+            manual(f"let one of these folders serve the whole process: {_enumerate(folders)}")
+        ]
+    wheels = [
+        wheel
+        for wheel in facts.environment.packages.nvidia
+        if wheel.name.startswith("nvidia-cudnn-cu") and folders[0].startswith(os.path.join(wheel.location, ""))
+    ]
+    if not wheels or facts.environment.host.frozen:
+        return [manual(f"install cuDNN again: {folders[0]} holds files of several releases")]
+    return [remedies.install(facts.environment, [f"{wheel.name}=={wheel.version}" for wheel in wheels], again=True)]
 
 
 def _enumerate(names: tuple[str, ...] | list[str]) -> str:

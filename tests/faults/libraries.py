@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 from tests.faults.case import MENDED, OWN, Case, in_group, library, own_path, removing, truncating
@@ -112,8 +113,6 @@ def release(version: str, *patterns: str) -> object:
 
 def provider_of_another_release(lab: Lab, overlay: Overlay) -> None:
     """Two installations written over each other: the provider file is of one, the rest of the other."""
-    import zipfile
-
     with zipfile.ZipFile(lab.wheels.get("onnxruntime-gpu", FIRST_OF_CUDA_13)) as archive:
         overlay.replace(CUDA_PROVIDER, archive.read(CUDA_PROVIDER))
 
@@ -134,6 +133,25 @@ def cudnn_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
         b"nvidia_cudnn_cu12-9.10.2.21.dist-info/METADATA,,\nnvidia_cudnn_cu12-9.10.2.21.dist-info/INSTALLER,,\n"
         b"nvidia_cudnn_cu12-9.10.2.21.dist-info/RECORD,,\n",
     )
+
+
+OTHER_CUDNN = "9.13.0.50"
+
+
+def part_of_another_cudnn(lab: Lab, overlay: Overlay) -> None:
+    """An installation that was interrupted between two files, or a part that was copied from elsewhere."""
+    name = "nvidia/cudnn/lib/libcudnn_ops.so.9"
+    with zipfile.ZipFile(lab.wheels.get("nvidia-cudnn-cu13", OTHER_CUDNN)) as archive:
+        overlay.replace(name, archive.read(name))
+
+
+def another_cudnn_first_on_the_loader_path(lab: Lab, overlay: Overlay) -> None:
+    """All of its parts, as a system package has them: none of them may come beside those of the wheel."""
+    folder = overlay.root / "other"
+    with zipfile.ZipFile(lab.wheels.get("nvidia-cudnn-cu13", OTHER_CUDNN)) as archive:
+        for name in archive.namelist():
+            if "/lib/libcudnn" in name:
+                archive.extract(name, folder)
 
 
 def missing(*stems: str, says: tuple[str, ...], row: str = OWN, slow_fix: bool = True) -> Case:
@@ -421,6 +439,31 @@ CASES = in_group(
             advice_of="LibraryConflictError",
             after=MENDED,
             needs=("driver", "host"),
+        ),
+        Case(
+            "part-of-another-cudnn",
+            MENDED,
+            ("library-conflict", "the parts of cuDNN in this process are of different releases"),
+            part_of_another_cudnn,
+            rows=("B12",),
+            ask="probe",
+            others=("LibraryConflictError",),
+            advice_of="LibraryConflictError",
+            after=MENDED,
+            needs=("driver", "host"),
+            slow_break=True,
+        ),
+        Case(
+            "another-cudnn-first-on-the-loader-path",
+            MENDED,
+            ("libcuda.so.1",),
+            another_cudnn_first_on_the_loader_path,
+            rows=("B12",),
+            ask="probe",
+            env={"LD_LIBRARY_PATH": "{overlay}/other/nvidia/cudnn/lib"},
+            silent_about=("different releases", "/other/"),
+            needs=("driver", "host"),
+            slow_break=True,
         ),
         Case(
             "provider-file-of-another-release",

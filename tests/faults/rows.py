@@ -43,8 +43,6 @@ ROWS: tuple[Row, ...] = (
     not_here("A17", "Windows"),
     gpu("B10", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
     gpu("B11", "tests/gpu/test_refused.py::test_a_transform_without_cufft_is_refused"),
-    not_yet("B12", "a part of cuDNN of another version; that parts are taken from one folder is tested in "
-                   "tests/test_library_search.py"),
     gpu("B13", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
     not_yet("B18", "a torch for another CUDA beside ONNX Runtime; one of the same: test_healthy_variations.py"),
     not_yet("B19", "cudart of two majors in one process"),
