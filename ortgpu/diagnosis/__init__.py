@@ -38,6 +38,7 @@ CHECKS: tuple[Check, ...] = (
     libraries.cufft_missing,
     libraries.cudnn_of_other_cuda,
     libraries.cudnn_mixed,
+    libraries.not_as_installed,
     devices.named_device,
     devices.unsupported,
     driver.not_found,

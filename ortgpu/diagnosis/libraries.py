@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 
-from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for
+from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for, wheel_name
 from ..environment.libraries import Candidate, Resolution
 from ..errors import (
     BrokenPackageError,
@@ -254,6 +254,34 @@ def cudnn_mixed(facts: Facts) -> GPUError | None:
         fixes=_ways_to_one_cudnn(list(dict.fromkeys(map(os.path.dirname, paths))), facts),
         severity="fatal" if facts.request.cudnn_operators else "warning",
         libraries=paths,
+    )
+
+
+def not_as_installed(facts: Facts) -> GPUError | None:
+    """A whole library in the place of another, seen by nothing else: cuDNN's parts have one name in all releases."""
+    environment = facts.environment
+    major = environment.provider.cuda_major if environment.provider else None
+    right = {wheel_name(found.spec.wheels[major]) for found in environment.libraries if major in found.spec.wheels}
+    used = {found.chosen.path for found in environment.libraries if found.chosen is not None}
+    names = [wheel.name for wheel in environment.packages.nvidia]
+    altered = {
+        wheel: files
+        for wheel in environment.packages.nvidia
+        if wheel.name in right
+        # The same wheel for another CUDA writes the same files: cudnn_of_other_cuda judges which of them are there.
+        and sum(name.split("-cu1")[0] == wheel.name.split("-cu1")[0] for name in names) == 1
+        and (files := tuple(name for name in wheel.altered_files if os.path.join(wheel.location, name) in used))
+    }
+    if not altered:
+        return None
+    paths = tuple(os.path.join(wheel.location, name) for wheel, files in altered.items() for name in files)
+    return BrokenPackageError(
+        f"libraries of {_enumerate([wheel.name for wheel in altered])} are not the files that were installed",
+        evidence=[f"of another size than its package says: {path}" for path in paths],
+        fixes=[remedies.install(environment, [f"{wheel.name}=={wheel.version}" for wheel in altered], again=True)],
+        severity="warning",
+        package=next(iter(altered)).name,
+        files=paths,
     )
 
 
