@@ -168,6 +168,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "A file `onnxruntime.py` of one's own, in the working directory for instance, is imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
+            "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
+            "another release.",
         ),
         (
             "The evidence names the files. `ortgpu doctor --json` lists all of them, by owner.",
@@ -276,11 +278,13 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "torch, CuPy or another package of the process uses one CUDA major, and ONNX Runtime another.",
             "Both nvidia-cudnn-cu12 and nvidia-cudnn-cu13 are installed: they write into the same folder.",
+            "Parts of cuDNN are of different releases: a file was copied into a wheel's folder, or something loaded "
+            "parts of another cuDNN first.",
         ),
         (
             "`libraries` names the file. On Linux `grep cudnn /proc/PID/maps` shows what a process really has.",
-            "With parts of two cuDNN releases, the first convolution fails with "
-            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH.",
+            "With parts of two cuDNN releases, the first convolution of plain ONNX Runtime fails with "
+            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH. Here cuDNN's own version checks are asked before it.",
         ),
         (
             "Make everything in the process use one CUDA major: a torch for `cu130` beside ONNX Runtime for CUDA 13.",
@@ -363,6 +367,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "804: a forward-compatibility libcuda (package cuda-compat) is loaded on a GPU that does not support it.",
             "999: the driver failed without a reason: after a suspend, after a GPU error (Xid), or without "
             "`nvidia_uvm`.",
+            "This process may not open `/dev/nvidiactl`, `/dev/nvidia-uvm` or the GPU's own file, or one of them is "
+            "missing. A container that ran well loses them when `systemctl daemon-reload` runs on its host.",
         ),
         (
             "`ortgpu doctor` opens the driver in a child process and shows the code. NVML, and with it `nvidia-smi`, "
@@ -373,10 +379,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "803: reboot, or reload the nvidia kernel modules.",
             "999: reload `nvidia_uvm`; if it comes back, look for Xid errors: the hardware may be failing.",
             "802: start the fabric manager of the driver's version.",
+            "Device files: `ls -l /dev/nvidia*`; a container is started again, with `--gpus all`.",
             "34 and 804: take the `stubs` or `cuda-compat` folder out of LD_LIBRARY_PATH.",
             "One bad GPU of several can break `cuInit` for all: hide it with CUDA_VISIBLE_DEVICES.",
         ),
-        ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381"),
+        ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381",
+         "NVIDIA/nvidia-container-toolkit#48"),
     ),
     # Devices
     Explanation(

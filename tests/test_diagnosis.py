@@ -21,7 +21,7 @@ from ortgpu.diagnosis.messages import of_construction
 from ortgpu.diagnosis.probe import ProbeResult, ProbeStep
 from ortgpu.environment.catalogue import LIBRARIES, spec_for
 from ortgpu.environment.cuda import CudaDevice, CudaState
-from ortgpu.environment.driver import GPU, Driver, Nvml
+from ortgpu.environment.driver import GPU, Driver, Nvml, RefusedNode
 from ortgpu.environment.elf import ElfFile
 from ortgpu.environment.host import Host
 from ortgpu.environment.inspection import Environment
@@ -112,7 +112,7 @@ HEALTHY = Facts(
             libcuda_error=None,
             cuda_version=(13, 0),
             kernel_version="580.65.06",
-            device_nodes=("/dev/nvidia0", "/dev/nvidiactl"),
+            device_nodes=("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"),
             nvml=Nvml(True, None, "580.65.06", (13, 0), (H200,)),
         ),
         variables=Variables({}, {}),
@@ -171,6 +171,10 @@ def engine(**changes: Any) -> Change:
 
 def nvml(**changes: Any) -> Change:
     return lambda facts: part("driver", nvml=replace(facts.environment.driver.nvml, **changes))(facts)
+
+
+def refused(*nodes: RefusedNode) -> Change:
+    return part("driver", refused_nodes=nodes)
 
 
 def variables(**now: str) -> Change:
@@ -364,6 +368,9 @@ CASES = [
     Case("cuDNN of two folders", all_of(observed(cudnn_mixed=("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")),
         variables(LD_LIBRARY_PATH="/a:/c")), "LibraryConflictError", "export LD_LIBRARY_PATH=/c", "warning",
         details={"libraries": ("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")}),
+    Case("a library of another size", part("packages", nvidia=(
+        Distribution("nvidia-cublas", "13.1.0", SITE, altered_files=("nvidia/cu13/lib/libcublas.so.13",)),)),
+        "BrokenPackageError", "--force-reinstall --no-deps nvidia-cublas==13.1.0", "warning"),
     # Devices
     Case("a device that is not there", request(device=3), "DeviceNotFoundError", UUID, details={"requested": 3}),
     Case("a UUID that is not there", request(device="GPU-9999"), "DeviceNotFoundError", UUID),
@@ -411,6 +418,17 @@ CASES = [
             12345: "CUDA error 12345",
         }.items()
     ),
+    Case("no right to a device file", all_of(refused(RefusedNode("/dev/nvidiactl", "EACCES", "video")),
+        cuda_failed(999)), "DriverUnusableError", "make this user a member of video"),
+    Case("a right that was withdrawn", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
+        cuda_failed(304)), "DriverUnusableError", "daemon-reload"),
+    Case("no right to any GPU, and CUDA sees none", all_of(refused(RefusedNode("/dev/nvidia0", "EACCES", "root")),
+        cuda_failed(100)), "DriverUnusableError", "may not open /dev/nvidia0"),
+    Case("no file for unified memory", all_of(part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")),
+        cuda_failed(999)), "DriverUnusableError", "sudo nvidia-modprobe -u -c=0"),
+    Case("no file for unified memory in a container", all_of(part("host", container="docker"),
+        part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")), cuda_failed(999)), "DriverUnusableError",
+        "give it /dev/nvidia-uvm too"),
     Case("no memory left", cuda_failed(2), "InsufficientDeviceMemoryError", "MiB free",
         details={"free": H200.memory_free, "total": H200.memory_total}),
     Case("a poisoned context", cuda_failed(700), "PoisonedContextError", "restart this process",
@@ -460,9 +478,28 @@ HARMLESS: dict[str, Change] = {
     "in a container": part("host", container="docker"),
     "a CPU build that is shadowed": engine(elsewhere=(replace(CPU_ENGINE, location="/usr"),)),
     "licences trimmed": owned(missing_files=("onnxruntime/LICENSE", "onnxruntime/tools/check.py")),
+    "a library that is not used has another size": part(
+        "packages",
+        nvidia=(Distribution("nvidia-cublas", "13.1.0", SITE, altered_files=("nvidia/cu13/lib/libnvblas.so.13",)),),
+    ),
+    "cuDNN's wheels for two CUDAs": part(
+        "packages",
+        nvidia=(
+            Distribution("nvidia-cudnn-cu12", "9.9", SITE),
+            Distribution("nvidia-cudnn-cu13", "9.9", SITE, altered_files=("nvidia/cudnn/lib/libcudnn.so.9",)),
+        ),
+    ),
     "no metadata": engine(owners=(), build_name=None, build_version=None),
     "built by oneself": engine(owners=(replace(ENGINE, name="onnxruntime"),), build_name="onnxruntime"),
     "no NVML": nvml(available=False, error="not found", driver_version=None, cuda_version=None, gpus=()),
+    "one GPU of two kept from this job": part(
+        "driver",
+        device_nodes=("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"),
+        refused_nodes=(RefusedNode("/dev/nvidia1", "EPERM", "root"),),
+    ),
+    "files that CUDA does not seem to need": all_of(
+        refused(RefusedNode("/dev/nvidiactl", "EACCES", "video")), observed(cuda=CudaState(0, (CUDA_H200,), 1))
+    ),
     "nothing known of the driver": part("driver", cuda_version=None, kernel_version=None, device_nodes=()),
     "nothing known of the GPU": nvml(gpus=(GPU(0, None, None, None, None, None, None, None, (), None),)),
     "no fat binary": part("provider", architectures=None),
@@ -559,6 +596,7 @@ def test_every_check_finds_something() -> None:
         ((part("host", system="Darwin"), CPU_ENGINE_THERE, NO_DRIVER), ["UnsupportedPlatformError"]),
         ((NO_ENGINE, NO_DRIVER), ["OnnxRuntimeNotInstalledError", "DriverNotFoundError"]),
         ((nvml(gpus=()), request(device=1)), ["NoDeviceError"]),
+        ((nvml(gpus=()), refused(RefusedNode("/dev/nvidiactl", "EPERM", "root"))), ["DriverUnusableError"]),
         ((part("provider", problem="truncated"), probed(died_in="provider")), ["BrokenPackageError"]),
     ],
 )  # fmt: skip
@@ -677,6 +715,7 @@ ENVIRONMENTS = st.builds(
         Driver,
         *(st.none() | PATHS, st.none() | TEXT, VERSIONS, st.none() | TEXT, some(PATHS)),
         st.builds(Nvml, FLAGS, st.none() | TEXT, st.none() | TEXT, VERSIONS, some(GPUS)),
+        some(st.builds(RefusedNode, PATHS, st.sampled_from(["EACCES", "EPERM"]), st.none() | TEXT)),
     ),
     variables=st.builds(
         Variables,

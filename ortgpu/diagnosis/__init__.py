@@ -43,6 +43,7 @@ CHECKS: tuple[Check, ...] = (
     devices.unsupported,
     driver.not_found,
     driver.too_old,
+    driver.not_accessible,
     devices.none_visible,
     driver.unusable,
     devices.busy,
@@ -62,6 +63,7 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     "broken-package": frozenset({"broken-package", "provider-fallback"}),
     "driver-not-found": frozenset({"no-device", "driver-too-old"}),
     "driver-too-old": frozenset({"driver-unusable", "no-device"}),
+    "driver-unusable": frozenset({"no-device"}),
     "library-not-found": frozenset({"provider-fallback"}),
     "no-device": frozenset({"device-not-found"}),
 }

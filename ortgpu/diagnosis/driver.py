@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 
+from ..environment.driver import RefusedNode
 from ..errors import (
     DeviceBusyError,
     DriverNotFoundError,
@@ -21,6 +23,7 @@ from .facts import Facts
 
 _AMD, _NVIDIA = 0x1002, 0x10DE
 _NO_DEVICE = 100  # devices.py judges it
+_UVM = "/dev/nvidia-uvm"
 
 
 def not_found(facts: Facts) -> GPUError | None:
@@ -102,10 +105,57 @@ def too_old(facts: Facts) -> GPUError | None:
     )
 
 
+def not_accessible(facts: Facts) -> GPUError | None:
+    """Device files that this process may not open, or that nobody made: CUDA then sees no GPU, or fails without a
+    reason."""
+    driver, cuda = facts.environment.driver, facts.observed.cuda
+    if driver.libcuda is None or (cuda is not None and cuda.code == 0):
+        return None
+    refused = {node.path: node for node in driver.refused_nodes}
+    gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
+    # Some GPUs may be kept from a job on purpose.
+    needed = [path for path in ("/dev/nvidiactl", _UVM) if path in refused] + (
+        gpus if gpus and all(path in refused for path in gpus) else []
+    )
+    if needed:
+        return DriverUnusableError(
+            f"this process may not open {', '.join(needed)}",
+            evidence=[
+                f"{node.path}: {node.error}, group {node.group or 'unknown'}"
+                for node in map(refused.__getitem__, needed)
+            ],
+            fixes=_ways_to_access(facts, [refused[path] for path in needed]),
+        )
+    if "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes and not facts.environment.host.wsl:
+        in_container = manual(f"in a container: give it {_UVM} too (docker run --gpus all ... does)", needs="host")
+        made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
+        return DriverUnusableError(
+            f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",
+            evidence=[f"device files: {', '.join(driver.device_nodes)}"],
+            fixes=[in_container] if facts.environment.host.container else [made],
+        )
+    return None
+
+
+def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
+    if any(node.error == "EPERM" for node in nodes):  # NVIDIA/nvidia-container-toolkit issue 48
+        return [
+            manual(
+                "start this container or job again with its GPU: what it may open was changed under it, as "
+                "`systemctl daemon-reload` on the host does",
+                needs="host",
+            )
+        ]
+    groups = sorted({node.group for node in nodes if node.group not in (None, "root")}, key=str)
+    if groups:
+        return [manual(f"make this user a member of {' and '.join(map(str, groups))}, and log in again", needs="root")]
+    return [manual("let this user read and write these files: nvidia-modprobe makes them so", needs="root")]
+
+
 def unusable(facts: Facts) -> GPUError | None:
     """``cuInit`` was called and failed."""
     cuda = facts.observed.cuda
-    if cuda is None or not cuda.code or cuda.code == _NO_DEVICE:
+    if cuda is None or not cuda.code or cuda.code == _NO_DEVICE or not_accessible(facts) is not None:
         return None
     return for_code(cuda.code, facts, [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"])
 
