@@ -49,7 +49,7 @@ ROWS: tuple[Row, ...] = (
     not_here("B28", "a provider for another GPU runtime (TensorRT RTX), in releases that are no longer supported"),
     gpu("C11", "tests/gpu/test_refused.py::test_less_than_a_context_takes_is_refused"),
     not_here("C12", "as C11, at the creation of cuDNN: none of the amounts that tests/gpu/test_refused.py leaves is "
-                    "known to end there; the words are judged in tests/test_diagnosis.py"),
+                    "known to end there; the words are judged in tests/test_diagnosis_words.py"),
     not_here("C13", "it takes a GPU that the wheel has no code for: the generations are cases here, with made GPUs"),
     not_here("C14", "it takes a GPU for which there is only PTX"),
     not_here("C15", "WSL"),
