@@ -1,4 +1,4 @@
-"""What overhead.py measures inside one process, in turns.
+"""What the benchmarks measure inside one process, in turns.
 
 Started in a child, as ``workers.py NAME '{"argument": value}'``.
 """
@@ -19,20 +19,24 @@ from benchmarks.common import in_turns, mapped_files, report
 PLAIN_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
-def feed_of(session: Any) -> dict[str, Any]:
-    """Zeros for every input, one wherever the size is open."""
+def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, Any]:
+    """Zeros for every input, or with a seed random numbers; ``batch`` wherever the size is open."""
     import numpy as np
 
+    def array(shape: list[int]) -> Any:
+        return np.zeros(shape, np.float32) if seed is None else np.random.default_rng(seed).random(shape, np.float32)
+
     inputs = session.get_inputs()
-    return {each.name: np.zeros([n if isinstance(n, int) else 1 for n in each.shape], np.float32) for each in inputs}
+    return {each.name: array([n if isinstance(n, int) else batch for n in each.shape]) for each in inputs}
 
 
-def plain_session(model: str) -> Any:
-    """ONNX Runtime's own session, known to be on CUDA."""
+def plain_session(model: str, device: str = "cuda") -> Any:
+    """ONNX Runtime's own session, known to be on the device."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(model, providers=PLAIN_PROVIDERS)
-    if session.get_providers()[0] != PLAIN_PROVIDERS[0]:
+    providers = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
+    session = onnxruntime.InferenceSession(model, providers=providers)
+    if session.get_providers()[0] != providers[0]:
         raise RuntimeError("the plain session is on the CPU: there is nothing to compare with")
     return session
 
@@ -115,8 +119,10 @@ WORKERS: dict[str, Callable[..., None]] = {"construct": construct, "run": run, "
 
 
 if __name__ == "__main__":
+    from benchmarks import throughput_workers
+
     try:
-        WORKERS[sys.argv[1]](**json.loads(sys.argv[2]))
+        {**WORKERS, **throughput_workers.WORKERS}[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())
         raise

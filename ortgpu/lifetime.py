@@ -41,7 +41,7 @@ class Refusal:
         self._refuse()
 
 
-def anew(error: ExecutionError) -> GPUError:
+def anew(error: GPUError) -> GPUError:
     """A copy without the traceback of where it was raised before."""
     rebuild, arguments = error.__reduce__()[:2]
     copy: GPUError = rebuild(*arguments)
@@ -65,6 +65,13 @@ def refuse_if_lost() -> None:
     creator = initialised_in()
     if creator is not None and creator != os.getpid():
         raise _forked(creator)
+
+
+def refuse_if_unusable(session: Any) -> None:
+    """Raise what every use of ``session`` raises, where it is closed or lost the GPU."""
+    inner = session.__dict__.get("_sess")
+    if isinstance(inner, Refusal):
+        raise anew(inner.error)
 
 
 def forked_error() -> ForkedSessionError | None:
