@@ -625,14 +625,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "poisoned-context",
         "an earlier CUDA error ended this process's use of the GPU",
         "After some errors - an illegal memory access is the best known - every further CUDA call of the process "
-        "fails. `cuda_code` is that error. No session can be opened in this process again.",
+        "fails. `cuda_code` is that error. No session can be opened in this process again, on any of its GPUs.",
         (
             "A kernel read or wrote outside its memory: a buffer that was freed while bound, a custom operator, a "
             "tensor of more than 2^31 elements.",
             "Plain ONNX Runtime would answer by opening every later session on the CPU.",
         ),
         (
-            "Codes 700, 702, 710 and 714 to 719 are of this kind.",
+            "Codes 226, 700, 702, 710, 714 to 719, 721 and 810 are of this kind.",
             "`CUDA_LAUNCH_BLOCKING=1` makes the call that fails the one at fault.",
         ),
         (
