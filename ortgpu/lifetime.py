@@ -107,19 +107,37 @@ def note_text(session: Any, text: str) -> None:
         noted(found)
 
 
+def refuse(session: Any, error: ExecutionError) -> None:
+    """Let every later use of a session raise ``error``: its GPU is lost."""
+    inner = session.__dict__.get("_sess")
+    if inner is not None and not isinstance(inner, Refusal):
+        # Never destroyed: its destructor would call a CUDA that is not there any more, and abort.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+        session._sess = Refusal(error)
+
+
+def refuses(session: Any) -> bool:
+    """Whether only an error is left of the session: it was closed, or lost its GPU."""
+    return isinstance(session.__dict__.get("_sess"), Refusal)
+
+
 def _refuse_all(error: ExecutionError) -> None:
     for session in list(_live):
-        inner = session.__dict__.get("_sess")
-        if inner is not None and not isinstance(inner, Refusal):
-            # Never destroyed: its destructor would call a CUDA that is not there any more, and abort.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
-            session._sess = Refusal(error)
+        refuse(session, error)
 
 
 def _forked(creator: int) -> ForkedSessionError:
-    return ForkedSessionError(
+    return forked(
         "CUDA was used before this process was forked, and CUDA does not survive a fork",
-        evidence=[f"CUDA was initialised in process {creator}; this is process {os.getpid()}"],
+        f"CUDA was initialised in process {creator}; this is process {os.getpid()}",
+        creator,
+    )
+
+
+def forked(summary: str, evidence: str, creator: int) -> ForkedSessionError:
+    return ForkedSessionError(
+        summary,
+        evidence=[evidence],
         fixes=[
             python('multiprocessing.set_start_method("spawn")'),
             manual("or open the first session after the fork (gunicorn without --preload)"),
