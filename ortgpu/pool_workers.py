@@ -123,17 +123,18 @@ def _choose(devices: str | Iterable[DeviceRequest]) -> list[DeviceRequest]:
     shown = initialise().devices
     if everything:
         return [device.ordinal for device in shown or ()] or [None]
-    if not shown:  # a session will say why, or be opened on the CPU
-        keys: list[DeviceRequest] = [ordinal_of(each) if ordinal_of(each) is not None else each for each in named]
-    else:
+    if shown:
         from .opening import choose_visible
 
-        keys = [choose_visible(device, shown).ordinal for device in named]
+        requests: list[DeviceRequest] = [choose_visible(device, shown).ordinal for device in named]
+    else:  # a session will say why, or be opened on the CPU
+        requests = named
+    keys = [str(each).lower() if ordinal_of(each) is None else ordinal_of(each) for each in requests]
     for position, key in enumerate(keys):
         if key in keys[:position]:
             what = f"devices names one GPU twice: as {named[keys.index(key)]!r} and as {named[position]!r}"
             raise _refused(what, named, "name each GPU once; sessions_per_device opens several sessions on each")
-    return keys
+    return requests
 
 
 def _as_request(device: DeviceRequest | SupportsIndex) -> DeviceRequest:
@@ -153,7 +154,8 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
     sessions = [open_session(device=devices[0], **options)]
     if not sessions[0].device.is_gpu:  # by allow_cpu; one after the other, so that each warns the caller
         try:
-            sessions += [open_session(device=device, **options) for device in devices[1:]]
+            for device in devices[1:]:
+                sessions.append(open_session(device=device, **options))  # noqa: PERF401 - closed if the next one fails
         except BaseException:
             _close(sessions)
             raise
