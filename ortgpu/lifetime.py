@@ -67,6 +67,13 @@ def refuse_if_lost() -> None:
         raise _forked(creator)
 
 
+def refuse_if_unusable(session: Any) -> None:
+    """Raise what every use of ``session`` raises, where it is closed or lost the GPU."""
+    inner = session.__dict__.get("_sess")
+    if isinstance(inner, Refusal):
+        raise anew(inner.error)
+
+
 def forked_error() -> ForkedSessionError | None:
     """The error for a CUDA that does not come up in a forked process: something else initialised it in the parent."""
     return _forked(_forked_from) if _forked_from is not None else None

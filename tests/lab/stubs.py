@@ -125,6 +125,11 @@ class Stubs:
         return self._build("libnvidia_ml_stub.c", "nvml/libnvidia-ml.so.1", "-Wl,-soname,libnvidia-ml.so.1")
 
     @functools.cached_property
+    def cudart(self) -> Path:
+        """A CUDA runtime whose memory is the host's; the source says what it counts."""
+        return self._build("libcudart_stub.c", "cudart/libcudart_stub.so")
+
+    @functools.cached_property
     def hide_from_loader(self) -> Path:
         """The ``LD_AUDIT`` library after which the loader finds nothing of what this machine has of CUDA."""
         return self._build("hide_system_libraries.c", "hide_system_libraries.so", "-nostdlib", "-ffreestanding")
