@@ -10,14 +10,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
 from . import lifetime
 from .devices import Device, DeviceRequest
-from .diagnosis.cuda_codes import LOST, name_of
 from .errors import (
     ExecutionError,
     GPUError,
@@ -28,8 +27,6 @@ from .errors import (
 from .pool_workers import Worker, open_workers, stop
 
 logger = logging.getLogger("ortgpu.pool")
-
-_LOST_STATUS = frozenset(name_of(code) for code in LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,41 +157,23 @@ class GPUSessionPool:
         in_flight: int | None = None,
         output_names: Sequence[str] | None = None,
     ) -> Iterator[Any]:
-        """The outputs of each feed, in the order of the feeds, computed on all GPUs at once.
+        """What ``run(output_names, feed)`` gives for each of ``feeds``, in their order, computed on all GPUs at once.
 
-        At most ``in_flight`` feeds have been taken whose outputs were not; None is two for each thread of the pool.
-        What a request raises is raised in its place, after the outputs of those before it, and so is what ``feeds``
-        raises; it ends the iteration. However that ends, what has not begun is cancelled, and what has is waited for.
+        As GPUSession.map: ``feeds`` may be a generator without end; ``in_flight`` is how many may have been taken whose
+        results were not handed out, two for each thread of the pool unless given; the first exception comes out at its
+        place and ends the iteration; ending it early waits for what is under way, and leaves nothing running.
+
+        Raises:
+            TypeError, ValueError: ``feeds`` is not iterable, or one feed; ``in_flight`` is not a positive int.
+            GPUError: as :meth:`submit`.
         """
+        from .pipeline import check_arguments, results_of
+
         self._refuse_after_fork()
         if self._is_over:
             raise self._why_over()
-        ahead = 2 * self._limit if in_flight is None else operator.index(in_flight)
-        if ahead < 1:
-            raise ValueError(f"in_flight must be at least 1, not {in_flight}")
-        return self._map(iter(feeds), ahead, output_names)
-
-    def _map(
-        self, feeds: Iterator[Mapping[str, Any]], in_flight: int, output_names: Sequence[str] | None
-    ) -> Iterator[Any]:
-        futures: deque[Future[Any]] = deque()
-        ended: BaseException | None = None
-        try:
-            while True:
-                while ended is None and len(futures) < in_flight:
-                    try:
-                        futures.append(self.submit(output_names, next(feeds)))
-                    except Exception as error:  # noqa: BLE001 - raised in its place
-                        ended = error
-                if not futures:
-                    break
-                yield futures.popleft().result()
-        finally:
-            for future in futures:
-                future.cancel()
-            wait(futures)
-        if ended is not None and not isinstance(ended, StopIteration):
-            raise ended
+        source, ahead = check_arguments(feeds, in_flight, 2 * self._limit)
+        return results_of(functools.partial(self.submit, output_names), source, ahead)
 
     def close(self) -> None:
         """Give up the sessions and their GPU memory. What is running is waited for; what was waiting gets an
@@ -258,8 +237,10 @@ class GPUSessionPool:
 
     def _run_on(self, worker: Worker, request: _Request) -> Any:
         """The outputs; where the GPU is, or may be, at fault, those of another GPU."""
+        from .pipeline import staged_run  # not above: it imports numpy, whose absence a session diagnoses
+
         try:
-            return worker.session.run(request.output_names, request.feed)
+            return staged_run(worker.session, request.output_names, request.feed)
         except (PoisonedContextError, ProviderFailureError) as error:
             lost = _is_lost(error)
             if lost:
@@ -268,7 +249,7 @@ class GPUSessionPool:
             if other is None:
                 raise
             try:
-                outputs = other.session.run(request.output_names, request.feed)
+                outputs = staged_run(other.session, request.output_names, request.feed)
             except (PoisonedContextError, ProviderFailureError) as again:
                 if _is_lost(again):
                     self._take_out(other, again)
@@ -352,6 +333,8 @@ def _by_load(worker: Worker) -> int:
 
 def _is_lost(error: ExecutionError) -> bool:
     """Whether the error says that the GPU, or the process's use of it, is at its end."""
-    return isinstance(error, PoisonedContextError) or (
-        isinstance(error, ProviderFailureError) and error.library == "CUDA" and error.status in _LOST_STATUS
-    )
+    from .diagnosis.cuda_codes import LOST, name_of
+
+    if isinstance(error, ProviderFailureError):
+        return error.library == "CUDA" and error.status in [name_of(code) for code in LOST]
+    return isinstance(error, PoisonedContextError)

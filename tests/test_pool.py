@@ -633,6 +633,22 @@ def test_without_a_gpu_the_cause_is_raised_once_and_nothing_is_left() -> None:
     assert found["left"] == [[], 0, 1]
 
 
+def test_where_onnxruntime_cannot_be_imported_making_a_pool_raises_the_cause() -> None:
+    environment = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    program = """
+        import sys
+        sys.modules["numpy"] = sys.modules["onnxruntime"] = None
+        from benchmarks.common import report
+        from ortgpu import GPUSessionPool, PackageError
+        try:
+            GPUSessionPool("model.onnx")
+        except PackageError as error:
+            report("raised", error.code)
+    """
+    done = run_child([sys.executable, "-c", textwrap.dedent(program)], env=environment, deadline=DEADLINE)
+    assert "raised" in done.reports, done.explain()
+
+
 def test_allow_cpu_warns_the_caller_of_each_session() -> None:
     found = child("""
         with warnings.catch_warnings(record=True) as caught:
