@@ -490,10 +490,10 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 
 if __name__ == "__main__":
-    from tests.gpu import refused, running
+    from tests.gpu import pooling, refused, running
 
     try:
-        {**PROGRAMS, **running.PROGRAMS, **refused.PROGRAMS}[sys.argv[1]](**json.loads(sys.argv[2]))
+        {**PROGRAMS, **running.PROGRAMS, **refused.PROGRAMS, **pooling.PROGRAMS}[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())
         raise
