@@ -27,12 +27,12 @@ from benchmarks.common import (
     child_environment,
     environment_record,
     find_gpus,
-    in_turns,
     overlay,
     run_child,
     spread,
     without_cuda_variables,
 )
+from ortgpu.timing import in_turns
 
 # The children below import nothing before their clock starts but what reads it, and print one line when all is done.
 

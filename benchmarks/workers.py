@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import in_turns, mapped_files, report
+from benchmarks.common import mapped_files, report
+from ortgpu.timing import in_turns
 
 PLAIN_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
