@@ -43,7 +43,8 @@ def _bars(axes: Axes, figures: Sequence[Figure], values: Sequence[tuple[float, f
         heights = [height for _, (height, _, _) in chosen]
         below = [height - low for _, (height, low, _) in chosen]
         above = [high - height for _, (height, _, high) in chosen]
-        axes.bar(places, heights, width, yerr=[below, above], capsize=2, label=way)
+        colour = f"C{list(WAYS).index(way)}"  # the same in both pictures
+        axes.bar(places, heights, width, yerr=[below, above], capsize=2, label=way, color=colour)
     axes.set_xticks(range(len(batches)), ["fixed" if batch is None else str(batch) for batch in batches])
     if ways:
         axes.legend()
