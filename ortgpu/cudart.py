@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process
 _MEMORY_TYPE_HOST = 1
+_MEMCPY_DEFAULT = 4  # from where to where is told by the addresses
+_STREAM_NON_BLOCKING = 1
+LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
 
 # While a graph is captured in cudaStreamCaptureModeGlobal, the mode of ONNX Runtime's cuda_graph.cc, CUDA refuses an
 # allocation in any thread, and the capture is lost. Whoever allocates, frees or captures holds this.
@@ -50,6 +53,11 @@ class CudaRuntime:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         library.cudaHostAlloc.argtypes = (ctypes.POINTER(pointer), size, ctypes.c_uint)
         library.cudaFreeHost.argtypes = (pointer,)
+        library.cudaMalloc.argtypes = (ctypes.POINTER(pointer), size)
+        library.cudaFree.argtypes = (pointer,)
+        library.cudaMemcpyAsync.argtypes = (pointer, pointer, size, ctypes.c_int, pointer)
+        library.cudaStreamCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
+        library.cudaStreamDestroy.argtypes = library.cudaStreamSynchronize.argtypes = (pointer,)
         library.cudaPointerGetAttributes.argtypes = (ctypes.POINTER(_PointerAttributes), pointer)
 
     def allocate_pinned(self, size: int) -> int:
@@ -69,6 +77,40 @@ class CudaRuntime:
         with self._on_device():
             self._call("cudaPointerGetAttributes", ctypes.byref(found), address)
         return bool(found.type == _MEMORY_TYPE_HOST)
+
+    def allocate(self, size: int) -> int:
+        """Address of ``size`` bytes on the device."""
+        address = ctypes.c_void_p()
+        with allocating, self._on_device():
+            self._call("cudaMalloc", ctypes.byref(address), size)
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        with allocating, self._on_device():
+            self._call("cudaFree", address)
+
+    def new_stream(self) -> int:
+        """A stream that waits for no other."""
+        stream = ctypes.c_void_p()
+        with allocating, self._on_device():
+            self._call("cudaStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
+        return stream.value or 0
+
+    def destroy_stream(self, stream: int) -> None:
+        with allocating, self._on_device():
+            self._call("cudaStreamDestroy", stream)
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        """Between any memory of host and device. Done when ``stream`` has been synchronised, and not before."""
+        self._call("cudaMemcpyAsync", to, source, size, _MEMCPY_DEFAULT, stream)
+
+    def synchronise(self, stream: int) -> None:
+        """Wait for what was put into ``stream``. For LEGACY_STREAM: with :meth:`use_device` before it."""
+        self._call("cudaStreamSynchronize", stream)
+
+    def use_device(self) -> None:
+        """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
+        self._call("cudaSetDevice", self._ordinal)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:

@@ -41,7 +41,7 @@ class Refusal:
         self._refuse()
 
 
-def anew(error: ExecutionError) -> GPUError:
+def anew(error: GPUError) -> GPUError:
     """A copy without the traceback of where it was raised before."""
     rebuild, arguments = error.__reduce__()[:2]
     copy: GPUError = rebuild(*arguments)

@@ -33,6 +33,7 @@ from .errors import (  # noqa: E402
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from .cuda_graph import CapturingSession
     from .devices import Device, DeviceRequest
     from .opening import SessionRequest
     from .pinned import PinnedMemory
@@ -71,6 +72,8 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
             Nodes that only handle shapes belong there and do not count.
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
+        cuda_graph: capture the runs of each shape of inputs as a CUDA graph when it first comes, and replay it: most of
+            what a run of small kernels costs. See :meth:`run` for what that asks of a model and its use.
         pinned_memory_limit: bytes of host memory that this session may pin, for ``map`` and ``pinned_empty``.
 
     Raises:
@@ -90,7 +93,11 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
 
     device: Device
     placement: Placement
+    options_chosen: Mapping[str, tuple[str, str]]
     _request: SessionRequest
+    _sess: Any
+    _chooses_options = True
+    _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
 
@@ -104,6 +111,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         device: DeviceRequest = None,
         cpu_nodes: CPUNodes = "warn",
         allow_cpu: bool = False,
+        cuda_graph: bool = False,
         pinned_memory_limit: int = _PINNED_MEMORY_LIMIT,
         **kwargs: Any,
     ) -> None:
@@ -119,6 +127,17 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             raise _no_fallback("enable_fallback=1 was passed")
         self._allow_cpu = allow_cpu
         self._pinned_memory_limit = operator.index(pinned_memory_limit)
+        request = {
+            "model": path_or_bytes,
+            "sess_options": sess_options,
+            "providers": providers,
+            "provider_options": provider_options,
+            "device": device,
+            "cpu_nodes": cpu_nodes,
+            "cuda_graph": bool(cuda_graph),
+            "choose_options": self._chooses_options,
+            "kwargs": kwargs,
+        }
         driver = None
         try:
             lifetime.refuse_if_lost()
@@ -127,12 +146,15 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             from . import registry
             from .opening import SessionRequest, check_cpu_nodes, open_verified
 
-            self._request = SessionRequest(
-                path_or_bytes, sess_options, providers, provider_options, device, cpu_nodes, kwargs
-            )
+            self._request = SessionRequest(**request)
             verified = open_verified(self, super().__init__, self._request, driver)
             check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
             self.device, self.placement = verified.device, verified.placement
+            self.options_chosen = verified.options_chosen
+            if cuda_graph:
+                from .cuda_graph import captured
+
+                self._sess = self._capturing = captured(self)
             lifetime.watch(self)
         except GPUError as error:
             from . import registry
@@ -141,7 +163,12 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             if not _cpu_is_allowed(allow_cpu, error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
-            self._open_on_cpu(path_or_bytes, sess_options, providers, provider_options, device, cpu_nodes, kwargs)
+            from .opening import SessionRequest, open_on_cpu
+
+            self._request = SessionRequest(**request)
+            verified = open_on_cpu(self, super().__init__, self._request)
+            self.device, self.placement = verified.device, verified.placement
+            self.options_chosen = verified.options_chosen
         except BaseException:
             self._let_go()
             raise
@@ -150,26 +177,32 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
                 driver.result()  # whatever was raised, no thread is left behind
         registry.register(self)
 
-    def _open_on_cpu(self, *request: Any) -> None:
-        from .devices import CPU
-        from .opening import SessionRequest, record_placement
-        from .placement import read_placement
-
-        self._request = SessionRequest(*request)
-        options = self._request.sess_options
-        options = options if options is not None else onnxruntime.SessionOptions()
-        record_placement(options)
-        providers = ["CPUExecutionProvider"]
-        super().__init__(self._request.model, options, providers=providers, enable_fallback=0, **self._request.kwargs)
-        self.placement = read_placement(self)
-        self.device = CPU
-
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        """As InferenceSession.run; see the class for what is raised."""
+        """As InferenceSession.run; see the class for what is raised.
+
+        Also takes arrays of other libraries, anything with ``__dlpack__``, without a copy where they are on this
+        session's GPU. What their library still computes on them is waited for. On another GPU they are refused, with
+        ProviderRequestError.
+        """
         try:
             return _plain_run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
+            from .device_arrays import with_values
+
+            values = with_values(self, input_feed)
+            if values is None:
+                raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
+        return self.run(output_names, values, run_options)
+
+    def run_on_device(self, output_names: Any, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
+        """As ``run``, with results that stay where they are computed: OrtValues, complete, in this session's memory.
+
+        Since ONNX Runtime 1.26 they have ``__dlpack__``: ``torch.from_dlpack(value)`` shares the memory. It is used
+        again when value and tensor are gone, so keep one of them until your stream is done with it.
+        """
+        from .device_arrays import run_on_device
+
+        return run_on_device(self, output_names, input_feed, run_options)
 
     def map(
         self, feeds: Iterable[Mapping[str, Any]], *, in_flight: int | None = None, output_names: Any = None
@@ -251,6 +284,9 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
 
     def io_binding(self) -> Any:
         """As InferenceSession.io_binding; see the class for what is raised."""
+        lifetime.refuse_if_unusable(self)
+        if self._capturing is not None:
+            self._capturing.refuse_binding()
         try:
             return super().io_binding()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
@@ -276,13 +312,15 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         metadata that the caller keeps holds it. The CUDA context stays until the process ends.
         """
         if not isinstance(self.__dict__.get("_sess"), lifetime.Refusal):
-            closed = lifetime.Refusal(
-                ExecutionError("this GPUSession is closed", fixes=[manual("open a new GPUSession")])
-            )
+            error = ExecutionError("this GPUSession is closed", fixes=[manual("open a new GPUSession")])
+            closed = lifetime.Refusal(error)
             for name in _HELD:
                 if hasattr(self, name):
                     setattr(self, name, closed)
             self._model_bytes = None
+            if self._capturing is not None:
+                self._capturing.close(error)
+                self._capturing = None
             if self._pinned is not None:
                 self._pinned.close()
 
@@ -302,6 +340,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             "device": request.device,
             "cpu_nodes": request.cpu_nodes,
             "allow_cpu": self._allow_cpu,
+            "cuda_graph": request.cuda_graph,
             "pinned_memory_limit": self._pinned_memory_limit,
             **request.kwargs,
         }
