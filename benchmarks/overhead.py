@@ -28,6 +28,7 @@ from benchmarks.common import (
     environment_record,
     find_gpus,
     overlay,
+    print_machine,
     run_child,
     spread,
     without_cuda_variables,
@@ -321,11 +322,7 @@ class Benchmark:
     # Tools
 
     def _model(self, name: str) -> str:
-        if not models.kept(name):
-            child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=240)
-            if "path" not in child.reports.get(name, {}):
-                raise RuntimeError(f"the model {name} could not be made: {child.explain()}")
-        return str(models.path_of(name))
+        return models.made(name)
 
     def _recipe(self, name: str) -> dict[str, str]:
         return {"model": f"{name}: {models.recipe_of(name)}"}
@@ -408,11 +405,7 @@ def note(value: object) -> str:
 
 
 def print_results(record: Mapping[str, Any]) -> None:
-    machine, versions = record["machine"], record["versions"]
-    gpus = ", ".join(machine["gpus"]) or "no GPU"
-    print(f"{gpus}; driver {machine['driver']}; {machine['cpu']}, {machine['cores']} cores")
-    print(f"{record['date']}, commit {record['commit']}{'; quick: not to be reported' * record['quick']}")
-    print(", ".join(f"{name} {version}" for name, version in versions.items()), end="\n\n")
+    print_machine(record)
     if record["figures"]:
         print(table(record["figures"]), end="\n\n")
     for name, figure in record["figures"].items():

@@ -47,19 +47,20 @@ class _Request:
 class GPUSessionPool:
     """Sessions on several GPUs in one process, behind one ``run``.
 
-    A request goes to the session that has the fewest. Each GPU is served by three threads, because copies between the
-    host and one GPU take as long as the work of another.
+    A request goes to the session that has the fewest. Each GPU is served by three threads or more: while it computes
+    for one, the inputs and outputs of others are copied, through pinned memory as in GPUSession.map.
 
     Args:
         model: path or bytes, as for GPUSession.
         devices: "all" that CUDA shows this process, or those to use: ordinals, "cuda:1", UUIDs.
-        sessions_per_device: more than one helps where a model is so small that a session cannot fill its GPU.
-        options: what GPUSession takes beside ``device``, by name. Each session is verified as a GPUSession is. With
-            ``allow_cpu``, where no GPU can be had, as many sessions are opened on the CPU.
+        sessions_per_device: each has weights of its own in the memory of the GPU.
+        options: what GPUSession takes beside ``device`` and ``cuda_graph``, by name, for every session. With
+            ``allow_cpu``, where no GPU can be had, as many are opened on the CPU.
 
     Raises:
         GPUError: one of the sessions could not be opened; the others are closed again.
-        DeviceNotFoundError, ProviderRequestError: ``devices`` names a GPU that is not there, or one twice.
+        DeviceNotFoundError, ProviderRequestError: ``devices`` names a GPU that is not there, or one twice; or
+            ``cuda_graph`` was asked for, which sessions that work side by side cannot have.
         Exception: ONNX Runtime's own, for what is not about the GPU.
 
     A GPU that is lost while it works is taken out: :attr:`lost` says why, and so does the log. Its requests are run
@@ -67,8 +68,8 @@ class GPUSessionPool:
     there any more), and one that fails a request with an error of the provider where another GPU then does not. A
     request that fails on both is raised, and takes out neither.
 
-    Arrays of a request must not be written to before it is done. A pool does not pickle, and in a forked child it
-    raises ForkedSessionError.
+    Feeds hold arrays of the host, which must not be written to before their request is done. A pool does not pickle,
+    and in a forked child it raises ForkedSessionError.
 
     Not promised: to survive a sticky CUDA error, such as an illegal memory access. CUDA's word for that is that the
     process has to be restarted, whichever of its GPUs the error came from: every session refuses from then on, and so

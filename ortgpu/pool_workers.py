@@ -82,6 +82,17 @@ def open_workers(
     """
     if sessions_per_device < 1:
         raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
+    if options.get("cuda_graph"):
+        raise ProviderRequestError(
+            "a GPUSessionPool cannot replay CUDA graphs",
+            evidence=[
+                "while one is captured, CUDA refuses GPU memory to all threads, and its other sessions need some"
+            ],
+            fixes=[
+                manual("leave cuda_graph out, or give each GPU a process, with a GPUSession(cuda_graph=True) in it")
+            ],
+            requested="cuda_graph",
+        )
     chosen = _choose(devices)
     places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
     sessions = _open_sessions(model, [chosen[place] for place in places], options)

@@ -592,6 +592,7 @@ def test_arguments_without_a_meaning_are_refused_before_anything_is_opened() -> 
             "half": attempt([0], 1.5),
             "cpu_nodes": attempt([0], cpu_nodes="maybe"),
             "unknown": attempt([0], providers=["NoSuchProvider"]),
+            "graphs": attempt([0], cuda_graph=True),
         })
         report("numpy", attempt([np.int64(0), np.int64(1)], np.int64(2)))
         report("everything", attempt())
@@ -613,6 +614,7 @@ def test_arguments_without_a_meaning_are_refused_before_anything_is_opened() -> 
         "half": "TypeError",
         "cpu_nodes": "ValueError",
         "unknown": "ProviderRequestError",
+        "graphs": "ProviderRequestError",
     }
     assert "as 1 and as 'cuda:1'" in found["refused"]["twice"]["text"]
     assert found["numpy"] == {"returned": 4}
