@@ -592,10 +592,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "execution-error",
         "a session that was on the GPU cannot be used any more",
-        "The base of the errors of a running session. It is raised itself when a closed session is used.",
-        ("The session was closed, by `close()` or at the end of a `with` block, and used afterwards.",),
-        ("The message says that this GPUSession is closed.",),
-        ("Open a new session, or close it later.",),
+        "The base of the errors of a running session. It is raised itself when a closed session or pool is used, or a "
+        "pool that has lost every GPU.",
+        (
+            "The session or the pool was closed, by `close()` or at the end of a `with` block, and used afterwards.",
+            "Each GPU of a GPUSessionPool was lost, one after the other.",
+        ),
+        ("The message says which; `others` of the error, and `lost` of the pool, say why each GPU was.",),
+        ("Open a new session, or close it later.", "A new pool says what is wrong with a GPU that it cannot use."),
     ),
     Explanation(
         "gpu-out-of-memory",

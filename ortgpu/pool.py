@@ -127,6 +127,8 @@ class GPUSessionPool:
         except BaseException:  # an interrupt, while it waits
             future.cancel()
             raise
+        finally:
+            del future  # it holds the exception, and that this frame
 
     def submit(self, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Future[Any]:
         """Ask for a run; the future has its outputs, or what it raised.
@@ -226,7 +228,7 @@ class GPUSessionPool:
 
     def _serve(self, worker: Worker, request: _Request) -> None:
         try:
-            outputs, error = self._run_on(worker, request), None
+            outputs, error = self._run_on(worker, request.output_names, request.feed), None
         except BaseException as raised:  # noqa: BLE001 - the future's to raise
             outputs, error = None, raised
         self._release(worker)
@@ -235,13 +237,14 @@ class GPUSessionPool:
             request.future.set_result(outputs)
         else:
             request.future.set_exception(error)
+            del request, error  # the future holds the exception, and that this frame
 
-    def _run_on(self, worker: Worker, request: _Request) -> Any:
+    def _run_on(self, worker: Worker, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
         """The outputs; where the GPU is, or may be, at fault, those of another GPU."""
         from .pipeline import staged_run  # not above: it imports numpy, whose absence a session diagnoses
 
         try:
-            return staged_run(worker.session, request.output_names, request.feed)
+            return staged_run(worker.session, output_names, feed)
         except (PoisonedContextError, ProviderFailureError) as error:
             lost = _is_lost(error)
             if lost:
@@ -250,7 +253,7 @@ class GPUSessionPool:
             if other is None:
                 raise
             try:
-                outputs = staged_run(other.session, request.output_names, request.feed)
+                outputs = staged_run(other.session, output_names, feed)
             except (PoisonedContextError, ProviderFailureError) as again:
                 if _is_lost(again):
                     self._take_out(other, again)

@@ -171,11 +171,13 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
             _close(sessions)
             raise
         return sessions
-    # Of nodes on the CPU the first has warned: placement is a matter of the model and of ONNX Runtime's build.
-    quiet = {**options, "cpu_nodes": "allow"} if options.get("cpu_nodes", "warn") == "warn" else options
-    tasks = [
-        Task(functools.partial(open_session, device=device, **quiet), f"ortgpu-open-{device}") for device in devices[1:]
-    ]
+    # Of nodes on the CPU the first has warned: placement is a matter of the model and of ONNX Runtime's build. And where
+    # one is on a GPU, none goes to the CPU: it would be given its share of requests, and hold up those behind them.
+    options = {**options, "allow_cpu": False}
+    if options.get("cpu_nodes", "warn") == "warn":
+        options["cpu_nodes"] = "allow"
+    open_session = functools.partial(open_session, **options)
+    tasks = [Task(functools.partial(open_session, device=device), f"ortgpu-open-{device}") for device in devices[1:]]
     errors: list[BaseException] = []
     for task in tasks:
         try:
