@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from onnx import parser
 
-from benchmarks.common import child_environment, run_child
+from benchmarks.common import GPUs, child_environment, run_child
 from ortgpu import measuring
 from ortgpu.__main__ import main
 from ortgpu.cli import inputs, output
@@ -174,7 +174,7 @@ PARTLY_FAILING = """
 import sys, warnings
 from benchmarks.common import report
 from onnxruntime.capi import onnxruntime_pybind11_state as native
-from benchmarks.common import child_environment, run_child
+from benchmarks.common import GPUs, child_environment, run_child
 from ortgpu import measuring
 from ortgpu.cli.inputs import make_inputs
 from ortgpu.errors import DeviceBusyError
@@ -336,3 +336,19 @@ def test_plot_of_a_measurement(fixed: Path, tmp_path: Path) -> None:
     assert is_clean(result)
     assert result.stdout.endswith(f"Written: {path}\n")
     assert "fixed.onnx on the CPU" in path.read_text(encoding="utf-8")
+
+
+# With a GPU
+
+
+@pytest.mark.gpu
+def test_every_way_on_the_gpu(model: Path, gpus: GPUs) -> None:
+    result = ortgpu("bench", str(model), "--batch", "1,64", "--rounds", "3", "--json")
+    assert result.returncode == 0, result
+    document = json.loads(result.stdout)
+    assert document["device"]["uuid"] == gpus.visible[0].uuid
+    assert document["on_cpu_because"] is None
+    assert document["left_out"] == []
+    assert [(each["batch"], each["way"]) for each in document["figures"]] == [
+        (batch, way) for batch in (1, 64) for way in WAYS
+    ]
