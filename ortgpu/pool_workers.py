@@ -171,8 +171,8 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
             _close(sessions)
             raise
         return sessions
-    # Of nodes on the CPU the first has warned: placement is a matter of the model and of ONNX Runtime's build. Where one
-    # is on a GPU, none goes to the CPU: it would be given its share of requests, and hold up those behind them.
+    # Of nodes on the CPU the first has warned: placement is a matter of the model and of ONNX Runtime's build. Where it
+    # is on a GPU, none goes to the CPU: that would be given its share of requests, and hold up those behind them.
     options = {**options, "allow_cpu": False}
     if options.get("cpu_nodes", "warn") == "warn":
         options["cpu_nodes"] = "allow"
