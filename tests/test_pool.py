@@ -409,6 +409,20 @@ def test_a_pool_that_is_dropped_is_closed() -> None:
     assert found["done"] is True
 
 
+@pytest.mark.parametrize("failure", ["ECC", "CUDNN", "STICKY"])
+def test_a_pool_that_lost_a_gpu_and_is_dropped_is_closed(failure: str) -> None:
+    found = child(f"""
+        made = open_pool()
+        Watched(made.sessions[0], raising(*{failure}))
+        report("outcome", outcome(lambda: value_of(made.run(None, feed(2)))))
+        report("lost", len(made.lost))
+        del made
+        while pool_threads():
+            gc.collect()
+    """)
+    assert found["lost"] == (2 if failure == "STICKY" else 1)
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_program_ends_without_closing_it(busy: bool) -> None:
     found = child(f"""
