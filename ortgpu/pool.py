@@ -17,13 +17,7 @@ from typing import Any, NoReturn
 
 from . import lifetime
 from .devices import Device, DeviceRequest
-from .errors import (
-    ExecutionError,
-    GPUError,
-    PoisonedContextError,
-    ProviderFailureError,
-    manual,
-)
+from .errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, manual
 from .pool_workers import Worker, open_workers, stop
 
 logger = logging.getLogger("ortgpu.pool")
@@ -65,9 +59,10 @@ class GPUSessionPool:
 
     A GPU that is lost while it works is taken out: :attr:`lost` says why, and so does the log. Its requests are run
     once more, on another GPU. Lost is a GPU that an error says to be lost (memory beyond correction, a GPU that is not
-    there any more), and one that fails a request with an error of the provider where another GPU then does not. A
-    request that fails on both is raised, and takes out neither.
+    there any more), and one that fails a request with an error of the provider where another GPU then does not, as long
+    as another is left. A request that fails on both is raised, and takes out neither.
 
+    Requests at work on a GPU at the same time need as much of its memory as they would need one by one, together.
     Feeds hold arrays of the host, which must not be written to before their request is done. A pool does not pickle,
     and in a forked child it raises ForkedSessionError.
 
@@ -281,14 +276,16 @@ class GPUSessionPool:
 
     def _take_out(self, worker: Worker, error: ExecutionError) -> None:
         """Let the GPU of ``worker`` serve no more, nor any whose sessions refuse because of the same error."""
-        poisoned = isinstance(error, PoisonedContextError)
+        lost, poisoned = _is_lost(error), isinstance(error, PoisonedContextError)
         with self._changed:
             gone = [
                 each
                 for each in self._serving
                 if each.place == worker.place or (poisoned and lifetime.refuses(each.session))
             ]
-            if _is_lost(error):
+            if not lost and len(gone) == len(self._serving):
+                return  # the last one: failures that come and go must not empty the pool
+            if lost:
                 for each in gone:
                     lifetime.refuse(each.session, error)
             devices = {each.place: each.session.device for each in gone}

@@ -543,6 +543,23 @@ def test_without_another_gpu_the_error_is_raised_and_a_doubtful_one_takes_nothin
     assert found["after"] == 5
 
 
+def test_failures_that_come_and_go_leave_one_gpu() -> None:
+    found = child("""
+        with open_pool(3) as made:
+            ran = itertools.count()
+            def now_and_then():
+                if next(ran) % 3 == 2:
+                    raise CUDNN[0](CUDNN[1])
+            for session in made.sessions:
+                Watched(session, now_and_then)
+            ended = [outcome(lambda: value_of(made.run(None, feed(n)))) for n in range(30)]
+            report("types", sorted({str(each.get("type")) for each in ended}))
+            report("sizes", [len(made.devices), len(made.lost)])
+    """)
+    assert found["types"] == ["None", "ProviderFailureError"]
+    assert found["sizes"] == [1, 2]
+
+
 def test_when_none_is_left_everybody_is_told_the_causes() -> None:
     found = child("""
         made = open_pool()
