@@ -328,15 +328,6 @@ def environment_record(gpus: GPUs) -> dict[str, Any]:
     }
 
 
-def print_machine(record: Mapping[str, Any]) -> None:
-    """What a record says of where and when it was taken."""
-    machine, versions = record["machine"], record["versions"]
-    gpus = ", ".join(machine["gpus"]) or "no GPU"
-    print(f"{gpus}; driver {machine['driver']}; {machine['cpu']}, {machine['cores']} cores")
-    print(f"{record['date']}, commit {record['commit']}{'; quick: not to be reported' * record['quick']}")
-    print(", ".join(f"{name} {version}" for name, version in versions.items()), end="\n\n")
-
-
 def _driver_version() -> str | None:
     return _first_match(r"^NVRM version:.*?\b(\d{3,}\.\d+(?:\.\d+)*)", "/proc/driver/nvidia/version")
 

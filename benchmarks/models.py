@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import report, run_child
+from benchmarks.common import report
 
 OPSET = 17  # the newest that every supported ONNX Runtime runs on CUDA in full
 SEED = 20
@@ -229,15 +229,6 @@ def kept(name: str, where: Path | None = None) -> bool:
 def recipe_of(name: str, where: Path | None = None) -> str:
     """How a model that is kept was made."""
     return path_of(name, where).with_suffix(".txt").read_text().strip()
-
-
-def made(name: str) -> str:
-    """The path of a model, made by a child process if it is not kept."""
-    if not kept(name):
-        child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=240)
-        if "path" not in child.reports.get(name, {}):
-            raise RuntimeError(f"the model {name} could not be made: {child.explain()}")
-    return str(path_of(name))
 
 
 def make(name: str, where: Path, *, by_hand: bool = False) -> tuple[Path, str]:

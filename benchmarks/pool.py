@@ -1,111 +1,92 @@
-"""What a GPUSessionPool makes of several GPUs, beside plain ONNX Runtime with one session for each.
+"""What a GPUSessionPool makes of several GPUs, beside plain ONNX Runtime with one session and three threads for each.
 
-    python -m benchmarks.pool [--quick] [--batch N] [--model NAME] [--json FILE]
+    python -m benchmarks.pool [--quick] [--cpu] [--only FIGURE] [--json FILE]
 
-On 1, 2, 4, 8 GPUs and on all, as far as there are so many: items a second from ordinary arrays, through a pool and
-through plain sessions with three threads each, all in turns in one process. --on-cpu only shows that it works: its
-figures are those of no GPU. README.md beside this file says how figures are taken.
+Every figure is a pair, taken in turns in one process; README.md beside this file says what each one means. ``--cpu``
+takes them on the CPU with a tiny model, a session in the place of each GPU: to see that it works, where there is none.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import models
-from benchmarks.common import ROOT, environment_record, find_gpus, print_machine, run_child, spread
+from benchmarks.common import GPUs, child_environment, spread
+from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
+from benchmarks.throughput import ON_THE_CPU, ratio
 
-DEADLINE = 540  # seconds
-
-
-def counts_of(gpus: int) -> list[int]:
-    """How many GPUs are measured together."""
-    return sorted({*(count for count in (1, 2, 4, 8) if count <= gpus), gpus})
+BATCH = 256
 
 
-def figures(seconds: dict[str, list[float]], counts: Sequence[int], items: int) -> dict[str, Any]:
-    """By number of GPUs: items a second of both, and the ratios round by round. ``items`` of one GPU's share."""
-    rates = {name: [items * int(name.partition(" ")[2]) / each for each in taken] for name, taken in seconds.items()}
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    rounds: int
+    batches: int  # for each GPU
 
-    def ratio(one: str, other: str) -> dict[str, Any]:
-        return spread([mine / theirs for mine, theirs in zip(rates[one], rates[other], strict=True)])
 
-    return {
-        str(count): {
-            "unit": "items/s",
-            "ours": spread(rates[f"ours {count}"]),
-            "plain": spread(rates[f"plain {count}"]),
-            "ratio": ratio(f"ours {count}", f"plain {count}"),
-            "ours to one GPU": ratio(f"ours {count}", f"ours {counts[0]}"),
-            "plain to one GPU": ratio(f"plain {count}", f"plain {counts[0]}"),
-            "seconds": {"ours": seconds[f"ours {count}"], "plain": seconds[f"plain {count}"]},
+FULL = Repeats(rounds=15, batches=32)
+QUICK = Repeats(rounds=3, batches=8)
+
+
+class Benchmark:
+    def __init__(self, repeats: Repeats, device: str, gpus: GPUs) -> None:
+        self.repeats = repeats
+        self.device = device
+        self.gpus = gpus
+
+    def pool(self, count: int) -> Figure:
+        on_cpu, shown = self.device == "cpu", len(self.gpus.visible)
+        if not on_cpu and shown < count:
+            raise NotApplicableError(self.gpus.reason or f"needs {count} GPUs, and the driver shows {shown}")
+        name = ON_THE_CPU["resnet50"] if on_cpu else "resnet50"
+        env = child_environment({"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}) if on_cpu else None
+        arguments = {
+            "model": made_model(name),
+            "gpus": count,
+            "batch": BATCH,
+            "batches": self.repeats.batches,
+            "rounds": self.repeats.rounds,
+            "device": self.device,
         }
-        for count in counts
-    }
+        reports = run_worker("pool", arguments, env=env, deadline=300).reports
+        seconds = reports["seconds"]
+        notes = {
+            "model": f"{name}: {models.recipe_of(name)}",
+            "device": self.device,
+            "batches a round": count * self.repeats.batches,
+            "samples a second": {key: f"{BATCH / statistics.median(taken):.0f}" for key, taken in seconds.items()},
+            "ours, one GPU": spread(seconds["ours, one GPU"]),
+            "times one GPU": ratio(seconds["ours, one GPU"], seconds["ours"]),
+            "largest relative error of ours": f"{reports['largest error']:.1e}",
+        }
+        return Figure(seconds["ours"], seconds["plain"], notes)
 
 
-def table(found: dict[str, Any]) -> str:
-    """Medians, with quartiles in brackets."""
-
-    def cell(of: dict[str, Any], form: str) -> str:
-        return f"{of['median']:{form}} [{of['quartiles'][0]:{form}}, {of['quartiles'][1]:{form}}]"
-
-    rows = [("GPUs", "pool, items/s", "plain, items/s", "ratio", "pool to one GPU", "plain to one GPU", "n")]
-    for count, figure in found.items():
-        ratios = (cell(figure[name], ".2f") for name in ("ratio", "ours to one GPU", "plain to one GPU"))
-        rates = (cell(figure[name], ",.0f") for name in ("ours", "plain"))
-        rows.append((count, *rates, *ratios, str(figure["ours"]["n"])))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+FIGURES: Figures[Benchmark] = {
+    f"pool-resnet50-b{BATCH}-x{count}": (
+        f"pool | a plain session for each, ResNet-50, batches of {BATCH}, GPUs: {count}",
+        False,
+        functools.partial(Benchmark.pool, count=count),
+    )
+    for count in (1, 2, 4, 8)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pool", description="What a pool makes of several GPUs.")
-    parser.add_argument("--quick", action="store_true", help="few repeats: to see that it works, not to report")
-    parser.add_argument("--model", default="resnet50", choices=["mlp", "conv", "resnet50", "encoder"])
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--on-cpu", type=int, metavar="N", help="N sessions on the CPU in the place of GPUs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
-    options = parser.parse_args(arguments)
+    def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
+        return Benchmark(QUICK if options.quick else FULL, "cpu" if options.cpu else "cuda", gpus)
 
-    gpus = find_gpus()
-    count = options.on_cpu or len(gpus.visible)
-    if not count:
-        print(f"needs an NVIDIA GPU: {gpus.reason}", file=sys.stderr)
-        return 1
-    counts = counts_of(count)
-    request = {
-        "model": models.made(options.model),
-        "counts": counts,
-        "batch": options.batch,
-        "feeds": 8 if options.quick else 32,
-        "rounds": 3 if options.quick else 15,
-        "on_cpu": bool(options.on_cpu),
-    }
-    command = [sys.executable, str(ROOT / "benchmarks" / "workers.py"), "pool", json.dumps(request)]
-    child = run_child(command, deadline=DEADLINE)
-    if child.returncode != 0:
-        print(child.explain(), file=sys.stderr)
-        return 1
-    record: dict[str, Any] = {
-        "benchmark": "pool",
-        **environment_record(gpus),
-        "quick": options.quick,
-        "request": {**request, "model": f"{options.model}: {models.recipe_of(options.model)}"},
-        "devices": child.reports["devices"],
-        "figures": figures(child.reports["seconds"], counts, options.batch * request["feeds"]),
-    }
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-    print_machine(record)
-    print(f"{record['request']['model']}, batch {options.batch}, on {', '.join(record['devices'])}", end="\n\n")
-    print(table(record["figures"]))
-    return 0
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--cpu", action="store_true", help="on the CPU with a tiny model: to see that it works")
+
+    description = "What a GPUSessionPool makes of several GPUs, measured in turns."
+    return take_figures("pool", description, FIGURES, make, arguments, add_options)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,17 @@
-"""What overhead.py and pool.py measure inside one process, in turns.
+"""What the benchmarks measure inside one process, in turns.
 
 Started in a child, as ``workers.py NAME '{"argument": value}'``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
-import itertools
 import json
 import sys
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import mapped_files, report
@@ -24,21 +20,25 @@ from ortgpu.timing import in_turns
 PLAIN_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
-def feed_of(session: Any) -> dict[str, Any]:
-    """Zeros for every input, one wherever the size is open."""
+def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, Any]:
+    """Zeros for every input, or with a seed random numbers; ``batch`` wherever the size is open."""
     import numpy as np
 
+    def array(shape: list[int]) -> Any:
+        return np.zeros(shape, np.float32) if seed is None else np.random.default_rng(seed).random(shape, np.float32)
+
     inputs = session.get_inputs()
-    return {each.name: np.zeros([n if isinstance(n, int) else 1 for n in each.shape], np.float32) for each in inputs}
+    return {each.name: array([n if isinstance(n, int) else batch for n in each.shape]) for each in inputs}
 
 
-def plain_session(model: str, device: int = 0) -> Any:
-    """ONNX Runtime's own session, known to be on CUDA."""
+def plain_session(model: str, device: str = "cuda", ordinal: int = 0) -> Any:
+    """ONNX Runtime's own session, known to be on the device."""
     import onnxruntime
 
-    providers = [(PLAIN_PROVIDERS[0], {"device_id": str(device)}), *PLAIN_PROVIDERS[1:]]
-    session = onnxruntime.InferenceSession(model, providers=providers if device else PLAIN_PROVIDERS)
-    if session.get_providers()[0] != PLAIN_PROVIDERS[0]:
+    names = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
+    options = [{"device_id": str(ordinal)}] + [{}] * (len(names) - 1) if ordinal and device == "cuda" else None
+    session = onnxruntime.InferenceSession(model, providers=names, provider_options=options)
+    if session.get_providers()[0] != names[0]:
         raise RuntimeError("the plain session is on the CPU: there is nothing to compare with")
     return session
 
@@ -117,73 +117,14 @@ def locate(model: str) -> None:
         )
 
 
-def pool(model: str, counts: list[int], batch: int, feeds: int, rounds: int, on_cpu: bool) -> None:
-    """Seconds for so many feeds a GPU, by number of GPUs: of a pool, and of plain sessions with three threads each.
-
-    All are open at once, so that they can be measured in turns. The arrays are ordinary ones, of random numbers: pages
-    that were never written to would all be one, and lie in the cache.
-    """
-    import numpy as np
-    import onnxruntime
-
-    from ortgpu import GPUSessionPool
-
-    sessions = [
-        onnxruntime.InferenceSession(model, providers=PLAIN_PROVIDERS[1:]) if on_cpu else plain_session(model, device)
-        for device in range(max(counts))
-    ]
-    random = np.random.default_rng(0)
-    arrays = [
-        {
-            each.name: random.random([n if isinstance(n, int) else batch for n in each.shape], np.float32)
-            for each in sessions[0].get_inputs()
-        }
-        for _ in range(8)
-    ]
-
-    def work(count: int) -> Iterator[dict[str, Any]]:
-        return itertools.islice(itertools.cycle(arrays), feeds * count)
-
-    def plain(count: int) -> Callable[[], float]:
-        def action() -> float:
-            started = time.perf_counter()
-            with contextlib.ExitStack() as stack:
-                # each session has its share beforehand: nobody has to be told which is free
-                ended = [
-                    stack.enter_context(ThreadPoolExecutor(3)).map(functools.partial(session.run, None), work(1))
-                    for session in sessions[:count]
-                ]
-                for results in ended:
-                    deque(results, 0)
-            return time.perf_counter() - started
-
-        return action
-
-    def ours(count: int, opened: Any) -> Callable[[], float]:
-        def action() -> float:
-            started = time.perf_counter()
-            deque(opened.map(work(count)), 0)
-            return time.perf_counter() - started
-
-        return action
-
-    with contextlib.ExitStack() as stack:
-        actions = {}
-        for count in counts:
-            opened = stack.enter_context(GPUSessionPool(model, range(count), allow_cpu=on_cpu))
-            actions[f"ours {count}"] = ours(count, opened)
-            actions[f"plain {count}"] = plain(count)
-        in_turns(actions, 2)
-        report("seconds", in_turns(actions, rounds))
-        report("devices", [str(device) for device in opened.devices])
-
-
-WORKERS: dict[str, Callable[..., None]] = {"construct": construct, "run": run, "locate": locate, "pool": pool}
+WORKERS: dict[str, Callable[..., None]] = {"construct": construct, "run": run, "locate": locate}
 
 
 if __name__ == "__main__":
+    from benchmarks import pool_workers, throughput_workers
+
     try:
-        WORKERS[sys.argv[1]](**json.loads(sys.argv[2]))
+        {**WORKERS, **throughput_workers.WORKERS, **pool_workers.WORKERS}[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())
         raise

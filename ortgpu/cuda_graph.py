@@ -165,7 +165,7 @@ class CapturingSession:
         self._uncaptured.add_run_config_entry(_ID, "-1")
         self._lock = threading.Lock()
         self._unusable: GPUError | None = None
-        self._executor = ThreadPoolExecutor(1, "ortgpu-graph", initializer=runtime.use_device)
+        self._executor = ThreadPoolExecutor(1, "ortgpu-graph")
         self._stream = runtime.new_stream()
         weakref.finalize(self, _freed, runtime.destroy_stream, self._stream, os.getpid()).atexit = False
 
@@ -259,14 +259,13 @@ class CapturingSession:
         return _Graph(next(self._numbers), binding, inputs, outputs)
 
     def _replay(self, graph: _Graph, tensors: dict[str, _Tensor | None]) -> None:
-        thread = threading.get_ident()
-        if thread not in graph.captured_by:
-            self._runtime.use_device()
+        self._runtime.use_device()  # which ONNX Runtime does for any run but a replay
         for name, buffer in graph.inputs.items():
             tensor = tensors[name]
             assert tensor is not None
             self._runtime.copy(buffer.address, tensor.address, buffer.size, self._stream)
         self._runtime.synchronise(self._stream)
+        thread = threading.get_ident()
         if thread in graph.captured_by:
             self._inner.run_with_iobinding(graph.binding, graph.options)
             return

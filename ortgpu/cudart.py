@@ -105,8 +105,14 @@ class CudaRuntime:
         self._call("cudaMemcpyAsync", to, source, size, _MEMCPY_DEFAULT, stream)
 
     def synchronise(self, stream: int) -> None:
-        """Wait for what was put into ``stream``. For LEGACY_STREAM: with :meth:`use_device` before it."""
+        """Wait for what was put into ``stream``."""
         self._call("cudaStreamSynchronize", stream)
+
+    def synchronise_legacy_stream(self) -> None:
+        """Wait for what was put into LEGACY_STREAM, which each device has one of."""
+        with allocating:  # such a wait, too, is refused while a graph is captured
+            self.use_device()
+            self.synchronise(LEGACY_STREAM)
 
     def use_device(self) -> None:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""

@@ -51,8 +51,7 @@ def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
                 "arrays on the GPU cannot be waited for: the CUDA runtime is not among the libraries of this process",
                 fixes=[manual("pass arrays on the CPU")],
             )
-        runtime.use_device()
-        runtime.synchronise(LEGACY_STREAM)
+        runtime.synchronise_legacy_stream()
     return values
 
 
@@ -63,7 +62,7 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_input(name, value)
         else:
-            binding.bind_cpu_input(name, np.ascontiguousarray(value))
+            binding.bind_cpu_input(name, np.asarray(value, order="C"))
     for name in output_names or [output.name for output in session.get_outputs()]:
         binding.bind_output(name, session.device.kind, session.device.ordinal or 0)
     session.run_with_iobinding(binding, run_options)

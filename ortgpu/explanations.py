@@ -521,6 +521,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "`set_providers`, `enable_fallback` or `enable_fallback=1` was used: with a GPUSession there is nothing to "
             "fall back to.",
             "The session options carry providers of their own, which cannot be verified.",
+            "`cuda_graph=True`, and the model cannot be captured: it has control flow, inputs that the CPU reads, "
+            "or output shapes that depend on data; or a method was called that does not go with it.",
+            "An array of another library, passed to `run` or `map`, is on another device than the session.",
         ),
         ("The message says what is wrong with it, and suggests a name.",),
         (
@@ -575,6 +578,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "machine learning, an operator set newer than the kernels.",
             "Nodes that only handle shapes are put there by ONNX Runtime on purpose. They do not count.",
             "The session options forbid every node on the CPU, shapes included: `session.disable_cpu_ep_fallback`.",
+            "`cuda_graph=True` was asked for, and nodes on the CPU, with copies to and from it, cannot be captured.",
         ),
         (
             "`nodes` names them; `print(session.placement)` is a table of all nodes.",

@@ -62,9 +62,9 @@ class GPUSessionPool:
     there any more), and one that fails a request with an error of the provider where another GPU then does not, as long
     as another is left. A request that fails on both is raised, and takes out neither.
 
-    Requests at work on a GPU at the same time need as much of its memory as they would need one by one, together.
-    Feeds hold arrays of the host, which must not be written to before their request is done. A pool does not pickle,
-    and in a forked child it raises ForkedSessionError.
+    Requests that are at work on a GPU at the same time each need some of its memory for what they compute. Feeds hold
+    arrays of the host, which must not be written to before their request is done. A pool does not pickle, and in a
+    forked child it raises ForkedSessionError.
 
     Not promised: to survive a sticky CUDA error, such as an illegal memory access. CUDA's word for that is that the
     process has to be restarted, whichever of its GPUs the error came from: every session refuses from then on, and so

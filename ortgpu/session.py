@@ -72,8 +72,8 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
             Nodes that only handle shapes belong there and do not count.
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
-        cuda_graph: capture the runs of each shape of inputs as a CUDA graph when it first comes, and replay it: most of
-            what a run of small kernels costs. See :meth:`run` for what that asks of a model and its use.
+        cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
+            saves the launches of single kernels; see below.
         pinned_memory_limit: bytes of host memory that this session may pin, for ``map`` and ``pinned_empty``.
 
     Raises:
@@ -83,6 +83,13 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
     While it runs, what fails on the GPU is raised as an ExecutionError: out of memory (the session goes on working), a
     sticky CUDA error (from then on every GPUSession of the process refuses, and the process must be restarted), a
     failure of the provider or of its libraries. Wrong inputs stay ONNX Runtime's own exceptions.
+
+    With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, and the shapes of
+    its outputs must follow from those of the inputs; else ProviderRequestError or PlacementError, when the session is
+    made where that is known, or at the first run. That run is slow, and no other thread may allocate GPU memory during
+    it. Buffers of the 16 shapes used last are kept; ONNX Runtime keeps every graph until ``close()``. Only ``run`` and
+    ``map`` work, one run at a time, those of other threads than the main one handed over to one thread. Random numbers
+    repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model
     and the arguments, and opens and verifies again on arrival: of ``sess_options`` the properties and the documented
@@ -210,17 +217,16 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         """What ``run(output_names, feed)`` gives for each of ``feeds``, in their order, with up to four runs at a time.
 
         Copies in, computation and copies out overlap, and arrays go through pinned memory: the way to the highest
-        throughput. Up to four runs at a time need as much GPU memory for what they compute; a smaller ``in_flight``
-        needs less.
+        throughput. Four runs at a time need the GPU memory of four; a smaller ``in_flight`` needs less.
 
         Args:
             feeds: any iterable, also a generator without end. It is consumed in the thread that iterates. The arrays of
                 a feed must stay as they are until its result is there.
             in_flight: how many feeds may have been taken whose results were not handed out; 8 unless given.
 
-        The first exception comes out at its place, after the results of the feeds before it, and ends the iteration:
-        what ``run`` raises for a feed, or what ``feeds`` raises. Ending it early, by ``break``, ``close()`` or dropping
-        it, waits for the runs under way and leaves nothing running.
+        The first exception, of ``run`` or of ``feeds``, comes out at its place, after the results of the feeds before
+        it, and ends the iteration. Ending it early, by ``break``, ``close()`` or dropping it, waits for the runs under
+        way and leaves nothing running.
 
         Raises:
             ExecutionError: the session is closed.
@@ -231,11 +237,10 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         return map_session(self, feeds, in_flight, output_names)
 
     def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
-        """As numpy.empty, in pinned memory, from which copies to the GPU are fastest and ``map`` needs no other copy.
+        """As numpy.empty, in pinned memory: copies from it to the GPU are fastest, and ``map`` makes no other.
 
-        The memory is used again when the array and all views of it are gone, and given back after ``close()``. Where
-        it cannot be pinned, on the CPU and beyond ``pinned_memory_limit``, it is ordinary memory: a debug message
-        of the logger "ortgpu" says so.
+        It is used again when the array and all views of it are gone, and given back after ``close()``. On the CPU,
+        beyond ``pinned_memory_limit`` or where it cannot be pinned, it is ordinary memory, and a debug message says so.
 
         Raises:
             ExecutionError: the session is closed.

@@ -80,9 +80,18 @@ def test_inputs_with_gaps_and_of_other_kinds(with_stub: Any) -> None:
         session = capturing(NEG)
         gaps = np.arange(8, dtype=np.float32)[::2]
         given = gaps, gaps[::-1], onnxruntime.OrtValue.ortvalue_from_numpy(gaps.copy()), [1.0, 2.0], gaps[:0]
-        report([[session.run(None, {"x": each})[0].tolist() for each in given], bound])
+        class Foreign:
+            def __dlpack_device__(self):
+                return (1, 0)
+            def __dlpack__(self):
+                return np.ones(4, np.float32).__dlpack__()
+        scalar = capturing(model("t (float x) => (float y) { y = Neg(x) }"))
+        one = scalar.run(None, {"x": np.full((), 3, np.float32)})[0]
+        vectors = [session.run(None, {"x": each})[0].tolist() for each in (*given, Foreign())]
+        report([vectors, bound, one.shape, one.item()])
     """)
-    assert found == [[[0, -2, -4, -6], [-6, -4, -2, 0], [0, -2, -4, -6], [-1, -2], []], [1, 1, 1]]
+    assert found[0] == [[0, -2, -4, -6], [-6, -4, -2, 0], [0, -2, -4, -6], [-1, -2], [], [-1] * 4]
+    assert found[1:] == [[1, 1, 1, 1, 1], [], -3]  # nothing is captured of what is no tensor, or has no elements
 
 
 def test_wrong_feeds_stay_onnx_runtimes_own_exceptions(with_stub: Any) -> None:

@@ -103,10 +103,12 @@ def test_results_stay_on_the_device_of_the_session() -> None:
         one = session.run_on_device(["z"], {"x": array[::-1]})
         shared = np.from_dlpack(both[0]).ctypes.data == both[0].data_ptr()
         unknown = outcome(lambda: session.run_on_device(["no"], {"x": array}))["type"]
-        values = [value.numpy().tolist() for value in (*both, *one)]
+        scalar = GPUSession(model("t (float x) => (float y) { y = Neg(x) }"))
+        single = scalar.run_on_device(None, {"x": np.ones((), np.float32)})
+        values = [value.numpy().tolist() for value in (*both, *one, *single)]
         report([values, both[0].device_name(), shared, unknown])
     """)
-    assert found == [[[-1, 2], [1, 2], [2, 1]], "cpu", True, "RuntimeError"]
+    assert found == [[[-1, 2], [1, 2], [2, 1], -1], "cpu", True, "RuntimeError"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is in no extra, and not installed here")

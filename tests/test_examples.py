@@ -27,7 +27,15 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "pool.py", "test_with_gpu.py"}
+    tested = {
+        "drop_in.py",
+        "application.py",
+        "allow_cpu.py",
+        "guard.py",
+        "pool.py",
+        "throughput.py",
+        "test_with_gpu.py",
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -74,6 +82,29 @@ def test_pool_works_on_the_cpu_when_allowed() -> None:
     assert "running on\n  cpu\n" in result.stdout
     assert f"sum of all results: {64 * 4 * sum(range(95))}" in result.stdout
     assert "[[0. 0. 1. 2.]]" in result.stdout
+
+
+def test_throughput_ends_with_the_cause() -> None:
+    result = run("throughput.py", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert result.stdout.startswith("No GPU can be used ("), result
+
+
+def test_throughput_on_the_cpu_when_allowed() -> None:
+    result = run("throughput.py", "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert "20 batches on cpu" in result.stdout
+    assert "mean: 2.0" in result.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpus")
+def test_throughput_on_the_gpu() -> None:
+    result = run("throughput.py")
+    assert result.returncode == 0, result
+    assert "20 batches on cuda:0" in result.stdout
+    assert "cudnn_conv_algo_search=HEURISTIC: " in result.stdout
+    assert "mean: 2.0" in result.stdout
 
 
 def test_guard_ends_with_the_cause() -> None:

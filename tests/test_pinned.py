@@ -214,6 +214,31 @@ def test_threads_share_it(with_stub: Any) -> None:
     assert found == [[], True, 0, 0]
 
 
+def test_the_real_runtime_without_a_gpu_pins_nothing_and_says_why() -> None:
+    found = child("""
+        import ortgpu.cudart
+        path = ortgpu.preload().path_of("libcudart")
+        messages = []
+        logger = logging.getLogger("ortgpu")
+        logger.setLevel(logging.DEBUG)
+        logger.addFilter(lambda record: messages.append(record.getMessage()))
+        if path is not None:
+            from ortgpu.pinned import PinnedMemory
+            memory = PinnedMemory(ortgpu.cudart.CudaRuntime(path, 0), 1 << 30)
+            array = memory.empty(1 << 20)
+            staged = memory.staged({"x": array})["x"] is array
+            report([staged, memory.bytes_pinned, messages[-1]])
+        else:
+            report(None)
+    """)
+    if found is None:
+        pytest.skip("no library of the CUDA runtime is installed")
+    staged, pinned, message = found
+    assert staged
+    assert pinned == 0
+    assert "bytes cannot be pinned: CUDA failure " in message
+
+
 def test_on_the_cpu_it_is_ordinary_memory_with_a_debug_message() -> None:
     found = child("""
         messages = []
