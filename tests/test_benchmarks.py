@@ -1,4 +1,4 @@
-"""The benchmarks themselves, so far as they run anywhere: figures of throughput and of pools, tiny models on the CPU."""
+"""The benchmarks themselves, so far as they run anywhere: throughput and pools, with tiny models on the CPU."""
 
 from __future__ import annotations
 

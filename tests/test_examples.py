@@ -27,16 +27,8 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {
-        "drop_in.py",
-        "application.py",
-        "allow_cpu.py",
-        "guard.py",
-        "pool.py",
-        "throughput.py",
-        "test_with_gpu.py",
-    }
-    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+    tested = {"drop_in", "application", "allow_cpu", "guard", "pool", "throughput", "test_with_gpu"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 
 def test_drop_in_ends_with_the_cause() -> None:
