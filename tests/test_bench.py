@@ -168,6 +168,7 @@ def test_figures_for_people(fixed: Path) -> None:
     assert f"{fixed} on the CPU\n" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("  fixed")]
     assert [row[1] for row in rows] == ON_CPU
+    assert max(map(len, result.stdout.partition("on the CPU\n")[2].splitlines()[:5])) < 80
 
 
 PARTLY_FAILING = """
