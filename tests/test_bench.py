@@ -58,7 +58,7 @@ def fixed(tmp_path: Path) -> Path:
         ["--batch", "many"],
         ["--batch", "1.5"],
         ["--batch", ""],
-        ["--rounds", "2"],
+        ["--rounds", "4"],
         ["--plot", "figures.gif"],
         ["--plot", "figures"],
         ["--plot", "/no/such/folder/figures.svg"],
@@ -140,11 +140,11 @@ def test_a_model_that_does_not_run(tmp_path: Path, text: str | None, expected: s
 
 
 def test_every_way_is_measured_with_every_batch(model: Path) -> None:
-    result = ortgpu("bench", str(model), "--allow-cpu", "--batch", "2,1,2", "--rounds", "3", "--json", env=NO_GPU)
+    result = ortgpu("bench", str(model), "--allow-cpu", "--batch", "2,1,2", "--rounds", "5", "--json", env=NO_GPU)
     assert result.returncode == 0, result
     assert result.stderr.count("\r") == 0  # no progress where nobody looks
     document = json.loads(result.stdout)
-    assert (document["ok"], document["device"]["is_gpu"], document["rounds"]) == (True, False, 3)
+    assert (document["ok"], document["device"]["is_gpu"], document["rounds"]) == (True, False, 5)
     assert document["on_cpu_because"]["code"] in catalogue()
     figures = document["figures"]
     assert [(each["batch"], each["way"]) for each in figures] == [(batch, way) for batch in (2, 1) for way in ON_CPU]
@@ -155,13 +155,13 @@ def test_every_way_is_measured_with_every_batch(model: Path) -> None:
         assert (latency is None) == (each["way"] in ("map", "pool"))
         if latency:
             assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
-            assert latency["calls"] >= 3 * 100
+            assert latency["calls"] >= 5 * 100
     assert document["left_out"] == []
     assert all(sentence.endswith(".") for sentence in document["recommended"])
 
 
 def test_figures_for_people(fixed: Path) -> None:
-    result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "3", env={**NO_GPU, "FORCE_COLOR": "1"})
+    result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "5", env={**NO_GPU, "FORCE_COLOR": "1"})
     assert result.returncode == 0, result
     assert is_clean(result)
     assert "Measured on the CPU all the same, because --allow-cpu was given." in result.stdout
@@ -332,7 +332,7 @@ def test_plots(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.usefixtures("needs_matplotlib")
 def test_plot_of_a_measurement(fixed: Path, tmp_path: Path) -> None:
     path = tmp_path / "figures.html"
-    result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "3", "--plot", str(path), env=NO_GPU)
+    result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "5", "--plot", str(path), env=NO_GPU)
     assert result.returncode == 0, result
     assert is_clean(result)
     assert result.stdout.endswith(f"Written: {path}\n")
@@ -344,7 +344,7 @@ def test_plot_of_a_measurement(fixed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_every_way_on_the_gpu(model: Path, gpus: GPUs) -> None:
-    result = ortgpu("bench", str(model), "--batch", "1,64", "--rounds", "3", "--json")
+    result = ortgpu("bench", str(model), "--batch", "1,64", "--rounds", "5", "--json")
     assert result.returncode == 0, result
     document = json.loads(result.stdout)
     assert document["device"]["uuid"] == gpus.visible[0].uuid

@@ -57,7 +57,7 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--batch", "batches", metavar="N,N,...", callback=_parse_batches, help="Batch sizes.  [default: 1,8,64]")
 @click.option(
-    "--rounds", type=click.IntRange(min=3), default=10, show_default=True, help="Blocks of calls for each way."
+    "--rounds", type=click.IntRange(min=5), default=10, show_default=True, help="Blocks of calls for each way."
 )
 @click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, measure on the CPU, and say so.")
 @click.option(
