@@ -326,8 +326,12 @@ def _capture_refused(
 
     if not is_refusal(cause):
         return None
-    construct_with(without_capture(asked))  # what cannot be captured can still be opened, and tells where its nodes are
-    return why_not_captured(cause, placements.read_placement(session), request.model)
+    try:
+        construct_with(without_capture(asked))  # what cannot be captured opens without, and tells where its nodes are
+        placement = placements.read_placement(session)
+    except Exception:  # noqa: BLE001 - the refusal stands, with less to say about it
+        placement = placements.UNKNOWN
+    return why_not_captured(cause, placement, request.model)
 
 
 def _other_providers(asked: tuple[str, ...], bound: tuple[str, ...]) -> ProviderFallbackError:

@@ -174,6 +174,53 @@ def test_a_map_that_is_ended_early_holds_no_pinned_memory(with_stub: Any) -> Non
     assert found == [0, []]
 
 
+def test_any_order_of_taking_and_giving_back(with_stub: Any) -> None:
+    """Never more than the limit; what arrays use is intact, and none of it is another's; at the end nothing is left."""
+    found = with_stub("""
+        from hypothesis import given, settings, strategies as st
+
+        steps = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 600_000)))
+
+        @settings(max_examples=150, deadline=None, database=None)
+        @given(steps, st.integers(0, 12).map(lambda number: number << 18))
+        def check(steps, limit):
+            memory, arrays = PinnedMemory(runtime, limit), {}
+            for number, (slot, size) in enumerate(steps):
+                arrays.pop(slot, None)
+                if size % 3:
+                    arrays[slot] = number % 251, memory.empty(size, np.uint8)
+                    arrays[slot][1][:] = number % 251
+                assert stub.stub_pinned_bytes() == memory.bytes_pinned <= limit
+                assert all((array == value).all() for value, array in arrays.values())
+            memory.close()
+            assert stub.stub_pinned_bytes() == memory.bytes_in_use
+            arrays.clear()
+            assert stub.stub_pinned_bytes() == memory.bytes_in_use == 0
+
+        check()
+        report(stub.stub_last_error())
+    """)
+    assert found == 0
+
+
+def test_the_current_device_is_that_of_the_session_while_memory_is_taken(with_stub: Any) -> None:
+    """A thread's device is left as it was, but for one without a context: to set that would make one there."""
+    found = with_stub("""
+        from ortgpu import cudart
+        current = lambda: [stub.cudaGetDevice(ctypes.byref(number)), number.value][1]
+        import ctypes
+        number = ctypes.c_int()
+        second, found = cudart.CudaRuntime(sys.argv[1], 1), []
+        for has_context in (True, False):
+            cudart.context_is_active = lambda ordinal: has_context
+            stub.cudaSetDevice(0)
+            second.free_pinned(second.allocate_pinned(4096))
+            found.append(current())
+        report(found)
+    """)
+    assert found == [0, 1]
+
+
 def test_a_forked_child_frees_nothing_and_pins_nothing(with_stub: Any) -> None:
     found = with_stub("""
         memory = PinnedMemory(runtime, 8 * MIB)
