@@ -604,10 +604,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "execution-error",
         "a session that was on the GPU cannot be used any more",
-        "The base of the errors of a running session. It is raised itself when a closed session is used.",
-        ("The session was closed, by `close()` or at the end of a `with` block, and used afterwards.",),
-        ("The message says that this GPUSession is closed.",),
-        ("Open a new session, or close it later.",),
+        "The base of the errors of a running session. It is raised itself when a closed session or pool is used, or a "
+        "pool that has lost every GPU.",
+        (
+            "The session or the pool was closed, by `close()` or at the end of a `with` block, and used afterwards.",
+            "Each GPU of a GPUSessionPool was lost, one after the other.",
+        ),
+        ("The message says which; `others` of the error, and `lost` of the pool, say why each GPU was.",),
+        ("Open a new session, or close it later.", "A new pool says what is wrong with a GPU that it cannot use."),
     ),
     Explanation(
         "gpu-out-of-memory",
@@ -637,14 +641,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "poisoned-context",
         "an earlier CUDA error ended this process's use of the GPU",
         "After some errors - an illegal memory access is the best known - every further CUDA call of the process "
-        "fails. `cuda_code` is that error. No session can be opened in this process again.",
+        "fails. `cuda_code` is that error. No session can be opened in this process again, on any of its GPUs.",
         (
             "A kernel read or wrote outside its memory: a buffer that was freed while bound, a custom operator, a "
             "tensor of more than 2^31 elements.",
             "Plain ONNX Runtime would answer by opening every later session on the CPU.",
         ),
         (
-            "Codes 700, 702, 710 and 714 to 719 are of this kind.",
+            "Codes 226, 700, 702, 710, 714 to 719, 721 and 810 are of this kind.",
             "`CUDA_LAUNCH_BLOCKING=1` makes the call that fails the one at fault.",
         ),
         (

@@ -142,12 +142,17 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
         return None
     if not cuda.devices:
         raise why.unusable()
-    chosen = choose(device, cuda.devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = choose_visible(device, cuda.devices)
     provider = why.runtime.preload.provider if why.runtime.preload is not None else None
     capability = chosen.compute_capability
     if provider is not None and capability is not None and provider.coverage(capability) == "none":
         raise why.unusable()
     return chosen
+
+
+def choose_visible(device: DeviceRequest, devices: Sequence[CudaDevice]) -> CudaDevice:
+    """The device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
+    return choose(device, devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _verify(

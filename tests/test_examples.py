@@ -27,8 +27,8 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "throughput.py", "test_with_gpu.py"}
-    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+    tested = {"drop_in", "application", "allow_cpu", "guard", "pool", "throughput", "test_with_gpu"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 
 def test_drop_in_ends_with_the_cause() -> None:
@@ -58,6 +58,21 @@ def test_cpu_is_used_loudly_when_allowed() -> None:
     assert result.returncode == 0, result
     assert "This will be slow:" in result.stdout
     assert "running on the CPU, as allowed" in result.stdout
+    assert "[[0. 0. 1. 2.]]" in result.stdout
+
+
+def test_pool_ends_with_the_cause() -> None:
+    result = run("pool.py", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert "running on" not in result.stdout
+    assert "To fix it:" in result.stdout
+
+
+def test_pool_works_on_the_cpu_when_allowed() -> None:
+    result = run("pool.py", "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert "running on\n  cpu\n" in result.stdout
+    assert f"sum of all results: {64 * 4 * sum(range(95))}" in result.stdout
     assert "[[0. 0. 1. 2.]]" in result.stdout
 
 
@@ -103,7 +118,7 @@ def test_guard_lists_both_sessions() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py"])
+@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py", "pool.py"])
 @pytest.mark.usefixtures("gpus")
 def test_runs_on_the_gpu(name: str) -> None:
     result = run(name)
