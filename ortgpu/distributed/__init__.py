@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .reports import Collective as Collective
     from .reports import PreflightReport as PreflightReport
 
-# name: the module of this package that has it. None is called like a function of it: importing that would hide the function
+# name: the module of this package that has it. No module has the name of a function, which its import would hide.
 _HOMES = {
     "Collective": "reports",
     "PreflightReport": "reports",
