@@ -200,7 +200,7 @@ class Participant:
     def _run_collectives(self, unique_id: str) -> list[list[float]]:
         self._number = RUN - 1
         seconds = self._schedule.child - time.monotonic()
-        self._ask_child({"run": {"id": unique_id, "seconds": seconds}})
+        self._ask_child({"id": unique_id, "seconds": seconds})
         self._tell({"post": LAST, "value": self._from_own_child("results")["results"]})
         results: list[list[float]] = self._await("all", LAST)["values"]
         self._end_child()

@@ -78,17 +78,14 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
     try:
         channel.begin("looking at the GPU")
         device = look(channel, task.rank)
-        unique_id = b""
-        while "end" not in (message := channel.receive()):
-            if "make_id" in message:
-                channel.begin("making NCCL's unique id")
-                unique_id = nccl.make_unique_id()
-                channel.send({"id": unique_id.hex()})
-            elif "run" in message:
-                unique_id = bytes.fromhex(message["run"]["id"])
-                assert device is not None  # else the parents would have stopped
-                until = time.monotonic() + message["run"]["seconds"]
-                (run or run_collectives)(channel, task, device.ordinal, unique_id, until)
+        message = channel.receive()
+        if "make_id" in message:
+            channel.begin("making NCCL's unique id")
+            channel.send({"id": nccl.make_unique_id().hex()})
+            message = channel.receive()
+        assert device is not None  # else the ranks would have stopped before this
+        until = time.monotonic() + message["seconds"]
+        (run or run_collectives)(channel, task, device.ordinal, bytes.fromhex(message["id"]), until)
     except GPUError as error:
         channel.fail(error)
         channel.receive()  # the others may still need what this process has in NCCL's bootstrap
