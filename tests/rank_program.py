@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -100,10 +101,7 @@ def main() -> None:
     try:
         outcome["returned"] = ACTIONS[task["action"]](**task["arguments"])
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the test asks about
-        sys.path.insert(0, str(HERE / "lab"))
-        from probe import describe
-
-        outcome["error"] = describe(error)
+        outcome["error"] = runpy.run_path(str(HERE / "lab" / "probe.py"))["describe"](error)
     outcome["seconds"] = time.monotonic() - started
     path = Path(os.environ["RANK_REPORTS"], f"{outcome['rank']}.json")
     partial = path.with_suffix(f".{os.getpid()}.partial")

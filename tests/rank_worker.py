@@ -45,9 +45,7 @@ def never_joins(channel: Channel, task: Task, ordinal: int, unique_id: bytes, un
 
 def reordered(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """Plans what all plan, and calls it in the opposite order."""
-    worker.run_collectives(
-        channel, dataclasses.replace(task, calls=task.calls[::-1]), ordinal, unique_id, until
-    )
+    worker.run_collectives(channel, dataclasses.replace(task, calls=task.calls[::-1]), ordinal, unique_id, until)
 
 
 def asleep(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
@@ -69,7 +67,7 @@ RUNS = {run.__name__: run for run in (killed, idle, never_joins, reordered, asle
 def main(descriptor: int, parent: int) -> None:
     kind = os.environ["RANK_MISBEHAVES"]
     if kind == "asleep_in_driver":
-        worker.initialise = _sleep_in_native_code  # type: ignore[assignment]  # in place of the driver's cuInit
+        vars(worker)["initialise"] = _sleep_in_native_code  # in place of the driver's cuInit
     elif kind == "killed_in_driver":
-        worker.initialise = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, return-value]
+        vars(worker)["initialise"] = lambda: os.kill(os.getpid(), signal.SIGKILL)
     worker.main(descriptor, parent, RUNS.get(kind))

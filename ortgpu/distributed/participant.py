@@ -183,6 +183,7 @@ class Participant:
         own = self._from_own_child("facts")
         calls = [[call.operation, call.dtype, call.count] for call in self._calls]
         self._tell({"post": _FACTS, "value": {**own, "calls": calls}})
+        self._at("waiting for the facts of the others")
         roster = [Described.parse(message) for message in self._await("all", _FACTS)["values"]]
         self._has_exchanged = True
         return roster
@@ -193,6 +194,7 @@ class Participant:
             self._ask_child({"make_id": True})
             value = self._from_own_child("id")["id"]
         else:
+            self._number += 1  # further than rank 0 while that makes it
             self._at("waiting for NCCL's unique id")
         self._tell({"post": _ID, "value": value})
         return str(self._await("all", _ID)["values"][0])

@@ -87,20 +87,20 @@ def out_of_time(known: Known) -> DistributedError:
     least = min(position.number for position in positions.values())
     behind = tuple(rank for rank, position in positions.items() if position.number == least)
     silent = tuple(rank for rank in positions if rank not in known.failures)
+    furthest = max(positions.values(), key=lambda position: position.number).step
     if len(behind) < len(positions):
-        late, did = behind, "did not go on with the others"
+        late, summary = behind, f"{named(behind)} had not come to this by the deadline: {furthest}"
     elif 0 < len(silent) < len(positions):
-        late, did = silent, "did not come back"
+        late, summary = silent, f"{named(silent)} did not come back from this by the deadline: {furthest}"
     else:
-        late, did = tuple(positions), "waited for each other"
-    furthest = max(positions.values(), key=lambda position: position.number)
+        late, summary = tuple(positions), f"no rank came back from this by the deadline: {furthest}"
     return _unfinished(
         known,
         tuple(sorted(late)),
-        furthest.step,
-        f"{named(late)} {did} before the deadline: {furthest.step}",
+        furthest,
+        summary,
         [f"rank {rank} on {known.hosts[rank]}: {position.step}" for rank, position in sorted(positions.items())],
-        f"look at what {named(late)} does: the last step that it began is named above",
+        f"look at {named(late)} first: the last step that it began is named above",
     )
 
 

@@ -1,4 +1,4 @@
-"""Real launchers: Open MPI's and MPICH's from their wheels, torchrun from torch; and ranks that they start on a machine.
+"""Real launchers: Open MPI's and MPICH's from their wheels, torchrun from torch; and the ranks that they start.
 
 Both wheels have a bin/mpirun, of which the last one installed stays: each is called by the name that only it has.
 """
@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.lab.child import ChildResult, Machine, Problem, problem_from
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +33,13 @@ def why_not_here(launcher: str) -> str | None:
     """Why a launcher cannot be used, or None when it can."""
     if launcher == "torchrun":
         return None if importlib.util.find_spec("torch") else "torch is not installed"
-    return None if _path_of(launcher) else f"none of {', '.join(_NAMES[launcher])} is here: pip install {launcher}"
+    return None if _path_of(launcher) else f"there is no {' or '.join(_NAMES[launcher])}: pip install {launcher}"
+
+
+def need(launcher: str) -> None:
+    """Skip the test where a launcher cannot be used."""
+    if reason := why_not_here(launcher):
+        pytest.skip(reason)
 
 
 def _path_of(launcher: str) -> str | None:
