@@ -17,6 +17,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..environment.child import kill_group
 from ..environment.cuda import CudaDevice, CudaState
 
 MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
@@ -96,11 +97,11 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
             output, _ = child.communicate(timeout=timeout)
             returncode: int | None = child.returncode
         except subprocess.TimeoutExpired:
-            _kill(child)
+            kill_group(child)
             output, _ = child.communicate()
             returncode = None
         finally:
-            _kill(child)
+            kill_group(child)
     except OSError as error:
         return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, str(error))
     finally:
@@ -149,15 +150,3 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
         seconds,
         "\n".join(rest[-20:]),
     )
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the child's whole process group, the child itself included."""
-    try:
-        if hasattr(os, "killpg"):
-            os.killpg(child.pid, signal.SIGKILL)
-        else:
-            child.kill()
-    except (ProcessLookupError, PermissionError):
-        pass  # it ended by itself
-    child.wait()
