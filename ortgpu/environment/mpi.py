@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from .child import run, run_python
 
 _LAUNCHERS: Final = ("mpirun", "mpiexec")
+_SETTINGS: Final = ("OMPI_MCA_", "OMPI_ALLOW_")
 _VERSIONS: Final = (
     ("Open MPI", re.compile(r"\(Open MPI\) ([0-9]+(?:\.[0-9]+)*)")),  # "mpirun (Open MPI) 4.1.8"
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*Version ([0-9]+(?:\.[0-9]+)*)")),
@@ -44,6 +46,7 @@ class Mpi:
     launcher: MpiVersion | None  # what it says of itself
     mpi4py: str | None  # its version
     library: MpiVersion | None  # that mpi4py loads
+    settings: Mapping[str, str]  # OMPI_MCA_* and OMPI_ALLOW_*, which change what Open MPI does
     error: str | None = None  # why mpi4py cannot load one
 
 
@@ -56,17 +59,16 @@ def read_mpi(*, timeout: float = 20.0) -> Mpi:
     mpirun = find_mpirun()
     said = run([mpirun, "--version"], timeout=timeout) if mpirun is not None else None
     launcher = parse_launcher_version(said.output + said.errors) if said is not None else None
+    settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
     asked = run_python(_ASK_LIBRARY, timeout=timeout)
+    mpi4py = library = error = None
     if asked.ok:
-        try:
-            mpi4py, vendor, version = json.loads(asked.output.splitlines()[-1])
-            return Mpi(mpirun, launcher, mpi4py, MpiVersion(vendor, tuple(version)))
-        except (ValueError, IndexError, TypeError):
-            return Mpi(mpirun, launcher, None, None, asked.output.strip()[-200:] or None)
-    if "No module named 'mpi4py'" in asked.errors:
-        return Mpi(mpirun, launcher, None, None)
-    error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors)
-    return Mpi(mpirun, launcher, _version_of_mpi4py(), None, error)
+        mpi4py, vendor, version = json.loads(asked.output.splitlines()[-1])
+        library = MpiVersion(vendor, tuple(version))
+    elif "No module named 'mpi4py'" not in asked.errors:
+        mpi4py = _version_of_mpi4py()
+        error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors)
+    return Mpi(mpirun, launcher, mpi4py, library, settings, error)
 
 
 def find_mpirun() -> str | None:

@@ -52,19 +52,26 @@ class BuildVariable:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingPackages:
+    """The distributions that training is made of, the first of each name on the search path."""
+
+    installed: tuple[Distribution, ...]
+    api_folder: str | None  # the package onnxruntime/training, of whichever distribution; None: there is none
+
+    def get(self, name: str) -> Distribution | None:
+        return next((one for one in self.installed if one.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingEnvironment:
     """Everything beside :class:`Environment` that decides whether processes can train together."""
 
-    packages: tuple[Distribution, ...]
-    api_folder: str | None  # the package onnxruntime/training, of whichever distribution; None: there is none
+    packages: TrainingPackages
     nccl: Nccl
     mpi: Mpi
     network: Network
     horovod: Horovod | None  # None: not installed
     build_variables: tuple[BuildVariable, ...]
-
-    def package(self, name: str) -> Distribution | None:
-        return next((one for one in self.packages if one.name == name), None)
 
 
 def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
@@ -73,10 +80,9 @@ def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
     Args:
         onnxruntime_folder: of the package that ``import onnxruntime`` finds.
     """
-    packages = read_training_packages()
+    packages = read_training_packages(onnxruntime_folder)
     return TrainingEnvironment(
         packages=packages,
-        api_folder=find_training_api(onnxruntime_folder),
         nccl=read_nccl(),
         mpi=read_mpi(),
         network=read_network(),
@@ -85,32 +91,28 @@ def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
     )
 
 
-def read_training_packages(search_path: Sequence[str] | None = None) -> tuple[Distribution, ...]:
-    """The distributions that training is made of, by their metadata; the first of a name is what an import finds."""
-    found: dict[str, list[Distribution]] = {}
+def read_training_packages(
+    onnxruntime_folder: str | None, search_path: Sequence[str] | None = None
+) -> TrainingPackages:
+    """Read metadata only; imports and starts nothing."""
+    found: dict[str, Distribution] = {}
     for place in list_places(sys.path if search_path is None else search_path):
         for one in list_distributions(place):
             if one.name in _PACKAGES:
-                found.setdefault(one.name, []).append(Distribution(one.name, one.read_version(), one.location))
-    return tuple(first[0] for _, first in sorted(found.items()))
+                found.setdefault(one.name, Distribution(one.name, one.read_version(), one.location))
+    folder = os.path.join(onnxruntime_folder, "training") if onnxruntime_folder else ""
+    has_api = os.path.isfile(os.path.join(folder, "__init__.py"))
+    return TrainingPackages(tuple(found[name] for name in sorted(found)), folder if has_api else None)
 
 
-def find_training_api(onnxruntime_folder: str | None) -> str | None:
-    folder = os.path.join(onnxruntime_folder or "", "training")
-    return folder if onnxruntime_folder and os.path.isfile(os.path.join(folder, "__init__.py")) else None
-
-
-def read_horovod(packages: Sequence[Distribution], *, timeout: float = 60.0) -> Horovod | None:
+def read_horovod(packages: TrainingPackages, *, timeout: float = 60.0) -> Horovod | None:
     """Ask an installed Horovod, in a child process, what it was built with: it imports torch or TensorFlow for that."""
-    installed = next((one for one in packages if one.name == "horovod"), None)
+    installed = packages.get("horovod")
     if installed is None:
         return None
     asked = run_python(_ASK_HOROVOD, timeout=timeout)
-    try:
-        nccl, mpi = json.loads(asked.output.splitlines()[-1]) if asked.ok else (None, None)
-    except (ValueError, IndexError, TypeError):
-        nccl = mpi = None
     if asked.ok:
+        nccl, mpi = json.loads(asked.output.splitlines()[-1])
         return Horovod(installed.version, nccl, mpi)
     error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors)
     return Horovod(installed.version, None, None, error)
