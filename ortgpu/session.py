@@ -138,6 +138,36 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
                 driver.result()  # whatever was raised, no thread is left behind
         registry.register(self)
 
+    @classmethod
+    def for_rank(
+        cls,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+        **kwargs: Any,
+    ) -> GPUSession:
+        """A session on the GPU of this process's rank, under torchrun, mpirun or srun; without them, on the first.
+
+        That GPU is the one with the number of the local rank among those that CUDA shows this process; or the only one,
+        where the launcher shows each rank its own. No other rank of the job on this host may have it, for as long as
+        this process lives; further sessions of the rank on it are fine. Arguments are those of the constructor but
+        ``device``; ``allow_cpu`` does not let a rank without a GPU pass.
+
+        Raises:
+            LauncherConflictError: the launchers' variables contradict each other, or are not whole.
+            RankDeviceError: the rank has no GPU, or another rank has the same one.
+            GPUError, Exception: as the constructor.
+
+        Not promised: that ranks in containers of their own, which do not share a folder for temporary files, notice
+        that they have the same GPU. ``ortgpu.distributed.preflight`` does.
+        """
+        from .distributed.rank_devices import claimed_ordinal
+
+        if "device" in kwargs:
+            raise TypeError("for_rank() takes no device: the rank decides")
+        return cls(path_or_bytes, sess_options, providers, provider_options, device=claimed_ordinal(), **kwargs)
+
     def _open_on_cpu(self, *request: Any) -> None:
         from .devices import CPU
         from .opening import SessionRequest, record_placement
