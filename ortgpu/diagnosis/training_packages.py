@@ -24,7 +24,8 @@ from ..errors import (
     shell,
 )
 from . import remedies
-from .packages import is_vital
+from .facts import Facts
+from .packages import broken_files, is_vital
 from .refusals import LAST_RELEASE
 from .requirements import numbers_of
 
@@ -63,10 +64,12 @@ def conflicting(environment: Environment, _: TrainingPackages) -> GPUError | Non
 
 
 def broken(environment: Environment, _: TrainingPackages) -> GPUError | None:
-    """What is left of a training package when another that shared its folder was removed."""
+    """What is left of a package when another that shared its folder was removed."""
     installed = environment.packages.onnxruntime
     training = _owner(environment)
-    if training is None or len(installed.owners) != 1 or (installed.importable and not _damage(training)):
+    if training is None:
+        return broken_files(Facts(environment))
+    if len(installed.owners) != 1 or (installed.importable and not _damage(training)):
         return None
     damage = _damage(training)
     return BrokenPackageError(
@@ -84,10 +87,13 @@ def not_installed(environment: Environment, packages: TrainingPackages) -> GPUEr
     elsewhere = [one for one in installed.elsewhere if _is_training(one)]
     if _is_training_build(environment) or _owner(environment) or packages.api_folder or elsewhere:
         return None
-    name = f"{installed.build_name or 'onnxruntime'} {installed.build_version or ''}".rstrip()
+    owner = installed.owners[0] if installed.owners else None
+    name = installed.build_name or (owner.name if owner else "onnxruntime")
+    version = installed.build_version or (owner.version if owner else None)
     here = installed.folder is not None or bool(installed.owners)
     return TrainingUnavailableError(
-        f"onnxruntime.training is not available: {name} is for inference, and has no training API"
+        f"onnxruntime.training is not available: {name} {version or ''}".rstrip()
+        + " is for inference, and has no training API"
         if here
         else "onnxruntime.training is not available: no package that provides onnxruntime is installed",
         evidence=_why_it_is_old(environment),
@@ -163,8 +169,8 @@ def ort_module_absent(environment: Environment, _: TrainingPackages) -> GPUError
         f"ORTModule does not work with torch {torch.version}, and onnxruntime.training does not say so",
         evidence=[
             "torch 2.9 took torch.onnx._internal.jit_utils away (pytorch/pytorch#161323), which ORTModule imports",
-            "onnxruntime/training/__init__.py swallows that ImportError: the import succeeds, ORTModule is just absent, "
-            "and is_ortmodule_available() is True",
+            "onnxruntime/training/__init__.py swallows that ImportError: the import succeeds, ORTModule is just absent",
+            "and is_ortmodule_available() is True all the same",
         ],
         fixes=[
             manual("use onnxruntime.training.api instead, as examples/train_data_parallel.py does"),
@@ -182,11 +188,11 @@ def ort_module_absent(environment: Environment, _: TrainingPackages) -> GPUError
 CHECKS: Final = (conflicting, broken, not_installed, shadowed, torch_missing, onnx_too_new, ort_module_absent)
 
 
-def import_failed(text: str, environment: Environment) -> TrainingUnavailableError:
+def import_failed(lines: list[str], environment: Environment) -> TrainingUnavailableError:
     """``import onnxruntime.training`` raised, and no check above knows why."""
     return TrainingUnavailableError(
         "import onnxruntime.training fails",
-        evidence=[text],
+        evidence=lines,
         fixes=[remedies.reinstall_onnxruntime(environment, requirement=TRAINING_PACKAGE)],
         reason="import fails",
     )

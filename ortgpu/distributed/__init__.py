@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .ranks import current_rank as current_rank
     from .reports import Collective as Collective
     from .reports import PreflightReport as PreflightReport
+    from .training import require_training as require_training
 
 # name: the module of this package that has it. No module has the name of a function, which its import would hide.
 _HOMES = {
@@ -23,6 +24,7 @@ _HOMES = {
     "current_rank": "ranks",
     "has_collective_ops": "collective_ops",
     "preflight": "preflighting",
+    "require_training": "training",
 }
 
 

@@ -144,5 +144,5 @@ _BUILD_VARIABLES: Final[tuple[tuple[str, str, Callable[[str], bool] | None], ...
     ("CUDACXX", "the program nvcc", lambda path: os.path.isfile(path) and os.access(path, os.X_OK)),
     ("nccl_home", "NCCL, with include/nccl.h", _below("include/nccl.h")),
     ("ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION", "1, to leave +cuXXX out of the version", None),
-    ("ORT_CUDA_UNAVAILABLE", "nothing: no effect of setting it is known", None),
+    ("ORT_CUDA_UNAVAILABLE", "anything: no effect of setting it is known", None),
 )
