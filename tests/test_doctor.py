@@ -65,12 +65,29 @@ def rows_on_a_screen(text: str, columns: int = 80) -> int:
 # On machines of the lab
 
 
-def test_training_has_a_table_of_its_own(lab: Lab) -> None:
-    result = doctor(lab.machine(**EVERYTHING), "--no-probe", "--profile", "training", "--json")
-    names = [row["name"] for row in json.loads(result.stdout)["requirements"]]
-    assert result.returncode == 0
-    assert {"NCCL", "MPI", "onnxruntime-training"} <= set(names)
-    assert doctor(lab.machine(**EVERYTHING), "--profile", "nothing").returncode == 2
+def test_training_has_a_table_and_checks_of_its_own(lab: Lab) -> None:
+    found = document(lab.machine(**EVERYTHING), "--no-probe", "--profile", "training")
+    assert {"NCCL", "MPI", "onnxruntime-training"} <= {row["name"] for row in found["requirements"]}
+    assert found["problems"][0]["code"] == "training-unavailable", "what is installed is for inference"
+    assert found["problems"][0]["details"]["reason"] == "not installed"
+    assert set(found["training"]) == {"environment", "ssh", "shared_folder"}
+    shown = doctor(lab.machine(**EVERYTHING), "--profile", "training", "--verbose")
+    assert shown.returncode == 1
+    for row in ("NCCL", "MPI", "network"):
+        assert re.search(rf"^  {row} ", shown.stdout, re.MULTILINE)
+    assert "training: FAILED, ImportError: cannot import name 'training'" in shown.stdout
+
+
+def test_training_tries_a_folder_and_hosts_where_asked(lab: Lab) -> None:
+    machine = lab.machine(**EVERYTHING)
+    options = ("--no-probe", "--profile", "training", "--shared-folder", str(lab.folder), "--ssh", "-x")
+    found = document(machine, *options, env={"PATH": str(lab.folder)})
+    assert found["training"]["shared_folder"]["world_size"] == 1
+    assert found["training"]["ssh"][0]["host"] == "-x"
+    assert "distributed-error" in {problem["code"] for problem in found["problems"]}
+    shown = doctor(machine, *options, env={"PATH": str(lab.folder)}).stdout
+    assert "written and read by this process alone" in shown
+    assert "ssh to -x cannot be tried: there is no ssh program on PATH" in shown
 
 
 def test_healthy_as_far_as_looking_goes(lab: Lab) -> None:
@@ -317,6 +334,10 @@ def test_disk_without_room() -> None:
         ["doctor", "--timeout", "0"],
         ["doctor", "--timeout", "nan"],
         ["doctor", "--jsn"],
+        ["doctor", "--profile", "nothing"],
+        ["doctor", "--ssh", "host"],
+        ["doctor", "--shared-folder", "."],
+        ["doctor", "--profile", "training", "--model", __file__],
     ],
     ids=" ".join,
 )

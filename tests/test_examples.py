@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "test_with_gpu.py"}
+    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "test_with_gpu.py", "train_data_parallel.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -66,6 +67,15 @@ def test_guard_ends_with_the_cause() -> None:
     assert result.returncode == 1, result
     assert result.stdout.startswith("No GPU can be used ("), result
     assert "result:" not in result.stdout
+
+
+@pytest.mark.skipif(find_spec("onnxruntime.training") is not None, reason="the training API is installed here")
+def test_training_says_why_there_is_none() -> None:
+    """That it trains, and what: tests/test_training_matrix.py."""
+    result = run("train_data_parallel.py")
+    assert result.returncode == 69, result
+    assert result.stderr.startswith("cannot train: onnxruntime.training is not available: "), result
+    assert "To fix it:" in result.stderr
 
 
 @pytest.mark.gpu

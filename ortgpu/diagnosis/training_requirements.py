@@ -242,7 +242,7 @@ def _package(
     wanted = lowest or (f"up to {highest}" if highest else "any")
     if installed is None:
         return Requirement(name, wanted, wanted, "not installed", "fail", "fail", note)
-    fits = version is not None and at_least(version, lowest or "0")
+    fits = lowest is None or (version is not None and at_least(version, lowest))
     if highest is not None and version is not None:
         fits = numbers_of(version)[: len(numbers_of(highest))] <= numbers_of(highest)
     status = _judge(fits, version is not None or wanted == "any")
