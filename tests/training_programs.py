@@ -75,7 +75,8 @@ def resume(artifacts: Path, folder: Path) -> list[float]:
 
 def main(what: str, *arguments: str) -> object:
     if what == "generate":
-        return generate(Path(arguments[0]))
+        generate(Path(arguments[0]))
+        return None
     if what == "train":  # whether the models that are written can be trained
         with tempfile.TemporaryDirectory() as folder:
             generate(Path(folder))

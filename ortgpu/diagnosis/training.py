@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..environment.inspection import Environment
+from ..environment.mpi import Mpi
 from ..environment.nccl import NcclLibrary
 from ..environment.ssh import SshAttempt
 from ..environment.training import TrainingPackages
@@ -23,6 +24,7 @@ from ..errors import (
 )
 from . import attempts, devices, driver, packages, remedies, training_packages
 from .facts import Facts, TrainingFacts
+from .probe import ProbeStep
 from .refusals import refuse
 
 _LINES_SHOWN = 12
@@ -149,33 +151,47 @@ def _mpi_absent(facts: Facts, training: TrainingFacts) -> GPUError | None:
 _MPI_REQUIREMENTS: Final = (("mpirun", _MPI_PACKAGE), ("mpi4py", "mpi4py"))
 
 
-def _mpi_of_two_kinds(_: Facts, training: TrainingFacts) -> GPUError | None:
-    """Nothing fails then: every process is alone, as rank 0 of 1."""
+def _mpi_of_two_kinds(facts: Facts, training: TrainingFacts) -> GPUError | None:
     mpi = training.environment.mpi
-    if mpi.launcher is None or mpi.library is None or mpi.launcher.vendor == mpi.library.vendor:
+    if not _is_of_two_kinds(mpi):
         return None
     return MPIInitError(
         f"the launcher is of {mpi.launcher} and the MPI library of {mpi.library}: processes do not find each other",
-        evidence=[f"launcher: {mpi.mpirun}", f"mpi4py {mpi.mpi4py} loads {mpi.library}"],
+        evidence=[
+            f"launcher: {mpi.mpirun}",
+            f"mpi4py {mpi.mpi4py} loads {mpi.library}",
+            *_words_of_mpi(_failed_step(facts)),
+        ],
         fixes=[manual("keep one MPI, or put the launcher of the other first on PATH")],
         phase="starting processes",
     )
 
 
+def _is_of_two_kinds(mpi: Mpi) -> bool:
+    return mpi.launcher is not None and mpi.library is not None and mpi.launcher.vendor != mpi.library.vendor
+
+
 def _mpi_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
-    probe = facts.observed.probe
-    step = probe.step("mpi") if probe is not None else None
-    if step is None or step.ok:
+    step, mpi = _failed_step(facts), training.environment.mpi
+    if step is None or _is_of_two_kinds(mpi):
         return None
-    mpi = training.environment.mpi
-    text: str = step.data["errors"]
-    lines = [line for line in text.splitlines() if line.strip(" -*")]
     return MPIInitError(
         f"MPI_Init fails: {step.data['command']} {step.detail}",
-        evidence=[*lines[:_LINES_SHOWN], f"{mpi.library}, {mpi.mpirun or 'no launcher'}"],
-        fixes=_ways_to_mpi(text, training),
+        evidence=[*_words_of_mpi(step), f"{mpi.library}, {mpi.mpirun or 'no launcher'}"],
+        fixes=_ways_to_mpi(step.data["errors"], training),
         phase="MPI_Init",
     )
+
+
+def _failed_step(facts: Facts) -> ProbeStep | None:
+    probe = facts.observed.probe
+    step = probe.step("mpi") if probe is not None else None
+    return step if step is not None and not step.ok else None
+
+
+def _words_of_mpi(step: ProbeStep | None) -> list[str]:
+    text: str = step.data["errors"] if step is not None else ""
+    return [line for line in text.splitlines() if line.strip(" -*")][:_LINES_SHOWN]
 
 
 def _ways_to_mpi(text: str, training: TrainingFacts) -> list[Fix]:
