@@ -712,7 +712,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("`env | grep -E 'RANK|WORLD|OMPI|PMI|SLURM'` in the processes.",),
         ("Unset the variables of the launcher that is not used: no guess would be right for every rank.",),
         ("Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2",),
-        "not yet",
     ),
     Explanation(
         "rank-device",
@@ -726,7 +725,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("Compare the UUIDs of the ranks' devices: ordinals of different processes may mean different GPUs.",),
         ("Start one process per GPU, and let the local rank choose among those visible.",),
         ("tier4/Diffusion-Planner#399", "roboflow/rf-detr#1345"),
-        "not yet",
     ),
     Explanation(
         "rendezvous",
@@ -740,7 +738,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("`ranks` names those that are missing; their own output says why.",),
         ("Look at the missing ranks first.", "Check that they can reach the address and the port."),
         (),
-        "not yet",
     ),
     Explanation(
         "collective-timeout",
@@ -753,7 +750,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("`phase` says whether setting up or an operation hung.", "`NCCL_DEBUG=INFO` shows what NCCL waits for."),
         ("See why the missing rank is not there; its own output comes first.",),
         (),
-        "not yet",
     ),
     Explanation(
         "collective-mismatch",
@@ -763,7 +759,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("The plans of the ranks, side by side, differ in the place that is named.",),
         ("Make the calls the same on every rank.",),
         (),
-        "not yet",
     ),
     Explanation(
         "nccl",
@@ -778,7 +773,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("`NCCL_DEBUG=WARN` prints the reason.",),
         ("Give the container more shared memory: `docker run --shm-size=1g`.", "Correct NCCL_SOCKET_IFNAME."),
         ("nccl.h (ncclResult_t)",),
-        "not yet",
     ),
     Explanation(
         "mpi-init",
@@ -839,7 +833,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         ("Build ONNX Runtime from source with NCCL and MPI, or use a model without such operators.",),
         ("contrib_ops/cuda/collective/nccl_kernels.cc",),
-        "not yet",
     ),
 )  # fmt: skip
 

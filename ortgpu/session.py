@@ -20,6 +20,7 @@ import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links 
 from . import lifetime, session_options  # noqa: E402
 from .environment.cuda import initialising  # noqa: E402
 from .errors import (  # noqa: E402
+    CollectiveOpsUnavailableError,
     CPUExecutionWarning,
     ExecutionError,
     GPUError,
@@ -315,7 +316,8 @@ def _reopen(cls: type[GPUSession], arguments: tuple[Any, ...], settings: dict[st
 
 def _cpu_is_allowed(allow_cpu: bool, error: GPUError) -> bool:
     """A request that is wrong in itself stays an error: the CPU would not mend it."""
-    if isinstance(error, (ProviderError, PlacementError)) and not isinstance(error, ProviderFallbackError):
+    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
+    if isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError):
         return False
     return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 

@@ -180,7 +180,7 @@ def parse_tasks_per_node(text: str) -> list[int] | None:
 
 
 def first_host(nodelist: str) -> str | None:
-    """The first host of Slurm's "node[03-05,9],login": node03, where task 0 runs unless --distribution says otherwise."""
+    """The first host of Slurm's "node[03-05,9],login", node03: task 0 is there unless --distribution says otherwise."""
     first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodelist.strip())
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,9 +29,9 @@ class Collective:
 
     def __post_init__(self) -> None:
         """Raises ValueError for what a preflight cannot run."""
-        if self.operation not in OPERATIONS or self.dtype not in BYTES_OF:
+        if self.dtype not in BYTES_OF or str(self.operation) not in OPERATIONS:
             raise ValueError(f"{self.operation} of {self.dtype} is not known: {OPERATIONS} of {tuple(BYTES_OF)}")
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
+        if type(self.count) is not int or self.count < 1:
             raise ValueError(f"count={self.count!r} is not a number of elements: a positive int")
 
     def __str__(self) -> str:
@@ -103,10 +103,7 @@ class Difference:
     values: tuple[tuple[str | None, tuple[int, ...]], ...]
 
     def __str__(self) -> str:
-        parts = (
-            f"{value or 'unknown'} on rank{'s' * (len(ranks) > 1)} {_numbers(ranks)}" for value, ranks in self.values
-        )
-        return f"{self.fact}: {'; '.join(parts)}"
+        return f"{self.fact}: " + "; ".join(f"{value or 'unknown'} on {named(ranks)}" for value, ranks in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,5 +143,7 @@ def differences(ranks: Sequence[RankFacts]) -> tuple[Difference, ...]:
     return tuple(found)
 
 
-def _numbers(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+def named(ranks: Iterable[int]) -> str:
+    """ "rank 3", "ranks 0, 1"."""
+    numbers = sorted(ranks)
+    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers))}"
