@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import ortgpu
 from ortgpu.distributed import Rank, checkpoint
 from ortgpu.errors import DistributedError, TrainingUnavailableError
 
@@ -65,6 +66,12 @@ def test_what_was_saved_is_found_again(job: Path) -> None:
     assert checkpoint.steps(job) == (1, 2)
     with pytest.raises(KeyError):
         found.path("../step-1/settings.json")
+
+
+def test_module_is_there_when_it_is_first_named() -> None:
+    code = "import ortgpu; print(ortgpu.distributed.checkpoint.steps('/nowhere'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert done.stdout == "()\n"
 
 
 def test_steps_are_numbers(tmp_path: Path) -> None:
@@ -180,8 +187,6 @@ def test_an_older_checkpoint_is_named_and_not_taken(job: Path) -> None:
     error = problem(lambda: checkpoint.load(job))
     (fix,) = error.fixes
     assert fix.kind == "python"
-    import ortgpu.distributed.checkpoint
-
     assert eval(fix, {"ortgpu": ortgpu}).step == 1
     (job / "step-1/state.ckpt").unlink()
     (fix,) = problem(lambda: checkpoint.load(job)).fixes

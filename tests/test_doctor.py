@@ -557,3 +557,14 @@ def test_this_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("USER")
     monkeypatch.setattr("getpass.getuser", lambda: (_ for _ in ()).throw(KeyError("uid 12345")))
     assert redactor_for_this_process()("betelgeuse") == "<host>"
+
+
+def test_redaction_of_what_training_adds(lab: Lab) -> None:
+    home = lab.folder / "people" / "zaphodb"
+    home.mkdir(parents=True)
+    machine = lab.machine(**EVERYTHING, env={"HOME": str(home), "USER": "zaphodb", "OMPI_MCA_tmpdir": str(home)})
+    options = ("--no-probe", "--json", "--profile", "training", "--shared-folder", str(home))
+    assert "zaphodb" in doctor(machine, *options).stdout
+    shown = doctor(machine, *options, "--redact").stdout
+    assert "zaphodb" not in shown
+    assert json.loads(shown)["training"]["environment"]["mpi"]["settings"] == {"OMPI_MCA_tmpdir": "~"}

@@ -23,7 +23,7 @@ _REFUSALS: Final[dict[Missing, _Refusal]] = {
     "nccl": _Refusal(
         "no published package of ONNX Runtime, for training or inference, is built with NCCL or MPI",
         (
-            "onnxruntime-training 1.13.1 to 1.19.2 hold no NCCL symbol, and link neither libnccl nor libmpi",
+            "onnxruntime-training 1.13.1 to 1.19.2 were looked at: no NCCL symbol, no link to libnccl or libmpi",
             "their Python module carries the text 'ORT is not built with NCCL.'",
         ),
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from . import checkpoint as checkpoint
     from .collective_ops import has_collective_ops as has_collective_ops
     from .preflighting import preflight as preflight
     from .ranks import Rank as Rank
@@ -26,16 +27,19 @@ _HOMES = {
     "preflight": "preflighting",
     "require_training": "training",
 }
+_MODULES = ("checkpoint",)  # that are names of their own
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     globals()[name] = value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_MODULES})
