@@ -67,6 +67,17 @@ def refuse_if_lost() -> None:
         raise _forked(creator)
 
 
+def refuse_if_given_up(session: Any) -> None:
+    """Raise why ``session`` cannot be used any more, if that is so. Asks this process only, not the GPU.
+
+    Raises:
+        ExecutionError: it is closed, was forked away from its GPU, or a sticky CUDA error came up in this process.
+    """
+    inner = session.__dict__.get("_sess")
+    if isinstance(inner, Refusal):
+        raise anew(inner.error)
+
+
 def forked_error() -> ForkedSessionError | None:
     """The error for a CUDA that does not come up in a forked process: something else initialised it in the parent."""
     return _forked(_forked_from) if _forked_from is not None else None
