@@ -70,8 +70,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "package-error",
         "the base of the errors about installed packages",
-        "The `onnxruntime` that this process would import cannot use a GPU. Also an ImportError. It is raised itself for "
-        "a package that one of the integrations needs and that cannot be imported.",
+        "The `onnxruntime` that this process would import cannot use a GPU. Also an ImportError. It is raised itself "
+        "for a package that one of the integrations needs and that cannot be imported.",
         ("ortgpu was installed without the extra of that integration: `ray` for `ortgpu.integrations.ray`.",),
         ("`ortgpu doctor` names the package, its version and its folder; `error.evidence` what the import said.",),
         ("Catch it to handle every fault of the installation alike.", "$ pip install 'ortgpu[ray]'"),

@@ -10,9 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +20,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, LIBRARIES
-from tests.lab import GPU, NVML, ChildResult, Cuda, LabError, Machine, Outcome, Overlay, Problem, Stubs
+from tests.lab import GPU, NVML, ChildResult, Cuda, Machine, Outcome, Overlay, Problem, Stubs
+from tests.lab.environments import call, kept_environment, packages_of
 from tests.lab.models import Models
 from tests.lab.stubs import SOURCES
 
@@ -130,16 +128,9 @@ class Environment:
     site: Path
 
 
-@pytest.fixture(scope="session")
-def folder() -> Path:
-    chosen = os.environ.get("ORTGPU_MATRIX_FOLDER")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(chosen) if chosen else cache / "ortgpu-matrix"
-
-
 @pytest.fixture(scope="session", params=RELEASES, ids=str)
-def environment(request: pytest.FixtureRequest, folder: Path) -> Environment:
-    return Environment(request.param, install(request.param, folder))
+def environment(request: pytest.FixtureRequest) -> Environment:
+    return Environment(request.param, install(request.param))
 
 
 OLDER_DRIVER = """
@@ -206,28 +197,13 @@ def release(environment: Environment) -> Release:
     return environment.release
 
 
-def install(release: Release, folder: Path) -> Path:
+def install(release: Release) -> Path:
     """The site-packages of a virtual environment with the release; made, if it is not there or not complete."""
-    import fcntl
 
-    root = folder / f"{release.version}-{sys.implementation.cache_tag}"
-    content = root / "content.txt"  # written last
-    wanted = "\n".join(release.requirements)
-    folder.mkdir(parents=True, exist_ok=True)
-    with Path(f"{root}.lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not content.exists() or content.read_text(encoding="utf-8") != wanted:
-            call([sys.executable, "-m", "venv", "--clear", str(root)])
-            command = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
-            call([*command, *release.requirements])
-            content.write_text(wanted, encoding="utf-8")
-    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(root), "platbase": str(root)}))
+    def fill(python: Path) -> None:
+        call([str(python), "-m", "pip", "install", "--quiet", "--only-binary=:all:", *release.requirements])
 
-
-def call(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
-    if done.returncode:
-        raise LabError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return packages_of(kept_environment(release.version, "\n".join(release.requirements), fill))
 
 
 def run(machine: Machine, function: Callable[..., object], *arguments: object) -> ChildResult:

@@ -16,7 +16,7 @@ session are refused unless ``device`` says which of them it uses, counted among 
 Errors arrive at the driver as themselves: ``except ortgpu.GPUError`` works around the consumption of a dataset, around
 ``handle.remote(...).result()``, and around ``ray.get``. What Ray raises is both Ray's exception and ours, with our
 attributes; its text is Ray's, and ``error.cause`` is the original. What a Serve deployment runs into at its start is
-text only, since Ray hands nothing else on: :func:`probe` before ``serve.run`` raises it as itself.
+in ``serve.status()`` only, as text, since Ray hands nothing else on: :func:`probe` before ``serve.run`` raises it.
 """
 
 from __future__ import annotations
@@ -55,9 +55,6 @@ def _require(module: str) -> None:
             evidence=[f"{type(cause).__name__}: {str(cause).strip().splitlines()[0]}" if str(cause) else repr(cause)],
             fixes=[shell(f"{read_installer().install} 'ortgpu[ray]'")],
         ) from cause
-
-
-_require("ray")
 
 
 def __getattr__(name: str) -> object:

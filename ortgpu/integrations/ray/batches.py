@@ -31,8 +31,9 @@ class RayGPUSession:
     Bytes go to the object store once, with the rest of what Ray Data sends to its actors, whatever their number.
 
     The session is opened by the first batch, not by the constructor: what is raised there reaches the driver, which
-    consumes the dataset, as itself. Each actor needs a CPU of Ray's count beside its GPU, and so do the tasks that
-    read: without a free one for them Ray Data waits for ever.
+    consumes the dataset, as itself. (Ray Data logs it as an error of its own code on the way; it is not.) Each actor
+    takes a CPU of Ray's count beside its GPU, unless ``num_cpus=0`` is said, and tasks that read take one too: where
+    none is left for them Ray Data waits for ever.
 
     A subclass may prepare batches around ``super().__call__``.
     """

@@ -22,13 +22,13 @@ class ServedGPUSession:
         path_or_bytes, sess_options, providers, provider_options, settings: as for
             :func:`~ortgpu.integrations.ray.open_session`. A path is opened by the replica, on its node. Bytes are kept
             by Serve's controller with the configuration: for a large model, give a path.
-        max_batch_size: requests that are run together at most. More than 1 says that the first axis of all inputs and
-            outputs counts items that do not depend on each other.
+        max_batch_size: how many requests may be joined into one run. More than 1 is a promise: that the first axis of
+            all inputs and outputs counts items which do not depend on each other. No model says that of itself.
         batch_wait_timeout_s: seconds that a request waits for others.
 
-    A replica without its session does not become ready: `serve.run` raises RuntimeError with the error's text. Once the
-    session is closed, or its CUDA context poisoned, each request raises that error and the health check fails: after
-    three in a row Serve replaces the replica.
+    A replica without its session does not become ready: ``serve.run`` raises RuntimeError, and the cause is a text in
+    ``serve.status()``. Once the session is closed, or its CUDA context poisoned, each request raises that error and the
+    health check fails: after three in a row Serve replaces the replica.
 
     A subclass may prepare requests around ``super().__call__``, and is deployed by ``serve.deployment``.
     """
@@ -40,7 +40,7 @@ class ServedGPUSession:
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
         *,
-        max_batch_size: int = 8,
+        max_batch_size: int = 1,
         batch_wait_timeout_s: float = 0.002,
         **settings: Any,
     ) -> None:
@@ -87,7 +87,7 @@ GPUDeployment = serve.deployment(
     max_ongoing_requests=100,  # Serve's default of 5 would keep any batch at 5
     health_check_period_s=2,  # three failures replace a replica: after 6 s, where Serve's default makes it 30
 )
-"""One line deploys it: ``serve.run(GPUDeployment.options(num_replicas=2).bind("model.onnx"))``.
+"""One line deploys it: ``serve.run(GPUDeployment.options(num_replicas=2).bind("model.onnx", max_batch_size=32))``.
 
 Everything of Serve's ``options`` applies. ``ray_actor_options`` replaces the one GPU per replica of this deployment.
 """
