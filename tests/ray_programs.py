@@ -126,7 +126,6 @@ def data(allow_cpu: bool) -> None:
         report("no gpu", outcome(lambda: infer(x, actors=1)))
         if allow_cpu:
             report("without a driver", outcome(lambda: infer(x, actors=1, num_gpus=1)))
-            report("wrong input", outcome(lambda: infer(x[:, :3], actors=1, num_gpus=1, settings=settings)))
             half = outcome(lambda: judged(x, infer(x, actors=3, num_gpus=0.5, settings=settings)))
             report("half a gpu each", half)
 
@@ -223,9 +222,12 @@ def serving(allow_cpu: bool) -> None:
         application = replica.options(num_replicas=2).bind(
             MODEL, allow_cpu=allow_cpu, max_batch_size=4, batch_wait_timeout_s=0.05
         )
-        handle = serve.run(application, route_prefix=None)
         try:
+            handle = serve.run(application, route_prefix=None)
             serve_requests(handle)
+            if allow_cpu:
+                serve.delete("default")
+                refuse_at_the_start()
         finally:
             serve.shutdown()
 
@@ -265,25 +267,18 @@ def answering(handle: Any) -> int | None:
         return os.getpid()  # of no replica
 
 
-def refused_at_the_start() -> None:
-    """A deployment whose replicas cannot have their session, the documented way to tell why, and the way out."""
-    with cluster(num_gpus=2):
-        try:
-            report("start", outcome(lambda: serve.run(one_try(GPUDeployment).bind(MODEL), route_prefix=None)))
-            (application,) = serve.status().applications.values()
-            report("status", [deployment.message for deployment in application.deployments.values()])
-            serve.delete("default")
-            report("probe", outcome(lambda: probe(MODEL)))
-            without = one_try(GPUDeployment).options(ray_actor_options={"num_gpus": 0})
-            report("without a gpu", outcome(lambda: serve.run(without.bind(MODEL), route_prefix=None)))
-            (application,) = serve.status().applications.values()
-            report("status without", [deployment.message for deployment in application.deployments.values()])
-        finally:
-            serve.shutdown()
+def refuse_at_the_start() -> None:
+    """A deployment whose replicas cannot have their session, and the documented way to tell why."""
+    deployment = GPUDeployment.options(max_constructor_retry_count=1)
+    try_to_start("start", deployment)
+    try_to_start("start without a gpu", deployment.options(ray_actor_options={"num_gpus": 0}))
+    report("probe", outcome(lambda: probe(MODEL)))
 
 
-def one_try(deployment: Any) -> Any:
-    return deployment.options(max_constructor_retry_count=1)
+def try_to_start(name: str, deployment: Any) -> None:
+    report(name, outcome(lambda: serve.run(deployment.bind(MODEL), route_prefix=None)))
+    (status,) = serve.status().applications.values()
+    report(f"status after {name}", [deployed.message for deployed in status.deployments.values()])
 
 
 if __name__ == "__main__":

@@ -91,11 +91,6 @@ def serving(python: Path) -> dict[str, Any]:
     return program(python, "serving", '{"allow_cpu": true}')
 
 
-@pytest.fixture(scope="module")
-def refused(python: Path) -> dict[str, Any]:
-    return program(python, "refused_at_the_start")
-
-
 # The extra
 
 
@@ -186,11 +181,6 @@ def test_a_dataset_raises_what_its_actors_ran_into(data: dict[str, Any]) -> None
     assert "libcuda.so.1" in data["without a driver"]["summary"]
 
 
-def test_what_is_not_about_the_gpu_stays_as_ray_has_it(data: dict[str, Any]) -> None:
-    assert data["wrong input"]["other"] == "RayTaskError(UserCodeException)"
-    assert "INVALID_ARGUMENT" in data["wrong input"]["text"]
-
-
 # Serve
 
 
@@ -215,15 +205,15 @@ def test_a_replica_that_lost_its_session_says_so_and_is_replaced(serving: dict[s
     assert serving["replaced by a new process"] is True
 
 
-def test_a_deployment_without_its_session_does_not_start(refused: dict[str, Any]) -> None:
-    assert refused["start"]["other"] == "RuntimeError"
-    assert "DriverNotFoundError" in refused["status"][0]
-    assert refused["without a gpu"]["other"] == "RuntimeError"
-    assert "Ray assigned no GPU to this worker" in refused["status without"][0]
+def test_a_deployment_without_its_session_does_not_start(serving: dict[str, Any]) -> None:
+    assert serving["start"]["other"] == "RuntimeError"
+    assert "DriverNotFoundError" in serving["status after start"][0]
+    assert serving["start without a gpu"]["other"] == "RuntimeError"
+    assert "Ray assigned no GPU to this worker" in serving["status after start without a gpu"][0]
 
 
-def test_and_a_probe_tells_why(refused: dict[str, Any]) -> None:
-    assert error(refused["probe"]) == "DriverNotFoundError"
+def test_and_a_probe_tells_why(serving: dict[str, Any]) -> None:
+    assert error(serving["probe"]) == "DriverNotFoundError"
 
 
 # Examples
