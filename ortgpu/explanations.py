@@ -692,7 +692,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("Each class says how.",),
         ("Catch it to handle every fault between processes alike.",),
         (),
-        "not yet",
     ),
     Explanation(
         "launcher-conflict",
@@ -707,7 +706,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("`env | grep -E 'RANK|WORLD|OMPI|PMI|SLURM'` in the processes.",),
         ("Unset the variables of the launcher that is not used: no guess would be right for every rank.",),
         ("Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2",),
-        "not yet",
     ),
     Explanation(
         "rank-device",
@@ -735,7 +733,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("`ranks` names those that are missing; their own output says why.",),
         ("Look at the missing ranks first.", "Check that they can reach the address and the port."),
         (),
-        "not yet",
     ),
     Explanation(
         "collective-timeout",
@@ -748,7 +745,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("`phase` says whether setting up or an operation hung.", "`NCCL_DEBUG=INFO` shows what NCCL waits for."),
         ("See why the missing rank is not there; its own output comes first.",),
         (),
-        "not yet",
     ),
     Explanation(
         "collective-mismatch",
@@ -758,7 +754,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("The plans of the ranks, side by side, differ in the place that is named.",),
         ("Make the calls the same on every rank.",),
         (),
-        "not yet",
     ),
     Explanation(
         "nccl",
@@ -773,7 +768,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ("`NCCL_DEBUG=WARN` prints the reason.",),
         ("Give the container more shared memory: `docker run --shm-size=1g`.", "Correct NCCL_SOCKET_IFNAME."),
         ("nccl.h (ncclResult_t)",),
-        "not yet",
     ),
     Explanation(
         "mpi-init",
@@ -818,7 +812,6 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         ("Build ONNX Runtime from source with NCCL and MPI, or use a model without such operators.",),
         ("contrib_ops/cuda/collective/nccl_kernels.cc",),
-        "not yet",
     ),
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from .devices import Device, DeviceRequest, check_form, choose
 from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .errors import PlacementError, ProviderFallbackError, ProviderRequestError, manual
-from .models import read_model
+from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import config_entry
@@ -206,6 +206,7 @@ class _Why:
             cause=cause,
             cudnn_operators=placements.cudnn_operators(operators),
             cufft_operators=placements.cufft_operators(operators),
+            collective_operators=read_collective_operators(self.model),
             cudnn_disabled=self.cudnn_disabled,
         )
 

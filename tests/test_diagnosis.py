@@ -325,6 +325,9 @@ CASES = [
         import_error="ImportError: cannot enable executable stack as shared object requires: Invalid argument"),
         "BrokenPackageError", "onnxruntime-gpu>=1.28"),
     # Libraries
+    Case("a model that works between processes",
+         all_of(request(collective_operators=("AllReduce",)), observed(has_collective_ops=False)),
+         "CollectiveOpsUnavailableError", "AllReduce"),
     Case("one library missing", without("libcurand.so.10"), "LibraryNotFoundError", "nvidia-curand~=10.0",
         details={"missing": ("libcurand.so.10",)}),
     Case("all libraries missing", NO_LIBRARIES, "LibraryNotFoundError", "found nowhere",
@@ -475,6 +478,9 @@ HARMLESS: dict[str, Change] = {
     "the probe did not start": probed(died_in="start"),
     "a model of usual operators": request(
         model=ModelFacts("m.onnx", operators=frozenset({("Conv", ""), ("Gelu", "com.microsoft")}))
+    ),
+    "a build with collective operators": all_of(
+        request(collective_operators=("AllReduce",)), observed(has_collective_ops=True)
     ),
     "two older parts of cuDNN": environment(
         libraries=(*HEALTHY.environment.libraries, resolution("libcudnn_ops_infer.so.9", found=False))

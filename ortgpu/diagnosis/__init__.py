@@ -6,6 +6,7 @@ device's generation, then the driver, then the device, then what was really trie
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from ..environment.inspection import Environment, inspect_environment
 from ..errors import GPUError, UnsupportedPlatformError
-from ..models import ModelFacts, read_model
+from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
 from . import attempts, devices, driver, libraries, packages
 from . import model as model_checks
@@ -32,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     packages.provider_missing,
     packages.library_damaged,
     packages.import_failed,
+    model_checks.collective_ops_missing,  # no library, driver or device would mend it
     libraries.missing,
     libraries.provider_unloadable,
     libraries.cudnn_missing,
@@ -132,6 +134,10 @@ def diagnose(
     request = request_for(facts_of_model)
     result = run_probe(model, timeout=timeout) if probe else None
     observed = Observed() if result is None else _observed(result)
+    if request.collective_operators:
+        from ..runtime import load_runtime
+
+        observed = dataclasses.replace(observed, has_collective_ops=load_runtime().has_collective_ops)
     return Diagnosis(find_problems(Facts(environment, request, observed)), environment, result)
 
 
@@ -140,6 +146,7 @@ def request_for(model: ModelFacts | None) -> Request:
     return Request(
         cudnn_operators=cudnn_operators(operators),
         cufft_operators=cufft_operators(operators),
+        collective_operators=collective_operators(operators),
         model=model,
     )
 

@@ -21,6 +21,7 @@ class Request:
     cufft_operators: tuple[str, ...] = ()  # likewise
     model: ModelFacts | None = None
     cudnn_disabled: bool = False  # provider option enable_cudnn=0
+    collective_operators: tuple[str, ...] = ()  # operators of the model that work between processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Observed:
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
     cuda: CudaState | None = None
     probe: ProbeResult | None = None
+    has_collective_ops: bool | None = None  # of the imported module
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from . import driver, remedies
 from .devices import named_device, none_visible
 from .facts import Facts
 from .library_status import LibraryStatus, read_library_status
+from .model import collective_ops_missing
 
 CUDA_FAILURE = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)")
 _OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
@@ -55,6 +56,8 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
             provider="CUDAExecutionProvider",
             option=option,
         )
+    if "is not a registered function/op" in text:
+        return collective_ops_missing(facts)
     if match := ALLOCATION.search(text):
         return out_of_memory(int(match[1]), text)
     if failed := read_library_status(text):

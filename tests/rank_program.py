@@ -1,0 +1,113 @@
+"""What ranks do that tests start with real launchers: ``rank_program.py '{"action": name, "arguments": {...}}'``.
+
+Each writes what its action returned or raised to a file in the folder RANK_REPORTS. Imports nothing of the tests but
+the lab's description of errors: it runs in the lab's environments too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
+
+
+def who_am_i() -> Any:
+    from ortgpu.distributed import current_rank
+
+    return asdict(current_rank())
+
+
+def identity() -> Any:
+    from ortgpu.distributed import current_rank
+    from ortgpu.distributed.jobs import identity_of
+
+    return identity_of(current_rank())
+
+
+def preflight(
+    timeout: float,
+    misbehaving: dict[str, str] | None = None,
+    calls: dict[str, list[list[Any]]] | None = None,
+    address: str | None = None,
+    repeats: int = 1,
+) -> Any:
+    """``misbehaving``: by rank, what its child does (rank_worker.py), or "absent"; ``calls``: by rank, or "all"."""
+    from ortgpu.distributed import Collective, current_rank
+    from ortgpu.distributed import preflight as run
+
+    number = str(current_rank().rank)
+    kind = (misbehaving or {}).get(number)
+    if kind == "absent":
+        sys.exit(0)
+    if kind is not None:
+        os.environ["_ORTGPU_PREFLIGHT_WORKER"] = "rank_worker"
+        os.environ["RANK_MISBEHAVES"] = kind
+    planned = (calls or {}).get(number) or (calls or {}).get("all")
+    given = None if planned is None else [Collective(*call) for call in planned]
+    for _ in range(repeats):
+        report = run(timeout, address=address, calls=given)
+    return report.as_dict()
+
+
+def claim(uuids: list[str], wait_for: int) -> Any:
+    """Claim the GPU that the list names for this rank; stay until so many ranks have said what came of it."""
+    from ortgpu.distributed import current_rank
+    from ortgpu.distributed.claims import claim as claim_gpu
+
+    rank = current_rank()
+    claim_gpu(rank, uuids[rank.rank])
+    claim_gpu(rank, uuids[rank.rank])
+    _wait_for_ranks(wait_for, "done")
+    return uuids[rank.rank]
+
+
+def open_session(model: str) -> Any:
+    from ortgpu import GPUSession
+
+    return str(GPUSession.for_rank(model).device)
+
+
+def _wait_for_ranks(count: int, suffix: str) -> None:
+    """Until ``count`` ranks, this one among them, are here."""
+    folder = Path(os.environ["RANK_REPORTS"]).parent
+    (folder / f"{_number()}.{suffix}").touch()
+    until = time.monotonic() + 20
+    while len(list(folder.glob(f"*.{suffix}"))) < count and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _number() -> str:
+    return next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), "0")
+
+
+ACTIONS: dict[str, Callable[..., Any]] = {
+    action.__name__: action for action in (who_am_i, identity, preflight, claim, open_session)
+}
+
+
+def main() -> None:
+    task = json.loads(sys.argv[1])
+    started = time.monotonic()
+    outcome: dict[str, Any] = {"rank": int(_number()), "returned": None, "error": None}
+    try:
+        outcome["returned"] = ACTIONS[task["action"]](**task["arguments"])
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the test asks about
+        outcome["error"] = runpy.run_path(str(HERE / "lab" / "probe.py"))["describe"](error)
+    outcome["seconds"] = time.monotonic() - started
+    path = Path(os.environ["RANK_REPORTS"], f"{outcome['rank']}.json")
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(json.dumps(outcome, default=str), encoding="utf-8")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    main()
