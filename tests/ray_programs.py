@@ -23,8 +23,10 @@ import ray
 from ray import serve
 
 from benchmarks.common import report
-from ortgpu.errors import GPUError, catalogue
-from ortgpu.integrations.ray import GPUDeployment, RayGPUSession, ServedGPUSession, open_session, probe
+from ortgpu.environment.cuda import initialise
+from ortgpu.environment.driver import read_nvml
+from ortgpu.errors import GPUError, PoisonedContextError, catalogue
+from ortgpu.integrations.ray import GPUDeployment, RayGPUSession, ServedGPUSession, open_session, preflight, probe
 
 MODEL: bytes = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["": 17]> relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
@@ -137,6 +139,13 @@ class Worker:
         self.session = open_session(MODEL, **settings)
         return os.environ.get("CUDA_VISIBLE_DEVICES"), str(self.session.device.uuid or self.session.device)
 
+    def open_after(self, others: str) -> None:
+        """As where a worker has used CUDA for one task, and gets another one with another GPU."""
+        own, os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"], others
+        assert initialise().code == 0
+        os.environ["CUDA_VISIBLE_DEVICES"] = own
+        open_session(MODEL)
+
 
 def started(**options: Any) -> Any:
     return ray.remote(num_cpus=0, **options)(Worker).remote()
@@ -170,6 +179,8 @@ def workers() -> None:
         report("probe", outcome(lambda: probe(MODEL)))
         report("probe, cpu allowed", outcome(lambda: str(probe(MODEL, allow_cpu=True))))
         report("probe, too many", outcome(lambda: probe(MODEL, num_gpus=3, timeout=2)))
+        report("preflight", outcome(lambda: preflight(timeout=60).as_dict()))
+        report("preflight, too many", outcome(lambda: preflight(3, timeout=2)))
         report("errors", {code: crossed(code) for code in catalogue()})
 
 
@@ -208,9 +219,43 @@ class Counting(ServedGPUSession):
     def runs_so_far(self) -> tuple[int, list[int]]:
         return os.getpid(), self.runs
 
-    def close_session(self) -> int:
-        self.session.close()
+    def lose_session(self) -> int:
+        """By a CUDA error after which the process has no GPU any more; on the CPU, where there is none, by closing."""
+        if self.session.device.is_gpu:
+            binding = self.session.io_binding()
+            binding.bind_input("x", "cuda", 0, np.float32, (1, 4), 0x7000)  # no such address on any GPU
+            binding.bind_output("y", "cuda")
+            with contextlib.suppress(PoisonedContextError):
+                self.session.run_with_iobinding(binding)
+        else:
+            self.session.close()
         return os.getpid()
+
+
+def placed() -> None:
+    """Two actors one after the other: which GPU each says it is on, and which one NVML saw fill up meanwhile."""
+    with cluster():
+        actors = []
+        for number in range(2):
+            before = free_memory()
+            actors.append(started(num_gpus=1))
+            report(f"actor {number}", outcome(lambda: ray.get(actors[-1].open.remote())))
+            after = free_memory()
+            report(f"filled by actor {number}", [uuid for uuid in before if before[uuid] - after[uuid] > 100 << 20])
+        visible, _ = ray.get(actors[0].open.remote())
+        ray.kill(actors.pop())
+        late = started(num_gpus=1)
+        report("another gpu before", outcome(lambda: ray.get(late.open_after.remote(visible))))
+
+
+def free_memory() -> dict[str, int]:
+    return {gpu.uuid: gpu.memory_free or 0 for gpu in read_nvml().gpus if gpu.uuid is not None}
+
+
+def ranks() -> None:
+    """A preflight between all GPUs of this node."""
+    with cluster():
+        report("uuids", outcome(lambda: [facts.uuid for facts in preflight().ranks]))
 
 
 def serving(allow_cpu: bool) -> None:
@@ -245,7 +290,7 @@ def serve_requests(handle: Any) -> None:
     report("fewer runs than requests", sum(map(len, replicas.values())) < len(sent))
     report("wrong shape", outcome(lambda: handle.remote({"x": items(2)[:, :3]}).result(timeout_s=60)))
     report("no mapping", outcome(lambda: handle.remote(7).result(timeout_s=60)))
-    lost = handle.close_session.remote().result(timeout_s=60)
+    lost = handle.lose_session.remote().result(timeout_s=60)
     report("session lost", outcome(lambda: until_lost(handle)))
     seen: set[int] = set(replicas)
     pause = threading.Event()

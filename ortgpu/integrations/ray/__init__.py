@@ -4,6 +4,7 @@
     from ortgpu.integrations.ray import GPUDeployment    # for ray.serve.run
     from ortgpu.integrations.ray import open_session     # in an actor or a task of your own
     from ortgpu.integrations.ray import probe            # what a worker with a GPU would run into, raised here
+    from ortgpu.integrations.ray import preflight        # whether GPUs of several nodes can work together
 
 Each opens a verified GPUSession on the GPU that Ray assigned to the worker, and refuses where Ray assigned none: Ray
 shows such a worker every GPU of the node, so that its session would be on GPU 0, beside the one that belongs there.
@@ -30,6 +31,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from .batches import RayGPUSession as RayGPUSession
+    from .preflighting import preflight as preflight
     from .serving import GPUDeployment as GPUDeployment
     from .serving import ServedGPUSession as ServedGPUSession
     from .workers import open_session as open_session
@@ -41,6 +43,7 @@ _HOMES = {
     "RayGPUSession": ("batches", "ray.data"),
     "ServedGPUSession": ("serving", "ray.serve"),
     "open_session": ("workers", "ray"),
+    "preflight": ("preflighting", "ray"),
     "probe": ("workers", "ray"),
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from ...errors import NoDeviceError, manual
+from ...errors import GPUError, NoDeviceError, manual
 
 if TYPE_CHECKING:
     from ...devices import Device
@@ -67,19 +67,34 @@ def probe(*arguments: Any, num_gpus: float = 1, timeout: float = 60.0, **setting
     done, _ = ray.wait([result], timeout=timeout)
     if not done:
         ray.cancel(result, force=True)
-        raise NoDeviceError(
-            f"Ray ran no task with num_gpus={num_gpus} to its end within {timeout:g} s",
-            evidence=[
-                f"GPUs of the cluster: {ray.cluster_resources().get('GPU', 0):g}",
-                f"not in use: {ray.available_resources().get('GPU', 0):g}",
-            ],
-            fixes=[
-                manual("start Ray on nodes with GPUs, or free one: `ray status` lists what is in use", needs="host"),
-                manual("or raise timeout= where the session takes longer than that"),
-            ],
-        )
-    device: Device = ray.get(result)
+        raise no_gpu_in_time(f"ran no task with num_gpus={num_gpus} to its end within {timeout:g} s")
+    device: Device = result_of(result)
     return device
+
+
+def result_of(result: Any) -> Any:
+    """``ray.get``, with errors of ours as they were raised, where Ray raises an object that stands for them."""
+    try:
+        return ray.get(result)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, GPUError):
+            raise error.cause from error
+        raise
+
+
+def no_gpu_in_time(what: str) -> NoDeviceError:
+    """``what``: the rest of a sentence about Ray."""
+    return NoDeviceError(
+        f"Ray {what}",
+        evidence=[
+            f"GPUs of the cluster: {ray.cluster_resources().get('GPU', 0):g}",
+            f"not in use: {ray.available_resources().get('GPU', 0):g}",
+        ],
+        fixes=[
+            manual("start Ray on nodes with GPUs, or free one: `ray status` lists what is in use", needs="host"),
+            manual("or raise timeout= where it takes longer than that"),
+        ],
+    )
 
 
 def _open_and_close(arguments: Sequence[Any], settings: dict[str, Any]) -> Device:
