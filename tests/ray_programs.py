@@ -21,6 +21,7 @@ import onnx.parser
 import onnxruntime
 import ray
 from ray import serve
+from ray.util.placement_group import placement_group_table
 
 from benchmarks.common import report
 from ortgpu.environment.cuda import initialise
@@ -250,6 +251,24 @@ def placed() -> None:
 
 def free_memory() -> dict[str, int]:
     return {gpu.uuid: gpu.memory_free or 0 for gpu in read_nvml().gpus if gpu.uuid is not None}
+
+
+def nodes() -> None:
+    """A cluster of two nodes, each a raylet of its own on this host with one pretended GPU."""
+    from ray.cluster_utils import Cluster
+
+    options = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 * 2**20}
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        two = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False, "temp_dir": folder})
+        try:
+            two.add_node(**options)
+            ray.init(two.address, log_to_driver=False, logging_level=logging.ERROR)
+            report("nodes", len(ray.nodes()))
+            report("preflight", outcome(lambda: preflight(2, timeout=60).as_dict()))
+            report("groups", [group["state"] for group in placement_group_table().values()])
+        finally:
+            ray.shutdown()
+            two.shutdown()
 
 
 def ranks() -> None:

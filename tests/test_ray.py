@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ortgpu.distributed import Rank
 from ortgpu.environment.driver import GPU
 from ortgpu.errors import GPUOutOfMemoryError, PackageError, RankDeviceError
-from ortgpu.integrations.ray import assignment
+from ortgpu.integrations.ray import assignment, placing
 from ortgpu.integrations.ray.joining import answer
 
 H200 = "NVIDIA H200"
@@ -27,7 +28,10 @@ def gpu(index: int, *, name: str = H200, mig_uuids: tuple[str, ...] = ()) -> GPU
 # Where Ray is not installed
 
 
-@pytest.mark.parametrize("name", ["open_session", "probe", "RayGPUSession", "GPUDeployment", "ServedGPUSession"])
+NAMES = ("open_session", "probe", "preflight", "RayGPUSession", "GPUDeployment", "ServedGPUSession")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_without_ray_each_name_says_what_to_install(name: str) -> None:
     code = f"""
 import pickle, sys
@@ -148,6 +152,34 @@ def test_a_session_elsewhere_names_both_gpus() -> None:
     error = assignment.elsewhere("GPU-1111", {"GPU-0000"})
     assert any("GPU-1111" in fact for fact in error.evidence)
     assert any("GPU-0000" in fact for fact in error.evidence)
+
+
+# Where ranks go
+
+
+@pytest.mark.parametrize(
+    ("count", "nodes", "strategy"),
+    [(2, 1, "STRICT_PACK"), (2, 2, "STRICT_SPREAD"), (2, 4, "STRICT_SPREAD"), (8, 2, "SPREAD"), (1, 0, "STRICT_PACK")],
+)
+def test_ranks_are_spread_over_the_nodes(count: int, nodes: int, strategy: str) -> None:
+    assert placing.strategy_for(count, nodes) == strategy
+
+
+def test_ranks_count_within_their_node() -> None:
+    assert placing.ranks_of(["b", "a", "b"]) == [Rank(0, 3, 0, 2), Rank(1, 3, 0, 1), Rank(2, 3, 1, 2)]
+    assert placing.ranks_of(["a"]) == [Rank(0, 1, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("places", "address"),
+    [
+        ([("a", "10.0.0.1", 1234), ("a", "10.0.0.1", 99)], "127.0.0.1:1234"),
+        ([("a", "10.0.0.1", 1234), ("b", "10.0.0.2", 99)], "10.0.0.1:1234"),
+        ([("a", "fd00::1", 1234), ("b", "fd00::2", 99)], "[fd00::1]:1234"),
+    ],
+)
+def test_ranks_meet_at_rank_0(places: list[tuple[str, str, int]], address: str) -> None:
+    assert placing.address_of(places) == address
 
 
 # Requests that are run together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ...distributed.ranks import Rank
 from ...errors import RendezvousError, manual
+from .placing import address_of, ranks_of, strategy_for
 from .workers import no_gpu_in_time, result_of
 
 if TYPE_CHECKING:
+    from ...distributed.ranks import Rank
     from ...distributed.reports import Collective, PreflightReport
 
 _GRACE = 15.0  # seconds that Ray may take to hand on what a rank has raised or returned
@@ -26,8 +28,8 @@ def preflight(
 ) -> PreflightReport:
     """:func:`ortgpu.distributed.preflight` between actors with a GPU each, called by the driver.
 
-    The ranks are on as many nodes as there are: each on its own where the cluster has nodes enough, spread over all of
-    them where there are more ranks, on the one node where there is one. They meet at rank 0's node.
+    Each rank is on a node of its own where the cluster has nodes enough; else they are spread over those that it has.
+    They meet at rank 0's node, at a port that was free there.
 
     Args:
         num_ranks: None is one for each GPU of the cluster.
@@ -41,13 +43,15 @@ def preflight(
         NoDeviceError: Ray had not that many GPUs free before the deadline.
         GPUError: as :func:`ortgpu.distributed.preflight`.
         RendezvousError: an actor did not start, or ended. ``ranks`` names those concerned.
-        ValueError: ``num_ranks`` is less than one.
+        ValueError: ``num_ranks`` is less than one, or ``timeout`` no number of seconds.
 
     No actor and no placement group is left.
     """
-    count = num_ranks if num_ranks is not None else int(ray.cluster_resources().get("GPU", 0))
     if num_ranks is not None and num_ranks < 1:
         raise ValueError(f"num_ranks={num_ranks} is no number of ranks")
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout={timeout!r} is not a number of seconds")
+    count = num_ranks if num_ranks is not None else int(ray.cluster_resources().get("GPU", 0))
     deadline = time.monotonic() + timeout
     if count == 0:
         raise no_gpu_in_time("has no GPU for a rank")
@@ -58,7 +62,7 @@ def preflight(
             raise no_gpu_in_time(f"had not {count} GPUs for a rank each within {timeout:g} s")
         actors = [_start(group, number) for number in range(count)]
         places = _gather([actor.place.remote() for actor in actors], deadline, "start of the ranks")
-        address = _address(places)
+        address = address_of(places)
         left = max(deadline - time.monotonic(), 1.0)
         jobs = [
             actor.run.remote(rank, address, left, calls)
@@ -70,21 +74,6 @@ def preflight(
         for actor in actors:
             ray.kill(actor)
         remove_placement_group(group)
-
-
-def strategy_for(count: int, nodes: int) -> str:
-    """Ray's name for where ``count`` ranks go on so many ``nodes`` with GPUs."""
-    if nodes <= 1:
-        return "STRICT_PACK"
-    return "STRICT_SPREAD" if count <= nodes else "SPREAD"
-
-
-def ranks_of(nodes: Sequence[str]) -> list[Rank]:
-    """A rank for each entry, which says on which node it is."""
-    return [
-        Rank(number, len(nodes), list(nodes[:number]).count(node), list(nodes).count(node))
-        for number, node in enumerate(nodes)
-    ]
 
 
 class _RankActor:
@@ -109,13 +98,6 @@ def _start(group: Any, number: int) -> Any:
 
 def _nodes_with_gpus() -> int:
     return sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1)
-
-
-def _address(places: Sequence[tuple[str, str, int]]) -> str:
-    """Rank 0's, on the loopback where nobody is elsewhere: then nothing of it can be reached from the network."""
-    _, ip, port = places[0]
-    host = "127.0.0.1" if len({node for node, _, _ in places}) == 1 else ip
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _gather(results: list[Any], deadline: float, phase: str) -> list[Any]:
