@@ -207,7 +207,13 @@ def why_unusable(
     requested: DeviceRequest = device if isinstance(device, (int, str)) else None
     facts = Facts(
         inspect_environment(),
-        Request(requested, cudnn_operators, cufft_operators, collective_operators, cudnn_disabled=cudnn_disabled),
+        Request(
+            requested,
+            cudnn_operators,
+            cufft_operators,
+            cudnn_disabled=cudnn_disabled,
+            collective_operators=collective_operators,
+        ),
         Observed(
             runtime.import_error,
             None if runtime.import_error else runtime.module is not None,

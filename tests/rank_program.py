@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -38,9 +39,14 @@ def preflight(
     misbehaving: dict[str, str] | None = None,
     calls: dict[str, list[list[Any]]] | None = None,
     address: str | None = None,
+    variables: dict[str, dict[str, str]] | None = None,
     repeats: int = 1,
+    disturbed: bool = False,
 ) -> Any:
-    """``misbehaving``: by rank, what its child does (rank_worker.py), or "absent"; ``calls``: by rank, or "all"."""
+    """By rank: ``misbehaving``, what its child does (rank_worker.py), or "absent"; ``calls``; ``variables``.
+
+    ``disturbed``: others connect to the address before the last rank does, and stay.
+    """
     from ortgpu.distributed import Collective, current_rank
     from ortgpu.distributed import preflight as run
 
@@ -51,11 +57,37 @@ def preflight(
     if kind is not None:
         os.environ["_ORTGPU_PREFLIGHT_WORKER"] = "rank_worker"
         os.environ["RANK_MISBEHAVES"] = kind
+    os.environ.update((variables or {}).get(number, {}))
+    others = _disturb(address) if disturbed and address and number != "0" else []
     planned = (calls or {}).get(number) or (calls or {}).get("all")
     given = None if planned is None else [Collective(*call) for call in planned]
     for _ in range(repeats):
         report = run(timeout, address=address, calls=given)
-    return report.as_dict()
+    return {**report.as_dict(), "disturbed_by": len(others)}
+
+
+def _disturb(address: str) -> list[socket.socket]:
+    """Whatever may be on a network: nonsense, a huge message, another program's greeting, another job, silence."""
+    from ortgpu.distributed.meeting import parse_address
+    from ortgpu.distributed.wire import encode
+
+    hello = {"ortgpu": "0.1.0", "token": "of another job", "rank": 1, "world_size": 2, "host": "x", "seconds": [9, 9]}
+    said = [b"\0\0\0\x05hello", b"\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", encode(hello), encode({"rank": []}), b""]
+    others = []
+    for words in said:
+        until = time.monotonic() + 10
+        while True:
+            try:
+                other = socket.create_connection(parse_address(address), timeout=5)
+            except ConnectionRefusedError:  # rank 0 is not there yet
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+                continue
+            other.sendall(words)
+            others.append(other)
+            break
+    return others
 
 
 def claim(uuids: list[str], wait_for: int) -> Any:

@@ -28,6 +28,13 @@ def killed(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: 
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def parent_killed(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """The rank itself dies; its child could go on."""
+    channel.begin("opening the GPU")
+    os.kill(os.getppid(), signal.SIGKILL)
+    _sleep_in_native_code()
+
+
 def idle(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """Joins, and calls nothing."""
     channel.begin("opening the GPU")
@@ -61,7 +68,7 @@ def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: fl
     asleep(channel, task, ordinal, unique_id, until)
 
 
-RUNS = {run.__name__: run for run in (killed, idle, never_joins, reordered, asleep, deaf)}
+RUNS = {run.__name__: run for run in (killed, parent_killed, idle, never_joins, reordered, asleep, deaf)}
 
 
 def main(descriptor: int, parent: int) -> None:

@@ -124,6 +124,7 @@ class Participant:
                 if time.monotonic() > self._schedule.arrival:
                     raise self._rank_0_not_found(refusals)
         message = self._await("welcome")
+        self._meeting.close()  # all are here: nobody has to find the way any more
         verdict = min(self._schedule.verdict, time.monotonic() + float(message["welcome"]))
         settling = self._schedule.settling
         self._schedule = dataclasses.replace(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..environment.cuda import CudaDevice, initialise
-from ..errors import CollectiveTimeoutError, DistributedError, GPUError, NCCLError
+from ..errors import CollectiveTimeoutError, DistributedError, GPUError, NCCLError, manual
 from . import nccl
 from .cuda_runtime import DeviceQueue
 from .rank_devices import own_device
@@ -267,6 +267,7 @@ def check(call: Collective, rank: Rank, received: Any, expected: Any) -> None:
                 f"{wrong.size} of {expected.size} elements are wrong",
                 f"element {first}: {received[first]} instead of {expected[first]}",
             ],
+            fixes=[manual("look for faults of the GPUs and of the links between them: dmesg names them as Xid")],
             ranks=(rank.rank,),
             phase=str(call),
         )

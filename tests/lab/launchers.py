@@ -46,14 +46,20 @@ def _path_of(launcher: str) -> str | None:
     return next(filter(None, (shutil.which(name, path=_WHERE) for name in _NAMES[launcher])), None)
 
 
-def command_of(launcher: str, ranks: int, python: Sequence[str]) -> list[str]:
-    """The command line that starts ``python`` with arguments, as often as there are ranks."""
+def starts_of(launcher: str, ranks: int, python: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
+    """Command lines, and variables of each, that start ``python`` with arguments as often as there are ranks.
+
+    "environment" is no launcher: each process is told by its variables who it is, and none is ended for another.
+    """
+    if launcher == "environment":
+        shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": uuid.uuid4().hex}
+        return [([*python], {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
     if launcher == "torchrun":
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        return [*torchrun, "--no-python", *python]
+        return [([*torchrun, "--no-python", *python], {})]
     found = _path_of(launcher)
     assert found is not None, why_not_here(launcher)
-    return [found, *(["--oversubscribe"] if launcher == "openmpi" else []), "-n", str(ranks), *python]
+    return [([found, *(["--oversubscribe"] if launcher == "openmpi" else []), "-n", str(ranks), *python], {})]
 
 
 @dataclass(frozen=True)
@@ -67,9 +73,10 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class Job:
-    """Ranks that a launcher started, by number. ``left``: processes that were still there when it had ended."""
+    """Ranks that a launcher started, by number. ``left``: processes and files that were still there at the end."""
 
     ranks: Mapping[int, RankOutcome]
+    status: int
     left: tuple[str, ...]
     result: ChildResult = field(repr=False)
 
@@ -97,9 +104,22 @@ def launch(
     timeout: float = 60.0,
 ) -> Job:
     """Run an action of rank_program.py in each rank, and wait for the launcher's end."""
-    mark = uuid.uuid4().hex
     task = json.dumps({"action": action, "arguments": dict(arguments or {})})
-    command = command_of(launcher, ranks, [str(machine.overlay.python), str(RANK_PROGRAM), task])
+    return launch_command(machine, launcher, ranks, [str(RANK_PROGRAM), task], env=env, timeout=timeout)
+
+
+def launch_command(
+    machine: Machine,
+    launcher: str,
+    ranks: int,
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 60.0,
+) -> Job:
+    """Run the machine's Python with these arguments in each rank, and wait for the launcher's end."""
+    mark = uuid.uuid4().hex
+    starts = starts_of(launcher, ranks, [str(machine.overlay.python), *arguments])
     variables = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -110,17 +130,20 @@ def launch(
         f"import os, subprocess\n"
         f"folder = os.environ['RANK_REPORTS'] = os.path.join(os.environ['TMPDIR'], 'ranks')\n"
         f"os.mkdir(folder)\n"
-        f"status = subprocess.call({command!r})\n"
+        f"started = [subprocess.Popen(command, env={{**os.environ, **more}}) for command, more in {starts!r}]\n"
+        f"statuses = [process.wait() for process in started]\n"
         f"reports = [json.load(open(os.path.join(folder, name))) for name in sorted(os.listdir(folder))]\n"
-        f"report({{'status': status, 'ranks': reports}})\n"
+        f"files = [name for _, _, names in os.walk(os.environ['TMPDIR']) for name in names if 'meeting-' in name]\n"
+        f"report({{'status': max(statuses), 'ranks': reports, 'files': files}})\n"
     )
     result = machine.run(code, env=variables, timeout=timeout)
+    left = processes_with(mark)
     assert result.json is not None, result.output
     outcomes = {
         entry["rank"]: RankOutcome(entry["returned"], problem_from(entry["error"]), entry["seconds"])
         for entry in result.json["ranks"]
     }
-    return Job(outcomes, processes_with(mark), result)
+    return Job(outcomes, result.json["status"], (*left, *result.json["files"]), result)
 
 
 def processes_with(mark: str) -> tuple[str, ...]:

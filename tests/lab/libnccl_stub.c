@@ -181,7 +181,12 @@ static void compute(Work *work) {
             memcpy((char *)work->receive + r * work->count * size, self->slots + (size_t)r * SLOT, work->count * size);
     else {
         size_t first = work->operation == 's' ? self->rank * work->count : 0;
-        for (size_t i = 0; i < work->count; i++) {
+        for (size_t i = 0; work->type == FLOAT32 && i < work->count; i++) { /* the large ones: nothing in the way of a compiler */
+            float sum = 0;
+            for (int r = 0; r < self->ranks; r++) sum += ((float *)(self->slots + (size_t)r * SLOT))[first + i];
+            ((float *)work->receive)[i] = sum;
+        }
+        for (size_t i = 0; work->type != FLOAT32 && i < work->count; i++) {
             double sum = 0;
             for (int r = 0; r < self->ranks; r++) sum += as_number(self->slots + (size_t)r * SLOT, first + i, work->type);
             put_number(work->receive, i, work->type, sum);

@@ -125,6 +125,16 @@ class Stubs:
         return self._build("libnvidia_ml_stub.c", "nvml/libnvidia-ml.so.1", "-Wl,-soname,libnvidia-ml.so.1")
 
     @functools.cached_property
+    def cudart(self) -> Path:
+        """``libcudart.so.13``."""
+        return self._build("libcudart_stub.c", "cudart/libcudart.so.13", "-Wl,-soname,libcudart.so.13")
+
+    @functools.cached_property
+    def nccl(self) -> Path:
+        """``libnccl.so.2``."""
+        return self._build("libnccl_stub.c", "nccl/libnccl.so.2", "-Wl,-soname,libnccl.so.2", "-pthread")
+
+    @functools.cached_property
     def hide_from_loader(self) -> Path:
         """The ``LD_AUDIT`` library after which the loader finds nothing of what this machine has of CUDA."""
         return self._build("hide_system_libraries.c", "hide_system_libraries.so", "-nostdlib", "-ffreestanding")
