@@ -24,6 +24,7 @@ from ray import serve
 from ray.util.placement_group import placement_group_table
 
 from benchmarks.common import report
+from ortgpu.distributed import Collective
 from ortgpu.environment.cuda import initialise
 from ortgpu.environment.driver import read_nvml
 from ortgpu.errors import GPUError, PoisonedContextError, catalogue
@@ -254,21 +255,24 @@ def free_memory() -> dict[str, int]:
 
 
 def nodes() -> None:
-    """A cluster of two nodes, each a raylet of its own on this host with one pretended GPU."""
+    """A preflight over two nodes: each a raylet of its own on this host, which has one of its two GPUs."""
     from ray.cluster_utils import Cluster
 
-    options = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 * 2**20}
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
-        two = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False, "temp_dir": folder})
-        try:
-            two.add_node(**options)
-            ray.init(two.address, log_to_driver=False, logging_level=logging.ERROR)
-            report("nodes", len(ray.nodes()))
-            report("preflight", outcome(lambda: preflight(2, timeout=60).as_dict()))
-            report("groups", [group["state"] for group in placement_group_table().values()])
-        finally:
-            ray.shutdown()
-            two.shutdown()
+    def node(gpu: int) -> dict[str, Any]:
+        shown = {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        return {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 * 2**20, "env_vars": shown}
+
+    calls = [Collective("all_reduce", "float32", 1000), Collective("all_gather", "bfloat16", 10)]
+    both = Cluster(initialize_head=True, head_node_args={**node(0), "include_dashboard": False})
+    try:
+        both.add_node(**node(1))
+        ray.init(both.address, log_to_driver=False, logging_level=logging.ERROR)
+        report("nodes", len(ray.nodes()))
+        report("preflight", outcome(lambda: preflight(timeout=90, calls=calls).as_dict()))
+        report("groups", [group["state"] for group in placement_group_table().values()])
+    finally:
+        ray.shutdown()
+        both.shutdown()
 
 
 def ranks() -> None:

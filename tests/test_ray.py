@@ -67,6 +67,12 @@ def test_importing_the_package_loads_neither_ray_nor_onnx_runtime() -> None:
 # Which GPU
 
 
+def test_a_worker_without_a_gpu_is_told_what_it_would_see() -> None:
+    unset, empty = (assignment.none_assigned(visible).evidence[-1] for visible in (None, ""))
+    assert unset == "CUDA_VISIBLE_DEVICES is not set: CUDA shows it every GPU of the node"
+    assert empty == "CUDA_VISIBLE_DEVICES="  # what older releases of Ray did: it would see none
+
+
 def refused(assigned: list[str], visible: str | None, device: Any = None, kept: bool = True) -> RankDeviceError | None:
     return assignment.refusal(assigned, visible, device, kept_by_ray=kept)
 

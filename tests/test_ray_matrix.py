@@ -6,6 +6,7 @@ without it; ONNX Runtime and all else comes from the environment of the tests.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ import pytest
 from benchmarks.common import Child, child_environment, run_child, site_folders
 from ortgpu.errors import catalogue
 from tests.lab.environments import call, kept_environment, packages_of
+from tests.lab.fixtures import Lab
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -119,7 +121,7 @@ def test_a_worker_without_a_gpu_is_refused(workers: dict[str, Any]) -> None:
     """It sees all of them: its session would be on GPU 0."""
     assert error(workers["none"]) == "NoDeviceError"
     assert "Ray assigned no GPU" in workers["none"]["summary"]
-    assert any("CUDA_VISIBLE_DEVICES is not set" in fact for fact in workers["none"]["evidence"])
+    assert any("CUDA shows it every GPU of the node" in fact for fact in workers["none"]["evidence"])
     assert workers["none, cpu allowed"]["returned"] == [None, "cpu"]
 
 
@@ -214,6 +216,34 @@ def test_a_deployment_without_its_session_does_not_start(serving: dict[str, Any]
 
 def test_and_a_probe_tells_why(serving: dict[str, Any]) -> None:
     assert error(serving["probe"]) == "DriverNotFoundError"
+
+
+# Preflight
+
+
+def test_a_preflight_raises_what_its_ranks_ran_into(workers: dict[str, Any]) -> None:
+    assert error(workers["preflight"]) == "DriverNotFoundError"
+    assert any("ranks 0, 1" in fact for fact in workers["preflight"]["evidence"])
+
+
+def test_a_preflight_does_not_wait_for_gpus_for_ever(workers: dict[str, Any]) -> None:
+    assert error(workers["preflight, too many"]) == "NoDeviceError"
+    assert "Ray had not 3 GPUs" in workers["preflight, too many"]["summary"]
+
+
+def test_a_preflight_over_two_nodes(python: Path, lab: Lab) -> None:
+    """With the real nccl4py; the driver, the CUDA runtime and NCCL below it are the lab's."""
+    path = os.pathsep.join([str(ROOT), str(packages_of(python))])
+    arguments = [str(ROOT / "tests" / "ray_programs.py"), "nodes", "{}"]
+    machine = lab.machine_with_nccl(2)
+    done = machine.run(argv=arguments, env={**QUIET, "PYTHONPATH": path}, timeout=DEADLINE).ok()
+    seen = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert seen["nodes"] == 2
+    found = seen["preflight"]["returned"]
+    assert (found["rank"]["world_size"], found["rank"]["local_world_size"]) == (2, 1)
+    assert sorted(facts["uuid"][-1] for facts in found["ranks"]) == ["0", "1"]
+    assert [result["call"]["count"] for result in found["collectives"]] == [1000, 10]
+    assert seen["groups"] == ["REMOVED"]
 
 
 # Examples

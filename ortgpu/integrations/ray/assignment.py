@@ -15,12 +15,14 @@ NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
 def none_assigned(visible_devices: str | None) -> NoDeviceError:
-    """For a worker without a GPU of its own: see CUDA_VISIBLE_DEVICES, which Ray leaves as it is there."""
+    """For a worker without a GPU of its own. Ray hides none from it: since 2.60 at the latest, unless it is told to by
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, it leaves CUDA_VISIBLE_DEVICES there as it is."""
     return NoDeviceError(
         "Ray assigned no GPU to this worker",
         evidence=[
             'get_runtime_context().get_accelerator_ids()["GPU"] is empty',
-            f"{_visibility(visible_devices)}: to such a worker Ray shows what it was started with",
+            _visibility(visible_devices)
+            + (": such a worker sees every GPU of its node" if not visible_devices else ""),
         ],
         fixes=[
             manual(
