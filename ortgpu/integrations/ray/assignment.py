@@ -21,8 +21,7 @@ def none_assigned(visible_devices: str | None) -> NoDeviceError:
         "Ray assigned no GPU to this worker",
         evidence=[
             'get_runtime_context().get_accelerator_ids()["GPU"] is empty',
-            _visibility(visible_devices)
-            + (": such a worker sees every GPU of its node" if not visible_devices else ""),
+            _visibility(visible_devices) + (": CUDA shows it every GPU of the node" if visible_devices is None else ""),
         ],
         fixes=[
             manual(
