@@ -96,16 +96,36 @@ def claim(uuids: list[str], wait_for: int) -> Any:
     from ortgpu.distributed.claims import claim as claim_gpu
 
     rank = current_rank()
-    claim_gpu(rank, uuids[rank.rank])
-    claim_gpu(rank, uuids[rank.rank])
-    _wait_for_ranks(wait_for, "done")
+    try:
+        claim_gpu(rank, uuids[rank.rank])
+        claim_gpu(rank, uuids[rank.rank])
+    finally:
+        _wait_for_ranks(wait_for, "done")
     return uuids[rank.rank]
 
 
-def open_session(model: str) -> Any:
+def open_session(model: str, **options: Any) -> Any:
     from ortgpu import GPUSession
 
-    return str(GPUSession.for_rank(model).device)
+    return str(GPUSession.for_rank(model, **options).device)
+
+
+def session_request(model: str, wait_for: int = 1) -> Any:
+    """The ordinal that a session of this rank asks for; the lab's driver names devices and opens none."""
+    from ortgpu import GPUSession
+
+    asked: list[Any] = []
+
+    class Session(GPUSession):
+        def __init__(self, *_: Any, device: Any, **__: Any) -> None:
+            asked.append(device)
+
+    try:
+        Session.for_rank(model)
+    finally:
+        if wait_for > 1:
+            _wait_for_ranks(wait_for, "asked")
+    return asked[0]
 
 
 def _wait_for_ranks(count: int, suffix: str) -> None:
@@ -122,7 +142,7 @@ def _number() -> str:
 
 
 ACTIONS: dict[str, Callable[..., Any]] = {
-    action.__name__: action for action in (who_am_i, identity, preflight, claim, open_session)
+    action.__name__: action for action in (who_am_i, identity, preflight, claim, open_session, session_request)
 }
 
 
