@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,19 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
     error = pickle.loads(done.stdout)
     assert type(error) is PackageError
-    assert "ray" in error.summary
+    assert error.evidence[0].startswith("there is no module ray")
     assert [(str(fix), fix.executable) for fix in error.fixes] == [
         (f"{sys.executable} -m pip install 'ortgpu[ray]'", True)
     ]
+
+
+def test_a_ray_that_is_broken_raises_what_it_raises(tmp_path: Path) -> None:
+    """Installing it once more would change nothing: it is there."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('libray.so: cannot open shared object file')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from ortgpu.integrations.ray import open_session"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.endswith("\nImportError: libray.so: cannot open shared object file\n")
 
 
 def test_a_name_that_there_is_not() -> None:

@@ -34,10 +34,9 @@ DEADLINE = 240  # seconds: a program takes ten to forty on two busy cores
 
 ASK_FOR_ADVICE = """
 import sys
-if "hide" in sys.argv:
-    sys.modules["ray"] = None
+sys.modules.update(dict.fromkeys(sys.argv[2:]))  # hides what is named
 try:
-    from ortgpu.integrations.ray import RayGPUSession
+    exec(f"from ortgpu.integrations.ray import {sys.argv[1]}")
 except ImportError as error:
     (fix,) = error.fixes
     print(fix)
@@ -54,7 +53,7 @@ def python() -> Path:
 
     def fill(python: Path) -> None:
         call([str(python), "-m", "pip", "install", "--quiet", "--editable", str(ROOT)])
-        call(["/bin/sh", "-c", call([str(python), "-c", ASK_FOR_ADVICE])])
+        call(["/bin/sh", "-c", call([str(python), "-c", ASK_FOR_ADVICE, "open_session"])])
         (packages_of(python) / "of_the_tests.pth").write_text("\n".join(map(str, site_folders())), encoding="utf-8")
 
     return kept_environment("ray", "\n".join([*extra["ray"], *map(str, site_folders())]), fill)
@@ -96,10 +95,13 @@ def serving(python: Path) -> dict[str, Any]:
 # The extra
 
 
-def test_what_is_said_without_ray_installed_it(python: Path) -> None:
-    said = run(python, "-c", ASK_FOR_ADVICE, "hide")
+@pytest.mark.parametrize(
+    ("name", "hidden"), [("open_session", "ray"), ("RayGPUSession", "pandas"), ("GPUDeployment", "starlette")]
+)
+def test_what_is_said_without_ray_installed_it(python: Path, name: str, hidden: str) -> None:
+    said = run(python, "-c", ASK_FOR_ADVICE, name, hidden)
     assert said.stdout == f"{python} -m pip install 'ortgpu[ray]'\n"
-    assert run(python, "-c", ASK_FOR_ADVICE).stdout == "", "and with Ray there is nothing to say"
+    assert run(python, "-c", ASK_FOR_ADVICE, name).stdout == "", "and with all of Ray there is nothing to say"
 
 
 def test_the_installed_release_is_one_that_the_extra_allows(python: Path) -> None:

@@ -49,13 +49,14 @@ _HOMES = {
 
 
 def _require(module: str) -> None:
-    """Raises PackageError, which is an ImportError, where a part of Ray cannot be imported."""
+    """Raises PackageError, which is an ImportError, where a part of Ray is not installed. One that is, and is broken,
+    raises what it raises: to install it would change nothing."""
     try:
         importlib.import_module(module)
-    except ImportError as cause:
+    except ModuleNotFoundError as cause:
         raise PackageError(
             f"{module} cannot be imported, and ortgpu.integrations.ray needs it",
-            evidence=[f"{type(cause).__name__}: {str(cause).strip().splitlines()[0]}" if str(cause) else repr(cause)],
+            evidence=[f"there is no module {cause.name}"],
             fixes=[shell(f"{read_installer().install} 'ortgpu[ray]'")],
         ) from cause
 
