@@ -67,12 +67,8 @@ def refuse_if_lost() -> None:
         raise _forked(creator)
 
 
-def refuse_if_given_up(session: Any) -> None:
-    """Raise why ``session`` cannot be used any more, if that is so. Asks this process only, not the GPU.
-
-    Raises:
-        ExecutionError: it is closed, was forked away from its GPU, or a sticky CUDA error came up in this process.
-    """
+def refuse_if_unusable(session: Any) -> None:
+    """Raise what every use of ``session`` raises, where it is closed or lost the GPU."""
     inner = session.__dict__.get("_sess")
     if isinstance(inner, Refusal):
         raise anew(inner.error)

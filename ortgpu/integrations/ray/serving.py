@@ -77,7 +77,7 @@ class ServedGPUSession:
 
     def check_health(self) -> None:
         """For Serve. Raises ExecutionError once the session cannot be used any more; does not run the model."""
-        lifetime.refuse_if_given_up(self.session)
+        lifetime.refuse_if_unusable(self.session)
 
 
 GPUDeployment = serve.deployment(
