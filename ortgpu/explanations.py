@@ -167,6 +167,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "A file `onnxruntime.py` of one's own, in the working directory for instance, is imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
+            "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
+            "another release.",
         ),
         (
             "The evidence names the files. `ortgpu doctor --json` lists all of them, by owner.",
@@ -275,11 +277,13 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "torch, CuPy or another package of the process uses one CUDA major, and ONNX Runtime another.",
             "Both nvidia-cudnn-cu12 and nvidia-cudnn-cu13 are installed: they write into the same folder.",
+            "Parts of cuDNN are of different releases: a file was copied into a wheel's folder, or something loaded "
+            "parts of another cuDNN first.",
         ),
         (
             "`libraries` names the file. On Linux `grep cudnn /proc/PID/maps` shows what a process really has.",
-            "With parts of two cuDNN releases, the first convolution fails with "
-            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH.",
+            "With parts of two cuDNN releases, the first convolution of plain ONNX Runtime fails with "
+            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH. Here cuDNN's own version checks are asked before it.",
         ),
         (
             "Make everything in the process use one CUDA major: a torch for `cu130` beside ONNX Runtime for CUDA 13.",
@@ -362,6 +366,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "804: a forward-compatibility libcuda (package cuda-compat) is loaded on a GPU that does not support it.",
             "999: the driver failed without a reason: after a suspend, after a GPU error (Xid), or without "
             "`nvidia_uvm`.",
+            "This process may not open `/dev/nvidiactl`, `/dev/nvidia-uvm` or the GPU's own file, or one of them is "
+            "missing. A container that ran well loses them when `systemctl daemon-reload` runs on its host.",
         ),
         (
             "`ortgpu doctor` opens the driver in a child process and shows the code. NVML, and with it `nvidia-smi`, "
@@ -372,10 +378,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "803: reboot, or reload the nvidia kernel modules.",
             "999: reload `nvidia_uvm`; if it comes back, look for Xid errors: the hardware may be failing.",
             "802: start the fabric manager of the driver's version.",
+            "Device files: `ls -l /dev/nvidia*`; a container is started again, with `--gpus all`.",
             "34 and 804: take the `stubs` or `cuda-compat` folder out of LD_LIBRARY_PATH.",
             "One bad GPU of several can break `cuInit` for all: hide it with CUDA_VISIBLE_DEVICES.",
         ),
-        ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381"),
+        ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381",
+         "NVIDIA/nvidia-container-toolkit#48"),
     ),
     # Devices
     Explanation(
@@ -520,6 +528,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "`set_providers`, `enable_fallback` or `enable_fallback=1` was used: with a GPUSession there is nothing to "
             "fall back to.",
             "The session options carry providers of their own, which cannot be verified.",
+            "`cuda_graph=True`, and the model cannot be captured: it has control flow, inputs that the CPU reads, "
+            "or output shapes that depend on data; or a method was called that does not go with it.",
+            "An array of another library, passed to `run` or `map`, is on another device than the session.",
         ),
         ("The message says what is wrong with it, and suggests a name.",),
         (
@@ -574,6 +585,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "machine learning, an operator set newer than the kernels.",
             "Nodes that only handle shapes are put there by ONNX Runtime on purpose. They do not count.",
             "The session options forbid every node on the CPU, shapes included: `session.disable_cpu_ep_fallback`.",
+            "`cuda_graph=True` was asked for, and nodes on the CPU, with copies to and from it, cannot be captured.",
         ),
         (
             "`nodes` names them; `print(session.placement)` is a table of all nodes.",
@@ -591,10 +603,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "execution-error",
         "a session that was on the GPU cannot be used any more",
-        "The base of the errors of a running session. It is raised itself when a closed session is used.",
-        ("The session was closed, by `close()` or at the end of a `with` block, and used afterwards.",),
-        ("The message says that this GPUSession is closed.",),
-        ("Open a new session, or close it later.",),
+        "The base of the errors of a running session. It is raised itself when a closed session or pool is used, or a "
+        "pool that has lost every GPU.",
+        (
+            "The session or the pool was closed, by `close()` or at the end of a `with` block, and used afterwards.",
+            "Each GPU of a GPUSessionPool was lost, one after the other.",
+        ),
+        ("The message says which; `others` of the error, and `lost` of the pool, say why each GPU was.",),
+        ("Open a new session, or close it later.", "A new pool says what is wrong with a GPU that it cannot use."),
     ),
     Explanation(
         "gpu-out-of-memory",
@@ -624,14 +640,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "poisoned-context",
         "an earlier CUDA error ended this process's use of the GPU",
         "After some errors - an illegal memory access is the best known - every further CUDA call of the process "
-        "fails. `cuda_code` is that error. No session can be opened in this process again.",
+        "fails. `cuda_code` is that error. No session can be opened in this process again, on any of its GPUs.",
         (
             "A kernel read or wrote outside its memory: a buffer that was freed while bound, a custom operator, a "
             "tensor of more than 2^31 elements.",
             "Plain ONNX Runtime would answer by opening every later session on the CPU.",
         ),
         (
-            "Codes 700, 702, 710 and 714 to 719 are of this kind.",
+            "Codes 226, 700, 702, 710, 714 to 719, 721 and 810 are of this kind.",
             "`CUDA_LAUNCH_BLOCKING=1` makes the call that fails the one at fault.",
         ),
         (

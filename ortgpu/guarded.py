@@ -17,6 +17,7 @@ class GuardedSession(GPUSession):
     """A GPUSession that was asked for as an InferenceSession: it answers as the library that made it expects."""
 
     _guards: type[Any]  # the class that was asked for
+    _chooses_options = False  # its maker chose, and may have measured with them
 
     def __init__(  # a subclass may run its constructor again, to unpickle itself for instance
         self,

@@ -27,9 +27,9 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "test_with_gpu.py"}
-    with_ray = {"ray_data.py", "ray_serve.py"}  # by test_ray_matrix.py, and gpu/test_ray.py
-    assert {path.name for path in EXAMPLES.glob("*.py")} == tested | with_ray
+    tested = {"drop_in", "application", "allow_cpu", "guard", "pool", "throughput", "test_with_gpu"}
+    with_ray = {"ray_data", "ray_serve"}  # by test_ray_matrix.py and gpu/test_ray.py
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | with_ray
 
 
 def test_drop_in_ends_with_the_cause() -> None:
@@ -62,6 +62,44 @@ def test_cpu_is_used_loudly_when_allowed() -> None:
     assert "[[0. 0. 1. 2.]]" in result.stdout
 
 
+def test_pool_ends_with_the_cause() -> None:
+    result = run("pool.py", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert "running on" not in result.stdout
+    assert "To fix it:" in result.stdout
+
+
+def test_pool_works_on_the_cpu_when_allowed() -> None:
+    result = run("pool.py", "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert "running on\n  cpu\n" in result.stdout
+    assert f"sum of all results: {64 * 4 * sum(range(95))}" in result.stdout
+    assert "[[0. 0. 1. 2.]]" in result.stdout
+
+
+def test_throughput_ends_with_the_cause() -> None:
+    result = run("throughput.py", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert result.stdout.startswith("No GPU can be used ("), result
+
+
+def test_throughput_on_the_cpu_when_allowed() -> None:
+    result = run("throughput.py", "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert "20 batches on cpu" in result.stdout
+    assert "mean: 2.0" in result.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpus")
+def test_throughput_on_the_gpu() -> None:
+    result = run("throughput.py")
+    assert result.returncode == 0, result
+    assert "20 batches on cuda:0" in result.stdout
+    assert "cudnn_conv_algo_search=HEURISTIC: " in result.stdout
+    assert "mean: 2.0" in result.stdout
+
+
 def test_guard_ends_with_the_cause() -> None:
     result = run("guard.py", env=NO_GPU)
     assert result.returncode == 1, result
@@ -81,7 +119,7 @@ def test_guard_lists_both_sessions() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py"])
+@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py", "pool.py"])
 @pytest.mark.usefixtures("gpus")
 def test_runs_on_the_gpu(name: str) -> None:
     result = run(name)

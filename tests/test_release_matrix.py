@@ -418,6 +418,55 @@ def fail_inside_a_provider(model: bytes) -> dict[str, Any]:
     return {"type": None}
 
 
+def use_with_many_feeds(model: bytes) -> dict[str, Any]:
+    import logging
+    import warnings
+
+    import numpy as np
+
+    import ortgpu
+    from ortgpu.cudart import CudaRuntime
+    from ortgpu.errors import CPUExecutionWarning, GPUError
+    from ortgpu.pinned import PinnedMemory
+
+    class Foreign:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+        def __dlpack__(self) -> object:
+            return feeds[3]["x"].__dlpack__()
+
+    warnings.simplefilter("ignore", CPUExecutionWarning)
+    seen: dict[str, Any] = {}
+    with ortgpu.GPUSession(model, allow_cpu=True, cuda_graph=True) as session:
+        feeds = [{"x": np.full((5000, 2), number, np.float32)} for number in range(20)]
+        expected = [session.run(None, feed)[0] for feed in feeds]
+        mapped = list(session.map(iter(feeds), in_flight=3))
+        seen["mapped"] = [bool((got[0] == right).all()) for got, right in zip(mapped, expected, strict=True)]
+        try:
+            seen["foreign"] = bool((session.run(None, {"x": Foreign()})[0] == expected[3]).all())
+        except GPUError as error:
+            seen["foreign"] = error.summary
+        seen["chosen"] = session.options_chosen
+
+    # The runtime that the provider would use, without a driver: it refuses, and ordinary memory takes the place
+    messages: list[str] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    logging.getLogger("ortgpu").setLevel(logging.DEBUG)
+    logging.getLogger("ortgpu").addHandler(Noting())
+    path = ortgpu.preload().path_of("libcudart")
+    assert path is not None
+    memory = PinnedMemory(CudaRuntime(path, 0), 1 << 30)
+    seen["staged"] = memory.staged(feeds[0])["x"] is feeds[0]["x"] and memory.empty(3).shape == (3,)
+    seen["pinned"] = memory.bytes_pinned
+    seen["why not"] = messages[-1]
+    return seen
+
+
 def use_under_guard(model: bytes, installed_first: bool) -> dict[str, Any]:
     """Sessions that somebody else makes; 1.27.0 cannot even be imported unless something loads what it links."""
     import sys
@@ -588,6 +637,19 @@ def test_on_the_cpu_everything_works(release: Release, machine: Machine, tiny: P
         closed, "ExecutionError: this GPUSession is closed"
     )
     assert result.stdout == ""
+
+
+def test_many_feeds_and_arrays_of_other_libraries(release: Release, machine: Machine, tiny: Path) -> None:
+    seen = run(machine, use_with_many_feeds, tiny.read_bytes()).json
+    assert seen["mapped"] == [True] * 20
+    if release.version == "1.18.1":  # it came between this release and the next of these
+        assert seen["foreign"] == "input 'x' is a Foreign, and the installed ONNX Runtime takes NumPy arrays only"
+    else:
+        assert seen["foreign"] is True
+    assert seen["chosen"] == {}
+    assert seen["staged"] is True
+    assert seen["pinned"] == 0
+    assert "bytes cannot be pinned: CUDA failure " in seen["why not"]
 
 
 def test_the_cpu_is_taken_with_a_warning_that_carries_the_cause(machine: Machine, tiny: Path) -> None:

@@ -39,10 +39,13 @@ CHECKS: tuple[Check, ...] = (
     libraries.cudnn_missing,
     libraries.cufft_missing,
     libraries.cudnn_of_other_cuda,
+    libraries.cudnn_mixed,
+    libraries.not_as_installed,
     devices.named_device,
     devices.unsupported,
     driver.not_found,
     driver.too_old,
+    driver.not_accessible,
     devices.none_visible,
     driver.unusable,
     devices.busy,
@@ -62,6 +65,7 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     "broken-package": frozenset({"broken-package", "provider-fallback"}),
     "driver-not-found": frozenset({"no-device", "driver-too-old"}),
     "driver-too-old": frozenset({"driver-unusable", "no-device"}),
+    "driver-unusable": frozenset({"no-device"}),
     "library-not-found": frozenset({"provider-fallback"}),
     "no-device": frozenset({"device-not-found"}),
 }
@@ -152,11 +156,12 @@ def request_for(model: ModelFacts | None) -> Request:
 
 
 def _observed(result: ProbeResult) -> Observed:
-    imported, provider = result.step("import"), result.step("provider")
+    imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
     providers = imported.data.get("providers") if imported is not None else None
     return Observed(
         import_error=imported.detail if imported is not None and providers is None else None,
         available_providers=tuple(providers) if providers is not None else None,
+        cudnn_mixed=tuple(loaded.data.get("cudnn_mixed", ())) if loaded is not None else (),
         provider_error=provider.detail if provider is not None and not provider.ok else None,
         cuda=result.cuda,
         probe=result,

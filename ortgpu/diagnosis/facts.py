@@ -32,6 +32,7 @@ class Observed:
     has_session: bool | None = None  # the imported module has InferenceSession
     available_providers: tuple[str, ...] | None = None
     preload: PreloadReport | None = None
+    cudnn_mixed: tuple[str, ...] = ()  # as in PreloadReport
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
     cuda: CudaState | None = None
     probe: ProbeResult | None = None

@@ -71,7 +71,7 @@ def _libraries() -> Outcome:
     return (
         report.ok,
         f"missing: {', '.join(missing)}" if missing else f"{len(report.libraries)} loaded",
-        {"missing": missing},
+        {"missing": missing, "cudnn_mixed": report.cudnn_mixed},
     )
 
 
