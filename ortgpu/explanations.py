@@ -69,13 +69,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     # Packages
     Explanation(
         "package-error",
-        "the base of the errors about the installed ONNX Runtime",
-        "The `onnxruntime` that this process would import cannot use a GPU. Also an ImportError.",
-        (),
-        ("`ortgpu doctor` names the package, its version and its folder.",),
-        ("Catch it to handle every fault of the installation alike.",),
-        (),
-        "base",
+        "the base of the errors about installed packages",
+        "The `onnxruntime` that this process would import cannot use a GPU. Also an ImportError. It is raised itself "
+        "for a package that one of the integrations needs and that cannot be imported.",
+        ("ortgpu was installed without the extra of that integration: `ray` for `ortgpu.integrations.ray`.",),
+        ("`ortgpu doctor` names the package, its version and its folder; `error.evidence` what the import said.",),
+        ("Catch it to handle every fault of the installation alike.", "$ pip install 'ortgpu[ray]'"),
     ),
     Explanation(
         "onnxruntime-not-installed",
@@ -404,7 +403,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "CUDA_VISIBLE_DEVICES is empty, -1, or begins with a number or UUID that does not exist. CUDA ignores "
             "that entry and everything behind it.",
-            "A scheduler gave the job no GPU, or the container has none.",
+            "A scheduler gave the job no GPU, or the container has none. Ray gives its workers none unless asked to.",
             "The machine has a driver and no NVIDIA GPU, or the GPU has fallen off its bus.",
         ),
         (
@@ -414,7 +413,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "$ unset CUDA_VISIBLE_DEVICES",
             "Or name GPUs that exist, by UUID: numbers change with CUDA_DEVICE_ORDER.",
-            "Ask the scheduler for a GPU, or start the container with one.",
+            "Ask the scheduler for a GPU (Ray: `num_gpus=1`), or start the container with one.",
         ),
         ("rhasspy/piper#162", f"{_ORT}#8614", "CUDA C++ Programming Guide, CUDA Environment Variables"),
     ),
@@ -737,6 +736,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "More processes were started than there are GPUs.",
             "CUDA_VISIBLE_DEVICES shows fewer GPUs than the launcher counts on.",
             "The program opens every session on GPU 0.",
+            "Ray assigned several GPUs to a worker, or CUDA shows the worker other GPUs than Ray assigned.",
         ),
         ("Compare the UUIDs of the ranks' devices: ordinals of different processes may mean different GPUs.",),
         ("Start one process per GPU, and let the local rank choose among those visible.",),

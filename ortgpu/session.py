@@ -148,7 +148,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         }
         driver = None
         try:
-            lifetime.refuse_if_lost()
+            self._refuse_if_lost()
             driver = initialising() if load_runtime().provider_library is not None else None
             # Imported while the driver is being initialised: neither waits for the other.
             from . import registry
@@ -403,6 +403,10 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             fixes=[manual("open another GPUSession with these providers")],
             requested=providers,
         )
+
+    def _refuse_if_lost(self) -> None:
+        """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""
+        lifetime.refuse_if_lost()
 
     def _let_go(self) -> None:
         for name in (*_HELD, "_model_bytes"):

@@ -23,7 +23,7 @@ from ortgpu.environment.network import Network
 from ortgpu.environment.packages import Distribution, OnnxRuntime, Torch
 from ortgpu.environment.training import Horovod, TrainingEnvironment, TrainingPackages
 from ortgpu.errors import DistributedError, GPUError, TrainingUnavailableError
-from tests.test_diagnosis import ENGINE, FOLDER, HEALTHY, SITE
+from tests.made_facts import ENGINE, FOLDER, HEALTHY, SITE
 
 DEADLINE = 60.0
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,4 +1,4 @@
-"""Virtual environments with packages of the index, made on demand, kept and shared by the tests of the matrix."""
+"""Virtual environments that are kept from run to run, for what is too large for the environment of the tests."""
 
 from __future__ import annotations
 
@@ -7,37 +7,51 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.lab.overlay import LabError
+from tests.lab import LabError
 
 #: What a child needs of the variables of this process to reach a package index.
 _NETWORK = re.compile(r"PIP_|UV_|SSL_|CURL_CA|REQUESTS_CA|XDG_CONFIG_HOME|(https?|all|no)_proxy", re.IGNORECASE)
 
 
 def install(name: str, requirements: Iterable[str]) -> Path:
-    """The site-packages of an environment with these packages; made, if it is not there or not complete.
+    """The site-packages of a kept environment with these packages, all of them wheels."""
+    wanted = list(requirements)
 
-    Environments are kept in ORTGPU_MATRIX_FOLDER, or in the user's cache folder.
+    def fill(python: Path) -> None:
+        call([str(python), "-m", "pip", "install", "--quiet", "--only-binary=:all:", *wanted])
+
+    return packages_of(kept_environment(name, "\n".join(wanted), fill))
+
+
+def kept_environment(name: str, wanted: str, fill: Callable[[Path], None]) -> Path:
+    """The interpreter of an environment, in ORTGPU_MATRIX_FOLDER or the user's cache folder.
+
+    It is made anew, and filled by a function that is given the interpreter, unless one of this name was filled whole
+    for the same ``wanted``.
     """
     import fcntl
 
-    chosen = os.environ.get("ORTGPU_MATRIX_FOLDER")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(chosen) if chosen else cache / "ortgpu-matrix"
+    folder = _folder()
     root = folder / f"{name}-{sys.implementation.cache_tag}"
+    python = root / "bin" / "python"
     content = root / "content.txt"  # written last
-    wanted = "\n".join(requirements)
     folder.mkdir(parents=True, exist_ok=True)
     with Path(f"{root}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not content.exists() or content.read_text(encoding="utf-8") != wanted:
-            _call([sys.executable, "-m", "venv", "--clear", str(root)])
-            command = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
-            _call([*command, *wanted.splitlines()])
+            call([sys.executable, "-m", "venv", "--clear", str(root)])
+            fill(python)
             content.write_text(wanted, encoding="utf-8")
-    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(root), "platbase": str(root)}))
+    return python
+
+
+def packages_of(python: Path) -> Path:
+    """The site-packages of such an environment."""
+    root = str(python.parent.parent)
+    return Path(sysconfig.get_path("purelib", "venv", vars={"base": root, "platbase": root}))
 
 
 def network_variables(cache: Path) -> Mapping[str, str]:
@@ -48,7 +62,15 @@ def network_variables(cache: Path) -> Mapping[str, str]:
     return found
 
 
-def _call(command: list[str]) -> None:
+def call(command: Sequence[str]) -> str:
+    """Its standard output. Raises LabError, with all that it printed, where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     if done.returncode:
         raise LabError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _folder() -> Path:
+    chosen = os.environ.get("ORTGPU_MATRIX_FOLDER")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(chosen) if chosen else cache / "ortgpu-matrix"
