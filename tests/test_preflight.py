@@ -6,10 +6,12 @@ are the lab's. What only GPUs can show is in tests/gpu/test_distributed.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import shutil
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,33 @@ def test_foreign_connections_do_no_harm(machine: Machine) -> None:
     job = run(machine, address=f"127.0.0.1:{free_port()}", disturbed=True)
     assert job.returned(1)["disturbed_by"] == 6
     assert job.left == ()
+
+
+def test_something_else_listens_there(machine: Machine) -> None:
+    """A server that greets whoever comes, as SSH does, while rank 0 is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        greeting = threading.Thread(target=greet, args=(server,))
+        greeting.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        job = run(machine, timeout=TIMEOUT, address=address, misbehaving={"0": "absent"})
+        server.shutdown(socket.SHUT_RDWR)
+        greeting.join(10)
+    assert set(job.ranks) == {1}
+    assert_all_raise(job, 1, "RendezvousError", named=[0], phase="rendezvous")
+    assert any("does not answer as rank 0 does" in fact for fact in job.error(1).evidence)
+
+
+def test_port_is_taken(machine: Machine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job = run(machine, timeout=TIMEOUT, address=f"127.0.0.1:{server.getsockname()[1]}")
+    assert_all_raise(job, 2, "RendezvousError", named=[0], phase="rendezvous")
+    assert any("Address already in use" in fact for fact in job.error(0).evidence)
+
+
+def greet(server: socket.socket) -> None:
+    with contextlib.ExitStack() as connected, contextlib.suppress(OSError):
+        while True:
+            connected.enter_context(server.accept()[0]).sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
 
 
 def free_port() -> int:

@@ -63,6 +63,7 @@ def never_came(known: Known, refused: Collection[str] = ()) -> RendezvousError:
             manual(f"look at the output of {named(missing)}: it ended, it was not started, or it did something else"),
             manual("if it runs on another host: make sure that it reaches rank 0's address, through any firewall"),
         ],
+        others=known.failures.values(),
         ranks=missing,
         phase=RENDEZVOUS,
     )

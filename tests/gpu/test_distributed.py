@@ -79,8 +79,7 @@ def start(gpus: GPUs, tmp_path: Path) -> Start:
     def run(
         launcher: str, action: str, arguments: Mapping[str, Any], env: Mapping[str, str | None] | None = None
     ) -> Ranks:
-        if launcher != "environment":
-            launchers.need(launcher)
+        launchers.need(launcher)
         mark = f"{launcher}-{time.monotonic_ns()}"
         folder = tmp_path / mark / "ranks"
         folder.mkdir(parents=True)
