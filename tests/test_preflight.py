@@ -208,6 +208,23 @@ def test_a_rank_dies_itself(machine: Machine, dead: str, others: set[int]) -> No
     assert_all_raise(job, 3, "CollectiveTimeoutError", named=[int(dead)])
 
 
+def test_who_comes_late_learns_of_an_early_failure(machine: Machine) -> None:
+    job = run(machine, ranks=3, misbehaving={"1": "killed_in_driver"}, late={"2": 1.5})
+    assert set(job.ranks) == {0, 1, 2}
+    assert_all_raise(job, 3, "RendezvousError", named=[1], phase="looking at the GPU")
+
+
+@pytest.mark.slow
+def test_rank_0_stands_still(machine: Machine) -> None:
+    """Nobody decides for all then: each comes to it by itself."""
+    job = run(machine, timeout=TIMEOUT, misbehaving={"0": "parent_stopped"})
+    error = job.error(1)
+    assert (error.type, error.details["ranks"]) == ("CollectiveTimeoutError", [0]), error.text
+    assert "rank 0 went silent" in error.text
+    assert job.ranks[1].seconds < TIMEOUT + 1
+    assert job.left == ()
+
+
 def test_a_launcher_ends_the_job_of_a_rank_that_dies(machine: Machine) -> None:
     """mpirun kills the other ranks, in whatever they are: their children have to go as well."""
     launchers.need("openmpi")

@@ -244,8 +244,10 @@ class Participant:
         for message in filter(is_wanted, messages):
             messages.remove(message)
             return message
+        if self._failure is not None and not verdicts.is_consequence(self._failure):
+            raise verdicts.of_rank(self._failure, self._rank.rank, None)
         said = "went silent" if link.is_open else "ended, or the connection to it broke,"
-        raise self._failure or self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
+        raise self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
 
     def _pump(self, is_done: Callable[[], bool], until: float) -> None:
         """Serve every socket until ``is_done``, or until the time has come."""

@@ -28,7 +28,7 @@ from .wire import FROM_A_RANK, Decoder, Message, encode, error_to_message
 
 COMMUNICATOR = "setting up the communicator"
 _REPEATS = 5  # timed calls of each operation, after the one whose values are checked
-_PAUSE = 0.0005  # seconds between two looks at whether NCCL or the GPU is done
+_PAUSE = 0.0001  # seconds between two looks at whether NCCL or the GPU is done
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _IOLBF = 1  # stdio.h: line by line
 
