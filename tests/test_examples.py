@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import launchers
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DEADLINE = 110  # seconds: a process that opens a first session on a slow machine needs a fraction of it
 
@@ -27,7 +29,7 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "test_with_gpu.py"}
+    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "ranks.py", "test_with_gpu.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -66,6 +68,17 @@ def test_guard_ends_with_the_cause() -> None:
     assert result.returncode == 1, result
     assert result.stdout.startswith("No GPU can be used ("), result
     assert "result:" not in result.stdout
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "torchrun"])
+def test_ranks_end_with_the_cause_said_once(launcher: str) -> None:
+    launchers.need(launcher)
+    [(command, _)] = launchers.starts_of(launcher, 2, [sys.executable, str(EXAMPLES / "ranks.py")])
+    env = {**os.environ, **launchers.AS_ROOT, **NO_GPU}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=env, check=False)
+    assert result.returncode != 0, result
+    assert result.stdout.count("To fix it:") == 1, result
+    assert "on ranks 0, 1, on " in result.stdout
 
 
 @pytest.mark.gpu

@@ -387,7 +387,7 @@ def test_nowhere_to_meet() -> None:
     """mpirun over several hosts names none of them."""
     with pytest.raises(RendezvousError, match="nothing says where") as caught:
         preflight(rank=Rank(0, 4, 0, 2, "openmpi"))
-    assert "ortgpu preflight --address HOST:PORT" in caught.value.fixes
+    assert "ortgpu preflight --address HOST:PORT" in caught.value.fixes[0]
     pickle.loads(pickle.dumps(caught.value))
 
 
