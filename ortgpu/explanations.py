@@ -698,8 +698,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "launcher-conflict",
         "the variables of two launchers contradict each other",
         "Which process of how many this is, is told by the launcher's variables: RANK and WORLD_SIZE of torchrun, "
-        "OMPI_COMM_WORLD_RANK of Open MPI, PMI_RANK of MPICH, SLURM_PROCID of srun. Two of them say different things; or "
-        "those of one are not all there, or are no numbers.",
+        "OMPI_COMM_WORLD_RANK of Open MPI, PMI_RANK of MPICH, SLURM_PROCID of srun. Two of them say different things; "
+        "or those of one are not all there, or are no numbers.",
         (
             "RANK and WORLD_SIZE were exported by an earlier torchrun or by hand, and the program was started with "
             "mpirun.",
@@ -714,8 +714,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "rank-device",
         "a rank has no GPU of its own",
-        "The local rank counts beyond the GPUs that the process sees, or two ranks have the same GPU. GPUSession.for_rank "
-        "notices it between the ranks of a host, a preflight between all of a job.",
+        "The local rank counts beyond the GPUs that the process sees, or two ranks have the same GPU. "
+        "GPUSession.for_rank notices it between the ranks of a host, a preflight between all of a job.",
         (
             "More processes were started than there are GPUs.",
             "CUDA_VISIBLE_DEVICES shows fewer GPUs than the launcher counts on.",
@@ -745,8 +745,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "collective-timeout",
         "a collective operation did not end before the deadline",
-        "All ranks have to take part in a collective operation. One did not, or died in it, and the others would wait for "
-        "ever.",
+        "All ranks have to take part in a collective operation. One did not, or died in it, and the others would wait "
+        "for ever.",
         (
             "A rank raised an exception, took another way through the program, or was killed.",
             "The network between the GPUs does not carry NCCL's traffic.",
@@ -771,8 +771,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "nccl",
         "NCCL returned an error",
         "`status` is its ncclResult_t: 1 a CUDA call failed, 2 a system call failed, 3 internal, 4 invalid argument, 5 "
-        "invalid usage, 6 another process failed or cannot be reached. None: it could not be called at all, or its values "
-        "were wrong.",
+        "invalid usage, 6 another process failed or cannot be reached. None: it could not be called at all, or its "
+        "values were wrong.",
         (
             "2: too little shared memory (`/dev/shm` of a container), or no usable network.",
             "5: NCCL_SOCKET_IFNAME names no interface of this machine, or two ranks use one GPU.",
@@ -781,7 +781,11 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "None: nccl4py is not installed.",
         ),
         ("`NCCL_DEBUG=WARN` prints the reason; a preflight has these lines in its evidence.",),
-        ("Run the command that the error prints.", "Give the container more shared memory: `docker run --shm-size=1g`.", "Correct NCCL_SOCKET_IFNAME."),
+        (
+            "Run the command that the error prints.",
+            "Give the container more shared memory: `docker run --shm-size=1g`.",
+            "Correct NCCL_SOCKET_IFNAME.",
+        ),
         ("nccl.h (ncclResult_t)",),
     ),
     Explanation(
