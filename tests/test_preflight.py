@@ -144,8 +144,10 @@ def test_something_else_listens_there(machine: Machine) -> None:
 
 def test_port_is_taken(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        job = run(machine, timeout=TIMEOUT, address=f"127.0.0.1:{server.getsockname()[1]}")
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        job = run(machine, timeout=TIMEOUT, address=address)
     assert_all_raise(job, 2, "RendezvousError", named=[0], phase="rendezvous")
+    assert any(address in fact.replace(", port ", ":") for fact in job.error(0).evidence)
     assert any("Address already in use" in fact for fact in job.error(0).evidence)
 
 
@@ -389,6 +391,13 @@ def test_nowhere_to_meet() -> None:
         preflight(rank=Rank(0, 4, 0, 2, "openmpi"))
     assert "ortgpu preflight --address HOST:PORT" in caught.value.fixes[0]
     pickle.loads(pickle.dumps(caught.value))
+
+
+def test_no_folder_to_meet_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nothing"))
+    with pytest.raises(RendezvousError, match="there is no folder"):
+        preflight(rank=Rank(0, 2, 0, 2, "openmpi"))
 
 
 def test_ports_are_a_jobs_own() -> None:
