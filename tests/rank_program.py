@@ -42,8 +42,10 @@ def preflight(
     variables: dict[str, dict[str, str]] | None = None,
     repeats: int = 1,
     disturbed: bool = False,
+    late: dict[str, float] | None = None,
 ) -> Any:
-    """By rank: ``misbehaving``, what its child does (rank_worker.py), or "absent"; ``calls``; ``variables``.
+    """By rank: ``misbehaving``, what its child does (rank_worker.py), or "absent"; ``calls``; ``variables``; ``late``,
+    seconds that it comes after the others.
 
     ``disturbed``: others connect to the address before the last rank does, and stay.
     """
@@ -58,6 +60,7 @@ def preflight(
         os.environ["_ORTGPU_PREFLIGHT_WORKER"] = "rank_worker"
         os.environ["RANK_MISBEHAVES"] = kind
     os.environ.update((variables or {}).get(number, {}))
+    time.sleep((late or {}).get(number, 0.0))
     others = _disturb(address) if disturbed and address and number != "0" else []
     planned = (calls or {}).get(number) or (calls or {}).get("all")
     given = None if planned is None else [Collective(*call) for call in planned]

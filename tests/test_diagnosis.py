@@ -399,8 +399,10 @@ def test_root_causes_first(changes: tuple[Change, ...], expected: list[str]) -> 
 @pytest.mark.parametrize("first", range(0, len(CASES), 7), ids=lambda n: CASES[n].name)
 def test_two_changes_are_no_surprise(first: int) -> None:
     for second in CASES:
-        problems = find_problems(second.change(CASES[first].change(HEALTHY)))
-        assert problems, second.name
+        facts = second.change(CASES[first].change(HEALTHY))
+        problems = find_problems(facts)
+        cuda_works = facts.observed.cuda is not None and facts.observed.cuda.code == 0  # which is the better answer
+        assert problems or cuda_works, second.name
         assert_in_order(problems)
 
 

@@ -38,6 +38,7 @@ def test_every_example_is_tested() -> None:
         "allow_cpu",
         "guard",
         "pool",
+        "ranks",
         "throughput",
         "test_with_gpu",
         "train_data_parallel",
