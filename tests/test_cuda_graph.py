@@ -64,6 +64,23 @@ def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -
     assert found == [True, [1] * 3 + [2] * 3 + [1] * 3 + [3] * 3 + [2] * 3 + [1] * 6]
 
 
+def test_every_type_that_can_be_captured(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu.cuda_graph import _DTYPES
+        found = {}
+        for name, dtype in _DTYPES.items():
+            kind = name[len("tensor("):-1]
+            session = capturing(model(f"t ({kind}[n] x) => ({kind}[n] y) {{ y = Identity(x) }}"))
+            for array in (np.arange(5).astype(dtype), np.arange(5)[::-1].astype(dtype)):
+                (result,) = session.run(None, {"x": array})
+                found[kind] = result.dtype == dtype and bool((result == array).all())
+        report([found, len(bound)])
+    """)
+    assert set(found[0].values()) == {True}
+    assert len(found[0]) == 12
+    assert found[1] == 24
+
+
 def test_a_result_is_the_callers_own(with_stub: Any) -> None:
     found = with_stub("""
         session = capturing(NEG)
