@@ -30,8 +30,14 @@ def map_session(
     session: GPUSession, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
 ) -> Iterator[Any]:
     """See GPUSession.map."""
+    from .device_arrays import with_values
+
     lifetime.refuse_if_unusable(session)
-    return in_order(lambda feed: staged_run(session, output_names, feed), feeds, in_flight, THREADS)
+    if isinstance(feeds, Mapping):
+        raise TypeError("feeds must be an iterable of feeds, not one feed: pass that to run, or in a list")
+    # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used.
+    converted = (with_values(session, feed) or feed for feed in iter(feeds))
+    return in_order(lambda feed: staged_run(session, output_names, feed), converted, in_flight, THREADS)
 
 
 def staged_run(session: GPUSession, output_names: Any, feed: Mapping[str, Any]) -> Any:
@@ -61,8 +67,6 @@ def in_order(
         raise TypeError(f"in_flight must be an int or None, not a {type(in_flight).__name__}")
     if in_flight < 1:
         raise ValueError(f"in_flight must be at least 1, not {in_flight}")
-    if isinstance(feeds, Mapping):
-        raise TypeError("feeds must be an iterable of feeds, not one feed: pass that to run, or in a list")
     return _in_order(function, iter(feeds), in_flight, min(threads, in_flight))
 
 

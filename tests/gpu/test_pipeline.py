@@ -155,6 +155,7 @@ def test_results_stay_on_the_gpu_without_a_copy(arrays: Report) -> None:
 
 def test_what_still_computes_is_waited_for(arrays: Report) -> None:
     assert arrays.returned("producer is waited for") == [True, True]
+    assert arrays.returned("producers of a map are waited for") == [0, -1, -2, -3]
 
 
 def test_other_tensors(arrays: Report) -> None:

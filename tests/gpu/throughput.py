@@ -258,15 +258,28 @@ def arrays() -> None:
         right = []
         for stream in (torch.cuda.Stream(), torch.cuda.default_stream()):
             with torch.cuda.stream(stream):
-                big = torch.zeros(4096, 4096, device="cuda")
+                big = torch.ones(4096, 4096, device="cuda")
                 for _ in range(50):
-                    big = big @ big + 1  # tens of milliseconds that are queued, not done
+                    big = torch.tanh(big @ big)  # ones; tens of milliseconds that are queued, not done
                 late = torch.full((1 << 20,), 7.0, device="cuda") + big.flatten()[: 1 << 20] * 0
                 found = session.run(None, {"x": late})[0]
             right.append(bool((found == -7).all()))
         return right
 
     attempt("producer is waited for", producer_is_waited_for)
+
+    def producers_of_a_map_are_waited_for() -> list[float]:
+        def late() -> Any:
+            big = torch.ones(4096, 4096, device="cuda")
+            for number in range(4):
+                for _ in range(20):
+                    big = torch.tanh(big @ big)
+                yield {"x": torch.full((1 << 20,), float(number), device="cuda") + big.flatten()[: 1 << 20] * 0}
+
+        with torch.cuda.stream(torch.cuda.Stream()):  # which only this thread uses
+            return [float(found[0].max()) for found in session.map(late())]
+
+    attempt("producers of a map are waited for", producers_of_a_map_are_waited_for)
     attempt("pinned tensor", lambda: float(session.run(None, {"x": torch.ones(1 << 20).pin_memory()})[0][0]))
     attempt("tensor with gaps", lambda: session.run(None, {"x": tensor[::2]})[0].shape)
 
