@@ -6,6 +6,7 @@ that call ``run`` are therefore all it takes; pinned memory lets the copies run 
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,13 +62,10 @@ def in_order(
     taken in the thread that iterates. An exception, of the function or of the feeds, comes out at its place, and ends
     the iteration.
     """
-    if in_flight is None:
-        in_flight = 2 * threads
-    if isinstance(in_flight, bool) or not isinstance(in_flight, int):
-        raise TypeError(f"in_flight must be an int or None, not a {type(in_flight).__name__}")
-    if in_flight < 1:
-        raise ValueError(f"in_flight must be at least 1, not {in_flight}")
-    return _in_order(function, iter(feeds), in_flight, min(threads, in_flight))
+    most = 2 * threads if in_flight is None else operator.index(in_flight)
+    if most < 1:
+        raise ValueError(f"in_flight must be at least 1, not {most}")
+    return _in_order(function, iter(feeds), most, min(threads, most))
 
 
 def _in_order(

@@ -59,9 +59,11 @@ def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -
                 expected, got = plain.run(names, feed), session.run(names, feed)
                 right += [a.dtype == b.dtype and a.shape == b.shape and (a == b).all() for a, b in zip(expected, got)]
                 right.append(len(expected) == len(got))
+            feed = dict(reversed(feed.items()))
+            right += [(a == b).all() for a, b in zip(plain.run(None, feed), session.run(None, feed))]
         report([all(map(bool, right)), bound])
     """)
-    assert found == [True, [1] * 3 + [2] * 3 + [1] * 3 + [3] * 3 + [2] * 3 + [1] * 6]
+    assert found == [True, [1] * 4 + [2] * 4 + [1] * 4 + [3] * 4 + [2] * 4 + [1] * 8]
 
 
 def test_every_type_that_can_be_captured(with_stub: Any) -> None:
