@@ -74,7 +74,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
-        pinned_memory_limit: bytes of host memory that this session may pin, for ``map`` and ``pinned_empty``.
+        pinned_memory_limit: bytes of host memory that ``map`` and ``pinned_empty`` may pin, 2 GiB unless given.
 
     Raises:
         GPUError: a subclass that names the cause and what mends it. Nothing is left behind.
