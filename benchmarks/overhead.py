@@ -23,13 +23,13 @@ from benchmarks.common import (
     Child,
     GPUs,
     child_environment,
-    in_turns,
     overlay,
     run_child,
     spread,
     without_cuda_variables,
 )
 from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
+from ortgpu.timing import in_turns
 
 # The children below import nothing before their clock starts but what reads it, and print one line when all is done.
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import in_turns, report
+from benchmarks.common import report
 from benchmarks.workers import feed_of, plain_session
+from ortgpu.timing import in_turns
 
 DIFFERENT_FEEDS = 4  # arrays that take turns, so that no cache holds all of a large batch
 

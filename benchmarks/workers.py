@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import in_turns, mapped_files, report
+from benchmarks.common import mapped_files, report
+from ortgpu.timing import in_turns
 
 PLAIN_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
@@ -30,13 +31,14 @@ def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, 
     return {each.name: array([n if isinstance(n, int) else batch for n in each.shape]) for each in inputs}
 
 
-def plain_session(model: str, device: str = "cuda") -> Any:
+def plain_session(model: str, device: str = "cuda", ordinal: int = 0) -> Any:
     """ONNX Runtime's own session, known to be on the device."""
     import onnxruntime
 
-    providers = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
-    session = onnxruntime.InferenceSession(model, providers=providers)
-    if session.get_providers()[0] != providers[0]:
+    names = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
+    options = [{"device_id": str(ordinal)}] + [{}] * (len(names) - 1) if ordinal and device == "cuda" else None
+    session = onnxruntime.InferenceSession(model, providers=names, provider_options=options)
+    if session.get_providers()[0] != names[0]:
         raise RuntimeError("the plain session is on the CPU: there is nothing to compare with")
     return session
 
@@ -119,10 +121,10 @@ WORKERS: dict[str, Callable[..., None]] = {"construct": construct, "run": run, "
 
 
 if __name__ == "__main__":
-    from benchmarks import throughput_workers
+    from benchmarks import pool_workers, throughput_workers
 
     try:
-        {**WORKERS, **throughput_workers.WORKERS}[sys.argv[1]](**json.loads(sys.argv[2]))
+        {**WORKERS, **throughput_workers.WORKERS, **pool_workers.WORKERS}[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())
         raise

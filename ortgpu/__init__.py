@@ -14,6 +14,7 @@ import os as _os
 TYPE_CHECKING = False  # typing itself would be most of the time of this import
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from .devices import Device as Device
     from .diagnosis import Diagnosis as Diagnosis
     from .diagnosis import diagnose as diagnose
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from .placement import CPUNodesWarning as CPUNodesWarning
     from .placement import PlacedNode as PlacedNode
     from .placement import Placement as Placement
+    from .pool import GPUSessionPool as GPUSessionPool
+    from .pool import LostDevice as LostDevice
     from .preloading import PreloadReport as PreloadReport
     from .preloading import preload as preload
     from .registry import SessionRecord as SessionRecord
@@ -42,6 +45,8 @@ _HOMES = {
     "inspect_environment": "environment.inspection",
     "PlacedNode": "placement",
     "Placement": "placement",
+    "GPUSessionPool": "pool",
+    "LostDevice": "pool",
     "PreloadReport": "preloading",
     "preload": "preloading",
     "CPUNodesWarning": "placement",
@@ -52,6 +57,7 @@ _HOMES = {
     "sessions": "registry",
     "GPUSession": "session",
 }
+_PACKAGES = ("distributed",)  # of names of their own
 
 
 def __getattr__(name: str) -> object:
@@ -67,6 +73,8 @@ def __getattr__(name: str) -> object:
     # Not `from . import errors`: that would ask this very function for a submodule that is not loaded yet.
     from importlib import import_module
 
+    if name in _PACKAGES:
+        return import_module(f".{name}", __name__)
     home = _HOMES.get(name, "errors")
     module = import_module(f".{home}", __name__)
     if home == "errors" and name not in module.__all__:
@@ -78,7 +86,7 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     from importlib import import_module
 
-    return sorted({*globals(), *_HOMES, *import_module(".errors", __name__).__all__})
+    return sorted({*globals(), *_HOMES, *_PACKAGES, *import_module(".errors", __name__).__all__})
 
 
 if _os.environ.get("ORTGPU_ENFORCE", "").lower() in ("1", "true", "yes", "on"):

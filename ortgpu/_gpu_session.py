@@ -27,5 +27,11 @@ class _Unavailable:
 
         return GPUSession(*args, **kwargs)
 
+    @classmethod
+    def for_rank(cls, *args: Any, **kwargs: Any) -> Any:
+        from .session import GPUSession
+
+        return GPUSession.for_rank(*args, **kwargs)
+
 
 _Unavailable.__name__ = _Unavailable.__qualname__ = "GPUSession"

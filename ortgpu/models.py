@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,31 @@ def _missing_data(proto: Any, folder: str | None) -> set[str]:
         if entry.key == "location" and not entry.value.startswith("*/_ORT_MEM_ADDR_/")
     }
     return {name for name in locations if folder is None or not os.path.isfile(os.path.join(folder, name))}
+
+
+# Registered together, only in builds with NCCL: core/graph/contrib_ops/collective_defs.cc
+_COLLECTIVE = ("AllReduce", "AllGather", "AllToAll", "ShardedMoE")
+_COLLECTIVE_PREFIX = "Distributed"
+
+
+def collective_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Those of the operators (each with its domain) that work between processes."""
+    names = {name for name, domain in operators if domain == "com.microsoft"}
+    return tuple(sorted(name for name in names if name in _COLLECTIVE or name.startswith(_COLLECTIVE_PREFIX)))
+
+
+def read_collective_operators(model: str | bytes | os.PathLike[str]) -> tuple[str, ...]:
+    """The same of a model, which is only parsed where its bytes hold such a name. Never raises."""
+    words = [name.encode() for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX)]
+    try:
+        if isinstance(model, bytes):
+            mentioned = any(word in model for word in words)
+        else:
+            with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                mentioned = any(content.find(word) >= 0 for word in words)
+    except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        return ()
+    return collective_operators(read_model(model).operators) if mentioned else ()
 
 
 def nodes_on_strings(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[str, str]]:

@@ -22,7 +22,7 @@ from .devices import CPU, Device, DeviceRequest, check_form, choose
 from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .errors import GPUError, PlacementError, ProviderFallbackError, ProviderRequestError, manual
-from .models import read_model
+from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import config_entry
@@ -142,12 +142,17 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
         return None
     if not cuda.devices:
         raise why.unusable()
-    chosen = choose(device, cuda.devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = choose_visible(device, cuda.devices)
     provider = why.runtime.preload.provider if why.runtime.preload is not None else None
     capability = chosen.compute_capability
     if provider is not None and capability is not None and provider.coverage(capability) == "none":
         raise why.unusable()
     return chosen
+
+
+def choose_visible(device: DeviceRequest, devices: Sequence[CudaDevice]) -> CudaDevice:
+    """The device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
+    return choose(device, devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _verify(
@@ -185,7 +190,7 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
     if report is None:
         return
     lacks_cudnn = report.path_of("libcudnn") is None or any("libcudnn" in lib.soname for lib in report.missing)
-    if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
+    if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
         why.operators = frozenset(placed)
         raise why.unusable()
 
@@ -239,6 +244,7 @@ class _Why:
             cause=cause,
             cudnn_operators=placements.cudnn_operators(operators),
             cufft_operators=placements.cufft_operators(operators),
+            collective_operators=read_collective_operators(self.model),
             cudnn_disabled=self.cudnn_disabled,
         )
 

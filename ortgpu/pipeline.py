@@ -10,7 +10,7 @@ import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import lifetime
@@ -34,11 +34,10 @@ def map_session(
     from .device_arrays import with_values
 
     lifetime.refuse_if_unusable(session)
-    if isinstance(feeds, Mapping):
-        raise TypeError("feeds must be an iterable of feeds, not one feed: pass that to run, or in a list")
+    source, ahead = check_arguments(feeds, in_flight, 2 * THREADS)
     # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used.
-    converted = (with_values(session, feed) or feed for feed in iter(feeds))
-    return in_order(lambda feed: staged_run(session, output_names, feed), converted, in_flight, THREADS)
+    converted = (with_values(session, feed) or feed for feed in source)
+    return in_order(lambda feed: staged_run(session, output_names, feed), converted, ahead, THREADS)
 
 
 def staged_run(session: GPUSession, output_names: Any, feed: Mapping[str, Any]) -> Any:
@@ -58,24 +57,40 @@ def in_order(
 ) -> Iterator[Result]:
     """Results of ``function`` for each of ``feeds``, in their order, computed in up to ``threads`` threads.
 
-    At most ``in_flight`` feeds have been taken and their results not handed out; None is twice the threads. Feeds are
-    taken in the thread that iterates. An exception, of the function or of the feeds, comes out at its place, and ends
-    the iteration.
+    See :func:`results_of`; ``in_flight`` None is twice the threads.
     """
-    most = 2 * threads if in_flight is None else operator.index(in_flight)
+    source, ahead = check_arguments(feeds, in_flight, 2 * threads)
+    return _in_threads(function, source, ahead, min(threads, ahead))
+
+
+def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) -> tuple[Iterator[Feed], int]:
+    """The feeds, and how many of them may be in flight. Raises TypeError, ValueError."""
+    most = default if in_flight is None else operator.index(in_flight)
     if most < 1:
         raise ValueError(f"in_flight must be at least 1, not {most}")
-    return _in_order(function, iter(feeds), most, min(threads, most))
+    if isinstance(feeds, Mapping):
+        raise TypeError("feeds must be an iterable of feeds, not one feed: pass that to run, or in a list")
+    return iter(feeds), most
 
 
-def _in_order(
+def _in_threads(
     function: Callable[[Feed], Result], feeds: Iterator[Feed], in_flight: int, threads: int
 ) -> Iterator[Result]:
+    with ThreadPoolExecutor(threads, thread_name_prefix="ortgpu-map") as executor:
+        yield from results_of(lambda feed: executor.submit(function, feed), feeds, in_flight)
+
+
+def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], in_flight: int) -> Iterator[Result]:
+    """Results of what ``submit`` starts for each of ``feeds``, in their order.
+
+    At most ``in_flight`` feeds have been taken and their results not handed out. Feeds are taken in the thread that
+    iterates. An exception, of a future or of the feeds, comes out at its place, and ends the iteration. However that
+    ends, what has not begun is cancelled, and what has is waited for.
+    """
     pid = os.getpid()
     pending: deque[Future[Result]] = deque()
     ended = False
     error: Exception | None = None
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="ortgpu-map")
     try:
         while True:
             if os.getpid() != pid:
@@ -83,13 +98,12 @@ def _in_order(
             while not ended and len(pending) < in_flight:
                 try:
                     feed = next(feeds)
+                    pending.append(submit(feed))
+                    del feed  # the caller's array must not outlive its result here
                 except StopIteration:
                     ended = True
                 except Exception as raised:  # noqa: BLE001 - raised after the results of the feeds before it
                     ended, error = True, raised
-                else:
-                    pending.append(executor.submit(function, feed))
-                    del feed  # the caller's array must not outlive its result here
             if not pending:
                 break
             yield pending.popleft().result()
@@ -99,8 +113,10 @@ def _in_order(
             finally:
                 error = None  # this frame is in its traceback
     finally:
-        pending.clear()
-        executor.shutdown(cancel_futures=True)
+        if os.getpid() == pid:
+            for future in pending:
+                future.cancel()
+            wait(pending)
 
 
 def _forked(creator: int) -> ForkedSessionError:

@@ -87,6 +87,11 @@ def register(session: Any, kind: SessionKind = "GPUSession") -> None:
         _entries[key] = _Entry(weakref.ref(session, forget), next(_numbers), kind, _creator_of(session), os.getpid())
 
 
+def attribute(session: Any, to: Any) -> None:
+    """Say that who created ``to`` created ``session`` as well: it was opened in a thread, which nobody's code is in."""
+    _entries[id(session)] = replace(_entries[id(session)], created_by=_entries[id(to)].created_by)
+
+
 def sessions() -> tuple[SessionRecord, ...]:
     """Every InferenceSession that this process holds open, in the order of creation.
 

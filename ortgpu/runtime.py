@@ -55,6 +55,16 @@ class Runtime:
         except AttributeError:
             return None
 
+    @property
+    def has_collective_ops(self) -> bool | None:
+        """Whether this build has the operators that work between processes; None: there is no module to ask."""
+        if self.module is None:
+            return None
+        from onnxruntime.capi import onnxruntime_pybind11_state as extension
+
+        ask = getattr(extension, "has_collective_ops", None)
+        return ask is not None and bool(ask())
+
 
 _runtime: Runtime | None = None
 _lock = ForkSafeLock()
@@ -181,6 +191,7 @@ def why_unusable(
     cause: BaseException | None = None,
     cudnn_operators: tuple[str, ...] = (),
     cufft_operators: tuple[str, ...] = (),
+    collective_operators: tuple[str, ...] = (),
     cudnn_disabled: bool = False,
 ) -> GPUError | None:
     """The full diagnosis of a failure: the most likely error, with what else is wrong attached.
@@ -196,14 +207,22 @@ def why_unusable(
     requested: DeviceRequest = device if isinstance(device, (int, str)) else None
     facts = Facts(
         inspect_environment(),
-        Request(requested, cudnn_operators, cufft_operators, cudnn_disabled=cudnn_disabled),
+        Request(
+            requested,
+            cudnn_operators,
+            cufft_operators,
+            cudnn_disabled=cudnn_disabled,
+            collective_operators=collective_operators,
+        ),
         Observed(
             runtime.import_error,
             None if runtime.import_error else runtime.module is not None,
             runtime.available_providers,
             runtime.preload,
+            runtime.preload.cudnn_mixed if runtime.preload is not None else (),
             runtime.provider_error,
             cuda,
+            has_collective_ops=runtime.has_collective_ops if collective_operators else None,
         ),
     )
     problems = find_problems(facts)

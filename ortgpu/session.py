@@ -20,6 +20,7 @@ import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links 
 from . import lifetime, session_options  # noqa: E402
 from .environment.cuda import initialising  # noqa: E402
 from .errors import (  # noqa: E402
+    CollectiveOpsUnavailableError,
     CPUExecutionWarning,
     ExecutionError,
     GPUError,
@@ -147,7 +148,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         }
         driver = None
         try:
-            lifetime.refuse_if_lost()
+            self._refuse_if_lost()
             driver = initialising() if load_runtime().provider_library is not None else None
             # Imported while the driver is being initialised: neither waits for the other.
             from . import registry
@@ -183,6 +184,36 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             if driver is not None:
                 driver.result()  # whatever was raised, no thread is left behind
         registry.register(self)
+
+    @classmethod
+    def for_rank(
+        cls,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+        **kwargs: Any,
+    ) -> GPUSession:
+        """A session on the GPU of this process's rank, under torchrun, mpirun or srun; without them, on the first.
+
+        That GPU is the one with the number of the local rank among those that CUDA shows this process; or the only one,
+        where the launcher shows each rank its own. No other rank of the job on this host may have it, for as long as
+        this process lives; further sessions of the rank on it are fine. Arguments are those of the constructor but
+        ``device``; ``allow_cpu`` does not let a rank without a GPU pass.
+
+        Raises:
+            LauncherConflictError: the launchers' variables contradict each other, or are not whole.
+            RankDeviceError: the rank has no GPU, or another rank has the same one.
+            GPUError, Exception: as the constructor.
+
+        Not promised: that ranks in containers of their own, which do not share a folder for temporary files, notice
+        that they have the same GPU. ``ortgpu.distributed.preflight`` does.
+        """
+        from .distributed.rank_devices import claimed_ordinal
+
+        if "device" in kwargs:
+            raise TypeError("for_rank() takes no device: the rank decides")
+        return cls(path_or_bytes, sess_options, providers, provider_options, device=claimed_ordinal(), **kwargs)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
         """As InferenceSession.run; see the class for what is raised.
@@ -373,6 +404,10 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             requested=providers,
         )
 
+    def _refuse_if_lost(self) -> None:
+        """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""
+        lifetime.refuse_if_lost()
+
     def _let_go(self) -> None:
         for name in (*_HELD, "_model_bytes"):
             self.__dict__.pop(name, None)
@@ -385,7 +420,8 @@ def _reopen(cls: type[GPUSession], arguments: tuple[Any, ...], settings: dict[st
 
 def _cpu_is_allowed(allow_cpu: bool, error: GPUError) -> bool:
     """A request that is wrong in itself stays an error: the CPU would not mend it."""
-    if isinstance(error, (ProviderError, PlacementError)) and not isinstance(error, ProviderFallbackError):
+    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
+    if isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError):
         return False
     return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from ortgpu.cli.doctor import doctor
+from ortgpu.errors import catalogue
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DEADLINE = 110  # seconds: a process that opens a first session on a slow machine needs a fraction of it
@@ -27,8 +32,18 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "throughput.py", "test_with_gpu.py"}
-    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+    tested = {
+        "drop_in",
+        "application",
+        "allow_cpu",
+        "guard",
+        "pool",
+        "throughput",
+        "test_with_gpu",
+        "train_data_parallel",
+    }
+    with_ray = {"ray_data", "ray_serve"}  # by test_ray_matrix.py and gpu/test_ray.py
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | with_ray
 
 
 def test_drop_in_ends_with_the_cause() -> None:
@@ -58,6 +73,21 @@ def test_cpu_is_used_loudly_when_allowed() -> None:
     assert result.returncode == 0, result
     assert "This will be slow:" in result.stdout
     assert "running on the CPU, as allowed" in result.stdout
+    assert "[[0. 0. 1. 2.]]" in result.stdout
+
+
+def test_pool_ends_with_the_cause() -> None:
+    result = run("pool.py", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert "running on" not in result.stdout
+    assert "To fix it:" in result.stdout
+
+
+def test_pool_works_on_the_cpu_when_allowed() -> None:
+    result = run("pool.py", "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert "running on\n  cpu\n" in result.stdout
+    assert f"sum of all results: {64 * 4 * sum(range(95))}" in result.stdout
     assert "[[0. 0. 1. 2.]]" in result.stdout
 
 
@@ -91,6 +121,25 @@ def test_guard_ends_with_the_cause() -> None:
     assert "result:" not in result.stdout
 
 
+def test_page_on_training_names_only_what_exists() -> None:
+    page = (EXAMPLES / "TRAINING.md").read_text(encoding="utf-8")
+    files = re.findall(r"`?((?:examples|tests)/[\w./]+\.\w+)`?", page)
+    assert files
+    assert [name for name in files if not (EXAMPLES.parent / name).exists()] == []
+    assert set(re.findall(r"`(\w+Error)`", page)) <= {cls.__name__ for cls in catalogue().values()}
+    options = set(re.findall(r"doctor.*?(--[a-z-]+)", page))
+    assert options <= {option for parameter in doctor.params for option in parameter.opts}
+
+
+@pytest.mark.skipif(find_spec("onnxruntime.training") is not None, reason="the training API is installed here")
+def test_training_says_why_there_is_none() -> None:
+    """That it trains, and what: tests/test_training_matrix.py."""
+    result = run("train_data_parallel.py")
+    assert result.returncode == 69, result
+    assert result.stderr.startswith("cannot train: onnxruntime.training is not available: "), result
+    assert "To fix it:" in result.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpus")
 def test_guard_lists_both_sessions() -> None:
@@ -103,7 +152,7 @@ def test_guard_lists_both_sessions() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py"])
+@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py", "pool.py"])
 @pytest.mark.usefixtures("gpus")
 def test_runs_on_the_gpu(name: str) -> None:
     result = run(name)

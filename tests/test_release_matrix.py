@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, LIBRARIES
-from tests.lab import GPU, NVML, ChildResult, Cuda, LabError, Machine, Outcome, Overlay, Problem, Stubs
+from tests.lab import GPU, NVML, ChildResult, Cuda, Machine, Outcome, Overlay, Problem, Stubs
+from tests.lab.environments import install
 from tests.lab.models import Models
 from tests.lab.stubs import SOURCES
 
@@ -130,16 +129,10 @@ class Environment:
     site: Path
 
 
-@pytest.fixture(scope="session")
-def folder() -> Path:
-    chosen = os.environ.get("ORTGPU_MATRIX_FOLDER")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(chosen) if chosen else cache / "ortgpu-matrix"
-
-
 @pytest.fixture(scope="session", params=RELEASES, ids=str)
-def environment(request: pytest.FixtureRequest, folder: Path) -> Environment:
-    return Environment(request.param, install(request.param, folder))
+def environment(request: pytest.FixtureRequest) -> Environment:
+    release: Release = request.param
+    return Environment(release, install(release.version, release.requirements))
 
 
 OLDER_DRIVER = """
@@ -206,30 +199,6 @@ def release(environment: Environment) -> Release:
     return environment.release
 
 
-def install(release: Release, folder: Path) -> Path:
-    """The site-packages of a virtual environment with the release; made, if it is not there or not complete."""
-    import fcntl
-
-    root = folder / f"{release.version}-{sys.implementation.cache_tag}"
-    content = root / "content.txt"  # written last
-    wanted = "\n".join(release.requirements)
-    folder.mkdir(parents=True, exist_ok=True)
-    with Path(f"{root}.lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not content.exists() or content.read_text(encoding="utf-8") != wanted:
-            call([sys.executable, "-m", "venv", "--clear", str(root)])
-            command = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
-            call([*command, *release.requirements])
-            content.write_text(wanted, encoding="utf-8")
-    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(root), "platbase": str(root)}))
-
-
-def call(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
-    if done.returncode:
-        raise LabError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-
-
 def run(machine: Machine, function: Callable[..., object], *arguments: object) -> ChildResult:
     """Call a function of this file in a child. Its globals are those of ``tests/lab/probe.py``, not of this file."""
     return machine.run(f"{inspect.getsource(function)}\nreport({function.__name__}(*{arguments!r}))").ok()
@@ -273,7 +242,6 @@ def tiny_model(weight: list[float]) -> bytes:
 def load_libraries() -> dict[str, Any]:
     import os
     import re
-    import sys
 
     import ortgpu
 
@@ -493,7 +461,6 @@ def use_with_many_feeds(model: bytes) -> dict[str, Any]:
 
 def use_under_guard(model: bytes, installed_first: bool) -> dict[str, Any]:
     """Sessions that somebody else makes; 1.27.0 cannot even be imported unless something loads what it links."""
-    import sys
 
     import ortgpu
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..devices import DeviceRequest
+from ..distributed.shared_folder import FolderMeeting
 from ..environment.cuda import CudaState
 from ..environment.inspection import Environment
+from ..environment.ssh import SshAttempt
+from ..environment.training import TrainingEnvironment
 from ..models import ModelFacts
 from ..preloading import PreloadReport
 from .probe import ProbeResult
@@ -21,6 +24,7 @@ class Request:
     cufft_operators: tuple[str, ...] = ()  # likewise
     model: ModelFacts | None = None
     cudnn_disabled: bool = False  # provider option enable_cudnn=0
+    collective_operators: tuple[str, ...] = ()  # operators of the model that work between processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,20 @@ class Observed:
     has_session: bool | None = None  # the imported module has InferenceSession
     available_providers: tuple[str, ...] | None = None
     preload: PreloadReport | None = None
+    cudnn_mixed: tuple[str, ...] = ()  # as in PreloadReport
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
     cuda: CudaState | None = None
     probe: ProbeResult | None = None
+    has_collective_ops: bool | None = None  # of the imported module
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """What the profile "training" is judged by as well. ``ssh`` and ``shared_folder``: where they were asked for."""
+
+    environment: TrainingEnvironment
+    ssh: tuple[SshAttempt, ...] = ()
+    shared_folder: FolderMeeting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +56,4 @@ class Facts:
     environment: Environment
     request: Request = Request()
     observed: Observed = Observed()
+    training: TrainingFacts | None = None  # None: the profile is another

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import GPUError, ProviderError, manual
+from ..errors import CollectiveOpsUnavailableError, GPUError, ProviderError, manual
 from ..placement import PlacedNode, Placement, refusal
 from .facts import Facts
 
@@ -52,6 +52,23 @@ def custom_domains(facts: Facts) -> GPUError | None:
         evidence=[f"domains: {', '.join(sorted({domain for domain, _ in foreign}))}"],
         fixes=[manual("register the library that has them: SessionOptions.register_custom_ops_library(path)")],
         severity="warning",
+    )
+
+
+def collective_ops_missing(facts: Facts) -> GPUError | None:
+    operators = facts.request.collective_operators
+    if not operators or facts.observed.has_collective_ops is not False:
+        return None
+    return CollectiveOpsUnavailableError(
+        f"the model works between processes, and the installed ONNX Runtime cannot: {', '.join(operators)}",
+        evidence=[
+            "these operators of com.microsoft are in builds with NCCL and MPI only",
+            "this build: has_collective_ops() is False, as in every published package",
+        ],
+        fixes=[
+            manual("use the model as it was before it was split over several GPUs"),
+            manual("or build ONNX Runtime from source, with NCCL and MPI"),
+        ],
     )
 
 

@@ -490,10 +490,10 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 
 if __name__ == "__main__":
-    from tests.gpu import refused, running, throughput
+    from tests.gpu import pooling, refused, running, throughput
 
     try:
-        programs = {**PROGRAMS, **running.PROGRAMS, **refused.PROGRAMS, **throughput.PROGRAMS}
+        programs = {**PROGRAMS, **running.PROGRAMS, **refused.PROGRAMS, **throughput.PROGRAMS, **pooling.PROGRAMS}
         programs[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())

@@ -240,17 +240,17 @@ def outcome_of(result: ChildResult) -> Outcome:
     """What a child reported that opened a session."""
     seen = result.json or {}
     return Outcome(
-        error=_problem(seen.get("error")),
+        error=problem_from(seen.get("error")),
         providers=tuple(seen["providers"]) if seen.get("providers") is not None else None,
         device=seen.get("device"),
-        warnings=tuple(Warned(w["type"], w["text"], _problem(w["error"])) for w in seen.get("warnings", ())),
+        warnings=tuple(Warned(w["type"], w["text"], problem_from(w["error"])) for w in seen.get("warnings", ())),
         result=result,
     )
 
 
-def _problem(data: dict[str, Any] | None) -> Problem | None:
+def problem_from(data: dict[str, Any] | None) -> Problem | None:
     if data is None:
         return None
-    others = tuple(problem for problem in map(_problem, data["others"]) if problem)
+    others = tuple(problem for problem in map(problem_from, data["others"]) if problem)
     lists = {name: tuple(data[name]) for name in ("bases", "evidence", "fixes", "remedies")}
     return Problem(**{**data, **lists, "others": others})

@@ -13,11 +13,14 @@ import pytest
 from tests.lab.child import Machine
 from tests.lab.models import Models
 from tests.lab.overlay import Overlay
-from tests.lab.stubs import NVML, Cuda, Stubs, why_not_here
+from tests.lab.stubs import GPU, NVML, Cuda, Stubs, why_not_here
 from tests.lab.wheels import Wheels
 
 #: Set to anything, a test that would be skipped because the lab cannot be built fails instead.
 STRICT = "ORTGPU_LAB_STRICT"
+
+#: What the extra `distributed` brings and the preflight uses of it.
+NCCL_BINDINGS = {"nccl4py": "0.6.0", "cuda-pathfinder": "1.9.0"}
 
 
 @dataclass
@@ -38,6 +41,24 @@ class Lab:
     ) -> Machine:
         """A machine with everything installed and, unless told otherwise, neither driver nor GPU."""
         return Machine(self.overlay(), self.stubs, cuda, nvml, env or {})
+
+    def machine_with_nccl(self, gpus: int = 3) -> Machine:
+        """A machine with GPUs, on which the real nccl4py meets a CUDA runtime and an NCCL that are stubs."""
+        machine = self.machine()
+        for distribution, version in NCCL_BINDINGS.items():
+            machine.overlay.add_wheel(self.wheels.get(distribution, version))
+        machine.overlay.replace("nvidia/nccl/lib/libnccl.so.2", self.stubs.nccl)
+        runtime = machine.overlay.path("nvidia/*/lib/libcudart.so.13").relative_to(machine.overlay.site)
+        machine.overlay.replace(str(runtime), self.stubs.cudart)
+        folder = self.folder / "nccl"
+        folder.mkdir()
+        return with_gpus(machine.but(env={"STUB_NCCL_FOLDER": str(folder)}), gpus)
+
+
+def with_gpus(machine: Machine, count: int) -> Machine:
+    """The same machine with so many GPUs."""
+    devices = tuple(GPU(uuid=f"GPU-00000000-0000-0000-0000-{number:012}") for number in range(count))
+    return machine.but(cuda=Cuda(devices=devices), nvml=NVML(gpus=devices))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,11 @@
 /* A CUDA runtime without CUDA: pinned memory and device memory are the host's, copies are memcpy, and all is counted.
  *
- * Each device has a context from the start or never; the current device of a thread is remembered. What a test asks:
+ * Each device has a context from the start or never; the current device of a thread is remembered. A stream is a number
+ * of operations that are under way, which libnccl_stub.c does and counts in `pending`; copies and events wait for them.
+ *
+ *   STUB_CUDART_FAIL                       a variable, "cudaMalloc=2": this function returns this code
+ *
+ * What a test asks:
  *
  *   stub_pinned_bytes, stub_device_bytes   of what was allocated and not freed
  *   stub_allocations                       calls of cudaHostAlloc that succeeded
@@ -8,9 +13,12 @@
  *   stub_last_error                        what cudaGetLastError would return, without taking it
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { MAX_ALLOCATIONS = 4096, HOST = 1, DEVICE = 2 };
 
@@ -30,6 +38,22 @@ static int result(int code) {
     return code;
 }
 
+static int told(const char *name) {
+    const char *text = getenv("STUB_CUDART_FAIL");
+    size_t length = strlen(name);
+    return text && !strncmp(text, name, length) && text[length] == '=' ? atoi(text + length + 1) : 0;
+}
+#define FAIL_IF_TOLD() do { int code = told(__func__); if (code) return result(code); } while (0)
+
+typedef struct {
+    atomic_int pending;
+} Stream;
+
+static void wait_for(Stream *stream) {
+    struct timespec pause = {0, 100000};
+    while ((uintptr_t)stream > 2 && atomic_load(&stream->pending)) nanosleep(&pause, NULL); /* 1 and 2: the defaults */
+}
+
 static int allocate(void **address, size_t size, int type) {
     if (failure) return result(failure);
     pthread_mutex_lock(&lock);
@@ -43,10 +67,11 @@ static int allocate(void **address, size_t size, int type) {
 }
 
 static int release(void *address, int type) {
+    if (!address) return 0;
     int code = 1; /* cudaErrorInvalidValue: twice, or of another kind */
     pthread_mutex_lock(&lock);
     for (int at = 0; at < MAX_ALLOCATIONS; at++) {
-        if (address && allocations[at].address == address && allocations[at].type == type) {
+        if (allocations[at].address == address && allocations[at].type == type) {
             memset(address, 0xee, allocations[at].size); /* whoever still reads it sees that */
             free(address);
             allocations[at].address = NULL;
@@ -70,8 +95,14 @@ int cudaHostAlloc(void **address, size_t size, unsigned flags) {
     return flags == 1 ? allocate(address, size, HOST) : result(1);
 }
 int cudaFreeHost(void *address) { return release(address, HOST); }
-int cudaMalloc(void **address, size_t size) { return allocate(address, size, DEVICE); }
-int cudaFree(void *address) { return release(address, DEVICE); }
+int cudaMalloc(void **address, size_t size) {
+    FAIL_IF_TOLD();
+    return allocate(address, size, DEVICE);
+}
+int cudaFree(void *address) {
+    FAIL_IF_TOLD();
+    return release(address, DEVICE);
+}
 
 typedef struct {
     int type, device;
@@ -96,6 +127,8 @@ int cudaGetDevice(int *device) {
     return 0;
 }
 int cudaSetDevice(int device) {
+    FAIL_IF_TOLD();
+    if (device < 0) return result(101);
     current = device;
     return 0;
 }
@@ -107,7 +140,8 @@ int cudaGetLastError(void) {
 const char *cudaGetErrorString(int code) { return code == 2 ? "out of memory" : "stub error"; }
 
 int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
-    *stream = malloc(1);
+    FAIL_IF_TOLD();
+    *stream = calloc(1, sizeof(Stream));
     return result(flags == 1 ? 0 : 1);
 }
 int cudaStreamDestroy(void *stream) {
@@ -115,13 +149,35 @@ int cudaStreamDestroy(void *stream) {
     return 0;
 }
 int cudaStreamSynchronize(void *stream) {
-    (void)stream;
+    wait_for(stream);
     return 0;
 }
+int cudaStreamQuery(void *stream) {
+    FAIL_IF_TOLD();
+    return atomic_load(&((Stream *)stream)->pending) ? 600 : 0;
+}
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
-    (void)stream;
+    FAIL_IF_TOLD();
     if (kind != 4) return result(1); /* cudaMemcpyDefault: the addresses say */
+    wait_for(stream);
     memcpy(to, from, size);
+    return 0;
+}
+
+int cudaEventCreate(void **event) {
+    FAIL_IF_TOLD();
+    return (*event = calloc(1, sizeof(struct timespec))) ? 0 : 2;
+}
+int cudaEventRecord(void *event, void *stream) {
+    FAIL_IF_TOLD();
+    wait_for(stream);
+    clock_gettime(CLOCK_MONOTONIC, event);
+    return 0;
+}
+int cudaEventElapsedTime(float *milliseconds, void *start, void *end) {
+    FAIL_IF_TOLD();
+    struct timespec *a = start, *b = end;
+    *milliseconds = (float)((b->tv_sec - a->tv_sec) * 1e3 + (b->tv_nsec - a->tv_nsec) / 1e6);
     return 0;
 }
 

@@ -126,8 +126,13 @@ class Stubs:
 
     @functools.cached_property
     def cudart(self) -> Path:
-        """A CUDA runtime whose memory is the host's; the source says what it counts."""
-        return self._build("libcudart_stub.c", "cudart/libcudart_stub.so")
+        """``libcudart.so.13`` whose memory is the host's; the source says what it counts."""
+        return self._build("libcudart_stub.c", "cudart/libcudart.so.13", "-Wl,-soname,libcudart.so.13", "-pthread")
+
+    @functools.cached_property
+    def nccl(self) -> Path:
+        """``libnccl.so.2``."""
+        return self._build("libnccl_stub.c", "nccl/libnccl.so.2", "-Wl,-soname,libnccl.so.2", "-pthread")
 
     @functools.cached_property
     def hide_from_loader(self) -> Path:

@@ -1,0 +1,144 @@
+"""``ortgpu preflight``: whether the ranks of a job can work together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortgpu.cli import output
+from ortgpu.errors import DistributedError, GPUError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ortgpu.distributed import PreflightReport, Rank
+
+SCHEMA = 1  # of the JSON document: raised when a key goes, or changes its meaning; new keys do not raise it
+
+
+@click.command()
+@click.option(  # whole seconds, because "nan" is a float
+    "--timeout", type=click.IntRange(2, 3600), default=60, show_default=True, help="Seconds that all of it may take."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write one JSON document, by rank 0, also when there is a problem."
+)
+@click.option(
+    "--address", metavar="HOST:PORT", help="Where rank 0 is to listen. Needed by mpirun over several machines."
+)
+def preflight(timeout: int, as_json: bool, address: str | None) -> int:
+    """Find out whether the ranks of a job can work together, each on a GPU of its own.
+
+    Run it as the program would be run. The ranks meet and compare GPUs, drivers and versions; then they run NCCL's
+    AllReduce, AllGather and ReduceScatter between all GPUs and check the values. A rank that does not come, hangs, dies
+    or has another rank's GPU ends it before the deadline, on all ranks, and is named.
+
+    \b
+    For instance:
+      torchrun --nproc-per-node 2 --no-python ortgpu preflight
+      mpirun -n 2 ortgpu preflight
+      srun ortgpu preflight
+
+    Rank 0 writes the result. On a problem the other ranks write one line each to stderr; all of it where rank 0 is the
+    problem. Without a launcher it checks what one rank can.
+
+    Exit code 0: all is well. 1: a problem was found. 2: wrong usage.
+
+    \b
+    The JSON document has "schema" (1), "ortgpu", "ok", and either
+      "error"        type, code, summary, evidence, fixes, details (ranks,
+                     phase; status for NCCL), others
+    or
+      "rank"         rank, world_size, local_rank, local_world_size, launcher,
+                     master_address, of rank 0
+      "ranks"        of each: rank, host, gpu, uuid, driver, cuda, nccl,
+                     nccl_path, onnxruntime; null is unknown
+      "differences"  fact, values (each a value and the ranks that have it)
+      "collectives"  call (operation, dtype, count), seconds, bus_bandwidth
+                     (bytes a second; null with one rank)
+      "notes"        what was not covered
+      "seconds"      how long it took
+    """
+    from ortgpu.distributed import current_rank
+    from ortgpu.distributed import preflight as run
+
+    rank: Rank | None = None
+    try:
+        rank = current_rank()
+        report = run(timeout, rank=rank, address=address)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--address") from None
+    except GPUError as error:
+        _show_problem(error, rank, as_json)
+        return 1
+    if rank.rank == 0:
+        _show_report(report, as_json)
+    return 0
+
+
+def _document(ok: bool, content: dict[str, Any]) -> dict[str, Any]:
+    from ortgpu import __version__
+
+    return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, **content}
+
+
+def _show_problem(error: GPUError, rank: Rank | None, as_json: bool) -> None:
+    """On rank 0; and on every rank where it is not known who that is, or rank 0 is not there to do it."""
+    without_0 = isinstance(error, DistributedError) and 0 in error.ranks
+    if rank is None or rank.rank == 0:
+        if as_json:
+            output.write_json(_document(False, {"error": output.error_document(error)}))
+        else:
+            output.show_error(output.stdout(), error)
+    elif without_0:
+        output.show_error(output.stderr(), error)
+    else:
+        output.line(output.stderr(), f"rank {rank.rank}: {type(error).__name__}: {error.summary}")
+
+
+def _show_report(report: PreflightReport, as_json: bool) -> None:
+    if as_json:
+        output.write_json(_document(True, report.as_dict()))
+        return
+    console = output.stdout()
+    count = report.rank.world_size
+    started = f" started by {report.rank.launcher}" if report.rank.launcher else ""
+    ranks = "1 rank" if count == 1 else f"{count} ranks"
+    output.line(console, f"OK: {ranks}{started} can work together", style="bold green")
+    for note in report.notes:
+        output.line(console, f"note: {note}", style="yellow")
+    for difference in report.differences:
+        output.line(console, f"different: {difference}", style="yellow")
+    _show_ranks(console, report)
+    output.heading(console, "Collective operations, values checked")
+    output.table(
+        console,
+        ("operation", "type", "elements", "milliseconds", "GB/s"),
+        (
+            (
+                result.call.operation,
+                result.call.dtype,
+                result.call.count,
+                f"{result.seconds * 1e3:.3f}",
+                f"{result.bus_bandwidth / 1e9:.2f}" if result.bus_bandwidth is not None else "",
+            )
+            for result in report.collectives
+        ),
+    )
+    output.line(console, f"in {report.seconds:.1f} s", style="dim")
+
+
+def _show_ranks(console: Console, report: PreflightReport) -> None:
+    output.heading(console, "Ranks")
+    output.table(
+        console,
+        ("rank", "host", "GPU", "UUID", "driver", "NCCL", "ONNX Runtime"),
+        (
+            tuple("unknown" if value is None else value for value in values)
+            for values in (
+                (facts.rank, facts.host, facts.gpu, facts.uuid, facts.driver, facts.nccl, facts.onnxruntime)
+                for facts in report.ranks
+            )
+        ),
+    )

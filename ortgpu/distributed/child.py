@@ -1,0 +1,114 @@
+"""The child process of a preflight, from outside: started in a group of its own, heard, and ended with all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+
+from ..errors import DistributedError
+from .ranks import Rank
+from .reports import Collective
+from .wire import Connection
+
+# For tests alone: the module whose main() takes the place of worker.main, to have a child that misbehaves.
+_MODULE_VARIABLE = "_ORTGPU_PREFLIGHT_WORKER"
+_LINES_KEPT = 200
+_DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
+
+# sys.path travels as it is: the child has to see the environment that this process sees.
+_BOOT = (
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "importlib.import_module(sys.argv[2]).main(int(sys.argv[3]), int(sys.argv[4]))"
+)
+
+
+class Child:
+    """A running child. ``channel`` carries messages both ways; ``output`` is what its libraries print.
+
+    Raises:
+        DistributedError: it cannot be started.
+    """
+
+    def __init__(self, rank: Rank, calls: tuple[Collective, ...]) -> None:
+        ours, theirs = socket.socketpair()
+        module = os.environ.get(_MODULE_VARIABLE, f"{__package__}.worker")
+        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), module, str(theirs.fileno()), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                # Its warnings are the evidence of what fails in it
+                env={"NCCL_DEBUG": "WARN", **os.environ},
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise DistributedError(
+                f"the child process of rank {rank.rank} cannot be started",
+                evidence=[f"{sys.executable}: {error}"],
+                ranks=(rank.rank,),
+                phase="start",
+            ) from error
+        finally:
+            theirs.close()
+        assert self._process.stdout is not None
+        self.output = self._process.stdout
+        os.set_blocking(self.output.fileno(), False)
+        self._text = b""
+        self.channel = Connection(ours)
+        self.channel.send({"rank": asdict(rank), "calls": [[c.operation, c.dtype, c.count] for c in calls]})
+
+    def read_output(self) -> bool:
+        """Take in what was printed; False when that was the last."""
+        while True:
+            data = self.output.read(1 << 16)
+            if data is None:
+                return True
+            if not data:
+                return False
+            self._text = b"\n".join((self._text + data).split(b"\n")[-_LINES_KEPT:])
+
+    def warnings(self) -> list[str]:
+        """What NCCL warned of."""
+        return [line for line in self._lines() if "NCCL WARN" in line]
+
+    def last_words(self) -> list[str]:
+        """The end of what it printed."""
+        return self._lines()[-8:]
+
+    def _lines(self) -> list[str]:
+        if not self.output.closed:
+            self.read_output()
+        return [line.strip() for line in self._text.decode("utf-8", "replace").splitlines() if line.strip()]
+
+    def how_it_ended(self) -> str:
+        """Once it has hung up: by which signal, or with which exit status."""
+        try:
+            status = self._process.wait(_DEATH)
+        except subprocess.TimeoutExpired:
+            return "hung up and did not end"
+        if status < 0:
+            name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+            return f"was killed by {name}"
+        return f"ended with exit status {status}"
+
+    def end(self) -> None:
+        """Kill it and everything that it started. Nothing is left but a process that the driver does not let go."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # it ended by itself
+        try:
+            self._process.wait(_DEATH)
+        except subprocess.TimeoutExpired:
+            pass
+        self.output.close()
+        self.channel.close()

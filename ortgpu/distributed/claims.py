@@ -1,0 +1,137 @@
+"""That no two ranks of a job have the same GPU, without a process between them: locked files that name GPU and rank.
+
+A rank locks its own file first and looks at those of the other ranks then, so of two at the same time at least one sees
+the other. The kernel lets go of a lock when the last process with the open file ends, however it ends; what it leaves
+is an empty file, which the next claim removes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from pathlib import Path
+
+from ..background import ForkSafeLock
+from ..errors import RankDeviceError, manual
+from .jobs import identity_of, runtime_folder, short_name
+from .rank_devices import visibility
+from .ranks import Rank
+
+_held: dict[Path, int] = {}  # by path, its descriptor: open for the life of this process
+_lock = ForkSafeLock()
+_NAME = re.compile(r"claim-(?P<job>\w+)-(?P<uuid>[\w-]+)-rank(?P<rank>\d+)")
+
+
+def claim(rank: Rank, uuid: str) -> None:
+    """Have a GPU for this rank, until the process ends. Again, or by another process of the same rank: no matter.
+
+    Raises:
+        RankDeviceError: another rank of the job on this host has it, or the file cannot be made.
+
+    Not seen: ranks in containers of their own, whose folders are not the same.
+    """
+    if rank.world_size == 1:
+        return
+    job = short_name(identity_of(rank))
+    try:
+        folder = runtime_folder()
+        with _lock:
+            path = folder / f"claim-{job}-{uuid}-rank{rank.rank}"
+            is_new = path not in _held
+            if is_new:
+                _held[path] = _open_locked(path)
+            holders = _other_ranks(folder, job, uuid, rank.rank)
+            if holders and is_new:
+                os.close(_held.pop(path))
+    except OSError as error:
+        raise RankDeviceError(
+            "it cannot be made sure that every rank has a GPU of its own",
+            evidence=[str(error)],
+            fixes=[
+                manual("set XDG_RUNTIME_DIR or TMPDIR to a folder that this user may write to, the same for each rank")
+            ],
+            ranks=(rank.rank,),
+            phase="device",
+        ) from error
+    if holders:
+        raise _shared(rank, uuid, holders)
+
+
+def _open_locked(path: Path) -> int:
+    """The file, open and locked: shared, so that processes which a rank starts can have its GPU too."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for another process to look, no longer
+            if _is_there(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # removed between the two calls
+
+
+def _is_there(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _other_ranks(folder: Path, job: str, uuid: str, own: int) -> tuple[int, ...]:
+    """Ranks of this job that have the GPU. Files that nobody holds, of whatever job, are removed on the way."""
+    found = []
+    for path in sorted(folder.glob("claim-*")):
+        match = _NAME.fullmatch(path.name)
+        is_other = match is not None and (match["job"], match["uuid"], int(match["rank"])) != (job, uuid, own)
+        if match is None or not is_other or path in _held:
+            continue
+        if _is_held(path) and (match["job"], match["uuid"]) == (job, uuid):
+            found.append(int(match["rank"]))
+    return tuple(found)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_there(path, descriptor):
+            path.unlink()
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _shared(rank: Rank, uuid: str, holders: tuple[int, ...]) -> RankDeviceError:
+    ranks = tuple(sorted({rank.rank, *holders}))
+    return RankDeviceError(
+        f"ranks {', '.join(map(str, ranks))} have the same GPU: {uuid}",
+        evidence=[
+            f"this is rank {rank.rank} of {rank.world_size}, number {rank.local_rank} of {rank.local_world_size} here",
+            visibility(os.environ.get("CUDA_VISIBLE_DEVICES")),
+        ],
+        fixes=[
+            manual(
+                "show each rank all GPUs of the host, or one of its own: CUDA_VISIBLE_DEVICES, or the launcher's option"
+            ),
+            manual("start as many ranks on this host as it has GPUs"),
+        ],
+        ranks=ranks,
+        phase="device",
+    )
+
+
+def _let_go_in_child() -> None:
+    """A forked child is not the rank: its copies of the descriptors must not hold the GPU when the rank has ended."""
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,21 @@
+"""ONNX Runtime's own collective operators, which exist in builds from source only."""
+
+from __future__ import annotations
+
+from ..runtime import load_runtime, why_no_module
+
+
+def has_collective_ops() -> bool:
+    """Whether the installed ONNX Runtime has com.microsoft:AllReduce, AllGather and AllToAll.
+
+    It was built with NCCL and MPI then, which no published package is: False in those that were looked at, from 1.22
+    to 1.31.1. Imports ``onnxruntime``.
+
+    Raises:
+        PackageError: it cannot be imported.
+    """
+    runtime = load_runtime()
+    found = runtime.has_collective_ops
+    if found is None:
+        raise why_no_module(runtime)
+    return found

@@ -1,0 +1,238 @@
+"""Rank 0's side of a preflight: it lets the ranks of the job in, gathers what each says, tells all, and gives verdicts.
+
+Driven from outside: its methods are called when a socket is ready or the time has come, and none of them waits.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import selectors
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from .. import __version__
+from ..errors import GPUError
+from . import verdicts
+from .verdicts import Known, Position
+from .wire import Connection, GarbledError, Message, error_from_message, error_to_message
+
+logger = logging.getLogger("ortgpu")
+
+LAST = "results"  # what is gathered last: whoever hangs up after that has all that there is
+
+_SILENT = 5.0  # seconds in which a connection has to say who it is
+_GUESTS = 64  # connections at a time that have not
+_NOTED = 8  # refused connections that an error tells of
+
+
+@dataclass(slots=True)
+class _Guest:
+    connection: Connection
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """By time.monotonic. ``arrival``: for all ranks to have come; ``verdict``: for everything."""
+
+    arrival: float
+    verdict: float
+
+    def earlier(self, other: Deadlines) -> Deadlines:
+        return Deadlines(min(self.arrival, other.arrival), min(self.verdict, other.verdict))
+
+
+class Hub:
+    """``settling``: seconds from a rank's failure to the verdict, in which the others may say what they see."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str,
+        world_size: int,
+        selector: selectors.BaseSelector,
+        deadlines: Deadlines,
+        settling: float,
+    ) -> None:
+        self._listener: socket.socket | None = listener
+        self._token = token
+        self._selector = selector
+        self._deadlines = deadlines
+        self._settling = settling
+        self._settled_at: float | None = None
+        self._guests: dict[Connection, _Guest] = {}
+        self._members: dict[int, Connection] = {}
+        self._gathered: dict[str, dict[int, Any]] = {}
+        self._refused: list[str] = []
+        self._is_over = False
+        self.known = Known(world_size)
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def next_deadline(self) -> float:
+        if self._is_over:
+            return float("inf")
+        times = [self._deadlines.verdict, *(guest.until for guest in self._guests.values())]
+        if self.known.missing:
+            times.append(self._deadlines.arrival)
+        if self._settled_at is not None:
+            times.append(self._settled_at)
+        return min(times)
+
+    def on_time(self) -> None:
+        """Do what the time demands; called often enough."""
+        now = time.monotonic()
+        for guest in [guest for guest in self._guests.values() if now >= guest.until]:
+            self._refuse(guest.connection, "it did not say who it is")
+        if self._is_over:
+            return
+        if self._settled_at is not None and (now >= self._settled_at or len(self.known.failures) == len(self._members)):
+            self._decide(verdicts.cause(self.known))
+        elif self.known.missing and now >= self._deadlines.arrival:
+            self._decide(verdicts.never_came(self.known, self._refused))
+        elif now >= self._deadlines.verdict:
+            self._decide(verdicts.out_of_time(self.known))
+
+    @property
+    def is_done(self) -> bool:
+        """Nobody is left to be told anything."""
+        return not any(member.is_open for member in self._members.values())
+
+    def close(self) -> None:
+        self._stop_listening()
+        for connection in [*self._guests, *self._members.values()]:
+            self._drop(connection)
+
+    # Arrival
+
+    def _accept(self, _events: int) -> None:
+        assert self._listener is not None
+        try:
+            connected, _ = self._listener.accept()
+        except OSError:  # it is gone again
+            return
+        if len(self._guests) >= _GUESTS:
+            connected.close()
+            return
+        connection = Connection(connected)
+        self._guests[connection] = _Guest(connection, time.monotonic() + _SILENT)
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read_guest(connection))
+
+    def _read_guest(self, connection: Connection) -> None:
+        try:
+            messages = connection.receive()
+            if messages:
+                return self._let_in(connection, messages[0])
+        except (GarbledError, LookupError, TypeError, ValueError) as error:
+            return self._refuse(connection, f"it is no rank: {error}")
+        if not connection.is_open:
+            self._drop(connection)
+        return None
+
+    def _let_in(self, connection: Connection, hello: Message) -> None:
+        rank, host = hello.get("rank"), hello.get("host")
+        if not hmac.compare_digest(str(hello.get("token")).encode(), self._token.encode()):
+            return self._refuse(connection, f"it belongs to another job: rank {rank} on {host}")
+        if hello.get("ortgpu") != __version__:
+            return self._refuse(connection, f"it runs ortgpu {hello.get('ortgpu')}: rank {rank} on {host}")
+        if hello.get("world_size") != self.known.world_size:
+            return self._refuse(connection, f"it counts {hello.get('world_size')} ranks: rank {rank} on {host}")
+        if type(rank) is not int or rank not in self.known.missing:
+            return self._refuse(connection, f"its rank is taken, or there is no such rank: {rank} on {host}")
+        arrival, verdict = map(float, hello["seconds"])
+        now = time.monotonic()
+        del self._guests[connection]
+        self._members[rank] = connection
+        self.known.hosts[rank] = str(host)
+        self._deadlines = self._deadlines.earlier(Deadlines(now + arrival, now + verdict))
+        self._selector.modify(connection, selectors.EVENT_READ, lambda events: self._serve(rank, events))
+        connection.send({"in": True})
+        if not self.known.missing:
+            self._stop_listening()
+            self._tell({"welcome": max(0.0, self._deadlines.verdict - now)})
+        return None
+
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        logger.debug("preflight: a connection was refused: %s", reason)
+        if len(self._refused) < _NOTED:
+            self._refused.append(reason[:200])
+        connection.send({"refused": reason})
+        self._drop(connection)
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+        for connection in list(self._guests):
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._guests.pop(connection, None)
+        if connection.fileno() >= 0:
+            self._selector.unregister(connection)
+        connection.close()
+
+    # Work
+
+    def _serve(self, rank: int, events: int) -> None:
+        member = self._members[rank]
+        if events & selectors.EVENT_WRITE:
+            member.flush()
+        if events & selectors.EVENT_READ:
+            try:
+                for message in member.receive():
+                    self._handle(rank, message)
+            except (GarbledError, LookupError, TypeError, ValueError) as error:
+                logger.debug("preflight: rank %d: %s", rank, error)
+                member.is_open = False
+        if not member.is_open:
+            self._drop(member)
+            if not self._is_over:
+                self._note(rank, verdicts.gone(self.known, rank))
+        elif member.has_unsent != bool(self._selector.get_key(member).events & selectors.EVENT_WRITE):
+            self._watch(member)
+
+    def _watch(self, member: Connection) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.has_unsent else 0)
+        self._selector.modify(member, wanted, self._selector.get_key(member).data)
+
+    def _handle(self, rank: int, message: Message) -> None:
+        if self._is_over:
+            return
+        if "at" in message:
+            number, step = message["at"]
+            self.known.positions[rank] = Position(number, step)
+            mismatch = verdicts.out_of_step(self.known)
+            if mismatch is not None:
+                self._decide(mismatch)
+        elif "failed" in message:
+            self._note(rank, error_from_message(message["failed"]))
+        elif "post" in message:
+            gathered = self._gathered.setdefault(message["post"], {})
+            gathered[rank] = message["value"]
+            if len(gathered) == self.known.world_size:
+                self.known.has_exchanged = True
+                values = [gathered[number] for number in range(self.known.world_size)]
+                self._is_over = message["post"] == LAST
+                self._tell({"all": message["post"], "values": values})
+
+    def _note(self, rank: int, error: GPUError) -> None:
+        self.known.failures.setdefault(rank, error)
+        if self._settled_at is None:
+            self._settled_at = time.monotonic() + self._settling
+
+    def _decide(self, error: GPUError) -> None:
+        self._is_over = True
+        self._stop_listening()
+        self._tell({"verdict": error_to_message(error)})
+
+    def _tell(self, message: Message) -> None:
+        for member in self._members.values():
+            if member.is_open:
+                member.send(message)
+                self._watch(member)

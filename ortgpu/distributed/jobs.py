@@ -1,0 +1,94 @@
+"""Which job this process belongs to, and a folder in which the processes of a job on one host find each other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from .ranks import Rank
+
+_HYDRA_PROXY = "hydra_pmi_proxy"  # starts all ranks of one host, for MPICH and what derives from it
+
+
+def identity_of(rank: Rank, environ: Mapping[str, str] | None = None) -> str:
+    """A text that the ranks of a job on one host have in common, and no other job on it has at the same time.
+
+    torchrun, Open MPI and srun number their jobs, MASTER_ADDR and MASTER_PORT serve one job at a time. MPICH says
+    nothing: there it is the process that started this host's ranks, and where that is not found either, the parent.
+    """
+    variables = os.environ if environ is None else environ
+    meeting_point = [variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")]
+    named: list[str] = []
+    if rank.launcher == "torchrun":
+        named = [variables.get("TORCHELASTIC_RUN_ID", ""), *meeting_point]
+    elif rank.launcher == "environment":
+        named = meeting_point
+    elif rank.launcher == "openmpi":
+        named = [variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid", "")]
+    elif rank.launcher == "srun":
+        step = variables.get("SLURM_STEP_ID") or variables.get("SLURM_STEPID", "")
+        named = [variables.get("SLURM_JOB_ID") or variables.get("SLURM_JOBID", ""), step]
+    if any(named):
+        return " ".join([rank.launcher or "", *named])
+    return f"{rank.launcher} started by process {_starter()}"
+
+
+def is_same_on_every_host(rank: Rank) -> bool:
+    """Whether :func:`identity_of` gives one text on all hosts of a job."""
+    return rank.launcher in ("torchrun", "openmpi", "srun")
+
+
+def short_name(identity: str) -> str:
+    """As part of a file's name."""
+    return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def runtime_folder() -> Path:
+    """A folder of this user alone on this host, made if need be: in XDG_RUNTIME_DIR, else in the temporary folder.
+
+    Raises:
+        OSError: neither can be used; the text says why for each.
+    """
+    refused = []
+    for parent, name in (
+        (os.environ.get("XDG_RUNTIME_DIR"), "ortgpu"),
+        (tempfile.gettempdir(), f"ortgpu-{os.getuid()}"),
+    ):
+        if not parent or not os.path.isdir(parent):  # a launcher hands on XDG_RUNTIME_DIR of the host it was called on
+            continue
+        folder = Path(parent, name)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+        except OSError as error:
+            refused.append(str(error))
+            continue
+        # The temporary folder is everyone's: what lies there under our name may be a trap of another user.
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077:
+            return folder
+        refused.append(f"{folder} is not this user's alone: owner {found.st_uid}, {stat.filemode(found.st_mode)}")
+    raise OSError("; ".join(refused) or "there is neither XDG_RUNTIME_DIR nor a temporary folder")
+
+
+def _starter() -> str:
+    above = list(_ancestors())
+    proxy = next((process for process in above if process[1] == _HYDRA_PROXY), None)
+    number, _, started = proxy or (above[0] if above else (os.getppid(), "", "0"))
+    return f"{number} of {started}"  # the time too: numbers of processes come again
+
+
+def _ancestors() -> Iterator[tuple[int, str, str]]:
+    """Number, name and start of this process's parent, its parent and so on. /proc/PID/stat: proc(5)."""
+    number = os.getppid()
+    while number > 0:
+        try:
+            text = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return
+        name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+        yield number, name, fields[19]
+        number = int(fields[1])

@@ -1,0 +1,159 @@
+"""Where the ranks of a preflight meet: at which address rank 0 listens, and how the others learn of it.
+
+On one host rank 0 takes any free port and writes it, with a secret, to a file that only this user can read. Between
+hosts the address is given, or the launcher names rank 0's host and the port follows from the job's identity: the one
+in MASTER_PORT is torchrun's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import RendezvousError, manual, shell
+from .jobs import identity_of, is_same_on_every_host, runtime_folder, short_name
+from .ranks import Rank
+
+_PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports that Linux gives out by itself
+_TRIED = 8  # ports of a job: the first that is free serves
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to connect, and what to say there."""
+
+    host: str
+    port: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Meeting(Protocol):
+    """``listen`` is rank 0's; the others try the ``addresses``, which may be other ones a moment later."""
+
+    def listen(self) -> tuple[socket.socket, str]:
+        """A listening socket and the token. Raises OSError."""
+
+    def addresses(self) -> Sequence[Address]: ...
+
+    def close(self) -> None: ...
+
+
+def meeting_of(rank: Rank, address: str | None) -> Meeting:
+    """How the ranks of this job meet.
+
+    Raises:
+        ValueError: ``address`` is not HOST:PORT.
+        RendezvousError: none is given, and the launcher names none.
+    """
+    if address is not None:
+        host, port = parse_address(address)
+        return _Named(host, (port,), short_name(f"{address} {rank.world_size}"))
+    if rank.on_one_host and (rank.launcher is not None or rank.world_size == 1):
+        own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
+        return _Published(runtime_folder() / f"meeting-{short_name(own)}")
+    if rank.master_address is None or not is_same_on_every_host(rank):
+        raise RendezvousError(
+            f"nothing says where the {rank.world_size} ranks can meet",
+            evidence=[f"launcher: {rank.launcher or 'none'}", f"ranks on this host: {rank.local_world_size}"],
+            fixes=[
+                shell("ortgpu preflight --address HOST:PORT", needs="host"),
+                manual("with a host name of rank 0's machine and a free port of it, the same on every rank"),
+            ],
+            ranks=(rank.rank,),
+            phase="rendezvous",
+        )
+    identity = identity_of(rank)
+    return _Named(rank.master_address, tuple(ports_of(identity)), short_name(identity))
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[::1]:port". Raises ValueError."""
+    host, colon, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536 and (":" not in host or "[" in text)):
+        raise ValueError(f"address={text!r} is not HOST:PORT, as in node1:23456 or [::1]:23456")
+    return host, int(port)
+
+
+def ports_of(identity: str) -> Iterator[int]:
+    """The ports of a job, in the order in which they are tried."""
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
+    for part in range(_TRIED):
+        yield _PORTS[int.from_bytes(digest[2 * part : 2 * part + 2], "big") % len(_PORTS)]
+
+
+class _Named:
+    def __init__(self, host: str, ports: tuple[int, ...], token: str) -> None:
+        self._host, self._ports, self._token = host, ports, token
+
+    def listen(self) -> tuple[socket.socket, str]:
+        refusal: OSError | None = None
+        for port in self._ports:
+            try:
+                return _listen(self._host, port), self._token
+            except OSError as error:
+                refusal = error
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    break
+        raise refusal or OSError("no port to listen at")
+
+    def addresses(self) -> Sequence[Address]:
+        return [Address(self._host, port, self._token) for port in self._ports]
+
+    def close(self) -> None:
+        pass
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """On the loopback where that is meant; else on all interfaces: a host's own name may be 127.0.1.1 to itself."""
+    if host == "localhost" or host.startswith("127.") or host == "::1":
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+class _Published:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_ours = False
+
+    def listen(self) -> tuple[socket.socket, str]:
+        listener = socket.create_server((_LOOPBACK, 0))
+        token = secrets.token_hex(16)
+        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"port": listener.getsockname()[1], "token": token}, file)
+            partial.replace(self._path)  # one that a killed process left behind is gone with this
+        except BaseException:
+            listener.close()
+            raise
+        self._is_ours = True
+        return listener, token
+
+    def addresses(self) -> Sequence[Address]:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # not there yet
+            entry = json.loads(self._path.read_text(encoding="utf-8"))
+            return [Address(_LOOPBACK, int(entry["port"]), str(entry["token"]))]
+        return []
+
+    def close(self) -> None:
+        if self._is_ours:
+            self._path.unlink(missing_ok=True)
+            self._is_ours = False

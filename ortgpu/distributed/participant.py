@@ -1,0 +1,318 @@
+"""One rank's part in a preflight, by a loop over sockets: its child, rank 0, and where it is rank 0, all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from .. import __version__
+from ..errors import CollectiveTimeoutError, DistributedError, GPUError, RendezvousError, manual
+from . import contract, verdicts
+from .child import Child
+from .contract import Described
+from .hub import LAST, Deadlines, Hub
+from .meeting import Address, Meeting
+from .ranks import Rank
+from .reports import Collective, CollectiveResult, PreflightReport, differences, named
+from .verdicts import RENDEZVOUS, RUN
+from .wire import Connection, Message, error_from_message, error_to_message
+
+_RETRY = 0.05  # seconds between two attempts to reach rank 0
+_HANDSHAKE = 2.0  # seconds in which whatever listens there has to prove that it is rank 0
+_FACTS, _ID = "facts", "id"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """By time.monotonic: when all have to have come; when the child gives up; rank 0; and this rank by itself."""
+
+    start: float
+    arrival: float
+    child: float
+    verdict: float
+    alone: float
+    settling: float  # seconds
+
+    @classmethod
+    def of(cls, timeout: float) -> Schedule:
+        start = time.monotonic()
+        reserve = min(max(0.2 * timeout, 1.0), 6.0, 0.5 * timeout)
+        end = start + timeout
+        steps = (end - reserve, end - reserve / 2, end - reserve / 4)
+        return cls(start, start + timeout / 2, *steps, settling=reserve / 4)
+
+
+class Participant:
+    def __init__(self, rank: Rank, calls: tuple[Collective, ...], meeting: Meeting, schedule: Schedule) -> None:
+        self._rank, self._calls, self._meeting, self._schedule = rank, calls, meeting, schedule
+        self._selector = selectors.DefaultSelector()
+        self._hub: Hub | None = None
+        self._link: Connection | None = None  # to rank 0; its own as well
+        self._child: Child | None = None
+        self._from_hub: list[Message] = []
+        self._from_child: list[Message] = []
+        self._failure: GPUError | None = None
+        self._child_may_end = False
+        self._has_joined = False
+        self._number = 0
+        self._step = verdicts.NOWHERE.step
+        self._has_exchanged = False
+
+    def run(self) -> PreflightReport:
+        self._start_child()
+        self._meet()
+        roster = self._describe()
+        error = contract.broken(roster)
+        if error is not None:
+            raise error
+        unique_id = self._share_id()
+        seconds = self._run_collectives(unique_id)
+        facts = tuple(each.facts for each in roster)
+        return PreflightReport(
+            self._rank,
+            facts,
+            differences(facts),
+            tuple(
+                self._result(call, column) for call, column in zip(self._calls, zip(*seconds, strict=True), strict=True)
+            ),
+            contract.notes(self._rank, roster),
+            time.monotonic() - self._schedule.start,
+        )
+
+    def leave_others(self) -> None:
+        """Interrupted: they are not told anything, and notice at once."""
+        if self._hub is not None:
+            self._hub.close()
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.end()
+        if self._link is not None:
+            self._link.close()
+        self._meeting.close()
+        if self._hub is not None:
+            # Hanging up first could take from them what they have not read yet
+            self._pump(lambda: self._hub is None or self._hub.is_done, self._schedule.alone)
+            self._hub.close()
+        self._selector.close()
+
+    # The steps
+
+    def _start_child(self) -> None:
+        self._child = child = Child(self._rank, self._calls)
+        self._selector.register(child.channel, selectors.EVENT_READ, lambda _: self._hear_child(child))
+        self._selector.register(child.output, selectors.EVENT_READ, lambda _: self._take_output(child))
+
+    def _meet(self) -> None:
+        if self._rank.rank == 0:
+            self._listen()
+        refusals: dict[str, None] = {}
+        is_waiting = True
+        while is_waiting:
+            for address in self._meeting.addresses():
+                reason = self._try(address)
+                if reason is None:
+                    is_waiting = False
+                    break
+                refusals[f"{address}: {reason}"] = None
+            if is_waiting:
+                self._pump(lambda: False, time.monotonic() + _RETRY)
+                if time.monotonic() > self._schedule.arrival:
+                    raise self._rank_0_not_found(refusals)
+        message = self._await("welcome")
+        self._meeting.close()  # all are here: nobody has to find the way any more
+        verdict = min(self._schedule.verdict, time.monotonic() + float(message["welcome"]))
+        settling = self._schedule.settling
+        self._schedule = dataclasses.replace(
+            self._schedule, child=verdict - 2 * settling, verdict=verdict, alone=verdict + settling
+        )
+
+    def _listen(self) -> None:
+        try:
+            listener, token = self._meeting.listen()
+        except OSError as error:
+            raise RendezvousError(
+                "rank 0 cannot listen for the other ranks",
+                evidence=[*(f"tried: {address}" for address in self._meeting.addresses()), str(error)],
+                fixes=[manual("name a host name of rank 0's machine and a free port of it as the address")],
+                ranks=(0,),
+                phase=RENDEZVOUS,
+            ) from error
+        schedule = self._schedule
+        deadlines = Deadlines(schedule.arrival, schedule.verdict)
+        self._hub = Hub(listener, token, self._rank.world_size, self._selector, deadlines, schedule.settling)
+
+    def _try(self, address: Address) -> str | None:
+        """Join rank 0 there; or the reason why not."""
+        until = min(time.monotonic() + _HANDSHAKE, self._schedule.arrival)
+        now = time.monotonic()
+        try:
+            connected = socket.create_connection((address.host, address.port), timeout=max(until - now, _RETRY))
+        except OSError as error:
+            return error.strerror or str(error)
+        link = Connection(connected)
+        self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
+        hello = {
+            "ortgpu": __version__,
+            "token": address.token,
+            "rank": self._rank.rank,
+            "world_size": self._rank.world_size,
+            "host": socket.gethostname(),
+            "seconds": [self._schedule.arrival - now, self._schedule.verdict - now],
+        }
+        self._link = link
+        link.send(hello)
+        self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
+        answer = self._from_hub.pop(0) if self._from_hub else {}
+        if "in" in answer:
+            self._has_joined = True
+            self._tell({"at": [self._number, self._step]})
+            if self._failure is not None:
+                self._fail(self._failure)
+            return None
+        self._link = None
+        if link.is_open:
+            self._selector.unregister(link)
+        link.close()
+        return str(answer.get("refused", "what listens there does not answer as rank 0 does"))
+
+    def _describe(self) -> list[Described]:
+        own = self._from_own_child("facts")
+        calls = [[call.operation, call.dtype, call.count] for call in self._calls]
+        self._tell({"post": _FACTS, "value": {**own, "calls": calls}})
+        self._at("waiting for the facts of the others")
+        roster = [Described.parse(message) for message in self._await("all", _FACTS)["values"]]
+        self._has_exchanged = True
+        return roster
+
+    def _share_id(self) -> str:
+        value = None
+        if self._rank.rank == 0:
+            self._ask_child({"make_id": True})
+            value = self._from_own_child("id")["id"]
+        else:
+            self._number += 1  # further than rank 0 while that makes it
+            self._at("waiting for NCCL's unique id")
+        self._tell({"post": _ID, "value": value})
+        return str(self._await("all", _ID)["values"][0])
+
+    def _run_collectives(self, unique_id: str) -> list[list[float]]:
+        self._number = RUN - 1
+        seconds = self._schedule.child - time.monotonic()
+        self._ask_child({"id": unique_id, "seconds": seconds})
+        self._tell({"post": LAST, "value": self._from_own_child("results")["results"]})
+        results: list[list[float]] = self._await("all", LAST)["values"]
+        self._end_child()
+        return results
+
+    def _end_child(self) -> None:
+        """Let it give its communicator back; whatever it does instead, it is killed soon."""
+        child = self._child
+        assert child is not None
+        self._child_may_end = True
+        child.channel.send({"end": True})
+        self._pump(lambda: not child.channel.is_open, self._schedule.alone)
+
+    def _result(self, call: Collective, seconds: Sequence[float]) -> CollectiveResult:
+        slowest = max(seconds)
+        moved = call.bus_bytes(self._rank.world_size)
+        return CollectiveResult(call, slowest, moved / slowest if moved and slowest else None)
+
+    # Waiting
+
+    def _await(self, kind: str, name: object = None) -> Message:
+        """The message of rank 0 that ``kind`` is in, with ``name`` as its value."""
+        return self._next(self._from_hub, lambda message: kind in message and name in (None, message[kind]))
+
+    def _from_own_child(self, kind: str) -> Message:
+        return self._next(self._from_child, lambda message: kind in message)
+
+    def _next(self, messages: list[Message], is_wanted: Callable[[Message], bool]) -> Message:
+        """The first message that is wanted, once it is there. What rank 0 decides meanwhile is raised."""
+        link = self._link
+        assert link is not None
+        self._pump(lambda: any(map(is_wanted, messages)) or not link.is_open, self._schedule.alone)
+        for message in filter(is_wanted, messages):
+            messages.remove(message)
+            return message
+        said = "went silent" if link.is_open else "ended, or the connection to it broke,"
+        raise self._failure or self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
+
+    def _pump(self, is_done: Callable[[], bool], until: float) -> None:
+        """Serve every socket until ``is_done``, or until the time has come."""
+        while not is_done() and (now := time.monotonic()) < until:
+            soonest = min(until, self._hub.next_deadline) if self._hub is not None else until
+            for key, events in self._selector.select(max(0.0, soonest - now)):
+                key.data(events)
+            if self._hub is not None:
+                self._hub.on_time()
+
+    def _hear_hub(self, link: Connection) -> None:
+        for message in link.receive():
+            if "verdict" in message:
+                raise error_from_message(message["verdict"])
+            self._from_hub.append(message)
+        if not link.is_open:
+            self._selector.unregister(link)
+
+    def _hear_child(self, child: Child) -> None:
+        for message in child.channel.receive():
+            if "begin" in message:
+                self._at(str(message["begin"]))
+            elif "error" in message:
+                error = error_from_message(message["error"])
+                error.evidence = (*error.evidence, *child.warnings())
+                self._fail(error)
+            else:
+                self._from_child.append(message)
+        if not child.channel.is_open:
+            self._selector.unregister(child.channel)
+            if self._failure is None and not self._child_may_end:
+                how = f"the preflight's child of rank {self._rank.rank} {child.how_it_ended()} during: {self._step}"
+                self._fail(self._unfinished((self._rank.rank,), how, child.last_words()))
+
+    def _take_output(self, child: Child) -> None:
+        if not child.read_output():
+            self._selector.unregister(child.output)
+
+    # Telling
+
+    def _at(self, step: str) -> None:
+        self._number, self._step = self._number + 1, step
+        self._tell({"at": [self._number, step]})
+
+    def _fail(self, error: GPUError) -> None:
+        """This rank cannot go on: rank 0 is told, and decides what that is for all."""
+        self._failure = error
+        self._tell({"failed": error_to_message(error)})
+
+    def _tell(self, message: Message) -> None:
+        if self._link is not None and self._has_joined:
+            self._link.send(message)
+
+    def _ask_child(self, message: Message) -> None:
+        assert self._child is not None
+        self._child.channel.send(message)
+
+    # Errors that this rank comes to by itself
+
+    def _unfinished(self, ranks: tuple[int, ...], summary: str, evidence: Sequence[str]) -> DistributedError:
+        cls = CollectiveTimeoutError if self._has_exchanged else RendezvousError
+        fixes = [manual(f"look at the output of {named(ranks)}")]
+        return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=self._step)
+
+    def _rank_0_not_found(self, refusals: Iterable[str]) -> RendezvousError:
+        return RendezvousError(
+            "rank 0 was not at the rendezvous in time",
+            evidence=[f"this is rank {self._rank.rank} of {self._rank.world_size}", *refusals],
+            fixes=[
+                manual("look at the output of rank 0: it ended, it was not started, or it did something else"),
+                manual("if it runs on another host: make sure that it can be reached there, through any firewall"),
+            ],
+            ranks=(0,),
+            phase=RENDEZVOUS,
+        )

@@ -1,0 +1,80 @@
+"""Prove that the ranks of a job can work together: meet, compare, then run collective operations on the GPUs.
+
+Each rank has a child process for what may hang or crash: the driver, CUDA and NCCL. The rank itself only watches it and
+talks to the others through rank 0, so it can always say what happened, and it ends the child whatever that is doing.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+from ..errors import GPUError, UnsupportedPlatformError, manual
+from .meeting import meeting_of
+from .ranks import Rank, current_rank
+from .reports import Collective, PreflightReport, default_calls
+
+
+def preflight(
+    timeout: float = 60.0,
+    *,
+    rank: Rank | None = None,
+    address: str | None = None,
+    calls: Sequence[Collective] | None = None,
+) -> PreflightReport:
+    """Meet the other ranks, compare what each has, and run NCCL's operations between all GPUs with values checked.
+
+    Every rank calls it, at about the same time. In a world of one, without a launcher, it checks what one rank can.
+
+    Args:
+        timeout: seconds for all of it. Half of them are for the ranks to arrive. At the end of them this function has
+            returned or raised, on every rank that called it.
+        rank: which one this is; None asks the launcher's variables.
+        address: HOST:PORT at which rank 0 is to listen, the same on every rank. Needed where the launcher names no
+            host: mpirun over several machines.
+        calls: the operations to run, in order; those that a program is going to use, for instance. Every rank has to
+            name the same. None: a selection of sizes and types.
+
+    Returns:
+        what was found; the same on all ranks.
+
+    Raises:
+        LauncherConflictError: the launchers' variables do not say which rank this is.
+        RendezvousError: ranks did not meet, or did not describe themselves, in time. ``ranks`` names them.
+        RankDeviceError: a rank has no GPU, or the same one as another.
+        CollectiveMismatchError: the ranks' ``calls`` differ, or what they call does.
+        CollectiveTimeoutError: an operation did not end. ``ranks`` and ``phase`` name who held it up, and where.
+        NCCLError: NCCL failed, gave wrong values, or cannot be used; ``status`` is its ncclResult_t.
+        GPUError: the reason why a rank has no usable GPU, as :func:`ortgpu.diagnose` gives it. ``evidence`` names the
+            ranks.
+        ValueError: ``timeout`` or ``address`` is malformed.
+
+    A fault of one rank is raised on all of them. No process, socket or file is left. This process's CUDA is not used;
+    a thread that calls it waits.
+
+    Not promised: that the ranks' programs, which come later, call the same operations; the speed of what they do. The
+    connection is for a network that is trusted: who can reach rank 0's port, and knows the job, can disturb it.
+    """
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout={timeout!r} is not a number of seconds")
+    if sys.platform != "linux":
+        raise UnsupportedPlatformError(
+            f"NCCL exists for Linux only, and this is {sys.platform}",
+            fixes=[manual("run the ranks on Linux", needs="host")],
+            system=sys.platform,
+        )
+    own = rank if rank is not None else current_rank()
+    planned = tuple(calls) if calls is not None else default_calls(own.world_size)
+    from .participant import Participant, Schedule  # Linux only
+
+    participant = Participant(own, planned, meeting_of(own, address), Schedule.of(timeout))
+    try:
+        return participant.run()
+    except GPUError:
+        raise
+    except BaseException:
+        participant.leave_others()
+        raise
+    finally:
+        participant.close()

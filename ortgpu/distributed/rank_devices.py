@@ -1,0 +1,71 @@
+"""Which GPU is a rank's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import lifetime
+from ..devices import describe
+from ..environment.cuda import CudaDevice, initialise
+from ..errors import RankDeviceError, manual
+from .ranks import Rank, current_rank
+
+
+def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str | None) -> CudaDevice:
+    """The GPU of a rank among those that CUDA shows it, by ordinal: the ``local_rank``-th, or the only one.
+
+    One GPU is what a launcher shows that gives each rank its own; whether it is the same one for two ranks cannot be
+    told from here.
+
+    Raises:
+        RankDeviceError: there are several GPUs, and fewer than ranks on this host; or none.
+    """
+    if len(devices) == 1:
+        return devices[0]
+    if rank.local_rank < len(devices):
+        return devices[rank.local_rank]
+    raise RankDeviceError(
+        f"rank {rank.rank} has no GPU: it is number {rank.local_rank} of {rank.local_world_size} on this host, and sees"
+        f" {len(devices)} GPU{'s' if len(devices) != 1 else ''}",
+        evidence=[
+            *(describe(device.ordinal, device.name, device.uuid) for device in devices),
+            visibility(visible_devices),
+        ],
+        fixes=[
+            manual(f"start at most {len(devices)} ranks on this host"),
+            manual("or show the ranks more GPUs: CUDA_VISIBLE_DEVICES, or the launcher's option for GPUs"),
+        ],
+        ranks=(rank.rank,),
+        phase="device",
+    )
+
+
+def visibility(visible_devices: str | None) -> str:
+    """As a line of evidence."""
+    return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"
+
+
+def claimed_ordinal() -> int:
+    """The ordinal of this process's GPU by its rank, which no other rank of the job on this host has.
+
+    Initialises the driver, as the session that follows would, and makes no context. Where the driver does not come up,
+    or does not list its devices, it is the local rank: the session finds out what is wrong.
+
+    Raises:
+        LauncherConflictError: see :func:`~ortgpu.distributed.current_rank`.
+        RankDeviceError: there is no such GPU, or another rank has it.
+        ForkedSessionError, PoisonedContextError: this process cannot use CUDA any more.
+    """
+    lifetime.refuse_if_lost()
+    rank = current_rank()
+    devices = initialise().devices
+    if not devices:
+        return rank.local_rank
+    device = own_device(rank, devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if device.uuid is not None and sys.platform != "win32":
+        from .claims import claim
+
+        claim(rank, device.uuid)
+    return device.ordinal

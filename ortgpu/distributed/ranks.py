@@ -1,0 +1,226 @@
+"""Which process of how many this is, from the variables of the launcher that started it.
+
+Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2; srun's are those of its manual page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import LauncherConflictError, manual
+
+Launcher = Literal["torchrun", "openmpi", "mpich", "srun", "environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a job.
+
+    ``rank`` counts over all hosts, ``local_rank`` over the processes of this host. ``launcher`` None: no launcher
+    started this process, and it is a world of one; "environment": RANK and its like are set, and not by torchrun.
+    ``master_address`` is a host on which rank 0 can be found; None where the launcher names none (mpirun).
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launcher: Launcher | None = None
+    master_address: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that contradict each other."""
+        if not (0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size <= self.world_size):
+            raise ValueError(
+                f"rank {self.rank} of {self.world_size} and local rank {self.local_rank} of {self.local_world_size} "
+                "are not possible: a rank is less than its world's size, and the host's part not more than the world"
+            )
+
+    @property
+    def on_one_host(self) -> bool:
+        return self.local_world_size == self.world_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Variables:
+    """The names by which a launcher says each number."""
+
+    launcher: Launcher
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+
+
+_TORCH = _Variables("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OPENMPI = _Variables(
+    "openmpi",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_MPICH = _Variables("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one launcher's variables say. Local numbers are None where it leaves them to another one."""
+
+    launcher: Launcher
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    variables: tuple[str, ...]  # "RANK=0", as evidence
+    master_address: str | None = None
+
+
+def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
+    """The rank of this process, by the launcher's variables in ``environ`` (``os.environ``). Reads nothing else.
+
+    Without any it is a world of one. torchrun or mpirun started by srun, once per host, is recognised as what it is,
+    and counts; whatever else says two things is refused.
+
+    Raises:
+        LauncherConflictError: launchers contradict each other, or variables are missing or no numbers. ``evidence``
+            names all of them with their values.
+    """
+    variables = os.environ if environ is None else environ
+    srun = _srun(variables)
+    inner = [said for said in (_torch(variables), _read(_OPENMPI, variables), _read(_MPICH, variables)) if said]
+    if srun is not None and inner and all(_was_started_by(srun, said, variables) for said in inner):
+        srun = None
+    said = [*inner, *([srun] if srun is not None else [])]
+    if not said:
+        return Rank(0, 1, 0, 1)
+    for number in ("rank", "world_size", "local_rank", "local_world_size"):
+        if len({getattr(each, number) for each in said} - {None}) > 1:
+            raise _contradiction(said)
+    first = said[0]
+    local_rank = next((each.local_rank for each in said if each.local_rank is not None), None)
+    local_size = next((each.local_world_size for each in said if each.local_world_size is not None), None)
+    if local_rank is None or local_size is None:
+        raise _incomplete("the rank among the processes of this host is not known", first.variables)
+    try:
+        return Rank(
+            first.rank,
+            first.world_size,
+            local_rank,
+            local_size,
+            first.launcher,
+            next((each.master_address for each in said if each.master_address), None),
+        )
+    except ValueError as impossible:
+        raise _incomplete(str(impossible), [one for each in said for one in each.variables]) from None
+
+
+def _torch(variables: Mapping[str, str]) -> _Said | None:
+    said = _read(_TORCH, variables)
+    if said is None:
+        return None
+    launcher: Launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "environment"
+    numbers = (said.rank, said.world_size, said.local_rank, said.local_world_size)
+    return _Said(launcher, *numbers, said.variables, variables.get("MASTER_ADDR") or None)
+
+
+def _read(names: _Variables, variables: Mapping[str, str]) -> _Said | None:
+    every = (names.rank, names.world_size, names.local_rank, names.local_world_size)
+    present = [name for name in every if name in variables]
+    if not present:
+        return None
+    evidence = tuple(f"{name}={variables[name]}" for name in present)
+    missing = [name for name in (names.rank, names.world_size) if name not in variables]
+    if missing:
+        raise _incomplete(f"{', '.join(present)} is set, and {', '.join(missing)} is not", evidence)
+    numbers = [_number(name, variables[name], evidence) if name in variables else None for name in every]
+    rank, size, local_rank, local_size = numbers
+    assert rank is not None
+    assert size is not None
+    return _Said(names.launcher, rank, size, local_rank, local_size, evidence)
+
+
+def _srun(variables: Mapping[str, str]) -> _Said | None:
+    """A batch script has SLURM_PROCID=0 beside the number of its tasks: only a numbered step was started by srun."""
+    step = variables.get("SLURM_STEP_ID", variables.get("SLURM_STEPID", ""))
+    if "SLURM_PROCID" not in variables or not step.isdecimal():
+        return None
+    names = [
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS",
+        "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in variables else "SLURM_TASKS_PER_NODE",
+        "SLURM_NODEID",
+    ]
+    evidence = tuple(f"{name}={variables[name]}" for name in names if name in variables)
+    missing = [name for name in names if name not in variables]
+    if missing:
+        raise _incomplete(f"srun started this process, and {', '.join(missing)} is not set", evidence)
+    rank, local_rank, size, node = (_number(name, variables[name], evidence) for name in (*names[:3], names[4]))
+    tasks = parse_tasks_per_node(variables[names[3]])
+    if tasks is None or node >= len(tasks):
+        raise _incomplete(f"{names[3]} does not say how many tasks run on node {node}", evidence)
+    hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
+    return _Said("srun", rank, size, local_rank, tasks[node], evidence, first_host(hosts))
+
+
+def parse_tasks_per_node(text: str) -> list[int] | None:
+    """Slurm's "2(x3),1" is 2, 2, 2, 1. None for what is no such list."""
+    tasks: list[int] = []
+    for entry in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", entry.strip())
+        if match is None:
+            return None
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def first_host(nodelist: str) -> str | None:
+    """The first host of Slurm's "node[03-05,9],login", node03: task 0 is there unless --distribution says otherwise."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodelist.strip())
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else None
+
+
+def _was_started_by(srun: _Said, inner: _Said, variables: Mapping[str, str]) -> bool:
+    """Whether srun's variables are those of the launcher's own process on this host, and not of its ranks.
+
+    torchrun says how many agents there are. mpirun has srun start one daemon on each host but, with Open MPI, its own.
+    """
+    if inner.launcher == "torchrun":
+        return variables.get("GROUP_WORLD_SIZE") == str(srun.world_size)
+    return inner.launcher != "environment" and srun.local_world_size == 1 and inner.world_size > srun.world_size
+
+
+def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise _incomplete(f"{name}={text!r} is not a number", evidence)
+    return int(text)
+
+
+def _contradiction(said: list[_Said]) -> LauncherConflictError:
+    claims = [
+        f"{each.launcher} says rank {each.rank} of {each.world_size}: {', '.join(each.variables)}" for each in said
+    ]
+    doubtful = [each for each in said if each.launcher == "environment"] or said[:1]
+    names = ", ".join(entry.partition("=")[0] for entry in doubtful[0].variables)
+    return LauncherConflictError(
+        "the variables of two launchers contradict each other about which rank this is",
+        evidence=claims,
+        fixes=[
+            manual(f"unset the variables of the launcher that did not start this process; if left over: {names}"),
+        ],
+    )
+
+
+def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherConflictError:
+    return LauncherConflictError(
+        f"the launcher's variables do not say which rank this is: {what}",
+        evidence=evidence,
+        fixes=[
+            manual("start the program with torchrun, mpirun or srun; or unset these variables, if they are left over")
+        ],
+    )

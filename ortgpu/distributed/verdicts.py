@@ -1,0 +1,159 @@
+"""What went wrong between the ranks, from what rank 0 knows of each: pure functions to one error, the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistributedError,
+    GPUError,
+    NCCLError,
+    RendezvousError,
+    manual,
+)
+from .reports import named
+
+RENDEZVOUS, EXCHANGE = "rendezvous", "exchange"
+_REMOTE_ERROR = 6  # ncclRemoteError
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How many steps the child of a rank has begun, and the last one."""
+
+    number: int
+    step: str
+
+
+NOWHERE = Position(0, "starting")
+RUN = 100  # steps from this number on are the same on all ranks
+
+
+@dataclass(slots=True)
+class Known:
+    """What rank 0 knows. ``hosts``: of the ranks that came; ``failures``: in the order of their arrival."""
+
+    world_size: int
+    hosts: dict[int, str] = field(default_factory=dict)
+    positions: dict[int, Position] = field(default_factory=dict)
+    failures: dict[int, GPUError] = field(default_factory=dict)
+    has_exchanged: bool = False  # every rank's facts are known to all
+
+    def position_of(self, rank: int) -> Position:
+        return self.positions.get(rank, NOWHERE)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.world_size) if rank not in self.hosts)
+
+
+def never_came(known: Known, refused: Collection[str] = ()) -> RendezvousError:
+    """Not every rank was at the rendezvous in time. ``refused``: connections that were none of this job's ranks."""
+    missing = known.missing
+    return RendezvousError(
+        f"{named(missing)} of {known.world_size} never came to the rendezvous",
+        evidence=[
+            *(f"rank {rank} came, from {host}" for rank, host in sorted(known.hosts.items())),
+            *(f"refused: {reason}" for reason in refused),
+        ],
+        fixes=[
+            manual(f"look at the output of {named(missing)}: it ended, it was not started, or it did something else"),
+            manual("if it runs on another host: make sure that it reaches rank 0's address, through any firewall"),
+        ],
+        ranks=missing,
+        phase=RENDEZVOUS,
+    )
+
+
+def gone(known: Known, rank: int) -> DistributedError:
+    """The connection to a rank ended before its time."""
+    step = known.position_of(rank).step
+    return _unfinished(
+        known,
+        (rank,),
+        step,
+        f"rank {rank} ended, or lost its connection, during: {step}",
+        [f"its host: {known.hosts.get(rank, 'unknown')}"],
+        f"look at the output of rank {rank}",
+    )
+
+
+def out_of_time(known: Known) -> DistributedError:
+    """The deadline came. Who is behind the others, else who has not said that it waits for them, is at fault."""
+    positions = {rank: known.position_of(rank) for rank in known.hosts}
+    least = min(position.number for position in positions.values())
+    behind = tuple(rank for rank, position in positions.items() if position.number == least)
+    silent = tuple(rank for rank in positions if rank not in known.failures)
+    furthest = max(positions.values(), key=lambda position: position.number).step
+    if len(behind) < len(positions):
+        late, summary = behind, f"{named(behind)} had not come to this by the deadline: {furthest}"
+    elif 0 < len(silent) < len(positions):
+        late, summary = silent, f"{named(silent)} did not come back from this by the deadline: {furthest}"
+    else:
+        late, summary = tuple(positions), f"no rank came back from this by the deadline: {furthest}"
+    return _unfinished(
+        known,
+        tuple(sorted(late)),
+        furthest,
+        summary,
+        [f"rank {rank} on {known.hosts[rank]}: {position.step}" for rank, position in sorted(positions.items())],
+        f"look at {named(late)} first: the last step that it began is named above",
+    )
+
+
+def _unfinished(
+    known: Known, ranks: tuple[int, ...], phase: str, summary: str, evidence: list[str], fix: str
+) -> DistributedError:
+    cls = CollectiveTimeoutError if known.has_exchanged else RendezvousError
+    return cls(summary, evidence=evidence, fixes=[manual(fix)], ranks=ranks, phase=phase)
+
+
+def out_of_step(known: Known) -> CollectiveMismatchError | None:
+    """Ranks began different operations in the same place."""
+    by_number: dict[int, dict[str, list[int]]] = {}
+    running = {rank: position for rank, position in known.positions.items() if position.number >= RUN}
+    for rank, position in running.items():
+        by_number.setdefault(position.number, {}).setdefault(position.step, []).append(rank)
+    for steps in by_number.values():
+        if len(steps) > 1:
+            ranks = tuple(sorted(rank for some in steps.values() for rank in some))
+            return CollectiveMismatchError(
+                f"{named(ranks)} called different operations in the same place",
+                evidence=[f"{named(some)}: {step}" for step, some in steps.items()],
+                fixes=[manual("make the same calls, in the same order, on every rank")],
+                ranks=ranks,
+                phase=max(steps, key=lambda step: len(steps[step])),
+            )
+    return None
+
+
+def cause(known: Known) -> GPUError:
+    """Of what ranks reported, the first that does not follow from another rank's failure."""
+    failures: Mapping[int, GPUError] = known.failures
+    roots = {rank: error for rank, error in failures.items() if not _is_consequence(error)}
+    if not roots:
+        if all(isinstance(error, CollectiveTimeoutError) for error in failures.values()):
+            return out_of_time(known)
+        roots = {rank: error for rank, error in failures.items() if isinstance(error, NCCLError)}
+    rank, error = next(iter(roots.items()))
+    others = [other for number, other in failures.items() if number != rank and not _is_consequence(other)]
+    return of_rank(error, rank, known.hosts.get(rank)).with_others(others)
+
+
+def _is_consequence(error: GPUError) -> bool:
+    """A timeout without ranks is that of a rank that waits; ncclRemoteError is what NCCL says of another's failure."""
+    return (isinstance(error, CollectiveTimeoutError) and not error.ranks) or (
+        isinstance(error, NCCLError) and error.status == _REMOTE_ERROR
+    )
+
+
+def of_rank(error: GPUError, rank: int, host: str | None) -> GPUError:
+    """The error with its rank named; returns it."""
+    place = f"on rank {rank}" + (f", host {host}" if host else "")
+    error.evidence = (place, *error.evidence)
+    if isinstance(error, DistributedError) and not error.ranks:
+        error.ranks = (rank,)
+    return error

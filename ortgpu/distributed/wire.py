@@ -1,0 +1,136 @@
+"""Messages between the ranks of a preflight, and between a rank and its child: JSON behind its length.
+
+Never pickle: what arrives over the network is data of a known form, or the connection ends.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+from ..errors import DistributedError, Fix, GPUError, catalogue
+
+_LENGTH = struct.Struct(">I")
+LONGEST = 1 << 20  # bytes of a message; facts and results of a rank are a few thousand
+
+Message = dict[str, Any]
+
+
+class GarbledError(Exception):
+    """What arrived is no message."""
+
+
+def encode(message: Message) -> bytes:
+    text = json.dumps(message, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+class Decoder:
+    """Bytes as they arrive, in messages as they become whole."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Raises GarbledError for what cannot be the beginning of a message."""
+        self._pending += data
+        messages = []
+        while len(self._pending) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending)
+            if length > LONGEST:
+                raise GarbledError(f"a message of {length} bytes")
+            end = _LENGTH.size + length
+            if len(self._pending) < end:
+                break
+            messages.append(_parse(bytes(self._pending[_LENGTH.size : end])))
+            del self._pending[:end]
+        return messages
+
+
+def _parse(text: bytes) -> Message:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GarbledError(f"no JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise GarbledError("no JSON object")
+    return message
+
+
+class Connection:
+    """A connected socket that never blocks: what cannot be sent now waits for :meth:`flush`."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self.socket = connected
+        self.is_open = True
+        self._decoder = Decoder()
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        return self.is_open and bool(self._unsent)
+
+    def send(self, message: Message) -> None:
+        self._unsent += encode(message)
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._unsent and self.is_open:
+                del self._unsent[: self.socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the reading side says so too, in its time
+            self._unsent.clear()
+
+    def receive(self) -> list[Message]:
+        """What has arrived; at its end ``is_open`` is False. Raises GarbledError."""
+        messages: list[Message] = []
+        try:
+            while data := self.socket.recv(1 << 16):
+                messages += self._decoder.feed(data)
+        except BlockingIOError:
+            return messages
+        except OSError:  # reset by the other side
+            pass
+        self.is_open = False
+        return messages
+
+    def close(self) -> None:
+        self.is_open = False
+        self.socket.close()
+
+
+# Errors
+
+
+def error_to_message(error: GPUError) -> Message:
+    return {**error.as_dict(), "others": [error_to_message(other) for other in error.others]}
+
+
+def error_from_message(message: Message) -> GPUError:
+    """The error that another rank, or the child, met. Raises GarbledError for what describes none."""
+    try:
+        cls = catalogue().get(message["code"], DistributedError)
+        details = {name: _immutable(value) for name, value in message["details"].items() if name in cls.fields}
+        return cls(
+            str(message["summary"]),
+            evidence=[str(line) for line in message["evidence"]],
+            fixes=[Fix(fix["text"], kind=fix["kind"], needs=fix["needs"]) for fix in message["fixes"]],
+            others=[error_from_message(other) for other in message["others"]],
+            consequence_of=message["consequence_of"],
+            severity=message["severity"],
+            **details,
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise GarbledError(f"no error: {error!r}") from None
+
+
+def _immutable(value: object) -> object:
+    return tuple(map(_immutable, value)) if isinstance(value, list) else value

@@ -1,0 +1,80 @@
+"""Children of a preflight that do not do what they should, each through the functions of the real one.
+
+Taken by ortgpu.distributed.child in place of its own worker when _ORTGPU_PREFLIGHT_WORKER names this module;
+RANK_MISBEHAVES says how.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+
+from ortgpu.distributed import nccl, worker
+from ortgpu.distributed.worker import Channel, Task
+
+
+def _sleep_in_native_code() -> None:
+    """With the interpreter lock held: no thread of this process runs any more."""
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def killed(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    channel.begin("opening the GPU")
+    channel.begin(worker.COMMUNICATOR)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def parent_killed(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """The rank itself dies; its child could go on."""
+    channel.begin("opening the GPU")
+    os.kill(os.getppid(), signal.SIGKILL)
+    _sleep_in_native_code()
+
+
+def idle(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Joins, and calls nothing."""
+    channel.begin("opening the GPU")
+    channel.begin(worker.COMMUNICATOR)
+    communicator = nccl.Communicator(task.rank.rank, task.rank.world_size, unique_id)
+    while not communicator.is_ready():
+        time.sleep(0.01)
+    channel.receive()
+
+
+def never_joins(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    channel.begin("opening the GPU")
+    channel.receive()
+
+
+def reordered(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Plans what all plan, and calls it in the opposite order."""
+    worker.run_collectives(channel, dataclasses.replace(task, calls=task.calls[::-1]), ordinal, unique_id, until)
+
+
+def asleep(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Hangs in the communicator's making, where the interpreter lock is held."""
+    channel.begin("opening the GPU")
+    channel.begin(worker.COMMUNICATOR)
+    _sleep_in_native_code()
+
+
+def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """As asleep, with a process of its own that ignores what can be ignored."""
+    subprocess.Popen(["/bin/sh", "-c", "trap '' TERM INT HUP; while :; do sleep 1; done"])
+    asleep(channel, task, ordinal, unique_id, until)
+
+
+RUNS = {run.__name__: run for run in (killed, parent_killed, idle, never_joins, reordered, asleep, deaf)}
+
+
+def main(descriptor: int, parent: int) -> None:
+    kind = os.environ["RANK_MISBEHAVES"]
+    if kind == "asleep_in_driver":
+        vars(worker)["initialise"] = _sleep_in_native_code  # in place of the driver's cuInit
+    elif kind == "killed_in_driver":
+        vars(worker)["initialise"] = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    worker.main(descriptor, parent, RUNS.get(kind))

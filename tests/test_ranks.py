@@ -1,0 +1,185 @@
+"""Which rank a process is, by the launchers' variables: as tables, and under the real launchers."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+import ortgpu
+from ortgpu.distributed import Rank, current_rank
+from ortgpu.distributed.jobs import identity_of
+from ortgpu.distributed.ranks import first_host, parse_tasks_per_node
+from ortgpu.errors import LauncherConflictError
+from tests.lab import launchers
+from tests.lab.fixtures import Lab
+
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
+}  # fmt: skip
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "622395393",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SRUN = {
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1", "SLURM_STEP_NODELIST": "node[03-04]",
+}  # fmt: skip
+# srun started one torchrun, or one daemon of mpirun, on each of the two hosts
+SRUN_OF_AGENTS = {
+    **SRUN, "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        pytest.param({}, Rank(0, 1, 0, 1), id="none"),
+        pytest.param(TORCHRUN, Rank(3, 4, 1, 2, "torchrun", "node1"), id="torchrun"),
+        pytest.param(
+            {name: value for name, value in TORCHRUN.items() if name != "TORCHELASTIC_RUN_ID"},
+            Rank(3, 4, 1, 2, "environment", "node1"),
+            id="by hand",
+        ),
+        pytest.param(OPENMPI, Rank(3, 4, 1, 2, "openmpi"), id="Open MPI"),
+        pytest.param(MPICH, Rank(3, 4, 1, 2, "mpich"), id="MPICH"),
+        pytest.param(SRUN, Rank(3, 4, 1, 2, "srun", "node03"), id="srun"),
+        pytest.param(
+            {**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4"}, Rank(3, 4, 1, 2, "mpich", "node03"), id="srun --mpi=pmi2"
+        ),
+        pytest.param(
+            {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, Rank(0, 1, 0, 1), id="a batch script"
+        ),
+        pytest.param({**SRUN_OF_AGENTS, **TORCHRUN}, Rank(3, 4, 1, 2, "torchrun", "node1"), id="torchrun by srun"),
+        pytest.param({**SRUN_OF_AGENTS, **OPENMPI}, Rank(3, 4, 1, 2, "openmpi"), id="mpirun by srun"),
+        pytest.param({**OPENMPI, "RANK": "3", "WORLD_SIZE": "4"}, Rank(3, 4, 1, 2, "environment"), id="two that agree"),
+    ],
+)
+def test_rank_by_variables(variables: Mapping[str, str], expected: Rank) -> None:
+    assert current_rank(variables) == expected
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({**OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}, id="left over from torchrun, under mpirun"),
+        pytest.param({**MPICH, "RANK": "0", "WORLD_SIZE": "1"}, id="under MPICH"),
+        pytest.param({**SRUN, "RANK": "0", "WORLD_SIZE": "1"}, id="under srun"),
+        pytest.param({**SRUN, **OPENMPI, "OMPI_COMM_WORLD_RANK": "0"}, id="left over from mpirun, under srun"),
+        pytest.param({**OPENMPI, **MPICH, "MPI_LOCALRANKID": "0"}, id="only the local rank differs"),
+        pytest.param({**TORCHRUN, **OPENMPI, "OMPI_COMM_WORLD_SIZE": "8"}, id="only the size differs"),
+    ],
+)
+def test_contradictions_are_refused_with_all_variables(variables: dict[str, str]) -> None:
+    with pytest.raises(LauncherConflictError) as caught:
+        current_rank(variables)
+    text = "\n".join(caught.value.evidence)
+    for name in {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE"} & set(variables):
+        assert f"{name}={variables[name]}" in text
+    assert caught.value.fixes
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"RANK": "0"}, "RANK=0"),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4"),
+        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2"),  # and no local rank
+        ({**TORCHRUN, "RANK": "one"}, "RANK=one"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK=-1"),
+        ({**TORCHRUN, "RANK": ""}, "RANK="),
+        ({**TORCHRUN, "RANK": "4"}, "RANK=4"),  # of 4
+        ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK=2"),  # of 2
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE=5"),  # of 4 in all
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_SIZE=2"),  # and no local rank
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x"}, "SLURM_STEP_TASKS_PER_NODE=2(x"),
+        ({**SRUN, "SLURM_NODEID": "7"}, "SLURM_NODEID=7"),
+        ({name: value for name, value in SRUN.items() if name != "SLURM_LOCALID"}, "SLURM_PROCID=3"),
+    ],
+)
+def test_half_a_launcher_is_refused(variables: dict[str, str], named: str) -> None:
+    with pytest.raises(LauncherConflictError) as caught:
+        current_rank(variables)
+    assert named in caught.value.evidence
+
+
+def test_slurm_notations() -> None:
+    assert parse_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert parse_tasks_per_node("4") == [4]
+    assert parse_tasks_per_node("") is None
+    assert first_host("node[03-05,9],login") == "node03"
+    assert first_host("a,b") == "a"
+    assert first_host("rack[1-2]n[04-05]x") == "rack1n04x"
+    assert first_host("") is None
+
+
+def test_a_rank_has_to_be_possible() -> None:
+    with pytest.raises(ValueError, match="rank 2 of 2"):
+        Rank(2, 2, 0, 1)
+
+
+def test_names_arrive_with_ortgpu() -> None:
+    code = "import ortgpu; print(ortgpu.distributed.current_rank().rank, 'distributed' in dir(ortgpu))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={}, check=True)
+    assert done.stdout == "0 True\n"
+    assert set(dir(ortgpu.distributed)) >= {"current_rank", "preflight", "Rank", "has_collective_ops"}
+    with pytest.raises(AttributeError):
+        _ = ortgpu.distributed.nothing_of_this_name
+
+
+def test_jobs_are_told_apart() -> None:
+    def identity(variables: dict[str, str]) -> str:
+        return identity_of(current_rank(variables), variables)
+
+    assert identity(SRUN) != identity({**SRUN, "SLURM_STEP_ID": "1"})
+    assert identity(SRUN) == identity({**SRUN, "SLURM_PROCID": "2", "SLURM_LOCALID": "0"})
+    assert identity(OPENMPI) != identity({**OPENMPI, "PMIX_NAMESPACE": "1"})
+    assert identity(TORCHRUN) != identity({**TORCHRUN, "MASTER_PORT": "29501"})
+
+
+# Under the real launchers
+
+
+@pytest.mark.parametrize("launcher", launchers.LAUNCHERS)
+def test_real_launcher(lab: Lab, launcher: str) -> None:
+    launchers.need(launcher)
+    job = launchers.launch(lab.machine(), launcher, 3, "who_am_i")
+    master = {"torchrun": "localhost"}.get(launcher)
+    expected = {number: asdict(Rank(number, 3, number, 3, launcher, master)) for number in range(3)}  # type: ignore[arg-type]  # the names are those of the ranks' launchers
+    assert {number: job.returned(number) for number in range(3)} == expected
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+def test_a_stale_world_of_one_under_mpirun(lab: Lab, launcher: str) -> None:
+    """Exported by an earlier torchrun: every rank would take itself for rank 0 of 1."""
+    launchers.need(launcher)
+    job = launchers.launch(lab.machine(), launcher, 2, "who_am_i", env={"RANK": "0", "WORLD_SIZE": "1"})
+    for number in range(2):
+        error = job.error(number)
+        assert error.type == "LauncherConflictError"
+        assert "RANK=0, WORLD_SIZE=1" in error.text
+        assert f"rank {number} of 2" in error.text
+
+
+@pytest.mark.parametrize("launcher", launchers.LAUNCHERS)
+def test_identity_of_a_job(lab: Lab, launcher: str) -> None:
+    """The same for all ranks, and another one for the next job."""
+    launchers.need(launcher)
+    machine = lab.machine()
+    jobs: list[set[Any]] = []
+    for _ in range(2):
+        job = launchers.launch(machine, launcher, 2, "identity")
+        jobs.append({job.returned(number) for number in range(2)})
+    first, second = jobs
+    assert len(first) == len(second) == 1
+    assert first != second
