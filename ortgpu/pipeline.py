@@ -11,14 +11,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from . import lifetime
 from .errors import ForkedSessionError, manual
 from .pinned import memory_of
-
-if TYPE_CHECKING:
-    from .session import GPUSession
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -28,7 +25,7 @@ THREADS = 4
 
 
 def map_session(
-    session: GPUSession, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
+    session: Any, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
 ) -> Iterator[Any]:
     """See GPUSession.map."""
     from .device_arrays import with_values
@@ -40,7 +37,7 @@ def map_session(
     return in_order(lambda feed: staged_run(session, output_names, feed), converted, ahead, THREADS)
 
 
-def staged_run(session: GPUSession, output_names: Any, feed: Mapping[str, Any]) -> Any:
+def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
     """``session.run`` with the arrays of the feed copied into pinned memory first.
 
     Raises:
