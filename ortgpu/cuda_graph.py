@@ -120,24 +120,27 @@ def _freed(free: Any, handle: int, pid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """``buffer`` None: ``value`` is the output, computed on the CPU from shapes alone, so that it never changes."""
+    """``buffer`` None: ``constant`` is the output, computed on the CPU from shapes alone, so that it never changes."""
 
     name: str
-    value: np.ndarray[Any, Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     buffer: _DeviceBuffer | None
+    constant: np.ndarray[Any, Any] | None
 
 
 class _Graph:
     """What is bound for one shape of inputs: their addresses are those of the captured graph."""
 
-    def __init__(self, number: int, binding: Any, inputs: dict[str, _DeviceBuffer], outputs: list[_Output]) -> None:
+    def __init__(self, number: int, inner: Any, inputs: dict[str, _DeviceBuffer], outputs: list[_Output]) -> None:
         self.number = number
-        self.binding = binding
         self.inputs = inputs
         self.outputs = outputs
         self.captured_by: set[int] = set()  # threads
         self.options = onnxruntime.RunOptions()
         self.options.add_run_config_entry(_ID, str(number))
+        self.binding = native.SessionIOBinding(inner)
+        self.inner = inner  # the binding refers to it, and may not hold it
 
 
 class CapturingSession:
@@ -219,51 +222,52 @@ class CapturingSession:
     def _run(self, output_names: Any, feed: Any) -> Any:
         with self._lock:
             self._refuse_if_unusable()
-            tensors = {name: _tensor_of(value) for name, value in feed.items()}
-            if not all(tensors.values()):
+            found = {name: _tensor_of(value) for name, value in feed.items()}
+            tensors = {name: tensor for name, tensor in found.items() if tensor is not None}
+            if len(tensors) < len(found):
                 return self._inner.run(output_names, feed, self._uncaptured)
-            shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items() if tensor)
+            shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(tensors.items()))
             graph = self._graphs.get(shapes)
             if graph is None:
                 # Without capturing, to learn the shapes of the outputs; wrong feeds end here, as in any session.
-                outputs = self._inner.run(self._output_names, feed, self._uncaptured)
-                if not all(size for size in (*(t.size for t in tensors.values() if t), *(o.size for o in outputs))):
-                    return [outputs[self._output_names.index(name)] for name in output_names]
-                graph = self._bind(tensors, outputs)
+                values = self._inner.run(self._output_names, feed, self._uncaptured)
+                if not all(tensor.size for tensor in tensors.values()) or not all(value.size for value in values):
+                    return [values[self._output_names.index(name)] for name in output_names]
+                graph = self._bind(tensors, values)
             self._replay(graph, tensors)
             self._graphs[shapes] = graph
             self._graphs.move_to_end(shapes)
             return self._results(graph, output_names)
 
-    def _bind(self, tensors: dict[str, _Tensor | None], values: list[Any]) -> _Graph:
+    def _bind(self, tensors: dict[str, _Tensor], values: list[Any]) -> _Graph:
         while len(self._graphs) >= MAX_SHAPES:
-            _, unused = self._graphs.popitem(last=False)
-            release = getattr(
-                self._inner, "release_captured_graph", None
-            )  # since 1.27; not implemented for CUDA in 1.31
-            if release is not None:
-                release(unused.number)
-            del unused
-        binding = native.SessionIOBinding(self._inner)
-        inputs = {name: _DeviceBuffer(self._runtime, tensor.size) for name, tensor in tensors.items() if tensor}
-        for name, buffer in inputs.items():
-            tensor = tensors[name]
-            assert tensor is not None
-            binding.bind_input(name, self._device, tensor.dtype.type, tensor.shape, buffer.address)
+            self._give_up(self._graphs.popitem(last=False)[1])
+        inputs = {name: _DeviceBuffer(self._runtime, tensor.size) for name, tensor in tensors.items()}
         outputs = []
         for name, value in zip(self._output_names, values, strict=True):
-            output = None if name in self._on_cpu else _DeviceBuffer(self._runtime, value.nbytes)
-            if output is not None:
-                binding.bind_output(name, self._device, value.dtype.type, value.shape, output.address)
-            outputs.append(_Output(name, value, output))
-        return _Graph(next(self._numbers), binding, inputs, outputs)
+            on_cpu = name in self._on_cpu
+            buffer = None if on_cpu else _DeviceBuffer(self._runtime, value.nbytes)
+            outputs.append(_Output(name, value.shape, value.dtype, buffer, value if on_cpu else None))
+        graph = _Graph(next(self._numbers), self._inner, inputs, outputs)
+        for name, tensor in tensors.items():
+            address = inputs[name].address
+            graph.binding.bind_input(name, self._device, tensor.dtype.type, tensor.shape, address)
+        for output in outputs:
+            if output.buffer is not None:
+                address = output.buffer.address
+                graph.binding.bind_output(output.name, self._device, output.dtype.type, output.shape, address)
+        return graph
 
-    def _replay(self, graph: _Graph, tensors: dict[str, _Tensor | None]) -> None:
+    def _give_up(self, graph: _Graph) -> None:
+        """Its buffers go with it; the captured graph stays with ONNX Runtime, whose 1.31 releases none of CUDA's."""
+        release = getattr(self._inner, "release_captured_graph", None)
+        if release is not None:
+            release(graph.number)
+
+    def _replay(self, graph: _Graph, tensors: dict[str, _Tensor]) -> None:
         self._runtime.use_device()  # which ONNX Runtime does for any run but a replay
         for name, buffer in graph.inputs.items():
-            tensor = tensors[name]
-            assert tensor is not None
-            self._runtime.copy(buffer.address, tensor.address, buffer.size, self._stream)
+            self._runtime.copy(buffer.address, tensors[name].address, buffer.size, self._stream)
         self._runtime.synchronise(self._stream)
         thread = threading.get_ident()
         if thread in graph.captured_by:
@@ -283,9 +287,9 @@ class CapturingSession:
         results = {}
         for output in graph.outputs:
             if output.name in output_names:
-                results[output.name] = result = np.empty_like(output.value)
+                results[output.name] = result = np.empty(output.shape, output.dtype)
                 if output.buffer is None:
-                    result[...] = output.value
+                    result[...] = output.constant
                 else:
                     self._runtime.copy(result.ctypes.data, output.buffer.address, output.buffer.size, self._stream)
         self._runtime.synchronise(self._stream)

@@ -8,7 +8,8 @@ from typing import Any, cast
 from . import guard
 from .background import ForkSafeLock
 from .guard_policy import judge
-from .session import GPUSession, InferenceSession
+from .session import GPUSession
+from .throughput import InferenceSession
 
 _lock = ForkSafeLock()
 

@@ -6,18 +6,16 @@ that call ``run`` are therefore all it takes; pinned memory lets the copies run 
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from . import lifetime
 from .errors import ForkedSessionError, manual
 from .pinned import memory_of
-
-if TYPE_CHECKING:
-    from .session import GPUSession
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -27,14 +25,19 @@ THREADS = 4
 
 
 def map_session(
-    session: GPUSession, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
+    session: Any, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
 ) -> Iterator[Any]:
     """See GPUSession.map."""
+    from .device_arrays import with_values
+
     lifetime.refuse_if_unusable(session)
-    return in_order(lambda feed: staged_run(session, output_names, feed), feeds, in_flight, THREADS)
+    source, ahead = check_arguments(feeds, in_flight, 2 * THREADS)
+    # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used.
+    converted = (with_values(session, feed) or feed for feed in source)
+    return in_order(lambda feed: staged_run(session, output_names, feed), converted, ahead, THREADS)
 
 
-def staged_run(session: GPUSession, output_names: Any, feed: Mapping[str, Any]) -> Any:
+def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
     """``session.run`` with the arrays of the feed copied into pinned memory first.
 
     Raises:
@@ -59,15 +62,12 @@ def in_order(
 
 def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) -> tuple[Iterator[Feed], int]:
     """The feeds, and how many of them may be in flight. Raises TypeError, ValueError."""
-    if in_flight is None:
-        in_flight = default
-    if isinstance(in_flight, bool) or not isinstance(in_flight, int):
-        raise TypeError(f"in_flight must be an int or None, not a {type(in_flight).__name__}")
-    if in_flight < 1:
-        raise ValueError(f"in_flight must be at least 1, not {in_flight}")
+    most = default if in_flight is None else operator.index(in_flight)
+    if most < 1:
+        raise ValueError(f"in_flight must be at least 1, not {most}")
     if isinstance(feeds, Mapping):
         raise TypeError("feeds must be an iterable of feeds, not one feed: pass that to run, or in a list")
-    return iter(feeds), in_flight
+    return iter(feeds), most
 
 
 def _in_threads(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -30,21 +30,15 @@ from .errors import (  # noqa: E402
     ProviderRequestError,
     manual,
 )
+from .throughput import ThroughputMethods  # noqa: E402
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike, NDArray
-
     from .cuda_graph import CapturingSession
     from .devices import Device, DeviceRequest
     from .opening import SessionRequest
     from .pinned import PinnedMemory
     from .placement import CPUNodes, Placement
     from .placement_details import PlacementDetails
-
-if TYPE_CHECKING:
-    InferenceSession: Any = object
-else:
-    InferenceSession = onnxruntime.InferenceSession
 
 _PINNED_MEMORY_LIMIT = 2 << 30
 
@@ -60,7 +54,7 @@ _HELD = (
 _plain_run: Any = onnxruntime.InferenceSession.run
 
 
-class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
+class GPUSession(ThroughputMethods):
     """An ``onnxruntime.InferenceSession`` that runs on the GPU it names for its whole life.
 
     Args:
@@ -75,7 +69,7 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
-        pinned_memory_limit: bytes of host memory that this session may pin, for ``map`` and ``pinned_empty``.
+        pinned_memory_limit: bytes of host memory that ``map`` and ``pinned_empty`` may pin, 2 GiB unless given.
 
     Raises:
         GPUError: a subclass that names the cause and what mends it. Nothing is left behind.
@@ -231,55 +225,6 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             if values is None:
                 raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
         return self.run(output_names, values, run_options)
-
-    def run_on_device(self, output_names: Any, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Any]:
-        """As ``run``, with results that stay where they are computed: OrtValues, complete, in this session's memory.
-
-        Since ONNX Runtime 1.26 they have ``__dlpack__``: ``torch.from_dlpack(value)`` shares the memory. It is used
-        again when value and tensor are gone, so keep one of them until your stream is done with it.
-        """
-        from .device_arrays import run_on_device
-
-        return run_on_device(self, output_names, input_feed, run_options)
-
-    def map(
-        self, feeds: Iterable[Mapping[str, Any]], *, in_flight: int | None = None, output_names: Any = None
-    ) -> Iterator[Any]:
-        """What ``run(output_names, feed)`` gives for each of ``feeds``, in their order, with up to four runs at a time.
-
-        Copies in, computation and copies out overlap, and arrays go through pinned memory: the way to the highest
-        throughput. Four runs at a time need the GPU memory of four; a smaller ``in_flight`` needs less.
-
-        Args:
-            feeds: any iterable, also a generator without end. It is consumed in the thread that iterates. The arrays of
-                a feed must stay as they are until its result is there.
-            in_flight: how many feeds may have been taken whose results were not handed out; 8 unless given.
-
-        The first exception, of ``run`` or of ``feeds``, comes out at its place, after the results of the feeds before
-        it, and ends the iteration. Ending it early, by ``break``, ``close()`` or dropping it, waits for the runs under
-        way and leaves nothing running.
-
-        Raises:
-            ExecutionError: the session is closed.
-            TypeError, ValueError: ``feeds`` is not iterable, or one feed; ``in_flight`` is not a positive int.
-        """
-        from .pipeline import map_session
-
-        return map_session(self, feeds, in_flight, output_names)
-
-    def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
-        """As numpy.empty, in pinned memory: copies from it to the GPU are fastest, and ``map`` makes no other.
-
-        It is used again when the array and all views of it are gone, and given back after ``close()``. On the CPU,
-        beyond ``pinned_memory_limit`` or where it cannot be pinned, it is ordinary memory, and a debug message says so.
-
-        Raises:
-            ExecutionError: the session is closed.
-            TypeError: ``dtype`` is that of Python objects.
-        """
-        from .pinned import memory_of
-
-        return memory_of(self).empty(shape, dtype)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
         """As InferenceSession.run_with_ort_values; see the class for what is raised."""

@@ -59,9 +59,28 @@ def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -
                 expected, got = plain.run(names, feed), session.run(names, feed)
                 right += [a.dtype == b.dtype and a.shape == b.shape and (a == b).all() for a, b in zip(expected, got)]
                 right.append(len(expected) == len(got))
+            feed = dict(reversed(feed.items()))
+            right += [(a == b).all() for a, b in zip(plain.run(None, feed), session.run(None, feed))]
         report([all(map(bool, right)), bound])
     """)
-    assert found == [True, [1] * 3 + [2] * 3 + [1] * 3 + [3] * 3 + [2] * 3 + [1] * 6]
+    assert found == [True, [1] * 4 + [2] * 4 + [1] * 4 + [3] * 4 + [2] * 4 + [1] * 8]
+
+
+def test_every_type_that_can_be_captured(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu.cuda_graph import _DTYPES
+        found = {}
+        for name, dtype in _DTYPES.items():
+            kind = name[len("tensor("):-1]
+            session = capturing(model(f"t ({kind}[n] x) => ({kind}[n] y) {{ y = Identity(x) }}"))
+            for array in (np.arange(5).astype(dtype), np.arange(5)[::-1].astype(dtype)):
+                (result,) = session.run(None, {"x": array})
+                found[kind] = result.dtype == dtype and bool((result == array).all())
+        report([found, len(bound)])
+    """)
+    assert set(found[0].values()) == {True}
+    assert len(found[0]) == 12
+    assert found[1] == 24
 
 
 def test_a_result_is_the_callers_own(with_stub: Any) -> None:

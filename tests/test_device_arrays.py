@@ -38,6 +38,24 @@ def test_run_and_map_take_them_beside_numpy_arrays() -> None:
     assert found == [[10, 11, 12, 13], [{}], [[10, 10, 10, 10], [10, 11, 12, 13], [10, 12, 14, 16]]]
 
 
+def test_map_converts_them_in_the_thread_that_iterates() -> None:
+    """A library may know by thread which stream it works in."""
+    found = with_arrays("""
+        seen = set()
+        class Noting(Foreign):
+            def __dlpack__(self, **arguments):
+                seen.add(threading.current_thread())
+                return super().__dlpack__(**arguments)
+        session = GPUSession(NEG)
+        elsewhere = Foreign(np.zeros(4, np.float32), (2, 1))
+        given = [{"x": Noting(np.full(4, n, np.float32))} for n in range(20)] + [{"x": elsewhere}, {"x": elsewhere}]
+        results, handed_out = session.map(given), []
+        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
+        report([handed_out == [-n for n in range(20)], seen == {threading.current_thread()}, failed["type"]])
+    """)
+    assert found == [True, True, "ProviderRequestError"]
+
+
 def test_nothing_is_copied_on_the_way_in() -> None:
     found = with_arrays("""
         from ortgpu.device_arrays import with_values

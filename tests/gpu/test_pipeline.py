@@ -38,7 +38,7 @@ def test_results_are_those_of_run(mapped: Report, how: str) -> None:
 
 
 def test_large_arrays_go_through_pinned_memory(mapped: Report) -> None:
-    assert set(mapped.returned("types of what is staged")) <= {PINNED, ORDINARY}
+    assert mapped.returned("types of what is staged") == [PINNED]
     assert mapped.returned("in use") == 0
 
 
@@ -98,7 +98,7 @@ def test_graphs_are_captured_and_replayed(graphs: Report) -> None:
     assert graphs["device"]["options"]["enable_cuda_graph"] == "1"
     said = graphs.child.stdout + graphs.child.stderr
     assert "Capturing the cuda graph for this model" in said
-    assert "Replaying CUDA graph on stream" in said
+    assert "Replaying the captured" in said
 
 
 def test_a_session_with_graphs_leaves_nothing_behind(graphs: Report) -> None:
@@ -155,6 +155,7 @@ def test_results_stay_on_the_gpu_without_a_copy(arrays: Report) -> None:
 
 def test_what_still_computes_is_waited_for(arrays: Report) -> None:
     assert arrays.returned("producer is waited for") == [True, True]
+    assert arrays.returned("producers of a map are waited for") == [0, -1, -2, -3]
 
 
 def test_other_tensors(arrays: Report) -> None:
