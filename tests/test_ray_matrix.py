@@ -241,6 +241,7 @@ def test_a_preflight_over_two_nodes(python: Path, lab: Lab) -> None:
     done = machine.run(argv=arguments, env={**QUIET, "PYTHONPATH": path}, timeout=DEADLINE).ok()
     seen = dict(json.loads(line) for line in done.stdout.splitlines())
     assert seen["nodes"] == 2
+    assert "returned" in seen["preflight"], seen["preflight"]
     found = seen["preflight"]["returned"]
     assert (found["rank"]["world_size"], found["rank"]["local_world_size"]) == (2, 1)
     assert sorted(facts["uuid"][-1] for facts in found["ranks"]) == ["0", "1"]
