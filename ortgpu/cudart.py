@@ -22,6 +22,7 @@ _HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process
 _MEMORY_TYPE_HOST = 1
 _MEMCPY_DEFAULT = 4  # from where to where is told by the addresses
 _STREAM_NON_BLOCKING = 1
+_NOT_READY = 600  # cudaErrorNotReady
 LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
 
 # While a graph is captured in cudaStreamCaptureModeGlobal, the mode of ONNX Runtime's cuda_graph.cc, CUDA refuses an
@@ -39,12 +40,19 @@ class _PointerAttributes(ctypes.Structure):
     )
 
 
-class CudaRuntime:
-    """Calls on behalf of one device, from any thread.
+class CudaCallError(RuntimeError):
+    """In the words of ONNX Runtime, "CUDA failure 2: ...", so that a session explains it like its own."""
 
-    Raises:
-        RuntimeError: in the words of ONNX Runtime, "CUDA failure 2: ...", which a session explains like its own.
-    """
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(f"CUDA failure {code}: {words}")
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CudaCallError, (self.code, str(self).partition(": ")[2])
+
+
+class CudaRuntime:
+    """Calls on behalf of one device, from any thread. Each raises CudaCallError."""
 
     def __init__(self, path: str, ordinal: int) -> None:
         self._ordinal = ordinal
@@ -58,6 +66,10 @@ class CudaRuntime:
         library.cudaMemcpyAsync.argtypes = (pointer, pointer, size, ctypes.c_int, pointer)
         library.cudaStreamCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
         library.cudaStreamDestroy.argtypes = library.cudaStreamSynchronize.argtypes = (pointer,)
+        library.cudaStreamQuery.argtypes = (pointer,)
+        library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
+        library.cudaEventRecord.argtypes = (pointer, pointer)
+        library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
         library.cudaPointerGetAttributes.argtypes = (ctypes.POINTER(_PointerAttributes), pointer)
 
     def allocate_pinned(self, size: int) -> int:
@@ -114,6 +126,31 @@ class CudaRuntime:
             self.use_device()
             self.synchronise(LEGACY_STREAM)
 
+    def is_done(self, stream: int) -> bool:
+        """Whether all is done that was put into ``stream``."""
+        try:
+            self._call("cudaStreamQuery", stream)
+        except CudaCallError as failure:
+            if failure.code != _NOT_READY:
+                raise
+            return False
+        return True
+
+    def new_event(self) -> int:
+        event = ctypes.c_void_p()
+        self._call("cudaEventCreate", ctypes.byref(event))
+        return event.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        """The event passes when what is in ``stream`` by now is done."""
+        self._call("cudaEventRecord", event, stream)
+
+    def seconds_between(self, start: int, end: int) -> float:
+        """Of events that have passed."""
+        milliseconds = ctypes.c_float()
+        self._call("cudaEventElapsedTime", ctypes.byref(milliseconds), start, end)
+        return milliseconds.value / 1000
+
     def use_device(self) -> None:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
         self._call("cudaSetDevice", self._ordinal)
@@ -141,9 +178,7 @@ class CudaRuntime:
         if code:
             self._library.cudaGetLastError()  # else ONNX Runtime finds it after its next kernel, and blames that
             words = self._library.cudaGetErrorString(code)
-            raise RuntimeError(
-                f"CUDA failure {code}: {(words or b'').decode()} ; GPU={self._ordinal} ; expr={function}"
-            )
+            raise CudaCallError(code, f"{(words or b'').decode()} ; GPU={self._ordinal} ; expr={function}")
 
 
 def runtime_of(device: Device) -> CudaRuntime | None:

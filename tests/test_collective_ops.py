@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
@@ -25,8 +24,7 @@ def model_with(operator: str, domain: str = "com.microsoft") -> bytes:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y"))
     graph = helper.make_graph([helper.make_node(operator, ["x"], ["y"], domain=domain)], "graph", [x], [y])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)] if domain else [helper.make_opsetid("", 17)]
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    return model.SerializeToString()
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
 def test_no_published_build_has_them() -> None:
@@ -106,7 +104,7 @@ def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
 def test_models_are_read_only_where_a_session_fails(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:
     """A session that is asked for wrongly fails before, and does not pay for it either."""
     read: list[Any] = []
-    monkeypatch.setattr("ortgpu.opening.read_collective_operators", lambda model: read.append(model) or ())
+    monkeypatch.setattr("ortgpu.opening.read_collective_operators", read.append)
     with pytest.raises(DeviceNotFoundError):
         ortgpu.GPUSession(lab.models.relu, device="nowhere")
     assert read == []

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from ortgpu.cli.doctor import doctor
+from ortgpu.errors import catalogue
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DEADLINE = 110  # seconds: a process that opens a first session on a slow machine needs a fraction of it
@@ -27,7 +32,16 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in", "application", "allow_cpu", "guard", "pool", "throughput", "test_with_gpu"}
+    tested = {
+        "drop_in",
+        "application",
+        "allow_cpu",
+        "guard",
+        "pool",
+        "throughput",
+        "test_with_gpu",
+        "train_data_parallel",
+    }
     with_ray = {"ray_data", "ray_serve"}  # by test_ray_matrix.py and gpu/test_ray.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | with_ray
 
@@ -105,6 +119,25 @@ def test_guard_ends_with_the_cause() -> None:
     assert result.returncode == 1, result
     assert result.stdout.startswith("No GPU can be used ("), result
     assert "result:" not in result.stdout
+
+
+def test_page_on_training_names_only_what_exists() -> None:
+    page = (EXAMPLES / "TRAINING.md").read_text(encoding="utf-8")
+    files = re.findall(r"`?((?:examples|tests)/[\w./]+\.\w+)`?", page)
+    assert files
+    assert [name for name in files if not (EXAMPLES.parent / name).exists()] == []
+    assert set(re.findall(r"`(\w+Error)`", page)) <= {cls.__name__ for cls in catalogue().values()}
+    options = set(re.findall(r"doctor.*?(--[a-z-]+)", page))
+    assert options <= {option for parameter in doctor.params for option in parameter.opts}
+
+
+@pytest.mark.skipif(find_spec("onnxruntime.training") is not None, reason="the training API is installed here")
+def test_training_says_why_there_is_none() -> None:
+    """That it trains, and what: tests/test_training_matrix.py."""
+    result = run("train_data_parallel.py")
+    assert result.returncode == 69, result
+    assert result.stderr.startswith("cannot train: onnxruntime.training is not available: "), result
+    assert "To fix it:" in result.stderr
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from onnx import TensorProto, helper
 
 from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, LIBRARIES
 from tests.lab import GPU, NVML, ChildResult, Cuda, Machine, Outcome, Overlay, Problem, Stubs
-from tests.lab.environments import call, kept_environment, packages_of
+from tests.lab.environments import install
 from tests.lab.models import Models
 from tests.lab.stubs import SOURCES
 
@@ -130,7 +131,8 @@ class Environment:
 
 @pytest.fixture(scope="session", params=RELEASES, ids=str)
 def environment(request: pytest.FixtureRequest) -> Environment:
-    return Environment(request.param, install(request.param))
+    release: Release = request.param
+    return Environment(release, install(release.version, release.requirements))
 
 
 OLDER_DRIVER = """
@@ -197,15 +199,6 @@ def release(environment: Environment) -> Release:
     return environment.release
 
 
-def install(release: Release) -> Path:
-    """The site-packages of a virtual environment with the release; made, if it is not there or not complete."""
-
-    def fill(python: Path) -> None:
-        call([str(python), "-m", "pip", "install", "--quiet", "--only-binary=:all:", *release.requirements])
-
-    return packages_of(kept_environment(release.version, "\n".join(release.requirements), fill))
-
-
 def run(machine: Machine, function: Callable[..., object], *arguments: object) -> ChildResult:
     """Call a function of this file in a child. Its globals are those of ``tests/lab/probe.py``, not of this file."""
     return machine.run(f"{inspect.getsource(function)}\nreport({function.__name__}(*{arguments!r}))").ok()
@@ -249,7 +242,6 @@ def tiny_model(weight: list[float]) -> bytes:
 def load_libraries() -> dict[str, Any]:
     import os
     import re
-    import sys
 
     import ortgpu
 
@@ -469,7 +461,6 @@ def use_with_many_feeds(model: bytes) -> dict[str, Any]:
 
 def use_under_guard(model: bytes, installed_first: bool) -> dict[str, Any]:
     """Sessions that somebody else makes; 1.27.0 cannot even be imported unless something loads what it links."""
-    import sys
 
     import ortgpu
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..devices import DeviceRequest
+from ..distributed.shared_folder import FolderMeeting
 from ..environment.cuda import CudaState
 from ..environment.inspection import Environment
+from ..environment.ssh import SshAttempt
+from ..environment.training import TrainingEnvironment
 from ..models import ModelFacts
 from ..preloading import PreloadReport
 from .probe import ProbeResult
@@ -40,7 +43,17 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """What the profile "training" is judged by as well. ``ssh`` and ``shared_folder``: where they were asked for."""
+
+    environment: TrainingEnvironment
+    ssh: tuple[SshAttempt, ...] = ()
+    shared_folder: FolderMeeting | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     environment: Environment
     request: Request = Request()
     observed: Observed = Observed()
+    training: TrainingFacts | None = None  # None: the profile is another

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.lab import LabError
+
+#: What a child needs of the variables of this process to reach a package index.
+_NETWORK = re.compile(r"PIP_|UV_|SSL_|CURL_CA|REQUESTS_CA|XDG_CONFIG_HOME|(https?|all|no)_proxy", re.IGNORECASE)
+
+
+def install(name: str, requirements: Iterable[str]) -> Path:
+    """The site-packages of a kept environment with these packages, all of them wheels."""
+    wanted = list(requirements)
+
+    def fill(python: Path) -> None:
+        call([str(python), "-m", "pip", "install", "--quiet", "--only-binary=:all:", *wanted])
+
+    return packages_of(kept_environment(name, "\n".join(wanted), fill))
 
 
 def kept_environment(name: str, wanted: str, fill: Callable[[Path], None]) -> Path:
@@ -38,6 +52,14 @@ def packages_of(python: Path) -> Path:
     """The site-packages of such an environment."""
     root = str(python.parent.parent)
     return Path(sysconfig.get_path("purelib", "venv", vars={"base": root, "platbase": root}))
+
+
+def network_variables(cache: Path) -> Mapping[str, str]:
+    """What a child needs to install something; pip keeps what it downloads in ``cache``."""
+    found = {name: value for name, value in os.environ.items() if _NETWORK.match(name)}
+    found.setdefault("XDG_CONFIG_HOME", os.path.expanduser("~/.config"))  # where pip may have its index from
+    found.setdefault("PIP_CACHE_DIR", str(cache))
+    return found
 
 
 def call(command: Sequence[str]) -> str:
