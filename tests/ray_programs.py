@@ -119,7 +119,10 @@ def judged(x: Any, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def data(allow_cpu: bool) -> None:
-    """A dataset through two actors, and what stops it."""
+    """A dataset through two actors, through actors that share a GPU, and what stops one.
+
+    Those that are stopped come last: their actors keep their GPUs for a while.
+    """
     settings = {"allow_cpu": allow_cpu}
     with cluster(num_gpus=2 if allow_cpu else None):
         context = ray.data.DataContext.get_current()
@@ -127,11 +130,11 @@ def data(allow_cpu: bool) -> None:
         context.wait_for_min_actors_s = 90  # else the first actor may be done before the next is there
         x = items(256)
         report("two actors", outcome(lambda: judged(x, infer(x, num_gpus=1, settings=settings))))
+        half = outcome(lambda: judged(x, infer(x, actors=3, num_gpus=0.5, settings=settings)))
+        report("half a gpu each", half)
         report("no gpu", outcome(lambda: infer(x, actors=1)))
         if allow_cpu:
             report("without a driver", outcome(lambda: infer(x, actors=1, num_gpus=1)))
-            half = outcome(lambda: judged(x, infer(x, actors=3, num_gpus=0.5, settings=settings)))
-            report("half a gpu each", half)
 
 
 class Worker:

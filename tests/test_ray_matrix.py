@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,9 @@ def python() -> Path:
 
 
 def run(python: Path, *arguments: str, env: dict[str, str] | None = None) -> Child:
-    return run_child(
-        [str(python), *arguments], env=child_environment({**QUIET, **(env or {})}, python_path=()), deadline=DEADLINE
-    )
+    with tempfile.TemporaryDirectory(prefix="ray-") as logs:  # where Ray leaves them, and they are no use to anyone
+        variables = child_environment({**QUIET, "RAY_TMPDIR": logs, **(env or {})}, python_path=())
+        return run_child([str(python), *arguments], env=variables, deadline=DEADLINE)
 
 
 def program(python: Path, name: str, arguments: str = "{}") -> dict[str, Any]:
@@ -241,6 +242,7 @@ def test_a_preflight_over_two_nodes(python: Path, lab: Lab) -> None:
     done = machine.run(argv=arguments, env={**QUIET, "PYTHONPATH": path}, timeout=DEADLINE).ok()
     seen = dict(json.loads(line) for line in done.stdout.splitlines())
     assert seen["nodes"] == 2
+    assert "returned" in seen["preflight"], seen["preflight"]
     found = seen["preflight"]["returned"]
     assert (found["rank"]["world_size"], found["rank"]["local_world_size"]) == (2, 1)
     assert sorted(facts["uuid"][-1] for facts in found["ranks"]) == ["0", "1"]

@@ -80,6 +80,12 @@ def test_a_dataset_is_computed_on_both_gpus(data: dict[str, Any], uuids: list[st
     assert set(on) <= set(uuids)
 
 
+def test_actors_may_share_a_gpu(data: dict[str, Any], uuids: list[str]) -> None:
+    found = data["half a gpu each"]["returned"]
+    assert (found["rows"], found["right"], found["processes"]) == (True, True, 3)
+    assert {gpu.split()[1] for gpu in found["gpus"]} <= set(uuids)
+
+
 def test_an_actor_without_a_gpu_does_not_take_the_first(data: dict[str, Any]) -> None:
     assert data["no gpu"]["type"] == "NoDeviceError"
 

@@ -33,7 +33,8 @@ def preflight(
 
     Args:
         num_ranks: None is one for each GPU of the cluster.
-        timeout: seconds for all of it, the wait for free GPUs and the start of the actors included.
+        timeout: seconds for all of it, the wait for free GPUs and the start of the actors included. An actor that has
+            not answered then is given 15 more.
         calls: as for :func:`ortgpu.distributed.preflight`. Every node needs ortgpu and its extra ``distributed``.
 
     Returns:

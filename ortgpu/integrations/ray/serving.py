@@ -44,6 +44,8 @@ class ServedGPUSession:
         batch_wait_timeout_s: float = 0.002,
         **settings: Any,
     ) -> None:
+        if max_batch_size < 1:
+            raise ValueError(f"max_batch_size={max_batch_size}: a run takes one request or more")
         self.session = open_session(path_or_bytes, sess_options, providers, provider_options, **settings)
         self._outputs = [entry.name for entry in self.session.get_outputs()]
         self._answer.set_max_batch_size(max_batch_size)
