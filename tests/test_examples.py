@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from ortgpu.cli.doctor import doctor
+from ortgpu.environment.packages import locate_packages
+from ortgpu.environment.training import read_training_packages
 from ortgpu.errors import catalogue
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -83,7 +84,10 @@ def test_page_on_training_names_only_what_exists() -> None:
     assert options <= {option for parameter in doctor.params for option in parameter.opts}
 
 
-@pytest.mark.skipif(find_spec("onnxruntime.training") is not None, reason="the training API is installed here")
+@pytest.mark.skipif(
+    read_training_packages(locate_packages().onnxruntime.folder).api_folder is not None,
+    reason="the training API is installed here",
+)
 def test_training_says_why_there_is_none() -> None:
     """That it trains, and what: tests/test_training_matrix.py."""
     result = run("train_data_parallel.py")
