@@ -703,11 +703,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "launcher-conflict",
         "the variables of two launchers contradict each other",
         "Which process of how many this is, is told by the launcher's variables: RANK and WORLD_SIZE of torchrun, "
-        "OMPI_COMM_WORLD_RANK of Open MPI, PMI_RANK of MPICH, SLURM_PROCID of srun. Two of them say different things.",
+        "OMPI_COMM_WORLD_RANK of Open MPI, PMI_RANK of MPICH, SLURM_PROCID of srun. Two of them say different things; "
+        "or those of one are not all there, or are no numbers.",
         (
             "RANK and WORLD_SIZE were exported by an earlier torchrun or by hand, and the program was started with "
             "mpirun.",
-            "One launcher was started inside another.",
+            "One launcher was started inside another. Only srun that starts torchrun or mpirun, once on each host, is "
+            "known to be meant.",
+            "RANK and WORLD_SIZE were set by hand, without LOCAL_RANK and LOCAL_WORLD_SIZE.",
         ),
         ("`env | grep -E 'RANK|WORLD|OMPI|PMI|SLURM'` in the processes.",),
         ("Unset the variables of the launcher that is not used: no guess would be right for every rank.",),
@@ -716,11 +719,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "rank-device",
         "a rank has no GPU of its own",
-        "The local rank counts beyond the GPUs that the process sees, or two ranks have the same GPU.",
+        "The local rank counts beyond the GPUs that the process sees, or two ranks have the same GPU. "
+        "GPUSession.for_rank notices it between the ranks of a host, a preflight between all of a job.",
         (
             "More processes were started than there are GPUs.",
             "CUDA_VISIBLE_DEVICES shows fewer GPUs than the launcher counts on.",
-            "The program opens every session on GPU 0.",
+            "CUDA_VISIBLE_DEVICES, or the launcher, shows one and the same GPU to several ranks.",
         ),
         ("Compare the UUIDs of the ranks' devices: ordinals of different processes may mean different GPUs.",),
         ("Start one process per GPU, and let the local rank choose among those visible.",),
@@ -729,25 +733,33 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "rendezvous",
         "ranks did not meet before the deadline",
-        "The processes have to find each other before they can work together, and some never came.",
+        "The processes have to find each other before they can work together, and to say what they have. Some never "
+        "came, or came and ended before that. `phase` says how far they were.",
         (
             "A process died at its start, or was never started.",
             "The address is wrong, or a firewall lies between the machines.",
             "mpirun gives no address to meet at: between machines one has to be named.",
         ),
-        ("`ranks` names those that are missing; their own output says why.",),
+        (
+            "`ranks` names those that are missing; their own output says why.",
+            "Where rank 0 is missing, nobody can know of the others: only rank 0 is named then.",
+        ),
         ("Look at the missing ranks first.", "Check that they can reach the address and the port."),
         (),
     ),
     Explanation(
         "collective-timeout",
         "a collective operation did not end before the deadline",
-        "All ranks have to take part in a collective operation. One did not, and the others would wait for ever.",
+        "All ranks have to take part in a collective operation. One did not, or died in it, and the others would wait "
+        "for ever.",
         (
-            "A rank raised an exception, or took another way through the program.",
+            "A rank raised an exception, took another way through the program, or was killed.",
             "The network between the GPUs does not carry NCCL's traffic.",
         ),
-        ("`phase` says whether setting up or an operation hung.", "`NCCL_DEBUG=INFO` shows what NCCL waits for."),
+        (
+            "`ranks` names who is behind the others, `phase` what they wait in.",
+            "`NCCL_DEBUG=INFO` shows what NCCL waits for.",
+        ),
         ("See why the missing rank is not there; its own output comes first.",),
         (),
     ),
@@ -764,14 +776,21 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "nccl",
         "NCCL returned an error",
         "`status` is its ncclResult_t: 1 a CUDA call failed, 2 a system call failed, 3 internal, 4 invalid argument, 5 "
-        "invalid usage, 6 another process failed or cannot be reached.",
+        "invalid usage, 6 another process failed or cannot be reached. None: it could not be called at all, or its "
+        "values were wrong.",
         (
             "2: too little shared memory (`/dev/shm` of a container), or no usable network.",
             "5: NCCL_SOCKET_IFNAME names no interface of this machine, or two ranks use one GPU.",
+            "5 as well: the ranks have different releases of NCCL.",
             "6: another rank died, or a port is closed.",
+            "None: nccl4py is not installed.",
         ),
-        ("`NCCL_DEBUG=WARN` prints the reason.",),
-        ("Give the container more shared memory: `docker run --shm-size=1g`.", "Correct NCCL_SOCKET_IFNAME."),
+        ("`NCCL_DEBUG=WARN` prints the reason; a preflight has these lines in its evidence.",),
+        (
+            "Run the command that the error prints.",
+            "Give the container more shared memory: `docker run --shm-size=1g`.",
+            "Correct NCCL_SOCKET_IFNAME.",
+        ),
         ("nccl.h (ncclResult_t)",),
     ),
     Explanation(

@@ -42,8 +42,10 @@ def preflight(
     variables: dict[str, dict[str, str]] | None = None,
     repeats: int = 1,
     disturbed: bool = False,
+    late: dict[str, float] | None = None,
 ) -> Any:
-    """By rank: ``misbehaving``, what its child does (rank_worker.py), or "absent"; ``calls``; ``variables``.
+    """By rank: ``misbehaving``, what its child does (rank_worker.py), or "absent"; ``calls``; ``variables``; ``late``,
+    seconds that it comes after the others.
 
     ``disturbed``: others connect to the address before the last rank does, and stay.
     """
@@ -58,12 +60,15 @@ def preflight(
         os.environ["_ORTGPU_PREFLIGHT_WORKER"] = "rank_worker"
         os.environ["RANK_MISBEHAVES"] = kind
     os.environ.update((variables or {}).get(number, {}))
+    time.sleep((late or {}).get(number, 0.0))
     others = _disturb(address) if disturbed and address and number != "0" else []
     planned = (calls or {}).get(number) or (calls or {}).get("all")
     given = None if planned is None else [Collective(*call) for call in planned]
     for _ in range(repeats):
         report = run(timeout, address=address, calls=given)
-    return {**report.as_dict(), "disturbed_by": len(others)}
+    from ortgpu.environment.cuda import initialised_in
+
+    return {**report.as_dict(), "disturbed_by": len(others), "cuda_used_here": initialised_in() is not None}
 
 
 def _disturb(address: str) -> list[socket.socket]:
@@ -110,6 +115,36 @@ def open_session(model: str, **options: Any) -> Any:
     return str(GPUSession.for_rank(model, **options).device)
 
 
+def place_session(model: str, ranks: int, variables: dict[str, dict[str, str]] | None = None) -> Any:
+    """Where a session of this rank is, while all ranks have theirs: by CUDA's contexts, and by NVML's processes."""
+    os.environ.update((variables or {}).get(_number(), {}))
+
+    import numpy as np
+
+    from ortgpu import GPUSession
+    from ortgpu.environment.cuda import context_is_active, initialise
+    from ortgpu.environment.driver import processes_on
+
+    try:
+        session = GPUSession.for_rank(model)
+        feed = {}
+        for entry in session.get_inputs():
+            shape = [size if isinstance(size, int) else 1 for size in entry.shape]
+            feed[entry.name] = np.zeros(shape, np.float32)
+        session.run(None, feed)
+    finally:
+        _wait_for_ranks(ranks, "opened")
+    devices = initialise().devices or ()
+    seen = {
+        "uuid": session.device.uuid,
+        "pid": os.getpid(),
+        "contexts": [device.uuid for device in devices if context_is_active(device.ordinal)],
+        "processes": {device.uuid: sorted(processes_on(device.uuid or "")) for device in devices},
+    }
+    _wait_for_ranks(ranks, "looked")
+    return seen
+
+
 def session_request(model: str, wait_for: int = 1) -> Any:
     """The ordinal that a session of this rank asks for; the lab's driver names devices and opens none."""
     from ortgpu import GPUSession
@@ -142,7 +177,8 @@ def _number() -> str:
 
 
 ACTIONS: dict[str, Callable[..., Any]] = {
-    action.__name__: action for action in (who_am_i, identity, preflight, claim, open_session, session_request)
+    action.__name__: action
+    for action in (who_am_i, identity, preflight, claim, open_session, place_session, session_request)
 }
 
 

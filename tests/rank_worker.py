@@ -35,6 +35,14 @@ def parent_killed(channel: Channel, task: Task, ordinal: int, unique_id: bytes, 
     _sleep_in_native_code()
 
 
+def parent_stopped(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """The rank itself stands still, and goes on when the others have given it up."""
+    channel.begin("opening the GPU")
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(max(0.0, until + 3 - time.monotonic()))
+    os.kill(os.getppid(), signal.SIGCONT)
+
+
 def idle(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """Joins, and calls nothing."""
     channel.begin("opening the GPU")
@@ -68,7 +76,9 @@ def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: fl
     asleep(channel, task, ordinal, unique_id, until)
 
 
-RUNS = {run.__name__: run for run in (killed, parent_killed, idle, never_joins, reordered, asleep, deaf)}
+RUNS = {
+    run.__name__: run for run in (killed, parent_killed, parent_stopped, idle, never_joins, reordered, asleep, deaf)
+}
 
 
 def main(descriptor: int, parent: int) -> None:

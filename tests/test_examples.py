@@ -14,6 +14,7 @@ from ortgpu.cli.doctor import doctor
 from ortgpu.environment.packages import locate_packages
 from ortgpu.environment.training import read_training_packages
 from ortgpu.errors import catalogue
+from tests.lab import launchers
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DEADLINE = 110  # seconds: a process that opens a first session on a slow machine needs a fraction of it
@@ -33,7 +34,8 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "test_with_gpu.py", "train_data_parallel.py"}
+    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "ranks.py", "test_with_gpu.py"}
+    tested |= {"train_data_parallel.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -94,6 +96,17 @@ def test_training_says_why_there_is_none() -> None:
     assert result.returncode == 69, result
     assert result.stderr.startswith("cannot train: onnxruntime.training is not available: "), result
     assert "To fix it:" in result.stderr
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "torchrun"])
+def test_ranks_end_with_the_cause_said_once(launcher: str) -> None:
+    launchers.need(launcher)
+    [(command, _)] = launchers.starts_of(launcher, 2, [sys.executable, str(EXAMPLES / "ranks.py")])
+    env = {**os.environ, **launchers.AS_ROOT, **NO_GPU}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=env, check=False)
+    assert result.returncode != 0, result
+    assert result.stdout.count("To fix it:") == 1, result
+    assert "on ranks 0, 1, on " in result.stdout
 
 
 @pytest.mark.gpu

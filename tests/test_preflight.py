@@ -6,10 +6,12 @@ are the lab's. What only GPUs can show is in tests/gpu/test_distributed.py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import shutil
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,33 @@ def test_foreign_connections_do_no_harm(machine: Machine) -> None:
     assert job.left == ()
 
 
+def test_something_else_listens_there(machine: Machine) -> None:
+    """A server that greets whoever comes, as SSH does, while rank 0 is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        greeting = threading.Thread(target=greet, args=(server,))
+        greeting.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        job = run(machine, timeout=TIMEOUT, address=address, misbehaving={"0": "absent"})
+        server.shutdown(socket.SHUT_RDWR)
+        greeting.join(10)
+    assert set(job.ranks) == {1}
+    assert_all_raise(job, 1, "RendezvousError", named=[0], phase="rendezvous")
+    assert any("does not answer as rank 0 does" in fact for fact in job.error(1).evidence)
+
+
+def test_port_is_taken(machine: Machine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        job = run(machine, timeout=TIMEOUT, address=f"127.0.0.1:{server.getsockname()[1]}")
+    assert_all_raise(job, 2, "RendezvousError", named=[0], phase="rendezvous")
+    assert any("Address already in use" in fact for fact in job.error(0).evidence)
+
+
+def greet(server: socket.socket) -> None:
+    with contextlib.ExitStack() as connected, contextlib.suppress(OSError):
+        while True:
+            connected.enter_context(server.accept()[0]).sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
@@ -177,6 +206,23 @@ def test_a_rank_dies_itself(machine: Machine, dead: str, others: set[int]) -> No
     job = run(machine, ranks=3, timeout=TIMEOUT, misbehaving={dead: "parent_killed"})
     assert set(job.ranks) == others
     assert_all_raise(job, 3, "CollectiveTimeoutError", named=[int(dead)])
+
+
+def test_who_comes_late_learns_of_an_early_failure(machine: Machine) -> None:
+    job = run(machine, ranks=3, misbehaving={"1": "killed_in_driver"}, late={"2": 1.5})
+    assert set(job.ranks) == {0, 1, 2}
+    assert_all_raise(job, 3, "RendezvousError", named=[1], phase="looking at the GPU")
+
+
+@pytest.mark.slow
+def test_rank_0_stands_still(machine: Machine) -> None:
+    """Nobody decides for all then: each comes to it by itself."""
+    job = run(machine, timeout=TIMEOUT, misbehaving={"0": "parent_stopped"})
+    error = job.error(1)
+    assert (error.type, error.details["ranks"]) == ("CollectiveTimeoutError", [0]), error.text
+    assert "rank 0 went silent" in error.text
+    assert job.ranks[1].seconds < TIMEOUT + 1
+    assert job.left == ()
 
 
 def test_a_launcher_ends_the_job_of_a_rank_that_dies(machine: Machine) -> None:
@@ -341,7 +387,7 @@ def test_nowhere_to_meet() -> None:
     """mpirun over several hosts names none of them."""
     with pytest.raises(RendezvousError, match="nothing says where") as caught:
         preflight(rank=Rank(0, 4, 0, 2, "openmpi"))
-    assert "ortgpu preflight --address HOST:PORT" in caught.value.fixes
+    assert "ortgpu preflight --address HOST:PORT" in caught.value.fixes[0]
     pickle.loads(pickle.dumps(caught.value))
 
 

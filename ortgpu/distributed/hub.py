@@ -79,7 +79,7 @@ class Hub:
         times = [self._deadlines.verdict, *(guest.until for guest in self._guests.values())]
         if self.known.missing:
             times.append(self._deadlines.arrival)
-        if self._settled_at is not None:
+        elif self._settled_at is not None:
             times.append(self._settled_at)
         return min(times)
 
@@ -90,12 +90,16 @@ class Hub:
             self._refuse(guest.connection, "it did not say who it is")
         if self._is_over:
             return
-        if self._settled_at is not None and (now >= self._settled_at or len(self.known.failures) == len(self._members)):
+        if self.known.missing:  # whatever went wrong meanwhile, who comes late has to learn of it too
+            if now >= self._deadlines.arrival:
+                self._decide(verdicts.never_came(self.known, self._refused))
+        elif self._settled_at is not None and self._has_settled(now):
             self._decide(verdicts.cause(self.known))
-        elif self.known.missing and now >= self._deadlines.arrival:
-            self._decide(verdicts.never_came(self.known, self._refused))
         elif now >= self._deadlines.verdict:
             self._decide(verdicts.out_of_time(self.known))
+
+    def _has_settled(self, now: float) -> bool:
+        return now >= (self._settled_at or now) or len(self.known.failures) == len(self._members)
 
     @property
     def is_done(self) -> bool:

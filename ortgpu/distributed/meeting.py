@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import RendezvousError, manual, shell
+from ..errors import RendezvousError, manual
 from .jobs import identity_of, is_same_on_every_host, runtime_folder, short_name
 from .ranks import Rank
 
@@ -69,8 +69,10 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
             f"nothing says where the {rank.world_size} ranks can meet",
             evidence=[f"launcher: {rank.launcher or 'none'}", f"ranks on this host: {rank.local_world_size}"],
             fixes=[
-                shell("ortgpu preflight --address HOST:PORT", needs="host"),
-                manual("with a host name of rank 0's machine and a free port of it, the same on every rank"),
+                manual(
+                    "name a host name of rank 0's machine and a free port of it, the same on every rank: "
+                    "ortgpu preflight --address HOST:PORT, or preflight(address=...)"
+                ),
             ],
             ranks=(rank.rank,),
             phase="rendezvous",

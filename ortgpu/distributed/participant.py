@@ -19,10 +19,11 @@ from .meeting import Address, Meeting
 from .ranks import Rank
 from .reports import Collective, CollectiveResult, PreflightReport, differences, named
 from .verdicts import RENDEZVOUS, RUN
-from .wire import Connection, Message, error_from_message, error_to_message
+from .wire import FROM_RANK_0, Connection, GarbledError, Message, error_from_message, error_to_message
 
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
 _HANDSHAKE = 2.0  # seconds in which whatever listens there has to prove that it is rank 0
+_GIVING_BACK = 5.0  # seconds that a child may take to give its communicator back
 _FACTS, _ID = "facts", "id"
 
 
@@ -103,7 +104,11 @@ class Participant:
     # The steps
 
     def _start_child(self) -> None:
-        self._child = child = Child(self._rank, self._calls)
+        try:
+            self._child = child = Child(self._rank, self._calls)
+        except DistributedError as error:  # the others have to learn of it
+            self._failure = error
+            return
         self._selector.register(child.channel, selectors.EVENT_READ, lambda _: self._hear_child(child))
         self._selector.register(child.output, selectors.EVENT_READ, lambda _: self._take_output(child))
 
@@ -154,7 +159,7 @@ class Participant:
             connected = socket.create_connection((address.host, address.port), timeout=max(until - now, _RETRY))
         except OSError as error:
             return error.strerror or str(error)
-        link = Connection(connected)
+        link = Connection(connected, FROM_RANK_0)
         self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
         hello = {
             "ortgpu": __version__,
@@ -215,7 +220,7 @@ class Participant:
         assert child is not None
         self._child_may_end = True
         child.channel.send({"end": True})
-        self._pump(lambda: not child.channel.is_open, self._schedule.alone)
+        self._pump(lambda: not child.channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
 
     def _result(self, call: Collective, seconds: Sequence[float]) -> CollectiveResult:
         slowest = max(seconds)
@@ -239,8 +244,10 @@ class Participant:
         for message in filter(is_wanted, messages):
             messages.remove(message)
             return message
+        if self._failure is not None and not verdicts.is_consequence(self._failure):
+            raise verdicts.of_rank(self._failure, self._rank.rank, None)
         said = "went silent" if link.is_open else "ended, or the connection to it broke,"
-        raise self._failure or self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
+        raise self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
 
     def _pump(self, is_done: Callable[[], bool], until: float) -> None:
         """Serve every socket until ``is_done``, or until the time has come."""
@@ -252,10 +259,13 @@ class Participant:
                 self._hub.on_time()
 
     def _hear_hub(self, link: Connection) -> None:
-        for message in link.receive():
-            if "verdict" in message:
-                raise error_from_message(message["verdict"])
-            self._from_hub.append(message)
+        try:
+            for message in link.receive():
+                if "verdict" in message:
+                    raise error_from_message(message["verdict"])
+                self._from_hub.append(message)
+        except GarbledError:  # something else listens there
+            link.is_open = False
         if not link.is_open:
             self._selector.unregister(link)
 

@@ -63,6 +63,7 @@ def never_came(known: Known, refused: Collection[str] = ()) -> RendezvousError:
             manual(f"look at the output of {named(missing)}: it ended, it was not started, or it did something else"),
             manual("if it runs on another host: make sure that it reaches rank 0's address, through any firewall"),
         ],
+        others=known.failures.values(),
         ranks=missing,
         phase=RENDEZVOUS,
     )
@@ -133,17 +134,17 @@ def out_of_step(known: Known) -> CollectiveMismatchError | None:
 def cause(known: Known) -> GPUError:
     """Of what ranks reported, the first that does not follow from another rank's failure."""
     failures: Mapping[int, GPUError] = known.failures
-    roots = {rank: error for rank, error in failures.items() if not _is_consequence(error)}
+    roots = {rank: error for rank, error in failures.items() if not is_consequence(error)}
     if not roots:
         if all(isinstance(error, CollectiveTimeoutError) for error in failures.values()):
             return out_of_time(known)
         roots = {rank: error for rank, error in failures.items() if isinstance(error, NCCLError)}
     rank, error = next(iter(roots.items()))
-    others = [other for number, other in failures.items() if number != rank and not _is_consequence(other)]
+    others = [other for number, other in failures.items() if number != rank and not is_consequence(other)]
     return of_rank(error, rank, known.hosts.get(rank)).with_others(others)
 
 
-def _is_consequence(error: GPUError) -> bool:
+def is_consequence(error: GPUError) -> bool:
     """A timeout without ranks is that of a rank that waits; ncclRemoteError is what NCCL says of another's failure."""
     return (isinstance(error, CollectiveTimeoutError) and not error.ranks) or (
         isinstance(error, NCCLError) and error.status == _REMOTE_ERROR

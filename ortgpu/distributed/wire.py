@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import DistributedError, Fix, GPUError, catalogue
 
 _LENGTH = struct.Struct(">I")
-LONGEST = 1 << 20  # bytes of a message; facts and results of a rank are a few thousand
+FROM_A_RANK = 1 << 20  # bytes of a message, at most: facts and results of a rank are a few thousand
+FROM_RANK_0 = 1 << 28  # which tells what all ranks have said
 
 Message = dict[str, Any]
 
@@ -30,7 +31,8 @@ def encode(message: Message) -> bytes:
 class Decoder:
     """Bytes as they arrive, in messages as they become whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
@@ -39,7 +41,7 @@ class Decoder:
         messages = []
         while len(self._pending) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._pending)
-            if length > LONGEST:
+            if length > self._longest:
                 raise GarbledError(f"a message of {length} bytes")
             end = _LENGTH.size + length
             if len(self._pending) < end:
@@ -62,11 +64,11 @@ def _parse(text: bytes) -> Message:
 class Connection:
     """A connected socket that never blocks: what cannot be sent now waits for :meth:`flush`."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, longest: int = FROM_A_RANK) -> None:
         connected.setblocking(False)
         self.socket = connected
         self.is_open = True
-        self._decoder = Decoder()
+        self._decoder = Decoder(longest)
         self._unsent = bytearray()
 
     def fileno(self) -> int:

@@ -24,12 +24,13 @@ from .cuda_runtime import DeviceQueue
 from .rank_devices import own_device
 from .ranks import Rank
 from .reports import Collective, RankFacts
-from .wire import Decoder, Message, encode, error_to_message
+from .wire import FROM_A_RANK, Decoder, Message, encode, error_to_message
 
 COMMUNICATOR = "setting up the communicator"
 _REPEATS = 5  # timed calls of each operation, after the one whose values are checked
-_PAUSE = 0.0005  # seconds between two looks at whether NCCL or the GPU is done
+_PAUSE = 0.0001  # seconds between two looks at whether NCCL or the GPU is done
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_IOLBF = 1  # stdio.h: line by line
 
 
 class Channel:
@@ -37,7 +38,7 @@ class Channel:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._decoder = Decoder()
+        self._decoder = Decoder(FROM_A_RANK)
         self._arrived: list[Message] = []
 
     def send(self, message: Message) -> None:
@@ -73,6 +74,7 @@ Run = Callable[[Channel, Task, int, bytes, float], None]
 def main(descriptor: int, parent: int, run: Run | None = None) -> None:
     """Everything, in order. ``run`` takes the place of :func:`run_collectives` in tests."""
     _end_with(parent)
+    _show_every_line_at_once()
     channel = Channel(descriptor)
     task = _task_of(channel.receive())
     try:
@@ -98,6 +100,12 @@ def _end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _show_every_line_at_once() -> None:
+    """NCCL's warnings go through C's stdout, which holds lines for a pipe back; this process may never flush it."""
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
 
 
 def _task_of(message: Message) -> Task:
@@ -237,7 +245,7 @@ def _wait(is_done: Callable[[], bool], step: str, until: float) -> None:
 def values(call: Collective, rank: Rank) -> tuple[Any, Any]:
     """What a rank hands in, and what it has to receive, as arrays of a type that NumPy knows."""
     number, world_size = rank.rank, rank.world_size
-    sent, received = (np.arange(size) for size in call.sizes(world_size))
+    sent, received = (np.arange(size, dtype=np.int32) for size in call.sizes(world_size))
     if call.operation == "all_gather":
         everyone = received // call.count
         return _typed(call, _mark(sent, number)), _typed(call, _mark(received % call.count, everyone))

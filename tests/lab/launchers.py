@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from tests.lab.child import ChildResult, Machine, Problem, problem_from
 ROOT = Path(__file__).parents[2]
 RANK_PROGRAM = ROOT / "tests" / "rank_program.py"
 MARK = "LAB_JOB"  # a variable that all processes of one launch have
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # which Open MPI refuses by itself
 
 _WHERE = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 _NAMES = {"openmpi": ("orterun", "prterun"), "mpich": ("mpiexec.hydra",)}
@@ -120,12 +122,7 @@ def launch_command(
     """Run the machine's Python with these arguments in each rank, and wait for the launcher's end."""
     mark = uuid.uuid4().hex
     starts = starts_of(launcher, ranks, [str(machine.overlay.python), *arguments])
-    variables = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        MARK: mark,
-        **(env or {}),
-    }
+    variables = {**AS_ROOT, MARK: mark, **(env or {})}
     code = (
         f"import os, subprocess\n"
         f"folder = os.environ['RANK_REPORTS'] = os.path.join(os.environ['TMPDIR'], 'ranks')\n"
@@ -139,11 +136,15 @@ def launch_command(
     result = machine.run(code, env=variables, timeout=timeout)
     left = processes_with(mark)
     assert result.json is not None, result.output
-    outcomes = {
+    return Job(outcomes_of(result.json["ranks"]), result.json["status"], (*left, *result.json["files"]), result)
+
+
+def outcomes_of(reports: Iterable[Mapping[str, Any]]) -> dict[int, RankOutcome]:
+    """What ranks wrote into their files, by rank."""
+    return {
         entry["rank"]: RankOutcome(entry["returned"], problem_from(entry["error"]), entry["seconds"])
-        for entry in result.json["ranks"]
+        for entry in reports
     }
-    return Job(outcomes, result.json["status"], (*left, *result.json["files"]), result)
 
 
 def processes_with(mark: str) -> tuple[str, ...]:

@@ -1,0 +1,222 @@
+"""Several ranks, each on a GPU of its own, under the real launchers: preflights through NCCL, and sessions by rank.
+
+Needs two GPUs, a launcher (torch, or Open MPI's orterun), and nccl4py with NCCL's library. The same faults as in
+tests/test_preflight.py, where NCCL is a stub: what is shown here is that NCCL can be stopped in the middle.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common import Child, GPUs, child_environment, run_child
+from tests.lab import Problem, launchers
+from tests.lab.launchers import AS_ROOT, MARK, RANK_PROGRAM, RankOutcome, outcomes_of, processes_with, starts_of
+
+pytestmark = pytest.mark.gpu(count=2)
+
+TIMEOUT = 30.0  # seconds of a preflight: the first operation of NCCL alone has taken five
+CALLS = [
+    ["all_reduce", "float32", 1 << 20],
+    ["all_gather", "bfloat16", 1023],
+    ["reduce_scatter", "float16", 65_537],
+]
+COMMUNICATOR = "setting up the communicator"
+FIRST = "all_reduce of 1048576 float32"
+LAUNCHERS = pytest.mark.parametrize("launcher", ["torchrun", "openmpi"])
+
+
+class Ranks:
+    """Two ranks that a launcher started: what each returned or raised, and what is left of them."""
+
+    def __init__(self, child: Child, outcomes: Mapping[int, RankOutcome], left: tuple[str, ...]) -> None:
+        self.child = child
+        self.outcomes = outcomes
+        self.left = left
+
+    def returned(self, rank: int) -> Any:
+        outcome = self._outcome(rank)
+        assert outcome.error is None, outcome.error.text
+        return outcome.returned
+
+    def error(self, rank: int) -> Problem:
+        outcome = self._outcome(rank)
+        assert outcome.error is not None, f"rank {rank} returned {outcome.returned}"
+        return outcome.error
+
+    def _outcome(self, rank: int) -> RankOutcome:
+        assert rank in self.outcomes, self.child.explain()
+        return self.outcomes[rank]
+
+    def assert_all_raise(self, error_type: str, *, named: list[int], phase: str | None = None) -> None:
+        """Every rank that is there raises the same before its deadline, and nothing is left."""
+        assert self.outcomes, self.child.explain()
+        for rank, outcome in self.outcomes.items():
+            error = self.error(rank)
+            assert error.type == error_type, error.text
+            assert list(error.details["ranks"]) == named, error.text
+            assert phase is None or error.details["phase"] == phase, error.text
+            assert outcome.seconds < TIMEOUT + 2, "after its deadline"
+        assert self.left == ()
+
+
+Start = Callable[..., Ranks]
+
+
+@pytest.fixture
+def start(gpus: GPUs, tmp_path: Path) -> Start:
+    """Run an action of rank_program.py in two ranks."""
+    if len(gpus.visible) < 2:
+        pytest.skip(f"needs two GPUs, and CUDA shows {len(gpus.visible)}")
+
+    def run(
+        launcher: str, action: str, arguments: Mapping[str, Any], env: Mapping[str, str | None] | None = None
+    ) -> Ranks:
+        launchers.need(launcher)
+        mark = f"{launcher}-{time.monotonic_ns()}"
+        folder = tmp_path / mark / "ranks"
+        folder.mkdir(parents=True)
+        task = json.dumps({"action": action, "arguments": dict(arguments)}, default=str)
+        [(command, _)] = starts_of(launcher, 2, [sys.executable, str(RANK_PROGRAM), task])
+        # NVLink SHARP, which two GPUs do not need, and whose multicast memory a virtual machine may not have
+        variables = {**AS_ROOT, "NCCL_NVLS_ENABLE": "0", MARK: mark, "RANK_REPORTS": str(folder), **(env or {})}
+        child = run_child(command, env=child_environment(variables), deadline=TIMEOUT + 60)
+        reports = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json"))
+        return Ranks(child, outcomes_of(reports), processes_with(mark))
+
+    return run
+
+
+@pytest.fixture
+def preflight(start: Start) -> Start:
+    if importlib.util.find_spec("nccl") is None:
+        pytest.skip("needs nccl4py: pip install 'ortgpu[distributed]', or its wheel on PYTHONPATH")
+
+    def run(launcher: str, env: Mapping[str, str | None] | None = None, **arguments: Any) -> Ranks:
+        return start(launcher, "preflight", {"timeout": TIMEOUT, "calls": {"all": CALLS}, **arguments}, env)
+
+    return run
+
+
+@LAUNCHERS
+def test_ranks_work_together(preflight: Start, gpus: GPUs, launcher: str) -> None:
+    ranks = preflight(launcher)
+    for number in range(2):
+        report = ranks.returned(number)
+        assert [facts["uuid"] for facts in report["ranks"]] == [gpu.uuid for gpu in gpus.visible[:2]]
+        assert all(facts["nccl"] and facts["driver"] and facts["gpu"] for facts in report["ranks"])
+        assert [list(result["call"].values()) for result in report["collectives"]] == CALLS
+        assert all(result["bus_bandwidth"] > 0 for result in report["collectives"])
+        assert not report["cuda_used_here"]
+    assert ranks.left == ()
+
+
+@LAUNCHERS
+def test_the_command(preflight: Start, tmp_path: Path, launcher: str) -> None:
+    """Every operation, type and size that it runs by itself."""
+    launchers.need(launcher)
+    [(command, _)] = starts_of(launcher, 2, [sys.executable, "-m", "ortgpu", "preflight", "--json"])
+    child = run_child(command, env=child_environment({**AS_ROOT, "NCCL_NVLS_ENABLE": "0"}), deadline=120)
+    assert child.returncode == 0, child.explain()
+    document = json.loads(child.stdout)
+    assert document["ok"]
+    assert len(document["ranks"]) == 2
+    assert len(document["collectives"]) >= 9
+
+
+def test_twice_in_one_job(preflight: Start) -> None:
+    assert preflight("torchrun", repeats=2).returned(1)["rank"]["rank"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "error_type", "phase"),
+    [
+        ("absent", "RendezvousError", "rendezvous"),
+        ("asleep_in_driver", "RendezvousError", "waiting for the facts of the others"),
+        ("never_joins", "CollectiveTimeoutError", COMMUNICATOR),
+        ("asleep", "CollectiveTimeoutError", COMMUNICATOR),
+        ("killed", "CollectiveTimeoutError", COMMUNICATOR),
+        ("idle", "CollectiveTimeoutError", FIRST),
+    ],
+)
+@LAUNCHERS
+def test_a_rank_that_fails_the_other(preflight: Start, launcher: str, kind: str, error_type: str, phase: str) -> None:
+    ranks = preflight(launcher, misbehaving={"1": kind})
+    ranks.assert_all_raise(error_type, named=[1], phase=phase)
+
+
+@LAUNCHERS
+def test_another_order_than_planned(preflight: Start, launcher: str) -> None:
+    ranks = preflight(launcher, misbehaving={"1": "reordered"})
+    ranks.assert_all_raise("CollectiveMismatchError", named=[0, 1], phase=FIRST)
+
+
+@LAUNCHERS
+def test_a_rank_dies_itself(preflight: Start, launcher: str) -> None:
+    """The launcher may end the other one before it can say so: what has to hold is that nothing is left."""
+    assert preflight(launcher, misbehaving={"1": "parent_killed"}).left == ()
+
+
+def test_other_calls_than_the_other(preflight: Start) -> None:
+    ranks = preflight("torchrun", calls={"0": CALLS, "1": CALLS[::-1]})
+    assert {ranks.error(number).type for number in range(2)} == {"CollectiveMismatchError"}
+
+
+def test_nccl_says_why(preflight: Start) -> None:
+    """A real error of NCCL, with what it printed."""
+    ranks = preflight("torchrun", {"NCCL_SOCKET_IFNAME": "nope"})
+    for number in range(2):
+        error = ranks.error(number)
+        assert error.type == "NCCLError"
+        assert error.details["status"] == 5
+        assert any("NCCL WARN" in fact for fact in error.evidence), error.text
+
+
+def test_one_gpu_for_two_ranks(preflight: Start) -> None:
+    ranks = preflight("torchrun", {"CUDA_VISIBLE_DEVICES": "0"})
+    ranks.assert_all_raise("RankDeviceError", named=[0, 1], phase="exchange")
+
+
+# Sessions by rank
+
+
+@LAUNCHERS
+def test_each_session_is_on_a_gpu_of_its_own(start: Start, conv: Path, gpus: GPUs, launcher: str) -> None:
+    ranks = start(launcher, "place_session", placement(conv))
+    for number in range(2):
+        seen = ranks.returned(number)
+        uuid = gpus.visible[number].uuid
+        assert seen["uuid"] == uuid
+        assert seen["contexts"] == [uuid], "it made a context on another GPU as well"
+        if any(seen["processes"].values()):  # in most containers NVML shows no processes, or other numbers
+            others = [pids for other, pids in seen["processes"].items() if other != uuid]
+            assert not any(seen["pid"] in pids for pids in others)
+
+
+@LAUNCHERS
+def test_gpus_that_the_launcher_hands_out(start: Start, conv: Path, gpus: GPUs, launcher: str) -> None:
+    first, second = (gpu.uuid for gpu in gpus.visible[:2])
+    own = {"0": {"CUDA_VISIBLE_DEVICES": second}, "1": {"CUDA_VISIBLE_DEVICES": first}}
+    ranks = start(launcher, "place_session", {**placement(conv), "variables": own})
+    assert [ranks.returned(number)["uuid"] for number in range(2)] == [second, first]
+
+
+@LAUNCHERS
+def test_two_sessions_on_one_gpu_are_refused(start: Start, conv: Path, launcher: str) -> None:
+    ranks = start(launcher, "place_session", placement(conv), {"CUDA_VISIBLE_DEVICES": "0"})
+    errors = [outcome.error for outcome in ranks.outcomes.values() if outcome.error is not None]
+    assert errors, ranks.child.explain()
+    for error in errors:
+        assert error.type == "RankDeviceError"
+        assert list(error.details["ranks"]) == [0, 1]
+
+
+def placement(model: Path) -> dict[str, Any]:
+    return {"model": str(model), "ranks": 2}

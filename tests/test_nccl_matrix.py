@@ -1,0 +1,60 @@
+"""The real NCCL of NVIDIA's wheel, below the real nccl4py, without a GPU: what it says when it cannot work.
+
+On demand, since the wheel has some hundred megabytes: ``pytest -m matrix``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Machine, Stubs
+from tests.lab.fixtures import Lab
+from tests.lab.launchers import Job, launch
+from tests.lab.models import Models
+from tests.lab.wheels import Wheels
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
+
+VERSION = "2.28.9"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory, stubs: Stubs, models: Models, wheels: Wheels) -> Machine:
+    """Driver and CUDA runtime are the lab's: they name two GPUs, and NCCL finds that it cannot use them."""
+    machine = Lab(tmp_path_factory.mktemp("nccl"), stubs, models, wheels).machine_with_nccl(2)
+    machine.overlay.remove("nvidia/nccl")
+    machine.overlay.add_wheel(wheels.get("nvidia-nccl-cu13", VERSION))
+    return machine
+
+
+def run(machine: Machine, **env: str) -> Job:
+    return launch(machine, "environment", 2, "preflight", {"timeout": 60.0}, env=env, timeout=120)
+
+
+def test_no_interface(machine: Machine) -> None:
+    job = run(machine, NCCL_SOCKET_IFNAME="nope")
+    for number in range(2):
+        error = job.error(number)
+        assert error.type == "NCCLError"
+        assert (error.details["status"], error.details["ranks"]) == (5, [0]), error.text
+        assert any("NCCL WARN Bootstrap : no socket interface found" in fact for fact in error.evidence), error.text
+    assert job.left == ()
+
+
+def test_cuda_does_not_work(machine: Machine) -> None:
+    job = run(machine)
+    for number in range(2):
+        error = job.error(number)
+        assert error.type == "NCCLError"
+        assert error.details["status"] == 1, error.text
+        assert any("NCCL WARN" in fact for fact in error.evidence), error.text
+    assert job.left == ()
+
+
+def test_version_and_path_are_the_librarys_own(machine: Machine) -> None:
+    result = machine.run("from ortgpu.distributed import nccl\nreport(nccl.load())").ok()
+    version, path = result.json
+    assert version == VERSION
+    assert Path(path) == machine.overlay.path("nvidia/nccl/lib/libnccl.so.2")
