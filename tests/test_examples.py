@@ -6,13 +6,15 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from ortgpu.cli.doctor import doctor
+from ortgpu.environment.packages import locate_packages
+from ortgpu.environment.training import read_training_packages
 from ortgpu.errors import catalogue
+from tests.lab import launchers
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DEADLINE = 110  # seconds: a process that opens a first session on a slow machine needs a fraction of it
@@ -132,13 +134,27 @@ def test_page_on_training_names_only_what_exists() -> None:
     assert options <= {option for parameter in doctor.params for option in parameter.opts}
 
 
-@pytest.mark.skipif(find_spec("onnxruntime.training") is not None, reason="the training API is installed here")
+@pytest.mark.skipif(
+    read_training_packages(locate_packages().onnxruntime.folder).api_folder is not None,
+    reason="the training API is installed here",
+)
 def test_training_says_why_there_is_none() -> None:
     """That it trains, and what: tests/test_training_matrix.py."""
     result = run("train_data_parallel.py")
     assert result.returncode == 69, result
     assert result.stderr.startswith("cannot train: onnxruntime.training is not available: "), result
     assert "To fix it:" in result.stderr
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "torchrun"])
+def test_ranks_end_with_the_cause_said_once(launcher: str) -> None:
+    launchers.need(launcher)
+    [(command, _)] = launchers.starts_of(launcher, 2, [sys.executable, str(EXAMPLES / "ranks.py")])
+    env = {**os.environ, **launchers.AS_ROOT, **NO_GPU}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=env, check=False)
+    assert result.returncode != 0, result
+    assert result.stdout.count("To fix it:") == 1, result
+    assert "on ranks 0, 1, on " in result.stdout
 
 
 @pytest.mark.gpu

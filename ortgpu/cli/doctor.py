@@ -81,8 +81,8 @@ def doctor(
     --shared-folder DIR has every rank write a token into DIR and read those of the others; started without a
     launcher, it only shows that this process can write there.
 
-    Exit code 0: nothing is wrong that keeps a session off the GPU, or processes from training. 1: something is.
-    2: wrong usage.
+    Exit code 0: nothing is wrong that keeps a session off the GPU, or with --profile training, the driver, the training
+    API or MPI from working. 1: something is. 2: wrong usage.
 
     \b
     The JSON document has

@@ -111,7 +111,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """No problem that keeps a session from opening, or processes from training."""
+        """No problem that keeps a session from opening, or for training, the driver, the API or MPI from working."""
         return not any(problem.severity == "fatal" for problem in self.problems)
 
     def as_dict(self) -> dict[str, Any]:

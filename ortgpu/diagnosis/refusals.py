@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ..errors import TrainingUnavailableError, manual
+from ..errors import Severity, TrainingUnavailableError, manual
 
 LAST_RELEASE: Final = "1.19.2"  # of onnxruntime-training and onnxruntime-training-cpu, September 2024
 
@@ -73,9 +73,13 @@ _REFUSALS: Final[dict[Missing, _Refusal]] = {
 }
 
 
-def refuse(missing: Missing) -> TrainingUnavailableError:
+def refuse(missing: Missing, *, severity: Severity = "fatal") -> TrainingUnavailableError:
     """The error for something that does not exist, not yet raised."""
     refusal = _REFUSALS[missing]
     return TrainingUnavailableError(
-        refusal.summary, evidence=refusal.evidence, fixes=map(manual, refusal.instead), reason=missing
+        refusal.summary,
+        evidence=refusal.evidence,
+        fixes=map(manual, refusal.instead),
+        severity=severity,
+        reason=missing,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final
 
 from ..environment.inspection import Environment
 from ..environment.mpi import Mpi
@@ -73,13 +72,10 @@ def _import_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
 def _horovod(_: Facts, training: TrainingFacts) -> GPUError | None:
     if training.environment.horovod is None:
         return None
-    error = refuse("horovod")
-    error.severity = "warning"  # it may be here for torch
-    return error
+    return refuse("horovod", severity="warning")  # it may be here for torch
 
 
 def _nccl_copies(_: Facts, training: TrainingFacts) -> GPUError | None:
-    """Two copies of NCCL, or two packages that wrote one."""
     copies = training.environment.nccl.libraries
     if len(copies) < 2:
         return None
@@ -137,18 +133,19 @@ def _mpi_absent(facts: Facts, training: TrainingFacts) -> GPUError | None:
     missing = [name for name, found in (("mpirun", mpi.mpirun), ("mpi4py", mpi.mpi4py)) if found is None]
     if not missing:
         return None
-    wanted = [requirement for name, requirement in _MPI_REQUIREMENTS if name in missing]
+    if mpi.library is not None and mpi.library.vendor != "Open MPI":
+        fix = manual(f"put the launcher of {mpi.library} on PATH")
+    else:
+        requirements = {"mpirun": _MPI_PACKAGE, "mpi4py": "mpi4py"}
+        fix = remedies.install(facts.environment, [requirements[name] for name in missing])
     return MPIInitError(
         f"MPI is not there: no {' and no '.join(missing)}",
         evidence=[
-            "torchrun starts processes without MPI; the training example needs MPI for the mean of the parameters"
+            "torchrun starts processes without MPI; the training example needs it for the mean of the parameters"
         ],
-        fixes=[remedies.install(facts.environment, wanted)],
+        fixes=[fix],
         severity="warning",
     )
-
-
-_MPI_REQUIREMENTS: Final = (("mpirun", _MPI_PACKAGE), ("mpi4py", "mpi4py"))
 
 
 def _mpi_of_two_kinds(facts: Facts, training: TrainingFacts) -> GPUError | None:

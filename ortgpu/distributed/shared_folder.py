@@ -75,10 +75,16 @@ def _meet(place: Path, rank: int, world_size: int, deadline: float) -> tuple[int
             "done": len(met) == len(others),
         }
         if state != written:
-            _write(place, rank, state)
+            try:
+                _write(place, rank, state)
+            except FileNotFoundError:
+                if not written:
+                    raise
+                return tuple(other for other in others if other not in met)  # rank 0 gave up, and cleaned up
+            if not written and _read(place, rank) != state:
+                raise OSError(f"what was written to {place / f'{rank}.json'} is not what is read from it")
             written = state
         if state["done"] and (rank != 0 or all(found[other]["done"] for other in others)):  # rank 0 cleans up
-            _read_own(place, rank, token)
             return ()
         if time.monotonic() > deadline:
             return tuple(other for other in others if other not in met)
@@ -97,12 +103,6 @@ def _read(place: Path, rank: int) -> dict[str, Any] | None:
         return content if {"token", "seen", "done"} <= content.keys() else None
     except (FileNotFoundError, ValueError, AttributeError):
         return None
-
-
-def _read_own(place: Path, rank: int, token: str) -> None:
-    content = _read(place, rank)
-    if content is None or content["token"] != token:
-        raise OSError(f"what was written to {place / f'{rank}.json'} is not what is read from it")
 
 
 def _remove(place: Path, ranks: Iterable[int]) -> None:
