@@ -28,7 +28,7 @@ from tests.lab.models import Models
 from tests.lab.wheels import Wheels
 
 CALLS = [["all_reduce", "float32", 1000], ["all_gather", "float16", 10], ["reduce_scatter", "bfloat16", 10]]
-TIMEOUT = 6.0  # seconds: what a rank that hangs costs a test
+TIMEOUT = 8.0  # seconds: what a rank that hangs costs a test
 
 
 @pytest.fixture(scope="module")
