@@ -10,7 +10,9 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -99,8 +101,11 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
     except GPUError as error:
         channel.fail(error)
         channel.receive()  # the others may still need what this process has in NCCL's bootstrap
-    finally:
-        os._exit(0)  # what libraries do at exit is of no interest, and may hang
+    except BaseException:  # noqa: BLE001 - the parent reads what is written, and takes it for evidence
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # what libraries do at exit is of no interest, and may hang
 
 
 def _end_with(parent: int) -> None:
