@@ -15,7 +15,8 @@ from .devices import CPU as CPU_DEVICE
 from .devices import Device
 from .errors import ForkedSessionError, PoisonedContextError
 from .lifetime import Refusal
-from .placement import CPU, Placement, read_placement
+from .placement import Placement, read_placement
+from .providers import CPU
 
 SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
 
