@@ -55,6 +55,24 @@ def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
     return values
 
 
+def refuse_on_gpu(feed: Any) -> None:
+    """For who does not know yet which GPU will read the arrays.
+
+    Raises:
+        ProviderRequestError: an array is on a GPU.
+    """
+    for name, value in feed.items() if isinstance(feed, Mapping) else ():
+        if isinstance(value, onnxruntime.OrtValue):
+            on_gpu = value.device_name() not in ("cpu", "cuda_pinned")
+        else:
+            on_gpu = _is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)
+        if on_gpu:
+            raise ProviderRequestError(
+                f"input {name!r} is on a GPU, and a pool chooses the GPU itself",
+                fixes=[manual("pass arrays on the CPU, or run a GPUSession on that GPU")],
+            )
+
+
 def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
     """See GPUSession.run_on_device."""
     binding = session.io_binding()

@@ -135,8 +135,12 @@ class GPUSessionPool:
             ExecutionError: the pool is closed, or none of its GPUs is left; also for a request that was waiting then,
                 as the result of its future. PoisonedContextError, where a sticky CUDA error ended them.
             ForkedSessionError: this process was forked from that of the pool.
+            ProviderRequestError: an array of ``feed`` is on a GPU.
         """
+        from .device_arrays import refuse_on_gpu
+
         self._refuse_after_fork()
+        refuse_on_gpu(feed)
         request = _Request(output_names, feed, Future())
         with self._changed:
             # A callback of a future runs in a thread that serves: it would wait for itself.

@@ -213,6 +213,29 @@ def test_what_a_request_raises_is_its_own() -> None:
     assert found["after"] == [7, 2, 0]
 
 
+def test_arrays_on_a_gpu_are_refused() -> None:
+    """A pool chooses the GPU, and its threads do not know the stream in which an array is made."""
+    found = child("""
+        class Tensor:
+            def __init__(self, device):
+                self.device = device
+            def __dlpack_device__(self):
+                return self.device
+            def __dlpack__(self, **arguments):
+                return np.full(4, 7, np.float32).__dlpack__()
+
+        with open_pool() as made:
+            report("run", outcome(lambda: made.run(None, {"x": Tensor((2, 0))})))
+            report("submit", outcome(lambda: made.submit(None, {"x": Tensor((2, 1))})))
+            report("map", outcome(lambda: list(made.map([{"x": Tensor((13, 0))}]))))
+            report("on the CPU", outcome(lambda: value_of(made.run(None, {"x": Tensor((1, 0))}))))
+    """)
+    for name in ("run", "submit", "map"):
+        assert found[name]["type"] == "ProviderRequestError", found
+        assert "input 'x' is on a GPU, and a pool chooses the GPU itself" in found[name]["text"]
+    assert found["on the CPU"] == {"returned": 7.0}
+
+
 def test_a_failure_that_nobody_looks_at_holds_no_arrays() -> None:
     found = child("""
         gc.collect()
