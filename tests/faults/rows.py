@@ -70,12 +70,13 @@ ROWS: tuple[Row, ...] = (
     gpu("E02", "tests/gpu/test_running.py::test_out_of_memory_is_typed_with_its_sizes"),
     not_here("E03", "a race that corrupts a shape"),
     gpu("E05", "tests/gpu/test_running.py::test_a_sticky_error_names_the_cuda_error"),
-    not_yet("E06", "a capture that another thread disturbs"),
+    not_yet("E06", "written, not run on a GPU yet: tests/gpu/test_pipeline.py::test_captured_results_in_threads"),
     not_here("E07", "it takes a convolution that cuDNN cannot plan on the GPU at hand; the words are judged in "
                     "tests/test_running.py"),
     not_here("E08", "it takes a model that cuDNN refuses and ONNX Runtime accepts; the words are judged in "
                     "tests/test_running.py"),
-    not_yet("E09", "the slow algorithm of a convolution"),
+    not_yet("E09", "written, not run on a GPU yet: tests/gpu/test_pipeline.py::"
+                   "test_the_heuristic_search_is_chosen_unless_the_caller_chose"),
     gpu("E10", "tests/gpu/test_models.py::test_agrees_closely_without_tf32"),
     gpu("E11", "tests/gpu/test_running.py::test_the_first_sessions_of_a_process_in_parallel"),
     not_here("E12", "Windows, in one release"),
