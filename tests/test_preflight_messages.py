@@ -73,7 +73,7 @@ def test_no_message(data: bytes) -> None:
 
 @pytest.mark.parametrize("cls", catalogue().values(), ids=lambda cls: cls.__name__)
 def test_every_error_crosses_the_network(cls: type[GPUError]) -> None:
-    details = dict.fromkeys(cls.fields, (1, 2))
+    details: dict[str, Any] = dict.fromkeys(cls.fields, (1, 2))
     other = GPUError("another", evidence=["c"])
     error = cls(
         "what failed",
