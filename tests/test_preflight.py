@@ -12,6 +12,7 @@ import pickle
 import shutil
 import socket
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tests.lab.models import Models
 from tests.lab.wheels import Wheels
 
 CALLS = [["all_reduce", "float32", 1000], ["all_gather", "float16", 10], ["reduce_scatter", "bfloat16", 10]]
-TIMEOUT = 6.0  # seconds: what a rank that hangs costs a test
+TIMEOUT = 8.0  # seconds: what a rank that hangs costs a test
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,30 @@ def test_address_is_given(machine: Machine) -> None:
     assert job.left == ()
 
 
+OWN_GPU = {"0": {"CUDA_VISIBLE_DEVICES": "0"}, "1": {"CUDA_VISIBLE_DEVICES": "1"}}
+
+
+def test_hosts_of_their_own_that_the_launcher_names(machine: Machine) -> None:
+    """The port follows from the job; the first one is taken here by somebody else, who says nothing."""
+    apart = {"launcher": "torchrun", "master_address": "127.0.0.1"}
+    run_id = uuid.uuid4().hex
+    job = {"TORCHELASTIC_RUN_ID": run_id, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    variables = {number: {**own, **job} for number, own in OWN_GPU.items()}
+    first, *_ = ports_of(f"torchrun {run_id} 127.0.0.1 29500")
+    with socket.create_server(("127.0.0.1", first)):
+        outcome = run(machine, variables=variables, apart=apart, repeats=2)
+    assert [facts["uuid"][-1] for facts in outcome.returned(1)["ranks"]] == ["0", "1"]
+    assert outcome.left == ()
+
+
+def test_hosts_of_their_own_and_an_address(machine: Machine) -> None:
+    """By the name of this host, on all of its interfaces."""
+    address = f"{socket.gethostname()}:{free_port()}"
+    apart = {"launcher": None, "master_address": None}
+    job = run(machine, variables=OWN_GPU, apart=apart, address=address)
+    assert job.returned(0)["rank"]["local_world_size"] == 1
+
+
 def test_foreign_connections_do_no_harm(machine: Machine) -> None:
     job = run(machine, address=f"127.0.0.1:{free_port()}", disturbed=True)
     assert job.returned(1)["disturbed_by"] == 6
@@ -144,8 +169,10 @@ def test_something_else_listens_there(machine: Machine) -> None:
 
 def test_port_is_taken(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        job = run(machine, timeout=TIMEOUT, address=f"127.0.0.1:{server.getsockname()[1]}")
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        job = run(machine, timeout=TIMEOUT, address=address)
     assert_all_raise(job, 2, "RendezvousError", named=[0], phase="rendezvous")
+    assert any(address in fact.replace(", port ", ":") for fact in job.error(0).evidence)
     assert any("Address already in use" in fact for fact in job.error(0).evidence)
 
 
@@ -389,6 +416,13 @@ def test_nowhere_to_meet() -> None:
         preflight(rank=Rank(0, 4, 0, 2, "openmpi"))
     assert "ortgpu preflight --address HOST:PORT" in caught.value.fixes[0]
     pickle.loads(pickle.dumps(caught.value))
+
+
+def test_no_folder_to_meet_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nothing"))
+    with pytest.raises(RendezvousError, match="there is no folder"):
+        preflight(rank=Rank(0, 2, 0, 2, "openmpi"))
 
 
 def test_ports_are_a_jobs_own() -> None:

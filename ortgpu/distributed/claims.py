@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..background import ForkSafeLock
 from ..errors import RankDeviceError, manual
-from .jobs import identity_of, runtime_folder, short_name
+from .jobs import FOLDER_NEEDED, identity_of, runtime_folder, short_name
 from .rank_devices import visibility
 from .ranks import Rank
 
@@ -48,9 +48,7 @@ def claim(rank: Rank, uuid: str) -> None:
         raise RankDeviceError(
             "it cannot be made sure that every rank has a GPU of its own",
             evidence=[str(error)],
-            fixes=[
-                manual("set XDG_RUNTIME_DIR or TMPDIR to a folder that this user may write to, the same for each rank")
-            ],
+            fixes=[FOLDER_NEEDED],
             ranks=(rank.rank,),
             phase="device",
         ) from error

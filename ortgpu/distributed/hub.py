@@ -24,7 +24,7 @@ logger = logging.getLogger("ortgpu")
 LAST = "results"  # what is gathered last: whoever hangs up after that has all that there is
 
 _SILENT = 5.0  # seconds in which a connection has to say who it is
-_GUESTS = 64  # connections at a time that have not
+_GUESTS = 64  # connections at a time that have not, beside those that ranks will turn out to be
 _NOTED = 8  # refused connections that an error tells of
 
 
@@ -90,16 +90,14 @@ class Hub:
             self._refuse(guest.connection, "it did not say who it is")
         if self._is_over:
             return
+        everyone_failed = len(self.known.failures) == self.known.world_size
         if self.known.missing:  # whatever went wrong meanwhile, who comes late has to learn of it too
             if now >= self._deadlines.arrival:
                 self._decide(verdicts.never_came(self.known, self._refused))
-        elif self._settled_at is not None and self._has_settled(now):
+        elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
             self._decide(verdicts.cause(self.known))
         elif now >= self._deadlines.verdict:
             self._decide(verdicts.out_of_time(self.known))
-
-    def _has_settled(self, now: float) -> bool:
-        return now >= (self._settled_at or now) or len(self.known.failures) == len(self._members)
 
     @property
     def is_done(self) -> bool:
@@ -119,7 +117,7 @@ class Hub:
             connected, _ = self._listener.accept()
         except OSError:  # it is gone again
             return
-        if len(self._guests) >= _GUESTS:
+        if len(self._guests) >= _GUESTS + self.known.world_size:
             connected.close()
             return
         connection = Connection(connected)

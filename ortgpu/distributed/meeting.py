@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import RendezvousError, manual
-from .jobs import identity_of, is_same_on_every_host, runtime_folder, short_name
+from .jobs import FOLDER_NEEDED, identity_of, is_same_on_every_host, runtime_folder, short_name
 from .ranks import Rank
 
 _PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports that Linux gives out by itself
@@ -50,20 +50,35 @@ class Meeting(Protocol):
 
     def close(self) -> None: ...
 
+    def __str__(self) -> str:
+        """Where that is: "at ...", "in ..."."""
+
 
 def meeting_of(rank: Rank, address: str | None) -> Meeting:
     """How the ranks of this job meet.
 
     Raises:
         ValueError: ``address`` is not HOST:PORT.
-        RendezvousError: none is given, and the launcher names none.
+        RendezvousError: none is given, and the launcher names none; or there is no folder to write to.
     """
     if address is not None:
         host, port = parse_address(address)
         return _Named(host, (port,), short_name(f"{address} {rank.world_size}"))
     if rank.on_one_host and (rank.launcher is not None or rank.world_size == 1):
         own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
-        return _Published(runtime_folder() / f"meeting-{short_name(own)}")
+        try:
+            return _Published(runtime_folder() / f"meeting-{short_name(own)}")
+        except OSError as error:
+            raise RendezvousError(
+                "there is no folder by which the ranks of this host can find each other",
+                evidence=[str(error)],
+                fixes=[
+                    FOLDER_NEEDED,
+                    manual("or give them an address: ortgpu preflight --address 127.0.0.1:PORT"),
+                ],
+                ranks=(rank.rank,),
+                phase="rendezvous",
+            ) from error
     if rank.master_address is None or not is_same_on_every_host(rank):
         raise RendezvousError(
             f"nothing says where the {rank.world_size} ranks can meet",
@@ -115,6 +130,9 @@ class _Named:
     def addresses(self) -> Sequence[Address]:
         return [Address(self._host, port, self._token) for port in self._ports]
 
+    def __str__(self) -> str:
+        return f"at {self._host}, port {', '.join(map(str, self._ports))}"
+
     def close(self) -> None:
         pass
 
@@ -154,6 +172,9 @@ class _Published:
             entry = json.loads(self._path.read_text(encoding="utf-8"))
             return [Address(_LOOPBACK, int(entry["port"]), str(entry["token"]))]
         return []
+
+    def __str__(self) -> str:
+        return f"at the address in {self._path}"
 
     def close(self) -> None:
         if self._is_ours:

@@ -77,9 +77,7 @@ class Participant:
             self._rank,
             facts,
             differences(facts),
-            tuple(
-                self._result(call, column) for call, column in zip(self._calls, zip(*seconds, strict=True), strict=True)
-            ),
+            tuple(self._result(call, [each[n] for each in seconds]) for n, call in enumerate(self._calls)),
             contract.notes(self._rank, roster),
             time.monotonic() - self._schedule.start,
         )
@@ -142,7 +140,7 @@ class Participant:
         except OSError as error:
             raise RendezvousError(
                 "rank 0 cannot listen for the other ranks",
-                evidence=[*(f"tried: {address}" for address in self._meeting.addresses()), str(error)],
+                evidence=[f"it was to listen {self._meeting}", str(error)],
                 fixes=[manual("name a host name of rank 0's machine and a free port of it as the address")],
                 ranks=(0,),
                 phase=RENDEZVOUS,
@@ -318,7 +316,11 @@ class Participant:
     def _rank_0_not_found(self, refusals: Iterable[str]) -> RendezvousError:
         return RendezvousError(
             "rank 0 was not at the rendezvous in time",
-            evidence=[f"this is rank {self._rank.rank} of {self._rank.world_size}", *refusals],
+            evidence=[
+                f"this is rank {self._rank.rank} of {self._rank.world_size}",
+                f"rank 0 was looked for {self._meeting}",
+                *refusals,
+            ],
             fixes=[
                 manual("look at the output of rank 0: it ended, it was not started, or it did something else"),
                 manual("if it runs on another host: make sure that it can be reached there, through any firewall"),

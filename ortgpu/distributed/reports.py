@@ -50,15 +50,15 @@ class Collective:
 
 
 def default_calls(world_size: int) -> tuple[Collective, ...]:
-    """Small, odd and large; each type once. The large ones are 64 MiB whatever the number of ranks."""
-    large = (16 << 20) // world_size
+    """Small, odd and large; each type once. The large ones are 32 MiB whatever the number of ranks."""
+    large = (8 << 20) // world_size
     return (
         Collective("all_reduce", "float32", 1),
         Collective("all_reduce", "float32", 65_537),
         Collective("all_reduce", "float16", 65_537),
         Collective("all_reduce", "bfloat16", 65_537),
         Collective("all_reduce", "int32", 65_537),
-        Collective("all_reduce", "float32", 16 << 20),
+        Collective("all_reduce", "float32", 8 << 20),
         Collective("all_gather", "float32", 1_023),
         Collective("all_gather", "float32", large),
         Collective("reduce_scatter", "float32", 1_023),

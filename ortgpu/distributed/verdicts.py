@@ -109,7 +109,8 @@ def _unfinished(
     known: Known, ranks: tuple[int, ...], phase: str, summary: str, evidence: list[str], fix: str
 ) -> DistributedError:
     cls = CollectiveTimeoutError if known.has_exchanged else RendezvousError
-    return cls(summary, evidence=evidence, fixes=[manual(fix)], ranks=ranks, phase=phase)
+    fixes = [manual(fix), manual("if it was only slow, give it more time: the timeout")]
+    return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=phase)
 
 
 def out_of_step(known: Known) -> CollectiveMismatchError | None:

@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 
 from ..environment.cuda import CudaDevice, initialise
-from ..errors import CollectiveTimeoutError, DistributedError, GPUError, NCCLError, manual
+from ..errors import (
+    CollectiveTimeoutError,
+    DeviceError,
+    DistributedError,
+    DriverError,
+    GPUError,
+    NCCLError,
+    manual,
+)
 from . import nccl
 from .cuda_runtime import DeviceQueue
 from .rank_devices import own_device
@@ -120,7 +128,9 @@ def look(channel: Channel, rank: Rank) -> CudaDevice | None:
     device: CudaDevice | None = None
     problem: GPUError | None = None
     state = initialise()
-    if state.devices:
+    if state.code == 0 and state.devices is None:  # the driver works and does not tell of its devices
+        device = CudaDevice(rank.local_rank, None, None, None, None, None)
+    elif state.devices:
         try:
             device = own_device(rank, state.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
         except DistributedError as error:
@@ -155,7 +165,10 @@ def look(channel: Channel, rank: Rank) -> CudaDevice | None:
 def _why_no_device() -> GPUError:
     from ..runtime import load_runtime, why_unusable
 
-    return why_unusable(load_runtime(), cuda=initialise()) or DistributedError("CUDA lists no devices")
+    error = why_unusable(load_runtime(), cuda=initialise())
+    assert error is not None  # without a cause there is always one
+    found = (error, *error.others)  # what is wrong with ONNX Runtime or its libraries as well does not matter here
+    return next((each for each in found if isinstance(each, (DriverError, DeviceError))), error)
 
 
 def _driver() -> tuple[str | None, str | None]:

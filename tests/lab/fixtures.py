@@ -19,8 +19,8 @@ from tests.lab.wheels import Wheels
 #: Set to anything, a test that would be skipped because the lab cannot be built fails instead.
 STRICT = "ORTGPU_LAB_STRICT"
 
-#: What the extra `distributed` brings and the preflight uses of it.
-NCCL_BINDINGS = {"nccl4py": "0.6.0", "cuda-pathfinder": "1.9.0"}
+#: What the extra `distributed` brings and the preflight uses of it, in releases for every Python from 3.10 on.
+NCCL_BINDINGS = {"nccl4py": "0.6.0", "cuda-pathfinder": "1.8.0"}
 
 
 @dataclass
