@@ -6,6 +6,7 @@ the lab's description of errors: it runs in the lab's environments too.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import runpy
@@ -43,9 +44,10 @@ def preflight(
     repeats: int = 1,
     disturbed: bool = False,
     late: dict[str, float] | None = None,
+    apart: dict[str, Any] | None = None,
 ) -> Any:
     """By rank: ``misbehaving``, what its child does (rank_worker.py), or "absent"; ``calls``; ``variables``; ``late``,
-    seconds that it comes after the others.
+    seconds that it comes after the others. ``apart``: what is different in a Rank on a host of its own.
 
     ``disturbed``: others connect to the address before the last rank does, and stay.
     """
@@ -64,8 +66,9 @@ def preflight(
     others = _disturb(address) if disturbed and address and number != "0" else []
     planned = (calls or {}).get(number) or (calls or {}).get("all")
     given = None if planned is None else [Collective(*call) for call in planned]
+    rank = None if apart is None else dataclasses.replace(current_rank(), local_rank=0, local_world_size=1, **apart)
     for _ in range(repeats):
-        report = run(timeout, address=address, calls=given)
+        report = run(timeout, rank=rank, address=address, calls=given)
     from ortgpu.environment.cuda import initialised_in
 
     return {**report.as_dict(), "disturbed_by": len(others), "cuda_used_here": initialised_in() is not None}

@@ -118,6 +118,13 @@ def test_python_child_sees_the_search_path_of_this_process(monkeypatch: pytest.M
     assert ended.output == "/made/up word\n"
 
 
+def test_answer_among_what_libraries_print() -> None:
+    output = 'warning: {"a": 1}\n["9.9", "MPICH", [5, 0]]\n7\nfinalised\n'
+    assert child.parse_answer(output) == ["9.9", "MPICH", [5, 0]]
+    assert child.parse_answer("nothing\n") is None
+    assert child.parse_answer("") is None
+
+
 # The network
 
 
@@ -375,6 +382,13 @@ def test_library_that_never_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     stub_mpi4py(tmp_path, "import threading\nthreading.Event().wait()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert read_mpi(timeout=2.0).error == "no answer within 2 s"
+
+
+def test_mpi4py_that_ends_its_process_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_mpi4py(tmp_path, "import os\nos._exit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = read_mpi()
+    assert (found.mpi4py, found.library, found.error) == ("9.9", None, "no answer")
 
 
 def test_launcher_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pickle
 import shutil
 import socket
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,30 @@ def test_address_is_given(machine: Machine) -> None:
     job = run(machine, address=address)
     assert job.returned(0)["rank"]["world_size"] == 2
     assert job.left == ()
+
+
+OWN_GPU = {"0": {"CUDA_VISIBLE_DEVICES": "0"}, "1": {"CUDA_VISIBLE_DEVICES": "1"}}
+
+
+def test_hosts_of_their_own_that_the_launcher_names(machine: Machine) -> None:
+    """The port follows from the job; the first one is taken here by somebody else, who says nothing."""
+    apart = {"launcher": "torchrun", "master_address": "127.0.0.1"}
+    run_id = uuid.uuid4().hex
+    job = {"TORCHELASTIC_RUN_ID": run_id, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    variables = {number: {**own, **job} for number, own in OWN_GPU.items()}
+    first, *_ = ports_of(f"torchrun {run_id} 127.0.0.1 29500")
+    with socket.create_server(("127.0.0.1", first)):
+        outcome = run(machine, variables=variables, apart=apart, repeats=2)
+    assert [facts["uuid"][-1] for facts in outcome.returned(1)["ranks"]] == ["0", "1"]
+    assert outcome.left == ()
+
+
+def test_hosts_of_their_own_and_an_address(machine: Machine) -> None:
+    """By the name of this host, on all of its interfaces."""
+    address = f"{socket.gethostname()}:{free_port()}"
+    apart = {"launcher": None, "master_address": None}
+    job = run(machine, variables=OWN_GPU, apart=apart, address=address)
+    assert job.returned(0)["rank"]["local_world_size"] == 1
 
 
 def test_foreign_connections_do_no_harm(machine: Machine) -> None:

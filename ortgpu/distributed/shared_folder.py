@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ def meet_in_folder(folder: str | os.PathLike[str], rank: int, world_size: int, *
 
 def _meet(place: Path, rank: int, world_size: int, deadline: float) -> tuple[int, ...]:
     """The ranks that were not met."""
-    token = secrets.token_hex(16)
+    token = os.urandom(16).hex()
     others = [other for other in range(world_size) if other != rank]
     written: dict[str, Any] = {}
     while True:

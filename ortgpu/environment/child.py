@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,19 @@ def run_python(code: str, *arguments: str, timeout: float, environ: Mapping[str,
 def python_command(code: str, *arguments: str) -> list[str]:
     """``sys.path`` travels as it is: the child has to see the environment that this process sees."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}", *arguments]
+
+
+def parse_answer(output: str) -> Any:
+    """What a child's code printed as one line of JSON, a list: the last such line, since libraries print too, also when
+    the process ends. None where there is none."""
+    for line in reversed(output.splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, list):
+            return found
+    return None
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .child import run, run_python
+from .child import parse_answer, run, run_python
 
 _LAUNCHERS: Final = ("mpirun", "mpiexec")
 _SETTINGS: Final = ("OMPI_MCA_", "OMPI_ALLOW_")
@@ -62,12 +61,13 @@ def read_mpi(*, timeout: float = 20.0) -> Mpi:
     settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
     asked = run_python(_ASK_LIBRARY, timeout=timeout)
     mpi4py = library = error = None
-    if asked.ok:
-        mpi4py, vendor, version = json.loads(asked.output.splitlines()[-1])
+    answer = parse_answer(asked.output) if asked.ok else None
+    if answer is not None:
+        mpi4py, vendor, version = answer
         library = MpiVersion(vendor, tuple(version))
     elif "No module named 'mpi4py'" not in asked.errors:
         mpi4py = _version_of_mpi4py()
-        error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors)
+        error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors) or "no answer"
     return Mpi(mpirun, launcher, mpi4py, library, settings, error)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .child import run_python
+from .child import parse_answer, run_python
 from .metadata import list_distributions, list_places
 from .mpi import Mpi, parse_last_error, read_mpi
 from .nccl import Nccl, read_nccl
@@ -111,10 +110,10 @@ def read_horovod(packages: TrainingPackages, *, timeout: float = 60.0) -> Horovo
     if installed is None:
         return None
     asked = run_python(_ASK_HOROVOD, timeout=timeout)
-    if asked.ok:
-        nccl, mpi = json.loads(asked.output.splitlines()[-1])
-        return Horovod(installed.version, nccl, mpi)
-    error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors)
+    answer = parse_answer(asked.output) if asked.ok else None
+    if answer is not None:
+        return Horovod(installed.version, *answer)
+    error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors) or "no answer"
     return Horovod(installed.version, None, None, error)
 
 

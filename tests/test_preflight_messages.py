@@ -1,0 +1,212 @@
+"""What ranks of a preflight say to each other: messages that are whole or refused, and whom rank 0 lets in."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortgpu import __version__
+from ortgpu.distributed.hub import Deadlines, Hub
+from ortgpu.distributed.wire import (
+    FROM_A_RANK,
+    Decoder,
+    GarbledError,
+    encode,
+    error_from_message,
+    error_to_message,
+)
+from ortgpu.errors import GPUError, catalogue, manual, shell
+
+TOKEN = "of this job"
+
+# Messages
+
+
+@given(
+    messages=st.lists(
+        st.dictionaries(st.text(max_size=5), st.integers() | st.text() | st.none(), max_size=3), max_size=4
+    ),
+    cuts=st.lists(st.integers(0, 200), max_size=5),
+)
+def test_messages_arrive_however_they_are_cut(messages: list[dict[str, Any]], cuts: list[int]) -> None:
+    data = b"".join(map(encode, messages))
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    decoder = Decoder(FROM_A_RANK)
+    pieces = [data[start:end] for start, end in pairwise(places)]
+    assert [message for piece in pieces for message in decoder.feed(piece)] == messages
+
+
+@given(st.binary(max_size=300))
+def test_anything_else_is_refused_or_waited_for(data: bytes) -> None:
+    try:
+        for message in Decoder(FROM_A_RANK).feed(data):
+            assert isinstance(message, dict)
+    except GarbledError:
+        pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">I", FROM_A_RANK + 1),
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">I", 4) + b"null",
+        struct.pack(">I", 2) + b"[]",
+        struct.pack(">I", 3) + b"\xff{}",
+        struct.pack(">I", 20_000) + b"[" * 20_000,
+    ],
+)
+def test_no_message(data: bytes) -> None:
+    with pytest.raises(GarbledError):
+        Decoder(FROM_A_RANK).feed(data)
+
+
+@pytest.mark.parametrize("cls", catalogue().values(), ids=lambda cls: cls.__name__)
+def test_every_error_crosses_the_network(cls: type[GPUError]) -> None:
+    details: dict[str, Any] = dict.fromkeys(cls.fields, (1, 2))
+    other = GPUError("another", evidence=["c"])
+    error = cls(
+        "what failed",
+        evidence=["a", "b"],
+        fixes=[shell("true", needs="root"), manual("do it")],
+        others=[other],
+        severity="warning",
+        **details,
+    )
+    arrived = error_from_message(json.loads(json.dumps(error_to_message(error))))
+    assert type(arrived) is cls
+    assert str(arrived) == str(error)
+    assert arrived.details() == error.details()
+    assert [(fix.kind, fix.needs) for fix in arrived.fixes] == [("shell", "root"), ("manual", None)]
+    assert [str(each) for each in arrived.others] == [str(other)]
+
+
+@pytest.mark.parametrize("message", [{}, {"code": "nccl"}, {"code": "nccl", "details": None}])
+def test_no_error(message: dict[str, Any]) -> None:
+    with pytest.raises(GarbledError):
+        error_from_message(message)
+
+
+# Who is let in
+
+
+class Rank0:
+    """A hub for two ranks, and connections to it."""
+
+    def __init__(self) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.selector = selectors.DefaultSelector()
+        now = time.monotonic()
+        self.hub = Hub(listener, TOKEN, 2, self.selector, Deadlines(now + 60, now + 60), settling=0.1)
+        self.opened: list[socket.socket] = []
+
+    def connect(self, **changes: Any) -> socket.socket:
+        """A connection that says who it is; a value None is left out."""
+        hello = {
+            "token": TOKEN, "ortgpu": __version__, "world_size": 2, "rank": 0, "host": "here", "seconds": [60, 60],
+            **changes,
+        }  # fmt: skip
+        connected = self.open()
+        connected.sendall(encode({name: value for name, value in hello.items() if value is not None}))
+        return connected
+
+    def open(self) -> socket.socket:
+        connected = socket.create_connection(self.address, timeout=10)
+        self.opened.append(connected)
+        return connected
+
+    def answer(self, connected: socket.socket) -> dict[str, Any]:
+        """The first that the hub says to it."""
+        decoder = Decoder(FROM_A_RANK)
+        connected.setblocking(False)
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            for key, events in self.selector.select(0.05):
+                key.data(events)
+            self.hub.on_time()
+            try:
+                for message in decoder.feed(connected.recv(1 << 16)):
+                    return message
+            except BlockingIOError:
+                continue
+        raise AssertionError("the hub said nothing")
+
+    def close(self) -> None:
+        self.hub.close()
+        for connected in self.opened:
+            connected.close()
+        self.selector.close()
+
+
+@pytest.fixture
+def rank_0() -> Iterator[Rank0]:
+    hub = Rank0()
+    yield hub
+    hub.close()
+
+
+def test_a_rank_is_let_in(rank_0: Rank0) -> None:
+    assert rank_0.answer(rank_0.connect(rank=1, host="there")) == {"in": True}
+    assert rank_0.hub.known.hosts == {1: "there"}
+    assert rank_0.hub.known.missing == (0,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"token": "of another"}, "it belongs to another job"),
+        ({"token": None}, "it belongs to another job"),
+        ({"token": ["of this job"]}, "it belongs to another job"),
+        ({"ortgpu": "0.0.1"}, "it runs ortgpu 0.0.1"),
+        ({"world_size": 3}, "it counts 3 ranks"),
+        ({"rank": 2}, "its rank is taken, or there is no such rank"),
+        ({"rank": -1}, "its rank is taken, or there is no such rank"),
+        ({"rank": True}, "its rank is taken, or there is no such rank"),
+        ({"rank": [0]}, "its rank is taken, or there is no such rank"),
+        ({"seconds": None}, "it is no rank"),
+        ({"seconds": ["a", "b"]}, "it is no rank"),
+        ({"seconds": 1}, "it is no rank"),
+    ],
+)
+def test_who_is_refused(rank_0: Rank0, changes: dict[str, Any], reason: str) -> None:
+    assert rank_0.answer(rank_0.connect(**changes))["refused"].startswith(reason)
+    assert rank_0.hub.known.hosts == {}
+
+
+def test_a_rank_that_is_there_already(rank_0: Rank0) -> None:
+    rank_0.answer(rank_0.connect(rank=1))
+    assert "its rank is taken" in rank_0.answer(rank_0.connect(rank=1))["refused"]
+
+
+def test_the_door_is_closed_when_all_are_there(rank_0: Rank0) -> None:
+    silent = rank_0.open()
+    first = rank_0.connect(rank=0)
+    assert rank_0.answer(first) == {"in": True}
+    rank_0.answer(rank_0.connect(rank=1))
+    assert silent.recv(1) == b"", "who had not said anything is sent away"
+    with pytest.raises(ConnectionRefusedError):
+        rank_0.open()
+
+
+def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0) -> None:
+    """Also one that was let in: its failure is told, and nothing else happens."""
+    first, second = rank_0.connect(rank=0), rank_0.connect(rank=1)
+    rank_0.answer(first)
+    rank_0.answer(second)
+    first.sendall(encode({"at": "nowhere"}))
+    decision = rank_0.answer(second)
+    while "verdict" not in decision:
+        decision = rank_0.answer(second)
+    assert decision["verdict"]["code"] == "rendezvous"
+    assert decision["verdict"]["details"]["ranks"] == [0]
