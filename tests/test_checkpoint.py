@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -241,7 +242,7 @@ def test_nothing_to_load(tmp_path: Path, job: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "no checkpoint in" in problem(lambda: checkpoint.load(tmp_path / "empty")).summary
     for absent in (tmp_path / "absent", "a\0b"):
-        assert "is not a folder" in problem(lambda absent=absent: checkpoint.load(absent)).evidence[0]
+        assert "is not a folder" in problem(functools.partial(checkpoint.load, absent)).evidence[0]
     error = problem(lambda: checkpoint.load(job, 5))
     assert "step 5" in error.summary
     assert error.evidence == ("steps that are there: 1, 2",)
