@@ -17,7 +17,7 @@ def test_throughput_takes_every_figure(tmp_path: Path) -> None:
     assert child.returncode == 0, child.explain()
     record = json.loads(results.read_text(encoding="utf-8"))
     assert record["failed"] == record["left out"] == {}
-    assert len(record["figures"]) == 10
+    assert len(record["figures"]) == 16
     for name, figure in record["figures"].items():
         assert figure["ratio"] > 0
         assert len(figure["values"]["ours"]) == len(figure["values"]["plain"]) == 3
