@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from .. import __version__
 from ..errors import CollectiveTimeoutError, DistributedError, GPUError, RendezvousError, manual
@@ -89,8 +90,11 @@ class Participant:
 
     def close(self) -> None:
         if self._child is not None:
+            self._forget(self._child.channel)
+            self._forget(self._child.output)
             self._child.end()
         if self._link is not None:
+            self._forget(self._link)
             self._link.close()
         self._meeting.close()
         if self._hub is not None:
@@ -178,8 +182,8 @@ class Participant:
                 self._fail(self._failure)
             return None
         self._link = None
-        if link.is_open:
-            self._selector.unregister(link)
+        self._from_hub.clear()
+        self._forget(link)
         link.close()
         return str(answer.get("refused", "what listens there does not answer as rank 0 does"))
 
@@ -251,6 +255,10 @@ class Participant:
         """Serve every socket until ``is_done``, or until the time has come."""
         while not is_done() and (now := time.monotonic()) < until:
             soonest = min(until, self._hub.next_deadline) if self._hub is not None else until
+            for connection in filter(None, (self._link, self._child.channel if self._child is not None else None)):
+                connection.flush()
+                if connection.has_unsent:  # what is longer than the system's buffers
+                    soonest = min(soonest, now + _RETRY)
             for key, events in self._selector.select(max(0.0, soonest - now)):
                 key.data(events)
             if self._hub is not None:
@@ -265,7 +273,7 @@ class Participant:
         except GarbledError:  # something else listens there
             link.is_open = False
         if not link.is_open:
-            self._selector.unregister(link)
+            self._forget(link)
 
     def _hear_child(self, child: Child) -> None:
         for message in child.channel.receive():
@@ -278,14 +286,19 @@ class Participant:
             else:
                 self._from_child.append(message)
         if not child.channel.is_open:
-            self._selector.unregister(child.channel)
+            self._forget(child.channel)
             if self._failure is None and not self._child_may_end:
                 how = f"the preflight's child of rank {self._rank.rank} {child.how_it_ended()} during: {self._step}"
                 self._fail(self._unfinished((self._rank.rank,), how, child.last_words()))
 
     def _take_output(self, child: Child) -> None:
         if not child.read_output():
-            self._selector.unregister(child.output)
+            self._forget(child.output)
+
+    def _forget(self, source: Connection | IO[bytes]) -> None:
+        """Before it is closed: its number may be given to another one."""
+        if source in self._selector.get_map():
+            self._selector.unregister(source)
 
     # Telling
 
