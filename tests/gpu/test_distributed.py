@@ -164,6 +164,14 @@ def test_a_rank_dies_itself(preflight: Start, launcher: str) -> None:
     assert preflight(launcher, misbehaving={"1": "parent_killed"}).left == ()
 
 
+@pytest.mark.parametrize("kind", ["idle", "never_joins", "killed"])
+def test_no_shared_memory_is_left(preflight: Start, kind: str) -> None:
+    """NCCL's files, of communicators that were aborted and of processes that were killed."""
+    before = set(Path("/dev/shm").glob("nccl-*"))
+    preflight("torchrun", misbehaving={"1": kind})
+    assert set(Path("/dev/shm").glob("nccl-*")) == before
+
+
 def test_other_calls_than_the_other(preflight: Start) -> None:
     ranks = preflight("torchrun", calls={"0": CALLS, "1": CALLS[::-1]})
     assert {ranks.error(number).type for number in range(2)} == {"CollectiveMismatchError"}
