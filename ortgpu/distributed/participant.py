@@ -6,7 +6,7 @@ import dataclasses
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -115,17 +115,16 @@ class Participant:
         self._selector.register(child.output, selectors.EVENT_READ, lambda _: self._take_output(child))
 
     def _meet(self) -> None:
-        if self._rank.rank == 0:
-            self._listen()
-        refusals: dict[str, None] = {}
+        own = self._listen() if self._rank.rank == 0 else None
+        refusals: dict[str, dict[str, None]] = {}  # reasons, each with addresses
         is_waiting = True
         while is_waiting:
-            for address in self._meeting.addresses():
+            for address in [own] if own is not None else self._meeting.addresses():
                 reason = self._try(address)
                 if reason is None:
                     is_waiting = False
                     break
-                refusals[f"{address}: {reason}"] = None
+                refusals.setdefault(reason, {})[str(address)] = None
             if is_waiting:
                 self._pump(lambda: False, time.monotonic() + _RETRY)
                 if time.monotonic() > self._schedule.arrival:
@@ -138,7 +137,8 @@ class Participant:
             self._schedule, child=verdict - 2 * settling, verdict=verdict, alone=verdict + settling
         )
 
-    def _listen(self) -> None:
+    def _listen(self) -> Address:
+        """Become rank 0 to the others; where to reach it from here, whatever the name of this host leads to."""
         try:
             listener, token = self._meeting.listen()
         except OSError as error:
@@ -152,6 +152,8 @@ class Participant:
         schedule = self._schedule
         deadlines = Deadlines(schedule.arrival, schedule.verdict)
         self._hub = Hub(listener, token, self._rank.world_size, self._selector, deadlines, schedule.settling)
+        host, port = listener.getsockname()[:2]
+        return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, token)  # noqa: S104 - compared only
 
     def _try(self, address: Address) -> str | None:
         """Join rank 0 there; or the reason why not."""
@@ -326,13 +328,13 @@ class Participant:
         fixes = [manual(f"look at the output of {named(ranks)}")]
         return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=self._step)
 
-    def _rank_0_not_found(self, refusals: Iterable[str]) -> RendezvousError:
+    def _rank_0_not_found(self, refusals: Mapping[str, Iterable[str]]) -> RendezvousError:
         return RendezvousError(
             "rank 0 was not at the rendezvous in time",
             evidence=[
                 f"this is rank {self._rank.rank} of {self._rank.world_size}",
                 f"rank 0 was looked for {self._meeting}",
-                *refusals,
+                *(f"{reason}: {', '.join(addresses)}" for reason, addresses in refusals.items()),
             ],
             fixes=[
                 manual("look at the output of rank 0: it ended, it was not started, or it did something else"),
