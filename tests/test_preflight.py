@@ -21,6 +21,7 @@ import pytest
 
 from ortgpu.distributed import Collective, Rank, preflight
 from ortgpu.distributed.meeting import parse_address, ports_of
+from ortgpu.distributed.preflighting import MOST_CALLS
 from ortgpu.errors import RendezvousError
 from tests.lab import Machine, Stubs, launchers
 from tests.lab.fixtures import Lab, with_gpus
@@ -28,7 +29,7 @@ from tests.lab.launchers import Job, launch, launch_command
 from tests.lab.models import Models
 from tests.lab.wheels import Wheels
 
-CALLS = [["all_reduce", "float32", 1000], ["all_gather", "float16", 10], ["reduce_scatter", "bfloat16", 10]]
+CALLS = [["all_reduce", "float32", 1000, 1], ["all_gather", "float16", 10, 1], ["reduce_scatter", "bfloat16", 10, 1]]
 TIMEOUT = 8.0  # seconds: what a rank that hangs costs a test
 
 
@@ -85,7 +86,7 @@ def test_ranks_that_work_together(machine: Machine, launcher: str) -> None:
         assert {facts["driver"] for facts in report["ranks"]} == {"580.65.06"}
         assert all(facts["onnxruntime"].startswith("onnxruntime-gpu ") for facts in report["ranks"])
         assert report["differences"] == []
-        assert [list(result["call"].values()) for result in report["collectives"]] == CALLS
+        assert [[*result["call"].values(), 1] for result in report["collectives"]] == CALLS
         assert all(result["seconds"] > 0 and result["bus_bandwidth"] > 0 for result in report["collectives"])
         assert report["notes"] == ["one host: no network between hosts was used"]
     assert reports[0]["collectives"] == reports[1]["collectives"]
@@ -93,12 +94,25 @@ def test_ranks_that_work_together(machine: Machine, launcher: str) -> None:
 
 def test_three_ranks_every_type_and_size_again_and_again(machine: Machine) -> None:
     """Also one after the other in one job: no rank of the second meets the first."""
-    types = [["all_reduce", dtype, 7] for dtype in ("float32", "float16", "bfloat16", "int32")]
-    sizes = [[operation, "float32", count] for operation in ("all_gather", "reduce_scatter") for count in (1, 1023)]
+    types = [["all_reduce", dtype, 7, 1] for dtype in ("float32", "float16", "bfloat16", "int32")]
+    sizes = [[operation, "float32", count, 1] for operation in ("all_gather", "reduce_scatter") for count in (1, 1023)]
     job = run(machine, ranks=3, calls={"all": [*types, *sizes]}, repeats=3)
     for number in range(3):
         assert len(job.returned(number)["collectives"]) == 8
     assert job.left == ()
+
+
+def test_many_calls(machine: Machine) -> None:
+    """A plan that is longer than what the system holds for a connection; all of it is compared."""
+    job = run(
+        machine,
+        calls={
+            "0": [["all_reduce", "float32", 1, MOST_CALLS]],
+            "1": [["all_reduce", "float32", 1, MOST_CALLS - 1], ["all_reduce", "int32", 1, 1]],
+        },
+    )
+    assert_all_raise(job, 2, "CollectiveMismatchError", named=[1], phase="exchange")
+    assert f"call {MOST_CALLS} on rank 1: all_reduce of 1 int32" in job.error(0).evidence
 
 
 def test_one_rank_says_what_it_does_not_cover(machine: Machine) -> None:
@@ -164,7 +178,7 @@ def test_something_else_listens_there(machine: Machine) -> None:
         greeting.join(10)
     assert set(job.ranks) == {1}
     assert_all_raise(job, 1, "RendezvousError", named=[0], phase="rendezvous")
-    assert any("does not answer as rank 0 does" in fact for fact in job.error(1).evidence)
+    assert any(fact.startswith("what listens there does not answer as rank 0 does: ") for fact in job.error(1).evidence)
 
 
 def test_port_is_taken(machine: Machine) -> None:
@@ -402,6 +416,11 @@ def test_no_address(address: str) -> None:
 def test_addresses() -> None:
     assert parse_address("node1:80") == ("node1", 80)
     assert parse_address("[::1]:80") == ("::1", 80)
+
+
+def test_too_many_calls() -> None:
+    with pytest.raises(ValueError, match="too many"):
+        preflight(calls=[Collective("all_reduce", "float32", 1)] * (MOST_CALLS + 1))
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
