@@ -1,6 +1,7 @@
-"""What benchmarks and GPU tests share: children with a deadline, prepared environments, timing in turns.
+"""What benchmarks and GPU tests share: children with a deadline, prepared environments, records of a machine.
 
-Only the standard library is imported here, so that a child pays for nothing but what it measures or tests.
+Only the standard library is imported here, and of ortgpu what imports no more, so that a child pays for nothing but
+what it measures or tests.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import os
 import platform
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
+
+from ortgpu.timing import quartiles
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT_VARIABLE = "ORTGPU_CHILD_REPORT"
@@ -298,29 +300,12 @@ def ask_driver() -> None:
     report("gpus", gpus)
 
 
-# Timing
-
-
-def in_turns(
-    actions: Mapping[str, Callable[[], float]], rounds: int, progress: Callable[[int], None] = lambda _: None
-) -> dict[str, list[float]]:
-    """Call every action once a round, starting with another one each round, and gather the seconds each returns.
-
-    Figures that are compared meet the same machine: clocks, caches and neighbours change between rounds.
-    """
-    names = list(actions)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            seconds[name].append(actions[name]())
-        progress(number + 1)
-    return seconds
+# Figures
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Median, quartiles and number of repeats."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    low, middle, high = quartiles(values)
     return {"median": middle, "quartiles": [low, high], "n": len(values)}
 
 

@@ -13,26 +13,23 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import models
 from benchmarks.common import (
-    ROOT,
     Child,
+    GPUs,
     child_environment,
-    environment_record,
-    find_gpus,
-    in_turns,
     overlay,
     run_child,
     spread,
     without_cuda_variables,
 )
+from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
+from ortgpu.timing import in_turns
 
 # The children below import nothing before their clock starts but what reads it, and print one line when all is done.
 
@@ -119,32 +116,6 @@ print("RESULT", json.dumps({"seconds": seconds, "outcome": outcome}))
 """
 
 
-class NotApplicableError(Exception):
-    """This figure makes no sense here; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """Seconds of ours and of plain ONNX Runtime, taken in turns: the n-th of one belongs to the n-th of the other."""
-
-    ours: Sequence[float]
-    plain: Sequence[float]
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        pairs = list(zip(self.ours, self.plain, strict=True))
-        differences = [mine - theirs for mine, theirs in pairs]
-        return {
-            "unit": "s",
-            "ours": spread(self.ours),
-            "plain": spread(self.plain),
-            "ratio": statistics.median(mine / theirs for mine, theirs in pairs),  # of neighbours: drift cancels
-            "difference": spread(differences),
-            "notes": dict(self.notes),
-            "values": {"ours": list(self.ours), "plain": list(self.plain)},
-        }
-
-
 @dataclass(frozen=True, slots=True)
 class Repeats:
     construct: int
@@ -163,9 +134,8 @@ QUICK = Repeats(construct=5, blocks=8, calls=500, imports=5, cold=3, cold_large=
 class Benchmark:
     """The figures: each a method that returns one, or raises NotApplicableError, or fails and leaves the others be."""
 
-    def __init__(self, repeats: Repeats, no_gpu: str | None, scratch: Path) -> None:
+    def __init__(self, repeats: Repeats, scratch: Path) -> None:
         self.repeats = repeats
-        self.no_gpu = no_gpu  # why there is none; None: there is one
         self.scratch = scratch
         self._plain_libraries: list[str] | None = None
 
@@ -178,14 +148,14 @@ class Benchmark:
         return self._construct("resnet50")
 
     def _construct(self, name: str) -> Figure:
-        model = self._model(name)
-        child = self._worker("construct", {"model": model, "rounds": self.repeats.construct})
+        model = made_model(name)
+        child = run_worker("construct", {"model": model, "rounds": self.repeats.construct})
         seconds = child.reports["seconds"]
         return Figure(seconds["ours"], seconds["plain"], self._recipe(name))
 
     def run_small(self) -> Figure:
         rounds = {"rounds": self.repeats.blocks, "calls": self.repeats.calls}
-        child = self._worker("run", {"model": self._model("mlp"), **rounds})
+        child = run_worker("run", {"model": made_model("mlp"), **rounds})
         seconds = child.reports["seconds"]
         noise = [again - plain for again, plain in zip(seconds["plain again"], seconds["plain"], strict=True)]
         between = [ours - plain for ours, plain in zip(seconds["ours"], seconds["plain"], strict=True)]
@@ -213,7 +183,7 @@ class Benchmark:
         return self._cold("resnet50", self.repeats.cold_large)
 
     def _cold(self, name: str, pairs: int) -> Figure:
-        model = self._model(name)
+        model = made_model(name)
         told = self._libraries_for_plain()
         self._compile_packages()
         phases: dict[str, list[dict[str, float]]] = {"ours": [], "plain": []}
@@ -247,11 +217,11 @@ class Benchmark:
     def _libraries_for_plain(self) -> list[str]:
         """Nothing where ``preload_dlls()`` finds the libraries by itself, else the folders it has to be told."""
         if self._plain_libraries is None:
-            model = self._model("conv")
+            model = made_model("conv")
             alone = self._python(COLD_PLAIN, model)
             self._plain_libraries = []
             if "RESULT" not in alone.stdout:
-                found = self._worker("locate", {"model": model}).reports
+                found = run_worker("locate", {"model": model}).reports
                 self._plain_libraries = [found["cuda"], found["cudnn"] or found["cuda"]]
         return self._plain_libraries
 
@@ -266,7 +236,7 @@ class Benchmark:
 
     def _broken(self, env: Mapping[str, str], *interpreter: str) -> Figure:
         """From after ``import onnxruntime`` to the exception; the plain one ends with a session on the CPU."""
-        model = self._model("mlp")
+        model = made_model("mlp")
         outcomes: dict[str, set[str]] = {"ours": set(), "plain": set()}
 
         def child(which: str, code: str) -> Callable[[], float]:
@@ -320,22 +290,8 @@ class Benchmark:
 
     # Tools
 
-    def _model(self, name: str) -> str:
-        if not models.kept(name):
-            child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=240)
-            if "path" not in child.reports.get(name, {}):
-                raise RuntimeError(f"the model {name} could not be made: {child.explain()}")
-        return str(models.path_of(name))
-
     def _recipe(self, name: str) -> dict[str, str]:
         return {"model": f"{name}: {models.recipe_of(name)}"}
-
-    def _worker(self, name: str, arguments: Mapping[str, Any]) -> Child:
-        command = [sys.executable, str(ROOT / "benchmarks" / "workers.py"), name, json.dumps(dict(arguments))]
-        child = run_child(command, deadline=150)
-        if child.returncode != 0:
-            raise RuntimeError(child.explain())
-        return child
 
     def _python(
         self, code: str, *arguments: str, env: Mapping[str, str] | None = None, interpreter: Sequence[str] = ()
@@ -351,7 +307,7 @@ class Benchmark:
         return in_turns(actions, rounds)
 
 
-FIGURES: dict[str, tuple[str, bool, Callable[[Benchmark], Figure]]] = {
+FIGURES: Figures[Benchmark] = {
     "import": ("import ortgpu | import onnxruntime", False, Benchmark.import_time),
     "session-small": ("session, tiny model, warm", True, Benchmark.session_small),
     "session-resnet50": ("session, ResNet-50, warm", True, Benchmark.session_resnet50),
@@ -373,101 +329,12 @@ def result_of(child: Child) -> dict[str, Any]:
     raise RuntimeError(child.explain())
 
 
-def readable(seconds: float, *, signed: bool = False) -> str:
-    scale, unit = (1e6, "µs") if abs(seconds) < 1e-3 else (1e3, "ms") if abs(seconds) < 10 else (1, "s")
-    value = seconds * scale
-    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return f"{value:+.{digits}f} {unit}" if signed else f"{value:.{digits}f} {unit}"
-
-
-def cell(of: Mapping[str, Any], *, signed: bool = False) -> str:
-    """A median and, in brackets, the quartiles."""
-    low, high = (readable(each, signed=signed) for each in of["quartiles"])
-    return f"{readable(of['median'], signed=signed)} [{low}, {high}]"
-
-
-def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """One line a figure. The difference is that of pairs, so that its median need not be that of the medians."""
-    rows = [("figure (ours | plain)", "ours", "plain", "ratio", "ours - plain", "n")]
-    for name, figure in figures.items():
-        ours, plain, difference = cell(figure["ours"]), cell(figure["plain"]), cell(figure["difference"], signed=True)
-        rows.append((FIGURES[name][0], ours, plain, f"{figure['ratio']:.3f}", difference, str(figure["ours"]["n"])))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(lines)
-
-
-def note(value: object) -> str:
-    """A note as text; seconds among them are told by their shape."""
-    if isinstance(value, dict):
-        if "median" in value:
-            return cell(value, signed=True)
-        return ", ".join(f"{key} {readable(each) if isinstance(each, float) else each}" for key, each in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def print_results(record: Mapping[str, Any]) -> None:
-    machine, versions = record["machine"], record["versions"]
-    gpus = ", ".join(machine["gpus"]) or "no GPU"
-    print(f"{gpus}; driver {machine['driver']}; {machine['cpu']}, {machine['cores']} cores")
-    print(f"{record['date']}, commit {record['commit']}{'; quick: not to be reported' * record['quick']}")
-    print(", ".join(f"{name} {version}" for name, version in versions.items()), end="\n\n")
-    if record["figures"]:
-        print(table(record["figures"]), end="\n\n")
-    for name, figure in record["figures"].items():
-        for key, value in figure["notes"].items():
-            print(f"{name}: {key}: {note(value)}")
-    for heading in ("left out", "failed"):
-        for name, why in record[heading].items():
-            print(f"{heading}: {name}: {why}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
+    def make(options: argparse.Namespace, _: GPUs, scratch: Path) -> Benchmark:
+        return Benchmark(QUICK if options.quick else FULL, scratch)
+
     description = "What ortgpu costs on top of plain ONNX Runtime, measured in turns."
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=description)
-    parser.add_argument("--quick", action="store_true", help="few repeats: to see that it works, not to report")
-    parser.add_argument("--only", action="append", choices=list(FIGURES), help="this figure only; may be repeated")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, anew after each figure")
-    options = parser.parse_args(arguments)
-
-    gpus = find_gpus()
-    record: dict[str, Any] = {
-        "benchmark": "overhead",
-        **environment_record(gpus),
-        "quick": options.quick,
-        "figures": {},
-        "left out": {},
-        "failed": {},
-    }
-    chosen = options.only or list(FIGURES)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="ortgpu-overhead-") as scratch:
-        benchmark = Benchmark(QUICK if options.quick else FULL, None if gpus.visible else gpus.reason, Path(scratch))
-        for number, name in enumerate(chosen, 1):
-            progress = f"[{number}/{len(chosen)}, {time.monotonic() - started:.0f} s] {FIGURES[name][0]}"
-            print(f"{progress}: {measure(benchmark, name, record)}", file=sys.stderr, flush=True)
-            record["seconds"] = time.monotonic() - started
-            if options.json:
-                options.json.write_text(json.dumps(record, indent=1) + "\n")
-    print_results(record)
-    return int(bool(record["failed"]))
-
-
-def measure(benchmark: Benchmark, name: str, record: dict[str, Any]) -> str:
-    """Take one figure into the record, or the reason why there is none. Returns what to say of it at once."""
-    _, needs_gpu, take = FIGURES[name]
-    try:
-        if needs_gpu and benchmark.no_gpu:
-            raise NotApplicableError(f"needs an NVIDIA GPU: {benchmark.no_gpu}")
-        figure = record["figures"][name] = take(benchmark).as_dict()
-    except NotApplicableError as error:
-        record["left out"][name] = str(error)
-        return "left out"
-    except Exception as error:
-        record["failed"][name] = f"{type(error).__name__}: {error}"
-        return "failed"
-    return f"{readable(figure['ours']['median'])} | {readable(figure['plain']['median'])}"
+    return take_figures("overhead", description, FIGURES, make, arguments)
 
 
 if __name__ == "__main__":

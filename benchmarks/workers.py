@@ -1,4 +1,4 @@
-"""What overhead.py measures inside one process, in turns.
+"""What the benchmarks measure inside one process, in turns.
 
 Started in a child, as ``workers.py NAME '{"argument": value}'``.
 """
@@ -14,25 +14,31 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import in_turns, mapped_files, report
+from benchmarks.common import mapped_files, report
+from ortgpu.timing import in_turns
 
 PLAIN_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
-def feed_of(session: Any) -> dict[str, Any]:
-    """Zeros for every input, one wherever the size is open."""
+def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, Any]:
+    """Zeros for every input, or with a seed random numbers; ``batch`` wherever the size is open."""
     import numpy as np
 
+    def array(shape: list[int]) -> Any:
+        return np.zeros(shape, np.float32) if seed is None else np.random.default_rng(seed).random(shape, np.float32)
+
     inputs = session.get_inputs()
-    return {each.name: np.zeros([n if isinstance(n, int) else 1 for n in each.shape], np.float32) for each in inputs}
+    return {each.name: array([n if isinstance(n, int) else batch for n in each.shape]) for each in inputs}
 
 
-def plain_session(model: str) -> Any:
-    """ONNX Runtime's own session, known to be on CUDA."""
+def plain_session(model: str, device: str = "cuda", ordinal: int = 0) -> Any:
+    """ONNX Runtime's own session, known to be on the device."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(model, providers=PLAIN_PROVIDERS)
-    if session.get_providers()[0] != PLAIN_PROVIDERS[0]:
+    names = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
+    options = [{"device_id": str(ordinal)}] + [{}] * (len(names) - 1) if ordinal and device == "cuda" else None
+    session = onnxruntime.InferenceSession(model, providers=names, provider_options=options)
+    if session.get_providers()[0] != names[0]:
         raise RuntimeError("the plain session is on the CPU: there is nothing to compare with")
     return session
 
@@ -115,8 +121,10 @@ WORKERS: dict[str, Callable[..., None]] = {"construct": construct, "run": run, "
 
 
 if __name__ == "__main__":
+    from benchmarks import pool_workers, throughput_workers
+
     try:
-        WORKERS[sys.argv[1]](**json.loads(sys.argv[2]))
+        {**WORKERS, **throughput_workers.WORKERS, **pool_workers.WORKERS}[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())
         raise

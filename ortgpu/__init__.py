@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .placement import CPUNodesWarning as CPUNodesWarning
     from .placement import PlacedNode as PlacedNode
     from .placement import Placement as Placement
+    from .pool import GPUSessionPool as GPUSessionPool
+    from .pool import LostDevice as LostDevice
     from .preloading import PreloadReport as PreloadReport
     from .preloading import preload as preload
     from .registry import SessionRecord as SessionRecord
@@ -43,6 +45,8 @@ _HOMES = {
     "inspect_environment": "environment.inspection",
     "PlacedNode": "placement",
     "Placement": "placement",
+    "GPUSessionPool": "pool",
+    "LostDevice": "pool",
     "PreloadReport": "preloading",
     "preload": "preloading",
     "CPUNodesWarning": "placement",

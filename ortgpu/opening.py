@@ -18,10 +18,10 @@ from . import lifetime
 from . import placement as placements
 from . import providers as requests
 from .background import Task
-from .devices import Device, DeviceRequest, check_form, choose
+from .devices import CPU, Device, DeviceRequest, check_form, choose
 from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
-from .errors import PlacementError, ProviderFallbackError, ProviderRequestError, manual
+from .errors import GPUError, PlacementError, ProviderFallbackError, ProviderRequestError, manual
 from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
@@ -40,6 +40,8 @@ class SessionRequest:
     provider_options: Sequence[dict[Any, Any]] | None = None
     device: DeviceRequest = None
     cpu_nodes: CPUNodes = "warn"
+    cuda_graph: bool = False
+    choose_options: bool = True  # set CHOSEN_OPTIONS where the caller does not
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
 
@@ -47,6 +49,7 @@ class SessionRequest:
 class Verified:
     device: Device
     placement: Placement
+    options_chosen: dict[str, tuple[str, str]]
 
 
 def open_verified(
@@ -68,6 +71,16 @@ def open_verified(
     available = runtime.available_providers or ()
     requests.check_names(requested, _all_providers(available), available)
     requests.check_options(requested, runtime.provider_library)
+    options_chosen = {
+        name: choice
+        for name, choice in requests.CHOSEN_OPTIONS.items()
+        if request.choose_options and name not in requested.options_of(requests.CUDA)
+    }
+    requested = requested.with_cuda_options({name: value for name, (value, _) in options_chosen.items()})
+    if request.cuda_graph:
+        from .cuda_graph import with_capture
+
+        requested = with_capture(requested)
     device = _device_asked_for(requested, request.device)
     cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
     why = _Why(runtime, device, request.model, cudnn_disabled)
@@ -82,22 +95,40 @@ def open_verified(
     if why.cuda.code != 0:
         raise lifetime.forked_error() or why.unusable()
     _check_tensorrt(requested, why.runtime)
-    asked, chosen = _construct(construct, request, requested, why)
-    return _verify(session, asked, chosen, why)
+    asked, chosen = _construct(session, construct, request, requested, why)
+    device_bound, placement = _verify(session, asked, chosen, why)
+    return Verified(device_bound, placement, options_chosen)
+
+
+def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
+    """Construct ``session`` on the CPU, which its caller allowed."""
+    options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
+    record_placement(options)
+    construct(request.model, options, providers=[requests.CPU], enable_fallback=0, **request.kwargs)
+    return Verified(CPU, placements.read_placement(session), {})
 
 
 def _construct(
-    construct: Callable[..., None], request: SessionRequest, requested: requests.ProviderList, why: _Why
+    session: Any,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    requested: requests.ProviderList,
+    why: _Why,
 ) -> tuple[requests.ProviderList, CudaDevice | None]:
     chosen = _choose(why.device, why)
     options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not _keeps_cpu_out(options)), chosen)
     _refuse_providers_in(options)
     record_placement(options)
+
+    def construct_with(providers: requests.ProviderList) -> None:
+        construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
+
     try:
-        construct(request.model, options, providers=asked.as_arguments(), enable_fallback=0, **request.kwargs)
+        construct_with(asked)
     except Exception as cause:
-        error = _placement_refused(cause) or why.unusable(cause)
+        error = _placement_refused(cause) or _capture_refused(cause, session, construct_with, asked, request)
+        error = error or why.unusable(cause)
         if error is None:
             raise  # not about the GPU: ONNX Runtime's own
         raise lifetime.noted(error) from cause
@@ -111,7 +142,7 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
         return None
     if not cuda.devices:
         raise why.unusable()
-    chosen = choose(device, cuda.devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = choose_visible(device, cuda.devices)
     provider = why.runtime.preload.provider if why.runtime.preload is not None else None
     capability = chosen.compute_capability
     if provider is not None and capability is not None and provider.coverage(capability) == "none":
@@ -119,7 +150,14 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
     return chosen
 
 
-def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice | None, why: _Why) -> Verified:
+def choose_visible(device: DeviceRequest, devices: Sequence[CudaDevice]) -> CudaDevice:
+    """The device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
+    return choose(device, devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _verify(
+    session: Any, asked: requests.ProviderList, chosen: CudaDevice | None, why: _Why
+) -> tuple[Device, Placement]:
     bound = tuple(session.get_providers())
     if requests.CUDA not in bound:
         raise why.unusable()
@@ -132,7 +170,7 @@ def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice | Non
         )
     placement = placements.read_placement(session)
     _check_lazily_opened(placement, why)
-    return Verified(_describe(chosen, int(ordinal)), placement)
+    return _describe(chosen, int(ordinal)), placement
 
 
 def _check_lazily_opened(placement: Placement, why: _Why) -> None:
@@ -152,7 +190,7 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
     if report is None:
         return
     lacks_cudnn = report.path_of("libcudnn") is None or any("libcudnn" in lib.soname for lib in report.missing)
-    if (operators and lacks_cudnn) or (transforms and report.path_of("libcufft") is None):
+    if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
         why.operators = frozenset(placed)
         raise why.unusable()
 
@@ -276,6 +314,25 @@ def _placement_refused(cause: BaseException) -> PlacementError | None:
         evidence=[str(cause).strip().splitlines()[0], f"{_CPU_FALLBACK_KEY}=1, which counts shape nodes too"],
         fixes=[manual('leave that entry out and pass cpu_nodes="forbid": it tells compute nodes from shape nodes')],
     )
+
+
+def _capture_refused(
+    cause: BaseException,
+    session: Any,
+    construct_with: Callable[[requests.ProviderList], None],
+    asked: requests.ProviderList,
+    request: SessionRequest,
+) -> GPUError | None:
+    from .cuda_graph import is_refusal, why_not_captured, without_capture
+
+    if not is_refusal(cause):
+        return None
+    try:
+        construct_with(without_capture(asked))  # what cannot be captured opens without, and tells where its nodes are
+        placement = placements.read_placement(session)
+    except Exception:  # noqa: BLE001 - the refusal stands, with less to say about it
+        placement = placements.UNKNOWN
+    return why_not_captured(cause, placement, request.model)
 
 
 def _other_providers(asked: tuple[str, ...], bound: tuple[str, ...]) -> ProviderFallbackError:

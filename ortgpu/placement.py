@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import PlacementError, manual
+from .providers import CPU
 
-CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
 
 NO_KERNEL = "no CUDA kernel for this operator with these types and this opset"

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from .errors import GPUError
-from .placement import CPU, CUDA, NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table
+from .placement import NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table
+from .providers import CPU, CUDA
 
 Direction = Literal["to CPU", "to GPU"]
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .placement import CPU, CUDA
 from .placement_details import GraphNode, PlacementDetails
+from .providers import CPU, CUDA
 
 
 @dataclass(frozen=True, slots=True)

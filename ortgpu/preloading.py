@@ -69,6 +69,7 @@ class PreloadReport:
     rejected: tuple[Candidate, ...]
     driver_missing: bool  # libcuda.so.1 cannot be loaded
     cudnn_cuda_major: int | None  # the CUDA that the loaded cuDNN was built for
+    cudnn_mixed: tuple[str, ...] = ()  # paths of cuDNN's libraries in this process, where they are of several releases
 
     @property
     def ok(self) -> bool:
@@ -198,6 +199,7 @@ def _load(
         tuple(dict.fromkeys(rejected)),
         driver_missing,
         _cuda_major_of_cudnn(cudnn, resolutions, damaged),
+        _mixed_cudnn(cudnn, loaded),
     )
 
 
@@ -302,6 +304,30 @@ def _cuda_major_of_cudnn(
     except (OSError, AttributeError):
         return None
     return version // 1000 or None
+
+
+# cudnn_version.h of cuDNN 9: each part compares its own release with that of the parts it stands on, without a GPU.
+_VERSION_CHECKS = {
+    "libcudnn_graph": "cudnnGraphVersionCheck",
+    "libcudnn_ops": "cudnnOpsVersionCheck",
+    "libcudnn_cnn": "cudnnCnnVersionCheck",
+    "libcudnn_adv": "cudnnAdvVersionCheck",
+}
+
+
+def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary]) -> tuple[str, ...]:
+    """What of cuDNN is mapped, where the parts that are loaded say that they do not belong together.
+
+    Only parts that are in the process are asked: ``libcudnn`` would open the others, and abort where it cannot.
+    """
+    if cudnn is None or major_of(cudnn.soname) != 9:
+        return ()
+    stems = {library.soname.split(".so")[0] for library in loaded}
+    library = ctypes.CDLL(cudnn.path)
+    checks = [function for stem, function in _VERSION_CHECKS.items() if stem in stems and hasattr(library, function)]
+    if all(getattr(library, function)() == 0 for function in checks):
+        return ()
+    return tuple(path for path in read_mapped_libraries() if os.path.basename(path).startswith("libcudnn"))
 
 
 __all__ = ["LoadedLibrary", "MissingLibrary", "PreloadReport", "preload"]

@@ -36,6 +36,15 @@ _OPTION_NAMES = (
 )  # fmt: skip
 
 
+# What a session sets where its caller does not: value and reason. Measured with a ResNet-50 on an H200, batches of 8.
+CHOSEN_OPTIONS = {
+    "cudnn_conv_algo_search": (
+        "HEURISTIC",
+        "runs as fast as ONNX Runtime's default EXHAUSTIVE, and the first run took 88 ms instead of 603",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ProviderList:
     """Providers in order of precedence, with the options of each as strings."""
@@ -45,6 +54,9 @@ class ProviderList:
 
     def options_of(self, name: str) -> dict[str, str]:
         return self.options.get(name, {})
+
+    def with_cuda_options(self, options: Mapping[str, str]) -> ProviderList:
+        return ProviderList(self.names, {**self.options, CUDA: {**self.options_of(CUDA), **options}})
 
     def as_arguments(self) -> list[tuple[str, dict[str, str]]]:
         return [(name, dict(self.options_of(name))) for name in self.names]

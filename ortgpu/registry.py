@@ -15,7 +15,8 @@ from .devices import CPU as CPU_DEVICE
 from .devices import Device
 from .errors import ForkedSessionError, PoisonedContextError
 from .lifetime import Refusal
-from .placement import CPU, Placement, read_placement
+from .placement import Placement, read_placement
+from .providers import CPU
 
 SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
 
@@ -85,6 +86,11 @@ def register(session: Any, kind: SessionKind = "GPUSession") -> None:
         _entries[key] = replace(before, kind=kind)
     else:
         _entries[key] = _Entry(weakref.ref(session, forget), next(_numbers), kind, _creator_of(session), os.getpid())
+
+
+def attribute(session: Any, to: Any) -> None:
+    """Say that who created ``to`` created ``session`` as well: it was opened in a thread, which nobody's code is in."""
+    _entries[id(session)] = replace(_entries[id(session)], created_by=_entries[id(to)].created_by)
 
 
 def sessions() -> tuple[SessionRecord, ...]:

@@ -219,6 +219,7 @@ def why_unusable(
             None if runtime.import_error else runtime.module is not None,
             runtime.available_providers,
             runtime.preload,
+            runtime.preload.cudnn_mixed if runtime.preload is not None else (),
             runtime.provider_error,
             cuda,
             has_collective_ops=runtime.has_collective_ops if collective_operators else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -30,17 +30,17 @@ from .errors import (  # noqa: E402
     ProviderRequestError,
     manual,
 )
+from .throughput import ThroughputMethods  # noqa: E402
 
 if TYPE_CHECKING:
+    from .cuda_graph import CapturingSession
     from .devices import Device, DeviceRequest
     from .opening import SessionRequest
+    from .pinned import PinnedMemory
     from .placement import CPUNodes, Placement
     from .placement_details import PlacementDetails
 
-if TYPE_CHECKING:
-    InferenceSession: Any = object
-else:
-    InferenceSession = onnxruntime.InferenceSession
+_PINNED_MEMORY_LIMIT = 2 << 30
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -54,7 +54,7 @@ _HELD = (
 _plain_run: Any = onnxruntime.InferenceSession.run
 
 
-class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
+class GPUSession(ThroughputMethods):
     """An ``onnxruntime.InferenceSession`` that runs on the GPU it names for its whole life.
 
     Args:
@@ -67,6 +67,9 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
             Nodes that only handle shapes belong there and do not count.
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
+        cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
+            saves the launches of single kernels; see below.
+        pinned_memory_limit: bytes of host memory that ``map`` and ``pinned_empty`` may pin, 2 GiB unless given.
 
     Raises:
         GPUError: a subclass that names the cause and what mends it. Nothing is left behind.
@@ -75,6 +78,13 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
     While it runs, what fails on the GPU is raised as an ExecutionError: out of memory (the session goes on working), a
     sticky CUDA error (from then on every GPUSession of the process refuses, and the process must be restarted), a
     failure of the provider or of its libraries. Wrong inputs stay ONNX Runtime's own exceptions.
+
+    With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, and the shapes of
+    its outputs must follow from those of the inputs; else ProviderRequestError or PlacementError, when the session is
+    made where that is known, or at the first run. That run is slow, and no other thread may allocate GPU memory during
+    it. Buffers of the 16 shapes used last are kept; ONNX Runtime keeps every graph until ``close()``. Only ``run`` and
+    ``map`` work, one run at a time, those of other threads than the main one handed over to one thread. Random numbers
+    repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model
     and the arguments, and opens and verifies again on arrival: of ``sess_options`` the properties and the documented
@@ -85,7 +95,13 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
 
     device: Device
     placement: Placement
+    options_chosen: Mapping[str, tuple[str, str]]
     _request: SessionRequest
+    _sess: Any
+    _chooses_options = True
+    _capturing: CapturingSession | None = None
+    _pinned: PinnedMemory | None = None
+    _pinned_memory_limit = _PINNED_MEMORY_LIMIT
 
     def __init__(
         self,
@@ -97,31 +113,50 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         device: DeviceRequest = None,
         cpu_nodes: CPUNodes = "warn",
         allow_cpu: bool = False,
+        cuda_graph: bool = False,
+        pinned_memory_limit: int = _PINNED_MEMORY_LIMIT,
         **kwargs: Any,
     ) -> None:
         if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
         if cpu_nodes not in ("allow", "warn", "forbid"):
             raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
+        if operator.index(pinned_memory_limit) < 0:
+            raise ValueError(f"pinned_memory_limit must be at least 0, not {pinned_memory_limit}")
         if isinstance(device, SupportsIndex) and not isinstance(device, int):
             device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
         if int(kwargs.pop("enable_fallback", 0)):
             raise _no_fallback("enable_fallback=1 was passed")
         self._allow_cpu = allow_cpu
+        self._pinned_memory_limit = operator.index(pinned_memory_limit)
+        request = {
+            "model": path_or_bytes,
+            "sess_options": sess_options,
+            "providers": providers,
+            "provider_options": provider_options,
+            "device": device,
+            "cpu_nodes": cpu_nodes,
+            "cuda_graph": bool(cuda_graph),
+            "choose_options": self._chooses_options,
+            "kwargs": kwargs,
+        }
         driver = None
         try:
-            lifetime.refuse_if_lost()
+            self._refuse_if_lost()
             driver = initialising() if load_runtime().provider_library is not None else None
             # Imported while the driver is being initialised: neither waits for the other.
             from . import registry
             from .opening import SessionRequest, check_cpu_nodes, open_verified
 
-            self._request = SessionRequest(
-                path_or_bytes, sess_options, providers, provider_options, device, cpu_nodes, kwargs
-            )
+            self._request = SessionRequest(**request)
             verified = open_verified(self, super().__init__, self._request, driver)
             check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
             self.device, self.placement = verified.device, verified.placement
+            self.options_chosen = verified.options_chosen
+            if cuda_graph:
+                from .cuda_graph import captured
+
+                self._sess = self._capturing = captured(self)
             lifetime.watch(self)
         except GPUError as error:
             from . import registry
@@ -130,7 +165,12 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             if not _cpu_is_allowed(allow_cpu, error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
-            self._open_on_cpu(path_or_bytes, sess_options, providers, provider_options, device, cpu_nodes, kwargs)
+            from .opening import SessionRequest, open_on_cpu
+
+            self._request = SessionRequest(**request)
+            verified = open_on_cpu(self, super().__init__, self._request)
+            self.device, self.placement = verified.device, verified.placement
+            self.options_chosen = verified.options_chosen
         except BaseException:
             self._let_go()
             raise
@@ -169,26 +209,22 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             raise TypeError("for_rank() takes no device: the rank decides")
         return cls(path_or_bytes, sess_options, providers, provider_options, device=claimed_ordinal(), **kwargs)
 
-    def _open_on_cpu(self, *request: Any) -> None:
-        from .devices import CPU
-        from .opening import SessionRequest, record_placement
-        from .placement import read_placement
-
-        self._request = SessionRequest(*request)
-        options = self._request.sess_options
-        options = options if options is not None else onnxruntime.SessionOptions()
-        record_placement(options)
-        providers = ["CPUExecutionProvider"]
-        super().__init__(self._request.model, options, providers=providers, enable_fallback=0, **self._request.kwargs)
-        self.placement = read_placement(self)
-        self.device = CPU
-
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        """As InferenceSession.run; see the class for what is raised."""
+        """As InferenceSession.run; see the class for what is raised.
+
+        Also takes arrays of other libraries, anything with ``__dlpack__``, without a copy where they are on this
+        session's GPU. What their library still computes on them is waited for. On another GPU they are refused, with
+        ProviderRequestError.
+        """
         try:
             return _plain_run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
+            from .device_arrays import with_values
+
+            values = with_values(self, input_feed)
+            if values is None:
+                raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
+        return self.run(output_names, values, run_options)
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
         """As InferenceSession.run_with_ort_values; see the class for what is raised."""
@@ -229,6 +265,9 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
 
     def io_binding(self) -> Any:
         """As InferenceSession.io_binding; see the class for what is raised."""
+        lifetime.refuse_if_unusable(self)
+        if self._capturing is not None:
+            self._capturing.refuse_binding()
         try:
             return super().io_binding()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
@@ -254,13 +293,17 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
         metadata that the caller keeps holds it. The CUDA context stays until the process ends.
         """
         if not isinstance(self.__dict__.get("_sess"), lifetime.Refusal):
-            closed = lifetime.Refusal(
-                ExecutionError("this GPUSession is closed", fixes=[manual("open a new GPUSession")])
-            )
+            error = ExecutionError("this GPUSession is closed", fixes=[manual("open a new GPUSession")])
+            closed = lifetime.Refusal(error)
             for name in _HELD:
                 if hasattr(self, name):
                     setattr(self, name, closed)
             self._model_bytes = None
+            if self._capturing is not None:
+                self._capturing.close(error)
+                self._capturing = None
+            if self._pinned is not None:
+                self._pinned.close()
 
     def __enter__(self) -> GPUSession:
         return self
@@ -278,6 +321,8 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             "device": request.device,
             "cpu_nodes": request.cpu_nodes,
             "allow_cpu": self._allow_cpu,
+            "cuda_graph": request.cuda_graph,
+            "pinned_memory_limit": self._pinned_memory_limit,
             **request.kwargs,
         }
         return _reopen, (type(self), arguments, settings)
@@ -303,6 +348,10 @@ class GPUSession(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
             fixes=[manual("open another GPUSession with these providers")],
             requested=providers,
         )
+
+    def _refuse_if_lost(self) -> None:
+        """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""
+        lifetime.refuse_if_lost()
 
     def _let_go(self) -> None:
         for name in (*_HELD, "_model_bytes"):

@@ -70,7 +70,7 @@ def pretend_gpu() -> None:
         record_placement(options)
         construct(request.model, options, providers=[CPU], enable_fallback=0)
         made._providers, made._provider_options = [CUDA, CPU], {CUDA: {"device_id": "0"}, CPU: {}}
-        return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), read_placement(made))
+        return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), read_placement(made), {})
 
     for module in (opening, session):
         if hasattr(module, "open_verified"):

@@ -6,6 +6,7 @@ comes of it. The environments are the table of ``tests/faults``.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,20 @@ def test_a_generation_that_the_wheel_does_not_name_and_serves(lab: Lab) -> None:
 def test_libraries_can_be_loaded_before_and_after_the_import(lab: Lab, code: str) -> None:
     """The provider's static initialisers use what ``import onnxruntime`` sets up, and crash without it."""
     lab.machine(**with_gpus(H200)).run(code).ok()
+
+
+def test_parts_of_cudnn_are_asked_whether_they_belong_together(lab: Lab) -> None:
+    code = "import ortgpu; report(ortgpu.preload().cudnn_mixed)"
+    machine = lab.machine()
+    assert machine.run(code).ok().json == []
+    checks = {f"cudnn{part}VersionCheck": 0 for part in ("Graph", "Cnn", "Adv")}
+    made = lab.stubs.library("libcudnn.so.9", {"cudnnGetCudartVersion": 13000, "cudnnOpsVersionCheck": 1002, **checks})
+    machine.overlay.replace("nvidia/cudnn/lib/libcudnn.so.9", made)
+    mixed = machine.run(code).ok().json
+    assert {os.path.dirname(path) for path in mixed} == {str(machine.overlay.site / "nvidia/cudnn/lib")}
+    assert {"libcudnn.so.9", "libcudnn_ops.so.9"} <= {os.path.basename(path) for path in mixed}
+    machine.overlay.remove("nvidia/cudnn/lib/libcudnn_ops.so.9", "nvidia/cudnn/lib/libcudnn_[ac]*")
+    assert machine.run(code).ok().json == [], "what is not there cannot be asked"
 
 
 def test_a_working_nvml_is_not_needed(lab: Lab) -> None:

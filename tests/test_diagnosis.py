@@ -6,265 +6,57 @@ What the facts are on real broken environments is for ``test_broken_environments
 from __future__ import annotations
 
 import dataclasses
-import json
-import pickle
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from ortgpu.diagnosis import CHECKS, Facts, Observed, Request, find_problems
-from ortgpu.diagnosis.messages import of_construction
-from ortgpu.diagnosis.probe import ProbeResult, ProbeStep
-from ortgpu.environment.catalogue import LIBRARIES, spec_for
-from ortgpu.environment.cuda import CudaDevice, CudaState
-from ortgpu.environment.driver import GPU, Driver, Nvml
-from ortgpu.environment.elf import ElfFile
-from ortgpu.environment.host import Host
-from ortgpu.environment.inspection import Environment
-from ortgpu.environment.installer import Installer
+from ortgpu.diagnosis import CHECKS, find_problems
+from ortgpu.diagnosis.probe import ProbeStep
+from ortgpu.environment.cuda import CudaState
+from ortgpu.environment.driver import GPU, RefusedNode
 from ortgpu.environment.libraries import Candidate, Resolution
-from ortgpu.environment.packages import Distribution, OnnxRuntime, Packages, Torch
-from ortgpu.environment.variables import Variables
-from ortgpu.environment.wheel import Architecture, ProviderLibrary
+from ortgpu.environment.packages import Distribution
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
-from ortgpu.preloading import LoadedLibrary, MissingLibrary, PreloadReport
-
-SITE = "/venv/lib/python3.12/site-packages"
-FOLDER = f"{SITE}/onnxruntime"
-PROVIDER = f"{FOLDER}/capi/libonnxruntime_providers_cuda.so"
-EXTENSION = f"{FOLDER}/capi/onnxruntime_pybind11_state.cpython-312-x86_64-linux-gnu.so"
-BRIDGE = f"{FOLDER}/capi/libonnxruntime_providers_shared.so"
-NEEDED = ("libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudart.so.13")
-UUID = "GPU-11111111-2222-3333-4444-555555555555"
-AVAILABLE = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
-
-H200 = GPU(0, UUID, "NVIDIA H200", (9, 0), 141 << 30, 140 << 30, "default", False, (), "00000000:18:00.0")
-CUDA_H200 = CudaDevice(0, UUID, "NVIDIA H200", (9, 0), 141 << 30, 0)
-ENGINE = Distribution("onnxruntime-gpu", "1.31.1", SITE)
-CPU_ENGINE = Distribution("onnxruntime", "1.31.1", SITE)
-
-
-def resolution(soname: str, *, found: bool = True, rejected: tuple[Candidate, ...] = ()) -> Resolution:
-    spec = spec_for(soname)
-    assert spec is not None
-    path = f"{SITE}/nvidia/{'cudnn' if spec.is_cudnn else 'cu13'}/lib/{soname}"
-    here = (Candidate(soname, path, "nvidia wheels", f"{SITE}/nvidia"),) if found else ()
-    return Resolution(spec, soname, soname in NEEDED, here, rejected)
-
-
-def other_version(soname: str, other: str) -> Candidate:
-    return Candidate(soname, f"/usr/lib/{other}", "system loader", "/usr/lib", f"is {other}, {soname} is needed")
-
-
-HEALTHY = Facts(
-    Environment(
-        host=Host(
-            system="Linux",
-            machine="x86_64",
-            os_name="Debian GNU/Linux 12",
-            kernel="6.1.0",
-            libc="glibc 2.36",
-            python=(3, 12, 1),
-            implementation="CPython",
-            executable="/venv/bin/python",
-            memory_total=64 << 30,
-            container=None,
-            wsl=False,
-            display_vendors=frozenset({0x10DE}),
-            frozen=False,
-        ),
-        installer=Installer("pip", "/venv/bin/python -m pip install", "/venv/bin/python -m pip uninstall -y"),
-        packages=Packages(
-            onnxruntime=OnnxRuntime(
-                folder=FOLDER,
-                importable=True,
-                owners=(ENGINE,),
-                elsewhere=(),
-                build_name="onnxruntime-gpu",
-                build_version="1.31.1",
-                cuda_version=(13, 0),
-                provider_library=PROVIDER,
-                extension=EXTENSION,
-                tensorrt_library=None,
-            ),
-            torch=None,
-            nvidia=(Distribution("nvidia-cublas", "13.1.0", SITE), Distribution("nvidia-cudnn-cu13", "9.14.0", SITE)),
-            others=(Distribution("numpy", "2.3.0", SITE),),
-        ),
-        extension=ElfFile(EXTENSION, machine="x86_64"),
-        bridge=ElfFile(BRIDGE, machine="x86_64"),
-        provider=ProviderLibrary(
-            PROVIDER,
-            None,
-            (*NEEDED, "libcuda.so.1", "libc.so.6"),
-            (),
-            (Architecture(8, 0, False, False), Architecture(9, 0, False, True)),
-        ),
-        libraries=tuple(resolution(spec.sonames[13]) for spec in LIBRARIES if not spec.stem.endswith("_infer")),
-        mapped=(),
-        driver=Driver(
-            libcuda="/usr/lib/x86_64-linux-gnu/libcuda.so.1",
-            libcuda_error=None,
-            cuda_version=(13, 0),
-            kernel_version="580.65.06",
-            device_nodes=("/dev/nvidia0", "/dev/nvidiactl"),
-            nvml=Nvml(True, None, "580.65.06", (13, 0), (H200,)),
-        ),
-        variables=Variables({}, {}),
-    )
-)
-
-SEEN_HEALTHY = replace(
+from ortgpu.preloading import MissingLibrary
+from tests.made_facts import (
+    CPU_ENGINE,
+    CPU_ENGINE_THERE,
+    CUDA_H200,
+    CUDNN_13,
+    ENGINE,
+    FOLDER,
+    H200,
     HEALTHY,
-    observed=Observed(
-        has_session=True,
-        available_providers=AVAILABLE,
-        preload=PreloadReport(
-            HEALTHY.environment.provider,
-            tuple(
-                LoadedLibrary(one.soname, one.chosen.path, one.chosen.source, one.chosen.root, one.required)
-                for one in HEALTHY.environment.libraries
-                if one.chosen
-            ),
-            (),
-            (),
-            False,
-            13,
-        ),
-        cuda=CudaState(0, (CUDA_H200,), 1),
-        probe=ProbeResult(
-            tuple(ProbeStep(name, True) for name in ("driver", "libraries", "import", "provider", "session")),
-            *(True, 0, None, False, None, 1.0, ""),
-        ),
-    ),
+    NO_DRIVER,
+    NO_ENGINE,
+    NO_LIBRARIES,
+    NO_PROVIDER,
+    SEEN_HEALTHY,
+    SITE,
+    SYMBOL,
+    UUID,
+    Change,
+    all_of,
+    assert_in_order,
+    cuda_failed,
+    engine,
+    environment,
+    gpus,
+    nvml,
+    observed,
+    owned,
+    part,
+    preloaded,
+    probed,
+    processes,
+    refused,
+    request,
+    resolution,
+    variables,
+    without,
 )
-
-
-# Changes
-
-
-Change = Callable[[Facts], Facts]
-
-
-def environment(**changes: Any) -> Change:
-    return lambda facts: replace(facts, environment=replace(facts.environment, **changes))
-
-
-def part(name: str, **changes: Any) -> Change:
-    """Change fields of one part of the environment: ``part("host", machine="aarch64")``."""
-
-    def change(facts: Facts) -> Facts:
-        old = getattr(facts.environment, name)
-        return facts if old is None else environment(**{name: replace(old, **changes)})(facts)
-
-    return change
-
-
-def engine(**changes: Any) -> Change:
-    return lambda facts: part("packages", onnxruntime=replace(facts.environment.packages.onnxruntime, **changes))(facts)
-
-
-def nvml(**changes: Any) -> Change:
-    return lambda facts: part("driver", nvml=replace(facts.environment.driver.nvml, **changes))(facts)
-
-
-def variables(**now: str) -> Change:
-    return environment(variables=Variables(now, now))
-
-
-def request(**changes: Any) -> Change:
-    return lambda facts: replace(facts, request=replace(facts.request, **changes))
-
-
-def observed(**changes: Any) -> Change:
-    return lambda facts: replace(facts, observed=replace(facts.observed, **changes))
-
-
-def preloaded(**changes: Any) -> Change:
-    report = SEEN_HEALTHY.observed.preload
-    assert report is not None
-    return observed(preload=replace(report, **changes))
-
-
-def probed(*steps: ProbeStep, died_in: str | None = None, **changes: Any) -> Change:
-    values: dict[str, Any] = {
-        "steps": steps,
-        "completed": died_in is None,
-        "returncode": 0 if died_in is None else -11,
-        "signal": None if died_in is None else "SIGSEGV",
-        "timed_out": False,
-        "died_in": died_in,
-        "seconds": 1.0,
-        "output": "Segmentation fault",
-    }
-    return observed(probe=ProbeResult(**{**values, **changes}))
-
-
-def without(*sonames: str, found: str | None = None) -> Change:
-    """Libraries that are nowhere, or only as another version."""
-
-    def change(facts: Facts) -> Facts:
-        libraries = tuple(
-            resolution(one.soname, found=False, rejected=(other_version(one.soname, found),) if found else ())
-            if one.soname in sonames
-            else one
-            for one in facts.environment.libraries
-        )
-        return environment(libraries=libraries)(facts)
-
-    return change
-
-
-def all_of(*changes: Change) -> Change:
-    def change(facts: Facts) -> Facts:
-        for one in changes:
-            facts = one(facts)
-        return facts
-
-    return change
-
-
-NO_ENGINE = all_of(
-    engine(folder=None, importable=False, owners=(), build_name=None, build_version=None, cuda_version=None,
-        provider_library=None, extension=None,), environment(extension=None, bridge=None, provider=None, libraries=()),
-)  # fmt: skip
-NO_PROVIDER = all_of(engine(provider_library=None), environment(provider=None, bridge=None, libraries=()))
-CPU_ENGINE_THERE = all_of(NO_PROVIDER, engine(build_name="onnxruntime", owners=(CPU_ENGINE,), cuda_version=None))
-NO_DRIVER = part(
-    "driver", libcuda=None, libcuda_error="libcuda.so.1: cannot open shared object file", cuda_version=None,
-        kernel_version=None, device_nodes=(), nvml=Nvml(False, "NVML Shared Library Not Found", None, None, ()),
-)  # fmt: skip
-NO_LIBRARIES = without(*NEEDED)
-
-
-def cuda_failed(code: int) -> Change:
-    return observed(cuda=CudaState(code, None, 1))
-
-
-def owned(**changes: Any) -> Change:
-    return engine(owners=(replace(ENGINE, **changes),))
-
-
-def processes(mode: str | None) -> Change:
-    return nvml(gpus=(replace(H200, compute_mode=mode),))
-
-
-def gpus(*capabilities: tuple[int, int], uuid: str = "GPU-{}") -> Change:
-    return nvml(
-        gpus=tuple(
-            replace(H200, index=n, uuid=uuid.format(n), name=f"GPU {one}", compute_capability=one)
-            for n, one in enumerate(capabilities)
-        )
-    )
-
-
-CUDNN_13 = "libcudnn.so.9"
-SYMBOL = "libcublas.so.13: undefined symbol: cublasLtMatmul, version libcublasLt.so.13"
 
 # name, what is changed, the finding's class, its severity, what its text holds
 
@@ -359,6 +151,17 @@ CASES = [
     Case("cuDNN for another CUDA, and a model that needs it",
         all_of(preloaded(cudnn_cuda_major=12), request(cudnn_operators=("Conv",))), "LibraryConflictError",
         "ONNX Runtime for CUDA 13"),
+    Case("cuDNN of two releases", observed(cudnn_mixed=("/b/libcudnn.so.9", "/b/libcudnn_ops.so.9")),
+        "LibraryConflictError", "from /b: libcudnn.so.9, libcudnn_ops.so.9", "warning"),
+    Case("cuDNN of two releases, and a model that needs it",
+        all_of(observed(cudnn_mixed=("/b/libcudnn.so.9",)), request(cudnn_operators=("Conv",))),
+        "LibraryConflictError", "install cuDNN again: /b holds files of several releases"),
+    Case("cuDNN of two folders", all_of(observed(cudnn_mixed=("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")),
+        variables(LD_LIBRARY_PATH="/a:/c")), "LibraryConflictError", "export LD_LIBRARY_PATH=/c", "warning",
+        details={"libraries": ("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")}),
+    Case("a library of another size", part("packages", nvidia=(
+        Distribution("nvidia-cublas", "13.1.0", SITE, altered_files=("nvidia/cu13/lib/libcublas.so.13",)),)),
+        "BrokenPackageError", "--force-reinstall --no-deps nvidia-cublas==13.1.0", "warning"),
     # Devices
     Case("a device that is not there", request(device=3), "DeviceNotFoundError", UUID, details={"requested": 3}),
     Case("a UUID that is not there", request(device="GPU-9999"), "DeviceNotFoundError", UUID),
@@ -406,7 +209,19 @@ CASES = [
             12345: "CUDA error 12345",
         }.items()
     ),
-    Case("no memory left", cuda_failed(2), "InsufficientDeviceMemoryError", "no memory left"),
+    Case("no right to a device file", all_of(refused(RefusedNode("/dev/nvidiactl", "EACCES", "video")),
+        cuda_failed(999)), "DriverUnusableError", "make this user a member of video"),
+    Case("a right that was withdrawn", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
+        cuda_failed(304)), "DriverUnusableError", "daemon-reload"),
+    Case("no right to any GPU, and CUDA sees none", all_of(refused(RefusedNode("/dev/nvidia0", "EACCES", "root")),
+        cuda_failed(100)), "DriverUnusableError", "may not open /dev/nvidia0"),
+    Case("no file for unified memory", all_of(part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")),
+        cuda_failed(999)), "DriverUnusableError", "sudo nvidia-modprobe -u -c=0"),
+    Case("no file for unified memory in a container", all_of(part("host", container="docker"),
+        part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")), cuda_failed(999)), "DriverUnusableError",
+        "give it /dev/nvidia-uvm too"),
+    Case("no memory left", cuda_failed(2), "InsufficientDeviceMemoryError", "MiB free",
+        details={"free": H200.memory_free, "total": H200.memory_total}),
     Case("a poisoned context", cuda_failed(700), "PoisonedContextError", "restart this process",
         details={"cuda_code": 700}),
     # What was tried
@@ -437,10 +252,6 @@ CASES = [
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def shown(problems: tuple[GPUError, ...]) -> list[tuple[Any, ...]]:
-    return [(type(one), str(one), one.severity, one.consequence_of, one.details(), one.fixes) for one in problems]
-
-
 def roots(problems: tuple[GPUError, ...]) -> list[str]:
     return [type(one).__name__ for one in problems if one.consequence_of is None]
 
@@ -454,9 +265,28 @@ HARMLESS: dict[str, Change] = {
     "in a container": part("host", container="docker"),
     "a CPU build that is shadowed": engine(elsewhere=(replace(CPU_ENGINE, location="/usr"),)),
     "licences trimmed": owned(missing_files=("onnxruntime/LICENSE", "onnxruntime/tools/check.py")),
+    "a library that is not used has another size": part(
+        "packages",
+        nvidia=(Distribution("nvidia-cublas", "13.1.0", SITE, altered_files=("nvidia/cu13/lib/libnvblas.so.13",)),),
+    ),
+    "cuDNN's wheels for two CUDAs": part(
+        "packages",
+        nvidia=(
+            Distribution("nvidia-cudnn-cu12", "9.9", SITE),
+            Distribution("nvidia-cudnn-cu13", "9.9", SITE, altered_files=("nvidia/cudnn/lib/libcudnn.so.9",)),
+        ),
+    ),
     "no metadata": engine(owners=(), build_name=None, build_version=None),
     "built by oneself": engine(owners=(replace(ENGINE, name="onnxruntime"),), build_name="onnxruntime"),
     "no NVML": nvml(available=False, error="not found", driver_version=None, cuda_version=None, gpus=()),
+    "one GPU of two kept from this job": part(
+        "driver",
+        device_nodes=("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"),
+        refused_nodes=(RefusedNode("/dev/nvidia1", "EPERM", "root"),),
+    ),
+    "files that CUDA does not seem to need": all_of(
+        refused(RefusedNode("/dev/nvidiactl", "EACCES", "video")), observed(cuda=CudaState(0, (CUDA_H200,), 1))
+    ),
     "nothing known of the driver": part("driver", cuda_version=None, kernel_version=None, device_nodes=()),
     "nothing known of the GPU": nvml(gpus=(GPU(0, None, None, None, None, None, None, None, (), None),)),
     "no fat binary": part("provider", architectures=None),
@@ -556,6 +386,7 @@ def test_every_check_finds_something() -> None:
         ((part("host", system="Darwin"), CPU_ENGINE_THERE, NO_DRIVER), ["UnsupportedPlatformError"]),
         ((NO_ENGINE, NO_DRIVER), ["OnnxRuntimeNotInstalledError", "DriverNotFoundError"]),
         ((nvml(gpus=()), request(device=1)), ["NoDeviceError"]),
+        ((nvml(gpus=()), refused(RefusedNode("/dev/nvidiactl", "EPERM", "root"))), ["DriverUnusableError"]),
         ((part("provider", problem="truncated"), probed(died_in="provider")), ["BrokenPackageError"]),
     ],
 )  # fmt: skip
@@ -565,320 +396,14 @@ def test_root_causes_first(changes: tuple[Change, ...], expected: list[str]) -> 
     assert_in_order(problems)
 
 
-def assert_in_order(problems: tuple[GPUError, ...]) -> None:
-    """Fatal root causes, their consequences, then warnings; and a consequence names something that was found."""
-    ranks = [(one.severity != "fatal", one.consequence_of is not None) for one in problems]
-    assert ranks == sorted(ranks)
-    causes = {one.code for one in problems if one.severity == "fatal" and one.consequence_of is None}
-    assert {one.consequence_of for one in problems} - {None} <= causes
-
-
 @pytest.mark.parametrize("first", range(0, len(CASES), 7), ids=lambda n: CASES[n].name)
 def test_two_changes_are_no_surprise(first: int) -> None:
     for second in CASES:
-        problems = find_problems(second.change(CASES[first].change(HEALTHY)))
-        assert problems, second.name
+        facts = second.change(CASES[first].change(HEALTHY))
+        problems = find_problems(facts)
+        cuda_works = facts.observed.cuda is not None and facts.observed.cuda.code == 0  # which is the better answer
+        assert problems or cuda_works, second.name
         assert_in_order(problems)
-
-
-# Properties, over facts of every kind
-
-TEXT = st.sampled_from(["", "x", "1.31.1", "a b", "naïve\n", "None", "libcudart.so.13"])
-NAMES = st.sampled_from(["onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "nvidia-cudnn-cu12", "x"])
-PATHS = st.sampled_from([FOLDER, SITE, PROVIDER, "/", "", "C:\\x\\onnxruntime", "/usr/lib/libcublas.so.12"])
-FILES = st.lists(
-    st.sampled_from(
-        ["onnxruntime/__init__.py", "onnxruntime/capi/libonnxruntime_providers_cuda.so", "onnxruntime/LICENSE"]
-    ),
-    max_size=2,
-).map(tuple)
-VERSIONS = st.none() | st.sampled_from([(11, 4), (12, 8), (13, 0), (14, 1), (0, 0)])
-PAIRS = st.none() | st.tuples(st.integers(0, 13), st.integers(0, 9))
-FLAGS = st.booleans()
-PROBLEMS = st.none() | st.sampled_from(["truncated: 1 of 2 bytes", "is a directory"])
-SONAMES = st.sampled_from([soname for spec in LIBRARIES for soname in spec.sonames.values()] + ["libfoo.so.1", "foo"])
-DEVICES = st.none() | st.sampled_from([0, 1, 7, "auto", "cuda", "cuda:1", UUID, "GPU-2", "MIG-1"])
-MESSAGES = st.sampled_from(
-    [
-        "",
-        "CUDA failure 35: x",
-        "CUDA failure 100: x",
-        "CUDA failure 101: x",
-        "CUDA failure 999999: x",
-        "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED",
-        "CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH",
-        'Unknown provider option: "x"',
-        'Failed to parse provider option "y"',
-        "Failed to allocate memory for requested buffer of size 5",
-        "cuDNN is unavailable",
-        "CUDAExecutionProvider",
-        "libcublas.so.13: cannot open shared object file",
-        SYMBOL,
-        "ImportError: version `GLIBCXX_3.4.32' not found",
-        "No Op registered for Foo",
-    ]
-)
-
-
-def some(strategy: st.SearchStrategy[Any], most: int = 2) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(strategy, max_size=most).map(tuple)
-
-
-CANDIDATES = st.builds(
-    Candidate, SONAMES, PATHS, st.sampled_from(["directory", "torch", "already loaded"]), PATHS, PROBLEMS
-)
-DISTRIBUTIONS = st.builds(Distribution, NAMES, st.none() | TEXT, PATHS, FILES, FILES, FLAGS)
-GPUS = st.builds(
-    GPU,
-    *(st.integers(0, 3), st.none() | st.sampled_from([UUID, "GPU-2"]), st.none() | TEXT, PAIRS),
-    *(st.none() | st.integers(0, 1 << 40), st.none() | st.integers(0, 1 << 40)),
-    *(st.none() | st.sampled_from(["default", "prohibited"]), st.none() | FLAGS, some(st.just("MIG-1")), st.none()),
-)
-ELF_FILES = st.none() | st.builds(ElfFile, PATHS, PROBLEMS)
-PROVIDERS = st.none() | st.builds(
-    ProviderLibrary,
-    *(PATHS, PROBLEMS, some(SONAMES, 4), some(PATHS)),
-    st.none() | some(st.builds(Architecture, st.integers(5, 12), st.integers(0, 9), FLAGS, FLAGS)),
-)
-ENVIRONMENTS = st.builds(
-    Environment,
-    host=st.builds(
-        Host,
-        *(
-            st.sampled_from(["Linux", "Windows", "Darwin", ""]),
-            st.sampled_from(["x86_64", "aarch64", "AMD64", "arm64"]),
-        ),
-        *(st.none() | TEXT, st.none() | TEXT, st.none() | TEXT, st.sampled_from([(3, 10, 0), (3, 12, 1)])),
-        *(st.just("CPython"), PATHS, st.none(), st.none() | st.just("docker"), FLAGS),
-        *(st.none() | st.frozensets(st.sampled_from([0x1002, 0x10DE])), FLAGS),
-    ),
-    installer=st.builds(Installer, st.sampled_from(["pip", "uv"]), st.just("pip install"), st.just("pip uninstall -y")),
-    packages=st.builds(
-        Packages,
-        st.builds(
-            OnnxRuntime,
-            *(st.none() | PATHS, FLAGS, some(DISTRIBUTIONS), some(DISTRIBUTIONS), st.none() | NAMES, st.none() | TEXT),
-            *(VERSIONS, st.none() | PATHS, st.none() | PATHS, st.none() | PATHS, st.none() | PATHS),
-        ),
-        st.none() | st.builds(Torch, st.none() | TEXT, VERSIONS, PATHS),
-        *(some(DISTRIBUTIONS), some(DISTRIBUTIONS)),
-    ),
-    extension=ELF_FILES,
-    bridge=ELF_FILES,
-    provider=PROVIDERS,
-    libraries=some(
-        st.builds(Resolution, st.sampled_from(LIBRARIES), SONAMES, FLAGS, some(CANDIDATES, 1), some(CANDIDATES)), 4
-    ),
-    mapped=some(PATHS),
-    driver=st.builds(
-        Driver,
-        *(st.none() | PATHS, st.none() | TEXT, VERSIONS, st.none() | TEXT, some(PATHS)),
-        st.builds(Nvml, FLAGS, st.none() | TEXT, st.none() | TEXT, VERSIONS, some(GPUS)),
-    ),
-    variables=st.builds(
-        Variables,
-        st.dictionaries(
-            st.sampled_from(["CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES"]),
-            st.sampled_from(
-                ["", "0", "1,0", "-1", "0,-1,1", " 7 ", UUID, "GPU-2", "MIG-1", "NoDevFiles", "99999", "x"]
-            ),
-        ),
-        st.none() | st.just({}),
-    ),
-)
-CUDA_STATES = st.none() | st.builds(
-    CudaState, st.none() | st.sampled_from([0, 2, 3, 35, 46, 100, 101, 209, 700, 803, 999, 123456]), st.none() | some(
-        st.builds(
-        CudaDevice, st.integers(0, 3), st.none() | st.just(UUID), st.none() | TEXT, PAIRS, st.none(), st.none())),
-        st.just(1),
-)  # fmt: skip
-REPORTS = st.none() | st.builds(
-    PreloadReport,
-    PROVIDERS,
-    some(st.builds(LoadedLibrary, SONAMES, PATHS, st.just("torch"), PATHS, FLAGS)),
-    some(st.builds(MissingLibrary, SONAMES, FLAGS, st.none() | st.just("nvidia-cublas~=13.0"), some(CANDIDATES))),
-    some(CANDIDATES),
-    FLAGS,
-    st.none() | st.integers(11, 14),
-)
-PROBES = st.none() | st.builds(
-    ProbeResult,
-    some(st.builds(ProbeStep, st.sampled_from(["driver", "import", "session", "model"]), FLAGS, MESSAGES), 4),
-    *(FLAGS, st.none() | st.integers(-11, 1), st.none() | st.just("SIGBUS"), FLAGS),
-    *(st.none() | st.sampled_from(["start", "driver", "libraries", "import", "provider", "session", "model"]),),
-    *(st.just(1.0), TEXT),
-)
-FACTS = st.builds(
-    Facts,
-    ENVIRONMENTS,
-    st.builds(
-        Request,
-        device=DEVICES,
-        cudnn_operators=some(st.just("Conv")),
-        cufft_operators=some(st.just("Rfft")),
-        cudnn_disabled=FLAGS,
-        model=st.none()
-        | st.builds(
-            ModelFacts, PATHS, PROBLEMS, operators=st.frozensets(st.tuples(TEXT, TEXT)), missing_data=some(PATHS)
-        ),
-    ),
-    st.builds(
-        Observed,
-        st.none() | MESSAGES,
-        st.none() | FLAGS,
-        st.none() | some(st.sampled_from(AVAILABLE)),
-        REPORTS,
-        st.none() | MESSAGES,
-        CUDA_STATES,
-        PROBES,
-    ),
-)
-
-THOROUGH = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
-
-
-@THOROUGH
-@given(FACTS)
-def test_any_facts_are_judged(facts: Facts) -> None:
-    problems = find_problems(facts)
-    assert shown(problems) == shown(find_problems(facts)), "judging is deterministic and changes no facts"
-    assert_in_order(problems)
-    for problem in problems:
-        assert isinstance(problem, GPUError)
-        assert problem.summary
-        assert problem.severity in ("fatal", "warning")
-        assert str(problem).endswith(f"More: ortgpu explain {problem.code}")
-        assert json.dumps(problem.as_dict())
-        assert str(pickle.loads(pickle.dumps(problem))) == str(problem)
-
-
-@THOROUGH
-@given(facts=FACTS, text=MESSAGES | st.text(max_size=40))
-def test_any_words_are_translated_or_left_alone(facts: Facts, text: str) -> None:
-    found = of_construction(text, facts)
-    if found is not None:
-        assert found.summary
-        assert found.severity == "fatal"
-        assert json.dumps(found.as_dict())
-
-
-@settings(THOROUGH, max_examples=60)
-@given(FACTS)
-def test_a_healthy_environment_stays_healthy_whatever_else_is_installed(facts: Facts) -> None:
-    """Packages that are not ONNX Runtime, mapped libraries and the machine's name decide nothing."""
-    other = facts.environment
-    changed = replace(
-        HEALTHY.environment,
-        mapped=other.mapped,
-        packages=replace(HEALTHY.environment.packages, torch=other.packages.torch, others=other.packages.others),
-        host=replace(HEALTHY.environment.host, os_name=other.host.os_name, libc=other.host.libc),
-    )
-    assert find_problems(Facts(changed)) == ()
-
-
-# Words of ONNX Runtime
-
-
-PREFIX = (
-    "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t onnxruntime::CudaCall(...) "
-)
-SUFFIX = (
-    " ; GPU=-1 ; hostname=h ; file=/onnxruntime_src/cuda_execution_provider.cc ; line=355 ; expr=cudaSetDevice(id);"
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "details"),
-    [
-        (f"{PREFIX}CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version{SUFFIX}",
-            "DriverTooOldError", {"needed_cuda": (13, 0)},),
-        (f"{PREFIX}CUDA failure 100: no CUDA-capable device is detected{SUFFIX}", "NoDeviceError", {}),
-        (f"{PREFIX}CUDA failure 101: invalid device ordinal{SUFFIX}", "DeviceNotFoundError", {}),
-        (f"{PREFIX}CUDA failure 3: initialization error{SUFFIX}", "DriverUnusableError", {"cuda_code": 3}),
-        (f"{PREFIX}CUDA failure 803: system has unsupported display driver / cuda driver combination{SUFFIX}",
-            "DriverUnusableError", {"cuda_code": 803},),
-        (f"{PREFIX}CUDA failure 999: unknown error{SUFFIX}", "DriverUnusableError", {"cuda_code": 999}),
-        (f"{PREFIX}CUDA failure 46: all CUDA-capable devices are busy or unavailable{SUFFIX}", "DeviceBusyError", {}),
-        (f"{PREFIX}CUDA failure 2: out of memory{SUFFIX}", "InsufficientDeviceMemoryError", {}),
-        (f"{PREFIX}CUDA failure 700: an illegal memory access was encountered{SUFFIX}", "PoisonedContextError",
-            {"cuda_code": 700},),
-        (f"{PREFIX}CUDA failure 719: unspecified launch failure{SUFFIX}", "PoisonedContextError", {"cuda_code": 719}),
-        ('Unknown provider option: "devise_id"', "ProviderOptionError", {"option": "devise_id"}),
-        ("[ONNXRuntimeError] : 1 : FAIL : provider_options_utils.h:187 Parse Failed to parse provider option "
-            '"arena_extend_strategy"', "ProviderOptionError", {"option": "arena_extend_strategy"},),
-        ('[ONNXRuntimeError] : 1 : FAIL : Failed to map enum name to value: "x" for option "cudnn_conv_algo_search"',
-            "ProviderOptionError", {"option": "cudnn_conv_algo_search"},),
-        ("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: /src/bfc_arena.cc:376 void* "
-            "onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) Failed to allocate memory for requested buffer "
-            "of size 4294967296\n", "InsufficientDeviceMemoryError", {"requested": 4294967296},),
-        (f"{PREFIX}CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; expr=cublasCreate(&cublas_handle_);",
-            "InsufficientDeviceMemoryError", {},),
-        (f"{PREFIX}CUBLAS failure 3: the resource allocation failed ; GPU=0 ; expr=cublasCreate(&cublas_handle_);",
-            "InsufficientDeviceMemoryError", {},),
-        (f"{PREFIX}CUBLAS failure 1: the library was not initialized ; expr=cublasCreate(&cublas_handle_);",
-            "InsufficientDeviceMemoryError", {},),
-        (f"{PREFIX}CUBLAS failure 13: the function failed to launch on the GPU ; expr=cublasGemm()",
-            "ProviderFailureError", {"library": "CUBLAS", "status": "CUBLAS_STATUS_EXECUTION_FAILED"},),
-        (f"{PREFIX}CUBLAS failure 99: unrecognized status ; expr=cublasGemm()",
-            "ProviderFailureError", {"library": "CUBLAS", "status": "status 99"},),
-        (f"{PREFIX}CUBLAS failure 1: CUBLAS_STATUS_NOT_INITIALIZED ; expr=cublasCreate(&cublas_handle_);",
-            "InsufficientDeviceMemoryError", {},),
-        (f"{PREFIX}CUDNN failure 1: CUDNN_STATUS_NOT_INITIALIZED ; expr=cudnnCreate(&cudnn_handle_);",
-            "InsufficientDeviceMemoryError", {},),
-        ("CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH", "ProviderFailureError",
-            {"library": "CUDNN", "status": "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH"},),
-        ("[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED", "ProviderFailureError",
-            {"status": "CUDNN_BACKEND_API_FAILED"},),
-        ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : cuDNN is not available. Install cuDNN, or set enable_cudnn=0",
-            "LibraryNotFoundError", {"missing": ("libcudnn.so.9",)},),
-        ("Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*. Please install all dependencies",
-            "ProviderFallbackError", {},),
-    ],
-)  # fmt: skip
-def test_words_about_the_gpu(text: str, error: str, details: dict[str, Any]) -> None:
-    found = of_construction(text, HEALTHY)
-    assert found is not None
-    assert type(found).__name__ == error
-    assert {name: found.details()[name] for name in details} == details
-    if not text.endswith('"'):
-        assert PREFIX not in str(found), "the C++ signature tells a user nothing"
-
-
-@pytest.mark.parametrize(
-    ("text", "change", "error"),
-    [
-        ("CUDA failure 35: x", NO_DRIVER, "DriverNotFoundError"),
-        ("CUDA failure 35: x", part("driver", cuda_version=(12, 8)), "DriverTooOldError"),
-        ("CUDA failure 100: x", variables(CUDA_VISIBLE_DEVICES="-1"), "NoDeviceError"),
-        ("CUDA failure 101: x", request(device=5), "DeviceNotFoundError"),
-        ("cuDNN is unavailable or disabled", request(cudnn_disabled=True, cudnn_operators=("Conv",)),
-            "ProviderOptionError",),
-    ],
-)  # fmt: skip
-def test_words_and_facts_together(text: str, change: Change, error: str) -> None:
-    found = of_construction(text, change(HEALTHY))
-    assert type(found).__name__ == error
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[ONNXRuntimeError] : 3 : NO_SUCHFILE : Load model from /m.onnx failed: File doesn't exist",
-        "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from /m.onnx failed:Protobuf parsing failed.",
-        "[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. Error: No Op registered for Foo",
-        "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1) node with name ''",
-        "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x for the following indices",
-        "[ONNXRuntimeError] : 1 : FAIL : Load model failed: Unsupported model IR version: 99, max supported IR 11",
-        "Specified provider 'CUDAExecutionProvider' is not in available provider names. Available: 'CPU'",
-        "Required inputs (['x']) are missing from input feed ([]).",
-        "failure 35, error 100, and 803 nodes",
-    ],
-)
-def test_words_about_something_else(text: str) -> None:
-    assert of_construction(text, HEALTHY) is None
 
 
 def unmappable(soname: str) -> Resolution:

@@ -65,12 +65,29 @@ def rows_on_a_screen(text: str, columns: int = 80) -> int:
 # On machines of the lab
 
 
-def test_training_has_a_table_of_its_own(lab: Lab) -> None:
-    result = doctor(lab.machine(**EVERYTHING), "--no-probe", "--profile", "training", "--json")
-    names = [row["name"] for row in json.loads(result.stdout)["requirements"]]
-    assert result.returncode == 0
-    assert {"NCCL", "MPI", "onnxruntime-training"} <= set(names)
-    assert doctor(lab.machine(**EVERYTHING), "--profile", "nothing").returncode == 2
+def test_training_has_a_table_and_checks_of_its_own(lab: Lab) -> None:
+    found = document(lab.machine(**EVERYTHING), "--no-probe", "--profile", "training")
+    assert {"NCCL", "MPI", "onnxruntime-training"} <= {row["name"] for row in found["requirements"]}
+    assert found["problems"][0]["code"] == "training-unavailable", "what is installed is for inference"
+    assert found["problems"][0]["details"]["reason"] == "not installed"
+    assert set(found["training"]) == {"environment", "ssh", "shared_folder"}
+    shown = doctor(lab.machine(**EVERYTHING), "--profile", "training", "--verbose")
+    assert shown.returncode == 1
+    for row in ("NCCL", "MPI", "network"):
+        assert re.search(rf"^  {row} ", shown.stdout, re.MULTILINE)
+    assert "training: FAILED, ImportError: cannot import name 'training'" in shown.stdout
+
+
+def test_training_tries_a_folder_and_hosts_where_asked(lab: Lab) -> None:
+    machine = lab.machine(**EVERYTHING)
+    options = ("--no-probe", "--profile", "training", "--shared-folder", str(lab.folder), "--ssh", "-x")
+    found = document(machine, *options, env={"PATH": str(lab.folder)})
+    assert found["training"]["shared_folder"]["world_size"] == 1
+    assert found["training"]["ssh"][0]["host"] == "-x"
+    assert "distributed-error" in {problem["code"] for problem in found["problems"]}
+    shown = doctor(machine, *options, env={"PATH": str(lab.folder)}).stdout
+    assert "written and read by this process alone" in shown
+    assert "ssh to -x cannot be tried: there is no ssh program on PATH" in shown
 
 
 def test_healthy_as_far_as_looking_goes(lab: Lab) -> None:
@@ -317,6 +334,10 @@ def test_disk_without_room() -> None:
         ["doctor", "--timeout", "0"],
         ["doctor", "--timeout", "nan"],
         ["doctor", "--jsn"],
+        ["doctor", "--profile", "nothing"],
+        ["doctor", "--ssh", "host"],
+        ["doctor", "--shared-folder", "."],
+        ["doctor", "--profile", "training", "--model", __file__],
     ],
     ids=" ".join,
 )
@@ -536,3 +557,14 @@ def test_this_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("USER")
     monkeypatch.setattr("getpass.getuser", lambda: (_ for _ in ()).throw(KeyError("uid 12345")))
     assert redactor_for_this_process()("betelgeuse") == "<host>"
+
+
+def test_redaction_of_what_training_adds(lab: Lab) -> None:
+    home = lab.folder / "people" / "zaphodb"
+    home.mkdir(parents=True)
+    machine = lab.machine(**EVERYTHING, env={"HOME": str(home), "USER": "zaphodb", "OMPI_MCA_tmpdir": str(home)})
+    options = ("--no-probe", "--json", "--profile", "training", "--shared-folder", str(home))
+    assert "zaphodb" in doctor(machine, *options).stdout
+    shown = doctor(machine, *options, "--redact").stdout
+    assert "zaphodb" not in shown
+    assert json.loads(shown)["training"]["environment"]["mpi"]["settings"] == {"OMPI_MCA_tmpdir": "~"}

@@ -159,6 +159,29 @@ def test_files_below_a_root(tmp_path: Path) -> None:
     assert (found["kernel_version"], found["device_nodes"]) == (None, [])
 
 
+NOBODY = 65534
+
+
+def test_files_that_this_process_may_not_open(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    for name, mode in {"nvidia0": 0o600, "nvidia1": 0o000, "nvidiactl": 0o000, "nvidia-uvm": 0o666}.items():
+        (tmp_path / "dev" / name).touch()
+        (tmp_path / "dev" / name).chmod(mode)
+    code = f"found = driver.read_driver(Path({str(tmp_path)!r}))"
+    if os.getuid() == 0:  # whom no mode stops
+        for folder in (tmp_path, *tmp_path.parents[:-2]):
+            folder.chmod(0o755)
+        os.chown(tmp_path / "dev" / "nvidia0", NOBODY, NOBODY)
+        # Modules first: their files may be the user's alone.
+        code = f"import grp, os; os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); {code}"
+    refused = child(f"{code}\nshow([dataclasses.asdict(node) for node in found.refused_nodes])")
+    group = (tmp_path / "dev" / "nvidia1").group()
+    assert refused == [
+        {"path": "/dev/nvidia1", "error": "EACCES", "group": group},
+        {"path": "/dev/nvidiactl", "error": "EACCES", "group": group},
+    ]
+
+
 # libcuda
 
 CUDA_SOURCE = """

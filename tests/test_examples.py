@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ortgpu.cli.doctor import doctor
+from ortgpu.environment.packages import locate_packages
+from ortgpu.environment.training import read_training_packages
+from ortgpu.errors import catalogue
 from tests.lab import launchers
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -29,8 +34,19 @@ def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subpro
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"drop_in.py", "application.py", "allow_cpu.py", "guard.py", "ranks.py", "test_with_gpu.py"}
-    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+    tested = {
+        "drop_in",
+        "application",
+        "allow_cpu",
+        "guard",
+        "pool",
+        "ranks",
+        "throughput",
+        "test_with_gpu",
+        "train_data_parallel",
+    }
+    with_ray = {"ray_data", "ray_serve"}  # by test_ray_matrix.py and gpu/test_ray.py
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == tested | with_ray
 
 
 def test_drop_in_ends_with_the_cause() -> None:
@@ -63,11 +79,71 @@ def test_cpu_is_used_loudly_when_allowed() -> None:
     assert "[[0. 0. 1. 2.]]" in result.stdout
 
 
+def test_pool_ends_with_the_cause() -> None:
+    result = run("pool.py", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert "running on" not in result.stdout
+    assert "To fix it:" in result.stdout
+
+
+def test_pool_works_on_the_cpu_when_allowed() -> None:
+    result = run("pool.py", "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert "running on\n  cpu\n" in result.stdout
+    assert f"sum of all results: {64 * 4 * sum(range(95))}" in result.stdout
+    assert "[[0. 0. 1. 2.]]" in result.stdout
+
+
+def test_throughput_ends_with_the_cause() -> None:
+    result = run("throughput.py", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert result.stdout.startswith("No GPU can be used ("), result
+
+
+def test_throughput_on_the_cpu_when_allowed() -> None:
+    result = run("throughput.py", "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert "20 batches on cpu" in result.stdout
+    assert "mean: 2.0" in result.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("gpus")
+def test_throughput_on_the_gpu() -> None:
+    result = run("throughput.py")
+    assert result.returncode == 0, result
+    assert "20 batches on cuda:0" in result.stdout
+    assert "cudnn_conv_algo_search=HEURISTIC: " in result.stdout
+    assert "mean: 2.0" in result.stdout
+
+
 def test_guard_ends_with_the_cause() -> None:
     result = run("guard.py", env=NO_GPU)
     assert result.returncode == 1, result
     assert result.stdout.startswith("No GPU can be used ("), result
     assert "result:" not in result.stdout
+
+
+def test_page_on_training_names_only_what_exists() -> None:
+    page = (EXAMPLES / "TRAINING.md").read_text(encoding="utf-8")
+    files = re.findall(r"`?((?:examples|tests)/[\w./]+\.\w+)`?", page)
+    assert files
+    assert [name for name in files if not (EXAMPLES.parent / name).exists()] == []
+    assert set(re.findall(r"`(\w+Error)`", page)) <= {cls.__name__ for cls in catalogue().values()}
+    options = set(re.findall(r"doctor.*?(--[a-z-]+)", page))
+    assert options <= {option for parameter in doctor.params for option in parameter.opts}
+
+
+@pytest.mark.skipif(
+    read_training_packages(locate_packages().onnxruntime.folder).api_folder is not None,
+    reason="the training API is installed here",
+)
+def test_training_says_why_there_is_none() -> None:
+    """That it trains, and what: tests/test_training_matrix.py."""
+    result = run("train_data_parallel.py")
+    assert result.returncode == 69, result
+    assert result.stderr.startswith("cannot train: onnxruntime.training is not available: "), result
+    assert "To fix it:" in result.stderr
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich", "torchrun"])
@@ -93,7 +169,7 @@ def test_guard_lists_both_sessions() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py"])
+@pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py", "pool.py"])
 @pytest.mark.usefixtures("gpus")
 def test_runs_on_the_gpu(name: str) -> None:
     result = run(name)

@@ -87,11 +87,28 @@ def test_numbers_in_the_texts_are_those_of_the_checks() -> None:
 
     assert all(remedies.LOWEST_DRIVER[major] in text("driver-too-old") for major in (12, 13))
     assert f"`{remedies.GPU_PACKAGE[12]}`" in text("library-version")
-    explained = {int(entry.partition(":")[0]) for entry in BY_CODE["driver-unusable"].comes_about}
+    entries = [entry.partition(":")[0] for entry in BY_CODE["driver-unusable"].comes_about]
+    explained = {int(entry) for entry in entries if entry.isdigit()}
     # an uncorrectable memory error says all there is to say in the error itself
     assert explained == set(cuda_codes.UNUSABLE) - {214}
-    assert "700, 702, 710 and 714 to 719" in text("poisoned-context")
-    assert {700, 702, 710, *range(714, 720)} == cuda_codes.STICKY
+    assert "226, 700, 702, 710, 714 to 719, 721 and 810" in text("poisoned-context")
+    assert {226, 700, 702, 710, *range(714, 720), 721, 810} == cuda_codes.STICKY
+
+
+def test_sticky_codes_are_those_of_cudas_header() -> None:
+    folders = [Path(entry, "nvidia") for entry in sys.path]
+    headers = [path for folder in folders for path in sorted(folder.glob("*/include/driver_types.h"))]
+    if not headers:
+        pytest.skip("no wheel of NVIDIA's here has driver_types.h: nvidia-cuda-runtime does")
+    entries = re.findall(
+        r"/\*\*((?:(?!\*/).)*)\*/\s*cudaError\w+\s*=\s*(\d+)", headers[0].read_text(encoding="utf-8"), re.DOTALL
+    )
+    says = {int(code): " ".join(comment.replace("*", " ").split()) for comment, code in entries}
+    ending = {code for code, comment in says.items() if "process must be terminated and relaunched" in comment}
+    assert 700 in ending
+    assert ending - {911} <= cuda_codes.STICKY  # 911, an external device's, has this only in one of its two forms
+    assert not ending & cuda_codes.LOST
+    assert set(says) >= cuda_codes.LOST
 
 
 def test_sources_are_threads_or_named_documents() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,17 @@ def test_without_pip_and_uv_pip_comes_first(bare_python: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "pip install" in done.stdout
     assert "ensurepip" not in read(bare_python, "/nowhere")[1], "pip is there now"
+
+
+@pytest.mark.skipif(PathFinder.find_spec("setuptools") is None, reason="setuptools is not installed here")
+def test_reading_leaves_the_process_as_it_was() -> None:
+    """setuptools takes importlib.util.find_spec("pip") for pip at work: distutils is the standard library's then."""
+    code = (
+        "import importlib.util, setuptools, sys\n"
+        "from ortgpu.environment.installer import read_installer\n"
+        "sys.modules.pop('distutils', None)\n"
+        "read_installer()\n"
+        "print(importlib.util.find_spec('distutils').origin)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "setuptools" in done.stdout, done.stdout

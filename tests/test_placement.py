@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from ortgpu.placement import (
-    CPU,
-    CUDA,
     CUDNN_OPERATORS,
     RECORDING_KEY,
     UNKNOWN,
@@ -27,6 +25,7 @@ from ortgpu.placement import (
     needs_cufft,
     refusal,
 )
+from ortgpu.providers import CPU, CUDA
 
 
 def node(op_type: str, provider: str = CUDA, *, name: str = "", domain: str = "") -> PlacedNode:
@@ -229,7 +228,8 @@ def test_a_refusal_of_very_many_nodes_stays_readable() -> None:
 RECORD = """
 import json, sys
 import onnxruntime
-from ortgpu.placement import CPU, RECORDING_KEY, read_placement, refusal
+from ortgpu.placement import RECORDING_KEY, read_placement, refusal
+from ortgpu.providers import CPU
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
 if sys.argv[2] == "record":

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 import ortgpu.errors
 from ortgpu.__main__ import main
-from ortgpu.diagnosis import remedies
+from ortgpu.diagnosis import remedies, training_packages
 from ortgpu.environment import catalogue, wheel
 
 if sys.version_info >= (3, 11):
@@ -93,6 +93,17 @@ def test_extra_names_every_wheel_of_the_catalogue(pyproject: dict[str, Any], ext
 @pytest.mark.parametrize("major", sorted(remedies.GPU_PACKAGE))
 def test_extra_and_advice_name_the_same_releases(pyproject: dict[str, Any], major: int) -> None:
     assert remedies.GPU_PACKAGE[major] in pyproject["project"]["optional-dependencies"][f"cuda{major}"]
+
+
+def test_extra_for_training_is_what_the_error_advises(pyproject: dict[str, Any]) -> None:
+    extra = {line.name: line for line in map(Requirement, pyproject["project"]["optional-dependencies"]["training"])}
+    advised = {line.name: line for line in map(Requirement, training_packages.REQUIREMENTS)}
+    assert set(extra) == set(advised)
+    assert str(extra["onnxruntime-training-cpu"]) == training_packages.TRAINING_PACKAGE
+    for onnx in (extra["onnx"], advised["onnx"]):
+        assert [version for version in ("1.16.2", "1.17.0", "1.18.0") if onnx.specifier.contains(version)] == [
+            "1.16.2", "1.17.0"
+        ]  # fmt: skip
 
 
 def test_extra_brings_every_library_that_the_provider_links(pyproject: dict[str, Any]) -> None:

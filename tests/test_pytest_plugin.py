@@ -597,7 +597,8 @@ def test_other_processes_do_not_matter_where_this_one_is_shown(memory: Memory) -
         memory.all = 140 * GiB
 
 
-def test_memory_may_take_a_moment_to_come_back(memory: Memory) -> None:
+def test_memory_may_take_a_moment_to_come_back(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "_SETTLING", 60.0)  # it ends with the reading that finds it back
     with gpu_leak_check([gpu(0)]):
         memory.take(GiB)
         memory.after = {4: 600 * testing.MiB}

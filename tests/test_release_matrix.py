@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, LIBRARIES
-from tests.lab import GPU, NVML, ChildResult, Cuda, LabError, Machine, Outcome, Overlay, Problem, Stubs
+from tests.lab import GPU, NVML, ChildResult, Cuda, Machine, Outcome, Overlay, Problem, Stubs
+from tests.lab.environments import install
 from tests.lab.models import Models
 from tests.lab.stubs import SOURCES
 
@@ -130,16 +129,10 @@ class Environment:
     site: Path
 
 
-@pytest.fixture(scope="session")
-def folder() -> Path:
-    chosen = os.environ.get("ORTGPU_MATRIX_FOLDER")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(chosen) if chosen else cache / "ortgpu-matrix"
-
-
 @pytest.fixture(scope="session", params=RELEASES, ids=str)
-def environment(request: pytest.FixtureRequest, folder: Path) -> Environment:
-    return Environment(request.param, install(request.param, folder))
+def environment(request: pytest.FixtureRequest) -> Environment:
+    release: Release = request.param
+    return Environment(release, install(release.version, release.requirements))
 
 
 OLDER_DRIVER = """
@@ -206,30 +199,6 @@ def release(environment: Environment) -> Release:
     return environment.release
 
 
-def install(release: Release, folder: Path) -> Path:
-    """The site-packages of a virtual environment with the release; made, if it is not there or not complete."""
-    import fcntl
-
-    root = folder / f"{release.version}-{sys.implementation.cache_tag}"
-    content = root / "content.txt"  # written last
-    wanted = "\n".join(release.requirements)
-    folder.mkdir(parents=True, exist_ok=True)
-    with Path(f"{root}.lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not content.exists() or content.read_text(encoding="utf-8") != wanted:
-            call([sys.executable, "-m", "venv", "--clear", str(root)])
-            command = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
-            call([*command, *release.requirements])
-            content.write_text(wanted, encoding="utf-8")
-    return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(root), "platbase": str(root)}))
-
-
-def call(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
-    if done.returncode:
-        raise LabError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-
-
 def run(machine: Machine, function: Callable[..., object], *arguments: object) -> ChildResult:
     """Call a function of this file in a child. Its globals are those of ``tests/lab/probe.py``, not of this file."""
     return machine.run(f"{inspect.getsource(function)}\nreport({function.__name__}(*{arguments!r}))").ok()
@@ -273,7 +242,6 @@ def tiny_model(weight: list[float]) -> bytes:
 def load_libraries() -> dict[str, Any]:
     import os
     import re
-    import sys
 
     import ortgpu
 
@@ -442,9 +410,57 @@ def fail_inside_a_provider(model: bytes) -> dict[str, Any]:
     return {"type": None}
 
 
+def use_with_many_feeds(model: bytes) -> dict[str, Any]:
+    import logging
+    import warnings
+
+    import numpy as np
+
+    import ortgpu
+    from ortgpu.cudart import CudaRuntime
+    from ortgpu.errors import CPUExecutionWarning, GPUError
+    from ortgpu.pinned import PinnedMemory
+
+    class Foreign:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+        def __dlpack__(self) -> object:
+            return feeds[3]["x"].__dlpack__()
+
+    warnings.simplefilter("ignore", CPUExecutionWarning)
+    seen: dict[str, Any] = {}
+    with ortgpu.GPUSession(model, allow_cpu=True, cuda_graph=True) as session:
+        feeds = [{"x": np.full((5000, 2), number, np.float32)} for number in range(20)]
+        expected = [session.run(None, feed)[0] for feed in feeds]
+        mapped = list(session.map(iter(feeds), in_flight=3))
+        seen["mapped"] = [bool((got[0] == right).all()) for got, right in zip(mapped, expected, strict=True)]
+        try:
+            seen["foreign"] = bool((session.run(None, {"x": Foreign()})[0] == expected[3]).all())
+        except GPUError as error:
+            seen["foreign"] = error.summary
+        seen["chosen"] = session.options_chosen
+
+    # The runtime that the provider would use, without a driver: it refuses, and ordinary memory takes the place
+    messages: list[str] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    logging.getLogger("ortgpu").setLevel(logging.DEBUG)
+    logging.getLogger("ortgpu").addHandler(Noting())
+    path = ortgpu.preload().path_of("libcudart")
+    assert path is not None
+    memory = PinnedMemory(CudaRuntime(path, 0), 1 << 30)
+    seen["staged"] = memory.staged(feeds[0])["x"] is feeds[0]["x"] and memory.empty(3).shape == (3,)
+    seen["pinned"] = memory.bytes_pinned
+    seen["why not"] = messages[-1]
+    return seen
+
+
 def use_under_guard(model: bytes, installed_first: bool) -> dict[str, Any]:
     """Sessions that somebody else makes; 1.27.0 cannot even be imported unless something loads what it links."""
-    import sys
 
     import ortgpu
 
@@ -612,6 +628,19 @@ def test_on_the_cpu_everything_works(release: Release, machine: Machine, tiny: P
         closed, "ExecutionError: this GPUSession is closed"
     )
     assert result.stdout == ""
+
+
+def test_many_feeds_and_arrays_of_other_libraries(release: Release, machine: Machine, tiny: Path) -> None:
+    seen = run(machine, use_with_many_feeds, tiny.read_bytes()).json
+    assert seen["mapped"] == [True] * 20
+    if release.version == "1.18.1":  # it came between this release and the next of these
+        assert seen["foreign"] == "input 'x' is a Foreign, and the installed ONNX Runtime takes NumPy arrays only"
+    else:
+        assert seen["foreign"] is True
+    assert seen["chosen"] == {}
+    assert seen["staged"] is True
+    assert seen["pinned"] == 0
+    assert "bytes cannot be pinned: CUDA failure " in seen["why not"]
 
 
 def test_the_cpu_is_taken_with_a_warning_that_carries_the_cause(machine: Machine, tiny: Path) -> None:

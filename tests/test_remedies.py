@@ -12,7 +12,7 @@ from ortgpu.environment.packages import Distribution
 from ortgpu.environment.variables import Variables
 from ortgpu.errors import GPUError
 from ortgpu.preloading import MissingLibrary
-from tests.test_diagnosis import CPU_ENGINE, ENGINE, HEALTHY, SEEN_HEALTHY, SITE
+from tests.made_facts import CPU_ENGINE, ENGINE, HEALTHY, SEEN_HEALTHY, SITE
 
 PIP = "/venv/bin/python -m pip"
 

@@ -100,6 +100,12 @@ FAILURES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "ProviderFailureError",
         {"library": "CUDNN", "status": "CUDNN_STATUS_BAD_PARAM"},
     ),
+    "cudnn of two releases": (
+        "C.Fail",
+        FAIL + "CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH" + WHERE,
+        "LibraryConflictError",
+        {},
+    ),
     "cudnn frontend": (
         "C.EPFail",
         "[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 8: HEURISTIC_QUERY_FAILED" + WHERE,

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from ortgpu.errors import GPUError
 
 SCHEMA = 1  # of the JSON document: raised when a key goes, or changes its meaning; new keys do not raise it
+_OPENED = {
+    "inference": "Opening the driver, the provider and a session in a child process",
+    "training": "Starting the driver, the training API and MPI in child processes",
+}
+_CAN_TRAIN = "OK: onnxruntime.training works here, on the CPU; training on a GPU with it is not verified"
 _FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
 
 
@@ -35,7 +40,20 @@ _FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
     type=click.Choice(["inference", "training"]),
     default="inference",
     show_default=True,
-    help="Which published table of requirements to hold the machine against.",
+    help="What to judge: whether a session opens on the GPU, or whether processes can train together.",
+)
+@click.option(
+    "--ssh",
+    "hosts",
+    metavar="HOST",
+    multiple=True,
+    help="With --profile training: reach this host without a password. Can be given again.",
+)
+@click.option(
+    "--shared-folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="With --profile training: meet all ranks in this folder; start the doctor with mpirun.",
 )
 @click.option("--redact", is_flag=True, help="Leave out user names, home folders and the name of the host.")
 @click.option("--no-probe", is_flag=True, help="Only look: open neither the driver nor a session.")
@@ -47,6 +65,8 @@ def doctor(
     verbose: bool,
     model: Path | None,
     profile: Literal["inference", "training"],
+    hosts: tuple[str, ...],
+    shared_folder: Path | None,
     redact: bool,
     no_probe: bool,
     timeout: int,
@@ -56,7 +76,13 @@ def doctor(
     Looks at packages, libraries, driver and GPUs, and judges them. Then, in a child process with a deadline, the
     driver, the provider and a session are really opened: a library that ends its process ends the child.
 
-    Exit code 0: nothing is wrong that keeps a session off the GPU. 1: something is. 2: wrong usage.
+    With --profile training: the training package of ONNX Runtime, MPI, NCCL, the network; in child processes, the
+    driver, onnxruntime.training and MPI are really started. --ssh HOST runs `true` there, with ssh's BatchMode.
+    --shared-folder DIR has every rank write a token into DIR and read those of the others; started without a
+    launcher, it only shows that this process can write there.
+
+    Exit code 0: nothing is wrong that keeps a session off the GPU, or with --profile training, the driver, the training
+    API or MPI from working. 1: something is. 2: wrong usage.
 
     \b
     The JSON document has
@@ -77,16 +103,29 @@ def doctor(
       "probe"         steps (name, ok, detail, data), completed, returncode,
                       signal, timed_out, died_in, seconds, output; null with
                       --no-probe
+      "training"      with --profile training only: environment (packages,
+                      nccl, mpi, network, horovod, build_variables), ssh,
+                      shared_folder
     """
     from ortgpu import diagnose
     from ortgpu.diagnosis.requirements import check_inference
     from ortgpu.diagnosis.training_requirements import check_training
 
-    check = check_training if profile == "training" else check_inference
-    what = "Looking" if no_probe else "Opening the driver, the provider and a session in a child process"
+    what = "Looking" if no_probe else _OPENED[profile]
     with output.progress(f"{what} ..."):
-        diagnosis = diagnose(model, probe=not no_probe, timeout=timeout)
-    report = Report(str(model) if model else None, diagnosis, check(diagnosis.environment))
+        if profile == "inference":
+            if hosts or shared_folder is not None:
+                raise click.UsageError("--ssh and --shared-folder need --profile training")
+            diagnosis = diagnose(model, probe=not no_probe, timeout=timeout)
+        elif model is not None:
+            raise click.UsageError("--model is for --profile inference")
+        else:
+            diagnosis = diagnose(
+                probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
+            )
+    environment, training = diagnosis.environment, diagnosis.training
+    rows = check_inference(environment) if training is None else check_training(environment, training.environment)
+    report = Report(str(model) if model else None, diagnosis, rows)
     if redact:
         from ortgpu.cli import redaction
 
@@ -131,6 +170,7 @@ class Report:
             "requirements": [requirement.as_dict() for requirement in self.requirements],
             "environment": diagnosis["environment"],
             "probe": diagnosis["probe"],
+            **({"training": diagnosis["training"]} if "training" in diagnosis else {}),
         }
 
     def show(self, console: Console, *, verbose: bool = False) -> None:
@@ -139,7 +179,7 @@ class Report:
         self._show_problems(console, verbose)
         output.line(console)
         output.heading(console, "What was found")
-        findings.show(console, self.diagnosis.environment, self.requirements, self.diagnosis.probe, verbose=verbose)
+        findings.show(console, self.diagnosis, self.requirements, verbose=verbose)
 
     def _show_problems(self, console: Console, verbose: bool) -> None:
         problems = self.diagnosis.problems
@@ -167,7 +207,11 @@ class Report:
                 console, "OK: no fault found. Nothing was opened to make sure (--no-probe).", style="bold green"
             )
         else:
-            output.line(console, f"OK: {what} opens on the GPU", style="bold green")
+            output.line(
+                console,
+                f"OK: {what} opens on the GPU" if self.diagnosis.training is None else _CAN_TRAIN,
+                style="bold green",
+            )
 
 
 def _show_cause(console: Console, problem: GPUError, verbose: bool) -> None:

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ortgpu.cli import output
+from ortgpu.cli import output, training_findings
 from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, major_of
 from ortgpu.environment.driver import GPU
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ortgpu import Diagnosis
     from ortgpu.diagnosis.probe import ProbeResult
     from ortgpu.diagnosis.requirements import Requirement
     from ortgpu.environment.cuda import CudaDevice
@@ -24,14 +25,8 @@ _LONG = 70  # characters of a variable's value
 _HARDLY_TELLING = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "flatbuffers", "protobuf", "nvidia-ml-py"})
 
 
-def show(
-    console: Console,
-    environment: Environment,
-    requirements: Sequence[Requirement],
-    probe: ProbeResult | None,
-    *,
-    verbose: bool,
-) -> None:
+def show(console: Console, diagnosis: Diagnosis, requirements: Sequence[Requirement], *, verbose: bool) -> None:
+    environment, probe = diagnosis.environment, diagnosis.probe
     rows = {
         "system": [_system(environment, verbose)],
         "ONNX Runtime": list(_onnxruntime(environment)),
@@ -39,6 +34,7 @@ def show(
         "driver": list(_driver(environment, verbose)),
         "GPUs": list(_gpus(environment, probe, verbose)),
         "libraries": list(_libraries_in_full(environment) if verbose else _libraries(environment)),
+        **({} if diagnosis.training is None else training_findings.rows(diagnosis.training)),
         "variables": list(_variables(environment, verbose)),
         "requirements": list(_requirements_in_full(requirements) if verbose else _requirements(requirements)),
         "probe": list(_probe(probe, verbose)),

@@ -8,10 +8,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TextIO
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ortgpu.errors import GPUError
@@ -57,6 +58,16 @@ def progress(text: str) -> Iterator[None]:
         return
     with console.status(text, spinner="line"):  # of ASCII: the terminal may know nothing else
         yield
+
+
+@contextlib.contextmanager
+def progress_bar(text: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, and nothing elsewhere. Yields what is to be called at each step of ``total``."""
+    console = stderr()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(text, total=total)
+        yield lambda: bar.advance(task)
 
 
 def line(console: Console, text: str = "", style: str | None = None) -> None:

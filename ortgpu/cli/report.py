@@ -59,17 +59,8 @@ class SessionReport:
     latency_error: str | None
 
     def as_dict(self) -> dict[str, object]:
-        device = self.device
         return {
-            "device": {
-                "is_gpu": device.is_gpu,
-                "ordinal": device.ordinal,
-                "uuid": device.uuid,
-                "name": device.name,
-                "compute_capability": list(device.compute_capability) if device.compute_capability else None,
-                "total_memory": device.total_memory,
-                "driver_version": device.driver_version,
-            },
+            "device": device_document(self.device),
             "providers": list(self.providers),
             "provider_options": dict(self.options),
             "placement": {
@@ -111,6 +102,18 @@ class SessionReport:
         if self.latency_error:
             found["time"] = f"not measured: {self.latency_error}"
         return found
+
+
+def device_document(device: Device) -> dict[str, object]:
+    return {
+        "is_gpu": device.is_gpu,
+        "ordinal": device.ordinal,
+        "uuid": device.uuid,
+        "name": device.name,
+        "compute_capability": list(device.compute_capability) if device.compute_capability else None,
+        "total_memory": device.total_memory,
+        "driver_version": device.driver_version,
+    }
 
 
 def read(session: GPUSession, feeds: Mapping[str, Any] | None, runs: int, reason: str | None = None) -> SessionReport:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from ..environment.inspection import Environment, inspect_environment
+from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..errors import GPUError, UnsupportedPlatformError
 from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
-from . import attempts, devices, driver, libraries, packages
+from . import attempts, devices, driver, libraries, packages, training
 from . import model as model_checks
-from .facts import Facts, Observed, Request
+from .facts import Facts, Observed, Request, TrainingFacts
 from .probe import ProbeResult, run_probe
+from .training_attempts import read_training_facts, run_training_probe
 
 Check = Callable[[Facts], GPUError | None]
+Profile = Literal["inference", "training"]
 
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
@@ -39,10 +41,13 @@ CHECKS: tuple[Check, ...] = (
     libraries.cudnn_missing,
     libraries.cufft_missing,
     libraries.cudnn_of_other_cuda,
+    libraries.cudnn_mixed,
+    libraries.not_as_installed,
     devices.named_device,
     devices.unsupported,
     driver.not_found,
     driver.too_old,
+    driver.not_accessible,
     devices.none_visible,
     driver.unusable,
     devices.busy,
@@ -58,10 +63,11 @@ CHECKS: tuple[Check, ...] = (
 # A finding of the first explains findings of the second: they are its consequences, not causes of their own.
 _EXPLAINS: dict[str, frozenset[str]] = {
     "unsupported-platform": frozenset({"cpu-only-package", "driver-not-found", "onnxruntime-not-installed"}),
-    "conflicting-packages": frozenset({"cpu-only-package", "broken-package"}),
-    "broken-package": frozenset({"broken-package", "provider-fallback"}),
+    "conflicting-packages": frozenset({"cpu-only-package", "broken-package", "training-unavailable"}),
+    "broken-package": frozenset({"broken-package", "provider-fallback", "training-unavailable"}),
     "driver-not-found": frozenset({"no-device", "driver-too-old"}),
     "driver-too-old": frozenset({"driver-unusable", "no-device"}),
+    "driver-unusable": frozenset({"no-device"}),
     "library-not-found": frozenset({"provider-fallback"}),
     "no-device": frozenset({"device-not-found"}),
 }
@@ -74,7 +80,7 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
     warnings.
     """
     found: list[GPUError] = []
-    for check in CHECKS:
+    for check in CHECKS if facts.training is None else training.CHECKS:
         error = check(facts)
         if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
             found.append(error)
@@ -101,10 +107,11 @@ class Diagnosis:
     problems: tuple[GPUError, ...]
     environment: Environment
     probe: ProbeResult | None = None  # None: it was not asked for
+    training: TrainingFacts | None = None  # None: the profile was another
 
     @property
     def ok(self) -> bool:
-        """No problem that keeps a session from opening."""
+        """No problem that keeps a session from opening, or for training, the driver, the API or MPI from working."""
         return not any(problem.severity == "fatal" for problem in self.problems)
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,22 +120,47 @@ class Diagnosis:
             "problems": [problem.as_dict() for problem in self.problems],
             "environment": self.environment.as_dict(),
             "probe": self.probe.as_dict() if self.probe is not None else None,
+            **({"training": as_plain(self.training)} if self.training is not None else {}),
         }
 
 
 def diagnose(
-    model: str | bytes | os.PathLike[str] | None = None, *, probe: bool = False, timeout: float = 30.0
+    model: str | bytes | os.PathLike[str] | None = None,
+    *,
+    probe: bool = False,
+    timeout: float = 30.0,
+    profile: Profile = "inference",
+    ssh: Sequence[str] = (),
+    shared_folder: str | os.PathLike[str] | None = None,
 ) -> Diagnosis:
     """Inspect this environment and judge it.
 
     Args:
         model: a path or the bytes of a model; what it needs is judged too.
         probe: also really open the driver, the provider and a session (of ``model`` too), in a child process. Without
-            it no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found.
-        timeout: seconds that the child may take.
+            it no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found. With
+            ``profile="training"``: the driver, ``onnxruntime.training``, and MPI.
+        timeout: seconds that each child may take, and the ranks to meet in ``shared_folder``.
+        profile: "training" judges whether processes can train together with ONNX Runtime here, instead of whether a
+            session opens: the training package, MPI and NCCL, the network.
+        ssh: hosts that have to be reached without a password. Only for "training".
+        shared_folder: a folder that every rank has to see. Each rank has to make this call, started by the launcher.
+            Only for "training"; one process alone shows that it can write there, and no more.
+
+    Raises:
+        LauncherConflictError: with ``shared_folder``, when the launcher's variables contradict each other.
+        ValueError: for arguments of the other profile.
 
     Not promised: that a machine without problems runs every model; that takes a session.
     """
+    if profile not in ("inference", "training"):
+        raise ValueError(f"profile is 'inference' or 'training', not {profile!r}")
+    if profile == "training":
+        if model is not None:
+            raise ValueError("the profile 'training' judges no model")
+        return _diagnose_training(probe, timeout, ssh, shared_folder)
+    if ssh or shared_folder is not None:
+        raise ValueError("ssh and shared_folder belong to the profile 'training'")
     environment = inspect_environment()
     facts_of_model = read_model(model) if model is not None else None
     request = request_for(facts_of_model)
@@ -139,6 +171,17 @@ def diagnose(
 
         observed = dataclasses.replace(observed, has_collective_ops=load_runtime().has_collective_ops)
     return Diagnosis(find_problems(Facts(environment, request, observed)), environment, result)
+
+
+def _diagnose_training(
+    probe: bool, timeout: float, ssh: Sequence[str], shared_folder: str | os.PathLike[str] | None
+) -> Diagnosis:
+    environment = inspect_environment()
+    training = read_training_facts(environment, ssh, shared_folder, timeout=timeout)
+    result = run_training_probe(training.environment.mpi, timeout=timeout) if probe else None
+    observed = Observed() if result is None else Observed(cuda=result.cuda, probe=result)
+    problems = find_problems(Facts(environment, observed=observed, training=training))
+    return Diagnosis(problems, environment, result, training)
 
 
 def request_for(model: ModelFacts | None) -> Request:
@@ -152,11 +195,12 @@ def request_for(model: ModelFacts | None) -> Request:
 
 
 def _observed(result: ProbeResult) -> Observed:
-    imported, provider = result.step("import"), result.step("provider")
+    imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
     providers = imported.data.get("providers") if imported is not None else None
     return Observed(
         import_error=imported.detail if imported is not None and providers is None else None,
         available_providers=tuple(providers) if providers is not None else None,
+        cudnn_mixed=tuple(loaded.data.get("cudnn_mixed", ())) if loaded is not None else (),
         provider_error=provider.detail if provider is not None and not provider.ok else None,
         cuda=result.cuda,
         probe=result,

@@ -12,9 +12,9 @@ from .probe import ProbeResult, ProbeStep
 def died(facts: Facts) -> GPUError | None:
     """The child was killed by a signal, or did not return: the step says in whose code."""
     probe = facts.observed.probe
-    if probe is None or probe.completed:
-        return None
-    how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({_ending(probe)})"
+    if probe is None or probe.completed or probe.died_in == "training":
+        return None  # of training.py is the last
+    how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
     evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
     if probe.died_in == "driver":
@@ -41,7 +41,7 @@ def died(facts: Facts) -> GPUError | None:
     return ProviderFallbackError(f"opening a session on the GPU {how}", evidence=evidence)
 
 
-def _ending(probe: ProbeResult) -> str:
+def ending(probe: ProbeResult) -> str:
     return probe.signal or f"exit status {probe.returncode}"
 
 

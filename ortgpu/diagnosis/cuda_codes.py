@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..environment.cuda import RESULT_NAMES
-from ..errors import Fix, manual, shell
+from ..errors import Fix, PoisonedContextError, manual, shell
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,22 @@ OF_THE_DEVICE: dict[int, Meaning] = {
 OF_ANOTHER_LIBRARY = frozenset({34, 804})
 
 
-# Errors after which every later CUDA call of the process fails: driver_types.h says of each that "the process must be
-# terminated and relaunched".
-STICKY = frozenset({700, 702, 710, 714, 715, 716, 717, 718, 719})
+# Errors after which every later CUDA call of the process fails: driver_types.h of CUDA 13 says of each that "the
+# process must be terminated and relaunched". The process, not the device: nothing is promised for its other GPUs.
+STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
+
+# Errors that say of a device that it is gone, whatever is asked of it, and nothing of the process (cuda.h): not
+# available, not there any more, memory or NVLink beyond correction, its context destroyed, a failure without a reason.
+LOST = frozenset({46, 100, 101, 214, 220, 709, 999})
+
+
+def poisoned(code: int, evidence: list[str]) -> PoisonedContextError:
+    return PoisonedContextError(
+        f"a CUDA error ended this process's use of the GPU: {name_of(code)}",
+        evidence=evidence,
+        fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
+        cuda_code=code,
+    )
 
 
 def name_of(code: int) -> str:

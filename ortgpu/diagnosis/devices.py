@@ -13,6 +13,7 @@ from ..errors import (
     DeviceNotFoundError,
     Fix,
     GPUError,
+    InsufficientDeviceMemoryError,
     NoDeviceError,
     UnsupportedDeviceError,
     manual,
@@ -186,6 +187,41 @@ def _meant(facts: Facts) -> list[GPU]:
         wanted = str(facts.request.device).strip().lower()
         return [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(wanted)]
     return gpus
+
+
+def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None) -> InsufficientDeviceMemoryError:
+    """``requested``: bytes, where ONNX Runtime names them."""
+    gpu = _gpu_asked_for(facts)
+    free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
+    if gpu is not None and free is not None and total is not None:
+        evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
+    return InsufficientDeviceMemoryError(
+        "the GPU has too little free memory to open this session"
+        + (f": {requested} bytes were asked for" if requested else ""),
+        evidence=evidence,
+        fixes=[
+            manual(
+                "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
+            ),
+        ],
+        requested=requested,
+        free=free,
+        total=total,
+    )
+
+
+def _gpu_asked_for(facts: Facts) -> GPU | None:
+    """What NVML says of the one GPU that was asked for; None where there is more than one it could be, or none."""
+    cuda, requested = facts.observed.cuda, facts.request.device
+    gpus = facts.environment.driver.nvml.gpus
+    if requested != "auto" and cuda is not None and cuda.devices:
+        try:
+            uuid = devices.choose(requested, cuda.devices, lambda _: None).uuid
+        except DeviceNotFoundError:
+            return None
+        return next((gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid == uuid), None)
+    meant = _meant(facts)
+    return meant[0] if len(meant) == 1 else None
 
 
 def visible_gpus(environment: Environment) -> list[GPU]:

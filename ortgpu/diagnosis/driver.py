@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 
+from ..environment.driver import RefusedNode
 from ..errors import (
     DeviceBusyError,
     DriverNotFoundError,
@@ -11,18 +13,17 @@ from ..errors import (
     DriverUnusableError,
     Fix,
     GPUError,
-    InsufficientDeviceMemoryError,
-    PoisonedContextError,
     manual,
     shell,
 )
 from . import remedies
-from .cuda_codes import OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of
-from .devices import named_device, none_visible, unsupported
+from .cuda_codes import OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
+from .devices import lacks_memory, named_device, none_visible, unsupported
 from .facts import Facts
 
 _AMD, _NVIDIA = 0x1002, 0x10DE
 _NO_DEVICE = 100  # devices.py judges it
+_UVM = "/dev/nvidia-uvm"
 
 
 def not_found(facts: Facts) -> GPUError | None:
@@ -104,10 +105,57 @@ def too_old(facts: Facts) -> GPUError | None:
     )
 
 
+def not_accessible(facts: Facts) -> GPUError | None:
+    """Device files that this process may not open, or that nobody made: CUDA then sees no GPU, or fails without a
+    reason."""
+    driver, cuda = facts.environment.driver, facts.observed.cuda
+    if driver.libcuda is None or (cuda is not None and cuda.code == 0):
+        return None
+    refused = {node.path: node for node in driver.refused_nodes}
+    gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
+    # Some GPUs may be kept from a job on purpose.
+    needed = [path for path in ("/dev/nvidiactl", _UVM) if path in refused] + (
+        gpus if gpus and all(path in refused for path in gpus) else []
+    )
+    if needed:
+        return DriverUnusableError(
+            f"this process may not open {', '.join(needed)}",
+            evidence=[
+                f"{node.path}: {node.error}, group {node.group or 'unknown'}"
+                for node in map(refused.__getitem__, needed)
+            ],
+            fixes=_ways_to_access(facts, [refused[path] for path in needed]),
+        )
+    if "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes and not facts.environment.host.wsl:
+        in_container = manual(f"in a container: give it {_UVM} too (docker run --gpus all ... does)", needs="host")
+        made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
+        return DriverUnusableError(
+            f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",
+            evidence=[f"device files: {', '.join(driver.device_nodes)}"],
+            fixes=[in_container] if facts.environment.host.container else [made],
+        )
+    return None
+
+
+def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
+    if any(node.error == "EPERM" for node in nodes):  # NVIDIA/nvidia-container-toolkit issue 48
+        return [
+            manual(
+                "start this container or job again with its GPU: what it may open was changed under it, as "
+                "`systemctl daemon-reload` on the host does",
+                needs="host",
+            )
+        ]
+    groups = sorted({node.group for node in nodes if node.group not in (None, "root")}, key=str)
+    if groups:
+        return [manual(f"make this user a member of {' and '.join(map(str, groups))}, and log in again", needs="root")]
+    return [manual("let this user read and write these files: nvidia-modprobe makes them so", needs="root")]
+
+
 def unusable(facts: Facts) -> GPUError | None:
     """``cuInit`` was called and failed."""
     cuda = facts.observed.cuda
-    if cuda is None or not cuda.code or cuda.code == _NO_DEVICE:
+    if cuda is None or not cuda.code or cuda.code == _NO_DEVICE or not_accessible(facts) is not None:
         return None
     return for_code(cuda.code, facts, [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"])
 
@@ -139,18 +187,9 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
             fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
         )
     if code == 2:
-        return InsufficientDeviceMemoryError(
-            "the GPU has no memory left to open a session",
-            evidence=evidence,
-            fixes=[manual("stop other processes on the GPU, or choose another one with device=")],
-        )
+        return lacks_memory(facts, evidence)
     if code in STICKY:
-        return PoisonedContextError(
-            f"an earlier CUDA error ended this process's use of the GPU ({name_of(code)})",
-            evidence=evidence,
-            fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
-            cuda_code=code,
-        )
+        return poisoned(code, evidence)
     meaning = meaning_of(code)
     evidence = [*evidence, f"driver {driver.nvml.driver_version or driver.kernel_version or 'of unknown version'}"]
     if driver.libcuda:

@@ -10,16 +10,17 @@ import os
 import re
 
 from ..devices import Device
+from ..environment.libraries import read_mapped_libraries
 from ..errors import (
     GPUError,
     GPUOutOfMemoryError,
     LibraryNotFoundError,
-    PoisonedContextError,
     ProviderFailureError,
     UnsupportedDeviceError,
     manual,
 )
-from .cuda_codes import STICKY, name_of
+from .cuda_codes import STICKY, name_of, poisoned
+from .libraries import by_folder, mixed
 from .library_status import read_library_status
 from .messages import ALLOCATION, CUDA_FAILURE, telling_line
 
@@ -35,6 +36,8 @@ def of_run(text: str, exception: str, device: Device | None) -> GPUError | None:
     if failed := read_library_status(text):
         if failed.lacks_memory:
             return out_of_memory(None, text, device)
+        if failed.is_mixture:
+            return _mixed_cudnn(text)
         return ProviderFailureError(
             f"{failed.library} failed: {failed.status}",
             evidence=[telling_line(text)],
@@ -58,17 +61,24 @@ def of_run(text: str, exception: str, device: Device | None) -> GPUError | None:
     return None
 
 
+def _mixed_cudnn(text: str) -> GPUError:
+    mapped = [path for path in read_mapped_libraries() if os.path.basename(path).startswith("libcudnn")]
+    return mixed(
+        [telling_line(text), *by_folder(mapped)],
+        fixes=[
+            manual("install cuDNN again"),
+            manual("or make its first GPUSession before this process loads cuDNN by other ways"),
+        ],
+        libraries=tuple(mapped),
+    )
+
+
 def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     evidence = [telling_line(text)]
     if code == 2:
         return out_of_memory(None, text, device)
     if code in STICKY:
-        return PoisonedContextError(
-            f"a CUDA error ended this process's use of the GPU: {name_of(code)}",
-            evidence=evidence,
-            fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
-            cuda_code=code,
-        )
+        return poisoned(code, evidence)
     if code == 209:
         return UnsupportedDeviceError(
             "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",

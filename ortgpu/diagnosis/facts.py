@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..devices import DeviceRequest
+from ..distributed.shared_folder import FolderMeeting
 from ..environment.cuda import CudaState
 from ..environment.inspection import Environment
+from ..environment.ssh import SshAttempt
+from ..environment.training import TrainingEnvironment
 from ..models import ModelFacts
 from ..preloading import PreloadReport
 from .probe import ProbeResult
@@ -32,6 +35,7 @@ class Observed:
     has_session: bool | None = None  # the imported module has InferenceSession
     available_providers: tuple[str, ...] | None = None
     preload: PreloadReport | None = None
+    cudnn_mixed: tuple[str, ...] = ()  # as in PreloadReport
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
     cuda: CudaState | None = None
     probe: ProbeResult | None = None
@@ -39,7 +43,17 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """What the profile "training" is judged by as well. ``ssh`` and ``shared_folder``: where they were asked for."""
+
+    environment: TrainingEnvironment
+    ssh: tuple[SshAttempt, ...] = ()
+    shared_folder: FolderMeeting | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     environment: Environment
     request: Request = Request()
     observed: Observed = Observed()
+    training: TrainingFacts | None = None  # None: the profile is another

@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Iterable
 
-from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for
+from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for, wheel_name
 from ..environment.libraries import Candidate, Resolution
 from ..errors import (
     BrokenPackageError,
     DriverTooOldError,
+    Fix,
     GPUError,
     LibraryConflictError,
     LibraryNotFoundError,
@@ -241,6 +242,82 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
         severity="fatal" if needed else "warning",
         libraries=(loaded.path,),
     )
+
+
+def cudnn_mixed(facts: Facts) -> GPUError | None:
+    """The first convolution would end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512)."""
+    paths = facts.observed.cudnn_mixed
+    if not paths:
+        return None
+    return mixed(
+        by_folder(paths),
+        fixes=_ways_to_one_cudnn(list(dict.fromkeys(map(os.path.dirname, paths))), facts),
+        severity="fatal" if facts.request.cudnn_operators else "warning",
+        libraries=paths,
+    )
+
+
+def not_as_installed(facts: Facts) -> GPUError | None:
+    """A whole library in the place of another, seen by nothing else: cuDNN's parts have one name in all releases."""
+    environment = facts.environment
+    major = environment.provider.cuda_major if environment.provider else None
+    right = {wheel_name(found.spec.wheels[major]) for found in environment.libraries if major in found.spec.wheels}
+    used = {found.chosen.path for found in environment.libraries if found.chosen is not None}
+    names = [wheel.name for wheel in environment.packages.nvidia]
+    altered = {
+        wheel: files
+        for wheel in environment.packages.nvidia
+        if wheel.name in right
+        # The same wheel for another CUDA writes the same files: cudnn_of_other_cuda judges which of them are there.
+        and sum(name.split("-cu1")[0] == wheel.name.split("-cu1")[0] for name in names) == 1
+        and (files := tuple(name for name in wheel.altered_files if os.path.join(wheel.location, name) in used))
+    }
+    if not altered:
+        return None
+    paths = tuple(os.path.join(wheel.location, name) for wheel, files in altered.items() for name in files)
+    return BrokenPackageError(
+        f"libraries of {_enumerate([wheel.name for wheel in altered])} are not the files that were installed",
+        evidence=[f"of another size than its package says: {path}" for path in paths],
+        fixes=[remedies.install(environment, [f"{wheel.name}=={wheel.version}" for wheel in altered], again=True)],
+        severity="warning",
+        package=next(iter(altered)).name,
+        files=paths,
+    )
+
+
+def mixed(
+    evidence: list[str], *, fixes: Iterable[Fix] = (), severity: Severity = "fatal", libraries: tuple[str, ...] = ()
+) -> LibraryConflictError:
+    return LibraryConflictError(
+        "the parts of cuDNN in this process are of different releases",
+        evidence=evidence,
+        fixes=fixes,
+        severity=severity,
+        libraries=libraries,
+    )
+
+
+def by_folder(paths: Iterable[str]) -> list[str]:
+    folders: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        folders.setdefault(os.path.dirname(path), []).append(os.path.basename(path))
+    return [f"in this process from {folder}: {', '.join(names)}" for folder, names in folders.items()]
+
+
+def _ways_to_one_cudnn(folders: list[str], facts: Facts) -> list[Fix]:
+    if len(folders) > 1:
+        others = [remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", folder) for folder in folders]
+        return [fix for fix in others if fix is not None] or [
+            manual(f"let one of these folders serve the whole process: {_enumerate(folders)}")
+        ]
+    wheels = [
+        wheel
+        for wheel in facts.environment.packages.nvidia
+        if wheel.name.startswith("nvidia-cudnn-cu") and folders[0].startswith(os.path.join(wheel.location, ""))
+    ]
+    if not wheels or facts.environment.host.frozen:
+        return [manual(f"install cuDNN again: {folders[0]} holds files of several releases")]
+    return [remedies.install(facts.environment, [f"{wheel.name}=={wheel.version}" for wheel in wheels], again=True)]
 
 
 def _enumerate(names: tuple[str, ...] | list[str]) -> str:

@@ -34,6 +34,11 @@ class LibraryStatus:
     status: str
     lacks_memory: bool
 
+    @property
+    def is_mixture(self) -> bool:
+        """cuDNN's parts are of several releases."""
+        return "SUBLIBRARY_VERSION_MISMATCH" in self.status
+
 
 def read_library_status(text: str) -> LibraryStatus | None:
     match = _FAILURE.search(text)

@@ -11,7 +11,6 @@ import re
 from ..devices import not_found
 from ..errors import (
     GPUError,
-    InsufficientDeviceMemoryError,
     LibraryNotFoundError,
     NoDeviceError,
     ProviderFailureError,
@@ -19,8 +18,8 @@ from ..errors import (
     ProviderOptionError,
     manual,
 )
-from . import driver, remedies
-from .devices import named_device, none_visible
+from . import driver, libraries, remedies
+from .devices import lacks_memory, named_device, none_visible
 from .facts import Facts
 from .library_status import LibraryStatus, read_library_status
 from .model import collective_ops_missing
@@ -59,9 +58,9 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
     if match := ALLOCATION.search(text):
-        return out_of_memory(int(match[1]), text)
+        return lacks_memory(facts, [telling_line(text)], int(match[1]))
     if failed := read_library_status(text):
-        return _of_library(failed, text)
+        return _of_library(failed, text, facts)
     if facts.request.cudnn_disabled and ("cuDNN is unavailable" in text or "cuDNN handle is required" in text):
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
@@ -69,20 +68,6 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
     if re.search(r"CUDAExecutionProvider|cuda_execution_provider|CUDA EP", text) and "not in available" not in text:
         return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[telling_line(text)])
     return None
-
-
-def out_of_memory(requested: int | None, text: str) -> GPUError:
-    return InsufficientDeviceMemoryError(
-        "the GPU has too little free memory to open this session"
-        + (f": {requested} bytes were asked for" if requested else ""),
-        evidence=[telling_line(text)],
-        fixes=[
-            manual(
-                "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
-            ),
-        ],
-        requested=requested,
-    )
 
 
 def _of_code(code: int, text: str, facts: Facts) -> GPUError:
@@ -102,9 +87,11 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
     return driver.for_code(code, facts, evidence)
 
 
-def _of_library(failed: LibraryStatus, text: str) -> GPUError:
+def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
     if failed.lacks_memory:
-        return out_of_memory(None, text)
+        return lacks_memory(facts, [telling_line(text)])
+    if failed.is_mixture:
+        return libraries.mixed([telling_line(text)])
     return ProviderFailureError(
         f"{failed.library} failed while the session was being opened: {failed.status}",
         evidence=[telling_line(text)],

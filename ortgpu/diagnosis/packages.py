@@ -111,7 +111,7 @@ def broken_files(facts: Facts) -> GPUError | None:
         return None
     owner = installed.owners[0]
     # Images are trimmed of tools and licences on purpose: only what a session runs on counts.
-    missing, altered = (list(filter(_is_vital, names)) for names in (owner.missing_files, owner.altered_files))
+    missing, altered = (list(filter(is_vital, names)) for names in (owner.missing_files, owner.altered_files))
     damaged = (*missing, *altered)
     if not damaged:
         return None
@@ -147,7 +147,7 @@ _VITAL = re.compile(
 )
 
 
-def _is_vital(name: str) -> bool:
+def is_vital(name: str) -> bool:
     """Whether a session on the GPU needs this file of the package."""
     return _VITAL.search(name.replace("\\", "/")) is not None
 
@@ -160,7 +160,7 @@ def conflicting(facts: Facts) -> GPUError | None:
         return None
     build = next((owner for owner in owners if owner.name == installed.build_name), None)
     gpu_build = installed.provider_library is not None and "gpu" in (installed.build_name or "gpu")
-    whole = build is not None and not any(map(_is_vital, (*build.missing_files, *build.altered_files)))
+    whole = build is not None and not any(map(is_vital, (*build.missing_files, *build.altered_files)))
     works = gpu_build and whole
     evidence = [_owner_line(owner) for owner in owners]
     evidence.append(

@@ -17,6 +17,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..environment.child import kill_group
 from ..environment.cuda import CudaDevice, CudaState
 
 MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
@@ -76,7 +77,6 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
     Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then. A temporary
     file is written for a model in bytes only.
     """
-    started = time.monotonic()
     copy = None
     try:
         path = "" if model is None else model
@@ -85,8 +85,20 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
             with os.fdopen(descriptor, "wb") as file:
                 file.write(path)
             path = copy
+        return run_probe_child("main", os.path.abspath(path) if path else "", timeout=timeout)
+    except OSError as error:
+        return _not_started(error, time.monotonic())
+    finally:
+        if copy is not None:
+            os.unlink(copy)
+
+
+def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResult:
+    """Run one function of the module probe_child in the child."""
+    started = time.monotonic()
+    try:
         child = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path), os.path.abspath(path) if path else ""],
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path), function, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -96,23 +108,24 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
             output, _ = child.communicate(timeout=timeout)
             returncode: int | None = child.returncode
         except subprocess.TimeoutExpired:
-            _kill(child)
+            kill_group(child)
             output, _ = child.communicate()
             returncode = None
         finally:
-            _kill(child)
+            kill_group(child)
     except OSError as error:
-        return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, str(error))
-    finally:
-        if copy is not None:
-            os.unlink(copy)
+        return _not_started(error, started)
     return parse_report(output.decode("utf-8", "replace"), returncode, time.monotonic() - started)
+
+
+def _not_started(error: OSError, started: float) -> ProbeResult:
+    return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, str(error))
 
 
 # sys.path travels as it is: the child has to see the environment that this process sees.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ortgpu.diagnosis.probe_child import main; main(sys.argv[2])"
+    "from ortgpu.diagnosis import probe_child; getattr(probe_child, sys.argv[2])(*sys.argv[3:])"
 )
 
 
@@ -149,15 +162,3 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
         seconds,
         "\n".join(rest[-20:]),
     )
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the child's whole process group, the child itself included."""
-    try:
-        if hasattr(os, "killpg"):
-            os.killpg(child.pid, signal.SIGKILL)
-        else:
-            child.kill()
-    except (ProcessLookupError, PermissionError):
-        pass  # it ended by itself
-    child.wait()

@@ -33,6 +33,13 @@ def main(model: str) -> None:
     _done()
 
 
+def train() -> None:
+    """The driver, and ONNX Runtime's training API. MPI has a child of its own: it would end this one."""
+    _step("driver", _driver)
+    _step("training", _training)
+    _done()
+
+
 def _done() -> None:
     _report({"done": True})
     os._exit(0)  # the report is complete: what libraries do at exit is of no interest, and may hang
@@ -71,7 +78,7 @@ def _libraries() -> Outcome:
     return (
         report.ok,
         f"missing: {', '.join(missing)}" if missing else f"{len(report.libraries)} loaded",
-        {"missing": missing},
+        {"missing": missing, "cudnn_mixed": report.cudnn_mixed},
     )
 
 
@@ -80,6 +87,15 @@ def _import() -> Outcome:
 
     providers = list(onnxruntime.get_available_providers())
     return "CUDAExecutionProvider" in providers, f"onnxruntime {onnxruntime.__version__}", {"providers": providers}
+
+
+def _training() -> Outcome:
+    import onnxruntime
+    from onnxruntime import training
+    from onnxruntime.training import api, artifacts
+
+    data = {"ort_module": hasattr(training, "ORTModule")}
+    return bool(api and artifacts), f"onnxruntime.training of {onnxruntime.__version__}", data
 
 
 def _provider() -> Outcome:

@@ -31,17 +31,21 @@ def install(
     return shell(f"{environment.installer.install}{options} {words}")
 
 
-def reinstall_onnxruntime(environment: Environment, *, leftover: str | None = None) -> Fix:
-    """Remove every distribution that owns the import, and what they leave behind, then install the GPU build."""
+def reinstall_onnxruntime(
+    environment: Environment, *, leftover: str | None = None, requirement: str | None = None
+) -> Fix:
+    """Remove every distribution that owns the import, and what they leave behind, then install one: the GPU build, or
+    what ``requirement`` names."""
+    wanted = requirement or gpu_requirement(environment)
     if environment.host.frozen:
-        return _bundle([gpu_requirement(environment)])
+        return _bundle([wanted])
     # An installer removes one record of a name at a time, and a killed upgrade leaves two.
     names = [owner.name for owner in environment.packages.onnxruntime.owners]
     again = dict.fromkeys(name for name in names if names.count(name) > 1)
     steps = [f"{environment.installer.uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
     if leftover is not None:
         steps.append(f"rm -rf {shlex.quote(leftover)}")
-    steps.append(f"{environment.installer.install} {shlex.quote(gpu_requirement(environment))}")
+    steps.append(f"{environment.installer.install} {shlex.quote(wanted)}")
     return shell(" && ".join(steps))
 
 

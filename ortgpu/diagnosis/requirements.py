@@ -337,9 +337,9 @@ def dotted(version: tuple[int, ...]) -> str:
 
 
 def at_least(version: str, lowest: str) -> bool:
-    return _numbers(version) >= _numbers(lowest)
+    return numbers_of(version) >= numbers_of(lowest)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers_of(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(number) for number in match[0].split(".")) if match else ()

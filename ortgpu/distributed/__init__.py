@@ -8,12 +8,14 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from . import checkpoint as checkpoint
     from .collective_ops import has_collective_ops as has_collective_ops
     from .preflighting import preflight as preflight
     from .ranks import Rank as Rank
     from .ranks import current_rank as current_rank
     from .reports import Collective as Collective
     from .reports import PreflightReport as PreflightReport
+    from .training import require_training as require_training
 
 # name: the module of this package that has it. No module has the name of a function, which its import would hide.
 _HOMES = {
@@ -23,17 +25,21 @@ _HOMES = {
     "current_rank": "ranks",
     "has_collective_ops": "collective_ops",
     "preflight": "preflighting",
+    "require_training": "training",
 }
+_MODULES = ("checkpoint",)  # that are names of their own
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     globals()[name] = value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_MODULES})

@@ -10,7 +10,9 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -99,8 +101,11 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
     except GPUError as error:
         channel.fail(error)
         channel.receive()  # the others may still need what this process has in NCCL's bootstrap
-    finally:
-        os._exit(0)  # what libraries do at exit is of no interest, and may hang
+    except BaseException:  # noqa: BLE001 - the parent reads what is written, and takes it for evidence
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # what libraries do at exit is of no interest, and may hang
 
 
 def _end_with(parent: int) -> None:
@@ -226,17 +231,17 @@ def _run(call: Collective, rank: Rank, queue: DeviceQueue, communicator: nccl.Co
     sent, expected = values(call, rank)
     received = np.zeros_like(expected)
     send, receive = queue.allocate(sent.nbytes), queue.allocate(received.nbytes)
-    queue.copy_to_device(send, sent.ctypes.data, sent.nbytes)
-    queue.copy_to_device(receive, received.ctypes.data, received.nbytes)
-    communicator.call(call, send, receive, queue.stream.value or 0)
+    queue.copy(send, sent.ctypes.data, sent.nbytes)
+    queue.copy(receive, received.ctypes.data, received.nbytes)
+    communicator.call(call, send, receive, queue.stream)
     wait()
-    queue.copy_to_host(received.ctypes.data, receive, received.nbytes)
+    queue.copy(received.ctypes.data, receive, received.nbytes)
     wait()
     check(call, rank, received, expected)
     start, end = queue.new_event(), queue.new_event()
     queue.record(start)
     for _ in range(_REPEATS):
-        communicator.call(call, send, receive, queue.stream.value or 0)
+        communicator.call(call, send, receive, queue.stream)
         _wait(communicator.is_ready, str(call), until)
     queue.record(end)
     wait()

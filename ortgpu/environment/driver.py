@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -33,6 +35,15 @@ class GPU:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedNode:
+    """A device file that is there and that this process may not open."""
+
+    path: str
+    error: str  # the system's word: "EACCES", its mode and owner; "EPERM", a container's or a job's devices cgroup
+    group: str | None  # that it belongs to, by name or number
+
+
+@dataclass(frozen=True, slots=True)
 class Nvml:
     """What NVML says. ``available`` False with ``error`` is one fact, a machine without GPUs another."""
 
@@ -51,6 +62,7 @@ class Driver:
     kernel_version: str | None  # /proc/driver/nvidia/version: the kernel module's
     device_nodes: tuple[str, ...]  # /dev/nvidia*, /dev/dxg
     nvml: Nvml
+    refused_nodes: tuple[RefusedNode, ...] = ()  # of device_nodes
 
 
 def read_driver(root: Path = Path("/")) -> Driver:
@@ -61,13 +73,15 @@ def read_driver(root: Path = Path("/")) -> Driver:
     loads does not prove that it works.
     """
     path, error, version = _load_libcuda()
+    nodes = _read_device_nodes(root)
     return Driver(
         libcuda=path,
         libcuda_error=error,
         cuda_version=version,
         kernel_version=_read_kernel_version(root),
-        device_nodes=_read_device_nodes(root),
+        device_nodes=nodes,
         nvml=read_nvml(),
+        refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
     )
 
 
@@ -205,6 +219,27 @@ def _read_device_nodes(root: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(f"/dev/{name}" for name in names if name.startswith("nvidia") or name == "dxg")
+
+
+def _refused(root: Path, path: str) -> RefusedNode | None:
+    file = root / path.lstrip("/")
+    try:
+        if re.fullmatch(r"/dev/(nvidiactl|nvidia-uvm)", path):
+            os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))  # only opening it asks the devices cgroup
+        elif re.fullmatch(r"/dev/nvidia\d+", path) and not os.access(file, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, "not opened: that would wake the GPU")
+    except PermissionError as error:
+        return RefusedNode(path, errno.errorcode[error.errno or errno.EACCES], _group_of(file))
+    except OSError:
+        pass  # no driver behind it: another fault, which the driver's own words tell
+    return None
+
+
+def _group_of(file: Path) -> str | None:
+    try:
+        return file.group()
+    except (OSError, KeyError, NotImplementedError):
+        return None
 
 
 @contextmanager

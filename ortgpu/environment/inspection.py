@@ -34,7 +34,7 @@ class Environment:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        plain: dict[str, Any] = _plain(self)
+        plain: dict[str, Any] = as_plain(self)
         return plain
 
 
@@ -65,12 +65,13 @@ def _read_elf(path: str | None) -> ElfFile | None:
     return read_elf(path) if path is not None and sys.platform == "linux" else None
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
+    """A record, and all that is in it, as plain data for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (tuple, list, set, frozenset)):
-        items = [_plain(item) for item in value]
+        items = [as_plain(item) for item in value]
         return sorted(items, key=str) if isinstance(value, (set, frozenset)) else items
     if hasattr(value, "items"):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): as_plain(item) for key, item in value.items()}
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import shutil
 import sys
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,12 @@ class Installer:
 
 def read_installer() -> Installer:
     python = shlex.quote(sys.executable or "python3")
-    has_pip = importlib.util.find_spec("pip") is not None
+    # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes
+    # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
+    has_pip = PathFinder.find_spec("pip") is not None
     if not has_pip and shutil.which("uv"):
         return Installer("uv", f"uv pip install --python {python}", f"uv pip uninstall --python {python}")
     pip = f"{python} -m pip"
-    if not has_pip and importlib.util.find_spec("ensurepip") is not None:
+    if not has_pip and PathFinder.find_spec("ensurepip") is not None:
         pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
     return Installer("pip", f"{pip} install", f"{pip} uninstall -y")

@@ -24,7 +24,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -365,8 +365,18 @@ def _version(name: str) -> tuple[int, ...]:
 
 
 def places_for(provider: ProviderLibrary, torch: Torch | None, directory: str | None = None) -> SearchPlaces:
-    """The places of this process, as they are now."""
+    """The places of this process, as they are now, for the libraries of a provider."""
     same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == provider.cuda_major
+    return replace(
+        places_of_this_process(),
+        directory=directory,
+        torch_folder=torch.folder if torch is not None and same_major else None,
+        provider_search_path=provider.search_path,
+    )
+
+
+def places_of_this_process() -> SearchPlaces:
+    """The places that do not depend on what is looked for."""
     at_start = read_variables().at_start
     return SearchPlaces(
         sys_path=tuple(sys.path),
@@ -375,7 +385,4 @@ def places_for(provider: ProviderLibrary, torch: Torch | None, directory: str | 
         python_prefix=sys.prefix,
         machine=os.uname().machine if hasattr(os, "uname") else platform.machine(),
         mapped=read_mapped_libraries(),
-        directory=directory,
-        torch_folder=torch.folder if torch is not None and same_major else None,
-        provider_search_path=provider.search_path,
     )

@@ -90,7 +90,7 @@ class Torch:
 class Packages:
     onnxruntime: OnnxRuntime
     torch: Torch | None
-    nvidia: tuple[Distribution, ...]  # nvidia-* wheels (without RECORD comparison)
+    nvidia: tuple[Distribution, ...]  # nvidia-* wheels; of their files, the libraries are compared for their size
     others: tuple[Distribution, ...]  # numpy, onnx, protobuf, flatbuffers, nvidia-ml-py, cupy-*, torchvision ...
     numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
 
@@ -108,7 +108,11 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bo
     return Packages(
         onnxruntime=_read_onnxruntime(package, found, compare_files),
         torch=_read_torch(places, found),
-        nvidia=tuple(_plain(one) for one in found if one.name.startswith("nvidia-") and one.name not in _OTHER_NAMES),
+        nvidia=tuple(
+            _with_libraries(one, compare_files)
+            for one in found
+            if one.name.startswith("nvidia-") and one.name not in _OTHER_NAMES
+        ),
         others=tuple(
             _plain(one)
             for one in found
@@ -150,6 +154,15 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
 
 def _plain(one: MetadataFolder) -> Distribution:
     return Distribution(one.name, one.read_version(), one.location)
+
+
+def _with_libraries(one: MetadataFolder, compare_files: bool) -> Distribution:
+    """A wheel of libraries. What is missing is not said: images are trimmed, and the search sees what is needed."""
+    record = (one.read("RECORD") or b"") if compare_files else b""
+    lines = [line for line in record.splitlines(keepends=True) if b"/lib/" in line and b".so" in line]
+    entries = parse_record(b"".join(lines)) or ()
+    altered = tuple(entry.path for entry in entries if _compare(entry, one) == "altered")
+    return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
 
 
 @dataclass(frozen=True, slots=True)

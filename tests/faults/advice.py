@@ -32,17 +32,18 @@ def stand_alone(overlay: Overlay) -> None:
         if entry.name == LIBRARY_UNDER_TEST:
             continue
         if entry.name.lower().startswith(KEPT):
-            _own(overlay, entry)
+            own(overlay, entry)
         elif entry.is_symlink() or entry.is_file():
             entry.unlink()
 
 
-def _own(overlay: Overlay, entry: Path) -> None:
+def own(overlay: Overlay, entry: Path) -> None:
+    """Make a folder of an overlay, and all folders in it, real ones, so that pip may remove what is in them."""
     if entry.is_symlink() and entry.is_dir():
         overlay.take_apart(entry.relative_to(overlay.site).as_posix())
     if entry.is_dir() and not entry.is_symlink():
         for inner in list(entry.iterdir()):
-            _own(overlay, inner)
+            own(overlay, inner)
 
 
 def shared_folders(overlay: Overlay) -> list[str]:

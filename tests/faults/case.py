@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tests.lab import GPU, NVML, Cuda, Machine, Outcome, Overlay
 from tests.lab.child import outcome_of
+from tests.lab.environments import network_variables
 from tests.lab.fixtures import Lab
 
 Break = Callable[[Lab, Overlay], object]
@@ -18,9 +17,6 @@ OWN = "own"  # the row of a fault that the corpus does not have
 
 #: The error that is left on a machine without a GPU when everything else has been mended.
 MENDED = "DriverNotFoundError"
-
-#: What a child needs of the variables of this process to reach a package index.
-_NETWORK = re.compile(r"PIP_|UV_|SSL_|CURL_CA|REQUESTS_CA|XDG_CONFIG_HOME|(https?|all|no)_proxy", re.IGNORECASE)
 
 
 class Code(str):
@@ -101,9 +97,7 @@ class Case:
 
     def open_after(self, lab: Lab, machine: Machine, fix: Mapping[str, Any]) -> Outcome:
         """What ``ortgpu`` does after a fix, with the text that was printed, was applied."""
-        network = {name: value for name, value in os.environ.items() if _NETWORK.match(name)}
-        network.setdefault("XDG_CONFIG_HOME", os.path.expanduser("~/.config"))  # where pip may have its index from
-        network.setdefault("PIP_CACHE_DIR", str(lab.wheels.folder / "pip"))
+        network = network_variables(lab.wheels.folder / "pip")
         code = self._code(lab)
         if fix["kind"] == "python":
             code = f"{fix['text']}\n{code}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
-from tests.faults.case import MENDED, OWN, Case, in_group, library, own_path, removing, truncating
+from tests.faults.case import MENDED, OWN, Break, Case, in_group, library, own_path, removing, truncating
 from tests.faults.packages import CUDA_PROVIDER
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
@@ -27,16 +28,18 @@ def other_cublas(lab: Lab, overlay: Overlay) -> None:
         overlay.replace(f"nvidia/cublas/lib/{stem}.so.11", lab.stubs.library(f"{stem}.so.11"))
 
 
+CUDA_12 = {
+    "libcublas.so.12": "cublas",
+    "libcublasLt.so.12": "cublas",
+    "libcudart.so.12": "cuda_runtime",
+    "libcufft.so.11": "cufft",
+}
+
+
 def wheels_of_cuda_12(lab: Lab, overlay: Overlay) -> None:
     """What stays when only ONNX Runtime was upgraded: libraries of the major before, in the layout of their wheels."""
     overlay.remove("nvidia", "nvidia_*.dist-info")
-    for component, soname in (
-        ("cublas", "libcublas.so.12"),
-        ("cublas", "libcublasLt.so.12"),
-        ("cuda_runtime", "libcudart.so.12"),
-        ("cufft", "libcufft.so.11"),
-        ("cudnn", "libcudnn.so.9"),
-    ):
+    for soname, component in {**CUDA_12, "libcudnn.so.9": "cudnn"}.items():
         overlay.replace(f"nvidia/{component}/lib/{soname}", lab.stubs.library(soname))
 
 
@@ -112,8 +115,6 @@ def release(version: str, *patterns: str) -> object:
 
 def provider_of_another_release(lab: Lab, overlay: Overlay) -> None:
     """Two installations written over each other: the provider file is of one, the rest of the other."""
-    import zipfile
-
     with zipfile.ZipFile(lab.wheels.get("onnxruntime-gpu", FIRST_OF_CUDA_13)) as archive:
         overlay.replace(CUDA_PROVIDER, archive.read(CUDA_PROVIDER))
 
@@ -134,6 +135,52 @@ def cudnn_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
         b"nvidia_cudnn_cu12-9.10.2.21.dist-info/METADATA,,\nnvidia_cudnn_cu12-9.10.2.21.dist-info/INSTALLER,,\n"
         b"nvidia_cudnn_cu12-9.10.2.21.dist-info/RECORD,,\n",
     )
+
+
+def torch_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
+    """A torch of another CUDA, with the libraries that its wheels bring: they are of no use to this ONNX Runtime."""
+    overlay.remove("torch", "torch-*.dist-info") if (overlay.site / "torch").exists() else None
+    overlay.replace("torch/version.py", b"__version__ = '2.8.0+cu128'\ncuda = '12.8'\n")
+    overlay.replace("torch-2.8.0.dist-info/METADATA", b"Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0+cu128\n")
+    for soname, component in CUDA_12.items():
+        overlay.replace(f"nvidia/{component}/lib/{soname}", lab.stubs.library(soname))
+
+
+def only_torch_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
+    overlay.remove("nvidia", "nvidia_*.dist-info")
+    torch_for_cuda_12(lab, overlay)
+    overlay.replace("nvidia/curand/lib/libcurand.so.10", lab.stubs.library("libcurand.so.10"))  # of both CUDAs
+
+
+def runtime_of_cuda_12_is_loaded(lab: Lab, overlay: Overlay) -> None:
+    """The real runtime of CUDA 12 stands first on the loader's path, as a program that was built with it has it."""
+    folder = overlay.root / "cuda12"
+    with zipfile.ZipFile(lab.wheels.get("nvidia-cuda-runtime-cu12", "12.9.79")) as archive:
+        (folder / "libcudart.so.12").parent.mkdir()
+        (folder / "libcudart.so.12").write_bytes(archive.read("nvidia/cuda_runtime/lib/libcudart.so.12"))
+
+
+OTHER_CUDNN = "9.13.0.50"
+
+
+def part_of_another_cudnn(name: str) -> Break:
+    """An installation that was interrupted between two files, or a part that was copied from elsewhere."""
+    path = f"nvidia/cudnn/lib/{name}.so.9"
+
+    def breaks(lab: Lab, overlay: Overlay) -> None:
+        with zipfile.ZipFile(lab.wheels.get("nvidia-cudnn-cu13", OTHER_CUDNN)) as archive:
+            overlay.replace(path, archive.read(path))
+
+    return breaks
+
+
+def another_cudnn_first_on_the_loader_path(lab: Lab, overlay: Overlay) -> None:
+    """All of its parts, as a system package has them: none of them may come beside those of the wheel."""
+    folder = overlay.root / "other"
+    with zipfile.ZipFile(lab.wheels.get("nvidia-cudnn-cu13", OTHER_CUDNN)) as archive:
+        for name in archive.namelist():
+            if "/lib/libcudnn" in name:
+                archive.extract(name, folder)
 
 
 def missing(*stems: str, says: tuple[str, ...], row: str = OWN, slow_fix: bool = True) -> Case:
@@ -421,6 +468,73 @@ CASES = in_group(
             advice_of="LibraryConflictError",
             after=MENDED,
             needs=("driver", "host"),
+        ),
+        Case(
+            "torch-for-cuda-12",
+            MENDED,
+            ("libcuda.so.1",),
+            torch_for_cuda_12,
+            rows=("B18",),
+            silent_about=("torch", ".so.12", "library-"),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "only-the-libraries-of-a-torch-for-cuda-12",
+            "LibraryVersionError",
+            ("libcublas.so.13", "libcublas.so.12", "built for CUDA 13"),
+            only_torch_for_cuda_12,
+            rows=("B18",),
+            others=("DriverNotFoundError",),
+            plain="printed logged",
+            after=MENDED,
+        ),
+        Case(
+            "cuda-runtime-12-is-loaded",
+            MENDED,
+            ("libcuda.so.1",),
+            runtime_of_cuda_12_is_loaded,
+            rows=("B19",),
+            env={"LD_LIBRARY_PATH": "{overlay}/cuda12"},
+            prelude="import ctypes; ctypes.CDLL('libcudart.so.12')",
+            silent_about=("libcudart",),
+            needs=("driver", "host"),
+        ),
+        Case(
+            "part-of-another-cudnn",
+            MENDED,
+            ("library-conflict", "the parts of cuDNN in this process are of different releases"),
+            part_of_another_cudnn("libcudnn_ops"),
+            rows=("B12",),
+            ask="probe",
+            others=("LibraryConflictError", "BrokenPackageError"),
+            advice_of="LibraryConflictError",
+            after=MENDED,
+            needs=("driver", "host"),
+            slow_break=True,
+        ),
+        Case(
+            "engines-of-another-cudnn",
+            MENDED,
+            ("broken-package", "libraries of nvidia-cudnn-cu13 are not the files that were installed"),
+            part_of_another_cudnn("libcudnn_engines_precompiled"),
+            rows=("B12",),
+            others=("BrokenPackageError",),
+            advice_of="BrokenPackageError",
+            after=MENDED,
+            needs=("driver", "host"),
+            slow_break=True,
+        ),
+        Case(
+            "another-cudnn-first-on-the-loader-path",
+            MENDED,
+            ("libcuda.so.1",),
+            another_cudnn_first_on_the_loader_path,
+            rows=("B12",),
+            ask="probe",
+            env={"LD_LIBRARY_PATH": "{overlay}/other/nvidia/cudnn/lib"},
+            silent_about=("different releases", "/other/"),
+            needs=("driver", "host"),
+            slow_break=True,
         ),
         Case(
             "provider-file-of-another-release",

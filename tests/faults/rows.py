@@ -43,17 +43,13 @@ ROWS: tuple[Row, ...] = (
     not_here("A17", "Windows"),
     gpu("B10", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
     gpu("B11", "tests/gpu/test_refused.py::test_a_transform_without_cufft_is_refused"),
-    not_yet("B12", "a part of cuDNN of another version; that parts are taken from one folder is tested in "
-                   "tests/test_library_search.py"),
     gpu("B13", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
-    not_yet("B18", "a torch for another CUDA beside ONNX Runtime; one of the same: test_healthy_variations.py"),
-    not_yet("B19", "cudart of two majors in one process"),
     not_here("B20", "Windows; its like on Linux is tests/gpu/test_healthy_variations.py::test_torch_afterwards"),
     not_here("B21", "Windows, and a pair of versions that is not recorded as broken on Linux"),
     not_here("B28", "a provider for another GPU runtime (TensorRT RTX), in releases that are no longer supported"),
     gpu("C11", "tests/gpu/test_refused.py::test_less_than_a_context_takes_is_refused"),
-    not_yet("C12", "as C11, at the creation of cuDNN: none of the amounts that tests/gpu/test_refused.py leaves is "
-                   "known to end there; the words are judged in tests/test_diagnosis.py"),
+    not_here("C12", "as C11, at the creation of cuDNN: none of the amounts that tests/gpu/test_refused.py leaves is "
+                    "known to end there; the words are judged in tests/test_diagnosis_words.py"),
     not_here("C13", "it takes a GPU that the wheel has no code for: the generations are cases here, with made GPUs"),
     not_here("C14", "it takes a GPU for which there is only PTX"),
     not_here("C15", "WSL"),
@@ -74,10 +70,13 @@ ROWS: tuple[Row, ...] = (
     gpu("E02", "tests/gpu/test_running.py::test_out_of_memory_is_typed_with_its_sizes"),
     not_here("E03", "a race that corrupts a shape"),
     gpu("E05", "tests/gpu/test_running.py::test_a_sticky_error_names_the_cuda_error"),
-    not_yet("E06", "a capture that another thread disturbs"),
-    not_yet("E07", "a convolution that cuDNN cannot plan on that GPU; the words are judged in tests/test_diagnosis.py"),
-    not_yet("E08", "a model that cuDNN refuses at run time"),
-    not_yet("E09", "the slow algorithm of a convolution"),
+    not_yet("E06", "written, not run on a GPU yet: tests/gpu/test_pipeline.py::test_captured_results_in_threads"),
+    not_here("E07", "it takes a convolution that cuDNN cannot plan on the GPU at hand; the words are judged in "
+                    "tests/test_running.py"),
+    not_here("E08", "it takes a model that cuDNN refuses and ONNX Runtime accepts; the words are judged in "
+                    "tests/test_running.py"),
+    not_yet("E09", "written, not run on a GPU yet: tests/gpu/test_pipeline.py::"
+                   "test_the_heuristic_search_is_chosen_unless_the_caller_chose"),
     gpu("E10", "tests/gpu/test_models.py::test_agrees_closely_without_tf32"),
     gpu("E11", "tests/gpu/test_running.py::test_the_first_sessions_of_a_process_in_parallel"),
     not_here("E12", "Windows, in one release"),

@@ -490,10 +490,11 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 
 if __name__ == "__main__":
-    from tests.gpu import refused, running
+    from tests.gpu import pooling, refused, running, throughput
 
     try:
-        {**PROGRAMS, **running.PROGRAMS, **refused.PROGRAMS}[sys.argv[1]](**json.loads(sys.argv[2]))
+        programs = {**PROGRAMS, **running.PROGRAMS, **refused.PROGRAMS, **throughput.PROGRAMS, **pooling.PROGRAMS}
+        programs[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())
         raise

@@ -34,6 +34,6 @@ char *la_objsearch(const char *name, unsigned long *cookie, unsigned source) {
     int there = source == FROM_CACHE || source == FROM_DEFAULT;
     for (unsigned i = 0; i < sizeof toolkits / sizeof *toolkits; i++) there |= begins(name, toolkits[i]);
     for (unsigned i = 0; there && i < sizeof hidden / sizeof *hidden; i++)
-        if (begins(base, hidden[i])) return "/nonexistent"; /* not NULL: the loader's errno would be an old one */
+        if (begins(base, hidden[i])) return "/proc/hidden"; /* not NULL: the loader's errno would be an old one */
     return (char *)name;
 }

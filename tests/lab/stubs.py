@@ -126,8 +126,8 @@ class Stubs:
 
     @functools.cached_property
     def cudart(self) -> Path:
-        """``libcudart.so.13``."""
-        return self._build("libcudart_stub.c", "cudart/libcudart.so.13", "-Wl,-soname,libcudart.so.13")
+        """``libcudart.so.13`` whose memory is the host's; the source says what it counts."""
+        return self._build("libcudart_stub.c", "cudart/libcudart.so.13", "-Wl,-soname,libcudart.so.13", "-pthread")
 
     @functools.cached_property
     def nccl(self) -> Path:

@@ -1,0 +1,93 @@
+"""What a GPUSessionPool makes of several GPUs, beside plain ONNX Runtime with one session and three threads for each.
+
+    python -m benchmarks.pool [--quick] [--cpu] [--only FIGURE] [--json FILE]
+
+Every figure is a pair, taken in turns in one process; README.md beside this file says what each one means. ``--cpu``
+takes them on the CPU with a tiny model, a session in the place of each GPU: to see that it works, where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import models
+from benchmarks.common import GPUs, child_environment, spread
+from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
+from benchmarks.throughput import ON_THE_CPU, ratio
+
+BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    rounds: int
+    batches: int  # for each GPU
+
+
+FULL = Repeats(rounds=15, batches=32)
+QUICK = Repeats(rounds=3, batches=8)
+
+
+class Benchmark:
+    def __init__(self, repeats: Repeats, device: str, gpus: GPUs) -> None:
+        self.repeats = repeats
+        self.device = device
+        self.gpus = gpus
+
+    def pool(self, count: int) -> Figure:
+        on_cpu, shown = self.device == "cpu", len(self.gpus.visible)
+        if not on_cpu and shown < count:
+            raise NotApplicableError(self.gpus.reason or f"needs {count} GPUs, and the driver shows {shown}")
+        name = ON_THE_CPU["resnet50"] if on_cpu else "resnet50"
+        env = child_environment({"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}) if on_cpu else None
+        arguments = {
+            "model": made_model(name),
+            "gpus": count,
+            "batch": BATCH,
+            "batches": self.repeats.batches,
+            "rounds": self.repeats.rounds,
+            "device": self.device,
+        }
+        reports = run_worker("pool", arguments, env=env, deadline=300).reports
+        seconds = reports["seconds"]
+        notes = {
+            "model": f"{name}: {models.recipe_of(name)}",
+            "device": self.device,
+            "batches a round": count * self.repeats.batches,
+            "samples a second": {key: f"{BATCH / statistics.median(taken):.0f}" for key, taken in seconds.items()},
+            "ours, one GPU": spread(seconds["ours, one GPU"]),
+            "times one GPU": ratio(seconds["ours, one GPU"], seconds["ours"]),
+            "largest relative error of ours": f"{reports['largest error']:.1e}",
+        }
+        return Figure(seconds["ours"], seconds["plain"], notes)
+
+
+FIGURES: Figures[Benchmark] = {
+    f"pool-resnet50-b{BATCH}-x{count}": (
+        f"pool | a plain session for each, ResNet-50, batches of {BATCH}, GPUs: {count}",
+        False,
+        functools.partial(Benchmark.pool, count=count),
+    )
+    for count in (1, 2, 4, 8)
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
+        return Benchmark(QUICK if options.quick else FULL, "cpu" if options.cpu else "cuda", gpus)
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--cpu", action="store_true", help="on the CPU with a tiny model: to see that it works")
+
+    description = "What a GPUSessionPool makes of several GPUs, measured in turns."
+    return take_figures("pool", description, FIGURES, make, arguments, add_options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

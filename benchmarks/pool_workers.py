@@ -1,0 +1,62 @@
+"""What pool.py measures inside one process, in turns; started by workers.py."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from benchmarks.common import report
+from benchmarks.throughput_workers import DIFFERENT_FEEDS, relative_error, take_turns
+from benchmarks.workers import feed_of, plain_session
+
+PLAIN_THREADS = 3  # of a session: what brings plain ONNX Runtime to its limit
+
+
+def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: str) -> None:
+    """Mean seconds of a batch, out of ``batches`` for each GPU: of a pool, of plain sessions, and of a pool of one GPU.
+
+    Each plain session has its share beforehand: nobody has to be told which of them is free.
+    """
+    from ortgpu import GPUSessionPool
+
+    sessions = [plain_session(model, device, ordinal) for ordinal in range(gpus)]
+    feeds = [feed_of(sessions[0], batch, seed) for seed in range(DIFFERENT_FEEDS)]
+
+    def share(count: int) -> Iterator[dict[str, Any]]:
+        return itertools.islice(itertools.cycle(feeds), batches * count)
+
+    def plain() -> None:
+        with contextlib.ExitStack() as stack:
+            results = [
+                stack.enter_context(ThreadPoolExecutor(PLAIN_THREADS)).map(
+                    functools.partial(session.run, None), share(1)
+                )
+                for session in sessions
+            ]
+            for each in results:
+                deque(each, 0)
+
+    def ours(opened: Any) -> Callable[[], None]:
+        # On one GPU as many batches as on all: the share of a single one would be over before all threads have begun.
+        return lambda: deque(opened.map(share(gpus)), 0) and None
+
+    with (
+        GPUSessionPool(model, range(gpus), allow_cpu=device == "cpu") as several,
+        GPUSessionPool(model, [0], allow_cpu=device == "cpu") as one,
+    ):
+        kinds = {each.kind for each in several.devices}
+        if kinds != {device}:
+            raise RuntimeError(f"the pool is on {', '.join(kinds)}")
+        expected = [sessions[0].run(None, feed) for feed in feeds]
+        errors = [relative_error(found, right) for found, right in zip(several.map(feeds), expected, strict=True)]
+        report("largest error", max(errors))
+        actions = {"ours": ours(several), "plain": plain, "ours, one GPU": ours(one)}
+        report("seconds", take_turns(actions, gpus * batches, rounds))
+
+
+WORKERS: dict[str, Callable[..., None]] = {"pool": pool}

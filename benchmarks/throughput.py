@@ -1,0 +1,127 @@
+"""What ortgpu gains over a loop of plain ONNX Runtime's ``run``.
+
+    python -m benchmarks.throughput [--quick] [--cpu] [--only FIGURE] [--json FILE]
+
+Every figure compares ours with plain ONNX Runtime doing the same in turns, in one process; README.md beside this file
+says what each one means. ``--cpu`` takes them on the CPU with tiny models: to see that it works, where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import models
+from benchmarks.common import GPUs, child_environment, spread
+from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
+
+ON_THE_CPU = {"resnet50": "conv", "encoder": "mlp", "mlp": "mlp"}  # a smaller model in the place of each
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    rounds: int
+    samples: int  # about as many go through a model in each round, in batches
+    calls: int
+    first: int
+
+
+FULL = Repeats(rounds=9, samples=3000, calls=300, first=9)
+QUICK = Repeats(rounds=3, samples=60, calls=20, first=3)
+
+
+class Benchmark:
+    """The figures: each a method that returns one, or raises NotApplicableError, or fails and leaves the others be."""
+
+    def __init__(self, repeats: Repeats, device: str, no_gpu: str | None) -> None:
+        self.repeats = repeats
+        self.device = device
+        self.no_gpu = no_gpu
+
+    def throughput(self, name: str, batch: int) -> Figure:
+        batches = max(8, min(self.repeats.samples // batch, 300))
+        reports = self._take("throughput", name, batch=batch, batches=batches, rounds=self.repeats.rounds)
+        seconds = reports["seconds"]
+        beside = {key: values for key, values in seconds.items() if key not in ("ours", "plain")}
+        notes = {
+            "batches a round": batches,
+            "samples a second": {key: f"{batch / statistics.median(values):.0f}" for key, values in seconds.items()},
+            **{key: spread(values) for key, values in beside.items()},
+            "ours / plain, data on the device": ratio(seconds["ours"], seconds["plain, data on the device"]),
+        }
+        return self._figure(name, reports, notes)
+
+    def latency(self, name: str, batch: int) -> Figure:
+        calls = self.repeats.calls * (10 if name == "mlp" else 1)
+        reports = self._take("latency", name, batch=batch, calls=calls, rounds=self.repeats.rounds)
+        return self._figure(name, reports, {"calls a round": calls})
+
+    def new_shape(self, name: str, batch: int) -> Figure:
+        return self._figure(name, self._take("new_shape", name, batch=batch, rounds=self.repeats.first), {})
+
+    def first_run(self, name: str, batch: int) -> Figure:
+        return self._figure(name, self._take("first_run", name, batch=batch, rounds=self.repeats.first), {})
+
+    def _take(self, worker: str, name: str, **arguments: Any) -> Any:
+        if self.no_gpu is not None:
+            raise NotApplicableError(f"needs an NVIDIA GPU, or --cpu: {self.no_gpu}")
+        env = (
+            child_environment({"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"})
+            if self.device == "cpu"
+            else None
+        )
+        arguments = {"model": made_model(self._stand_in(name)), "device": self.device, **arguments}
+        return run_worker(worker, arguments, env=env, deadline=300).reports
+
+    def _stand_in(self, name: str) -> str:
+        return name if self.device == "cuda" else ON_THE_CPU[name]
+
+    def _figure(self, name: str, reports: Any, notes: dict[str, Any]) -> Figure:
+        model = self._stand_in(name)
+        notes = {"model": f"{model}: {models.recipe_of(model)}", "device": self.device, **notes}
+        if "largest error" in reports:
+            notes["largest relative error of ours"] = f"{reports['largest error']:.1e}"
+        return Figure(reports["seconds"]["ours"], reports["seconds"]["plain"], notes)
+
+
+def ratio(values: Sequence[float], others: Sequence[float]) -> str:
+    return f"{statistics.median(a / b for a, b in zip(values, others, strict=True)):.3f}"
+
+
+def _figures() -> Figures[Benchmark]:
+    found: Figures[Benchmark] = {}
+
+    def add(name: str, title: str, method: Any, model: str, batch: int) -> None:
+        found[name] = (title, False, functools.partial(method, name=model, batch=batch))
+
+    for model, title, batches in (("resnet50", "ResNet-50", (256, 64, 8, 1)), ("encoder", "encoder", (32, 1))):
+        for batch in batches:
+            name = f"map-{model}-b{batch}"
+            add(name, f"map | loop over run, {title}, batches of {batch}", Benchmark.throughput, model, batch)
+    add("graph-small", "cuda_graph | run, tiny model, a call", Benchmark.latency, "mlp", 1)
+    add("graph-resnet50-b1", "cuda_graph | run, ResNet-50, batches of 1", Benchmark.latency, "resnet50", 1)
+    add("first-run-resnet50-b8", "first run of a session, ResNet-50, batch of 8", Benchmark.first_run, "resnet50", 8)
+    add("new-shape-resnet50", "first run of a new shape, ResNet-50", Benchmark.new_shape, "resnet50", 8)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
+        no_gpu = None if options.cpu or gpus.visible else gpus.reason
+        return Benchmark(QUICK if options.quick else FULL, "cpu" if options.cpu else "cuda", no_gpu)
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--cpu", action="store_true", help="on the CPU with tiny models: to see that it works")
+
+    description = "What ortgpu gains over a loop of plain ONNX Runtime's run, measured in turns."
+    return take_figures("throughput", description, _figures(), make, arguments, add_options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""``ortgpu bench``: how fast a model is on this machine, in each way in which it can be run."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortgpu.cli import output
+from ortgpu.errors import CPUExecutionWarning, GPUError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ortgpu.devices import Device
+    from ortgpu.measuring import Bench, Feed, Figure, LeftOut, Spread
+
+PLOTS = (".png", ".svg", ".html")
+_DEFAULT_BATCHES = (1, 8, 64)
+
+
+def _parse_batches(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise click.BadParameter(f"{text!r} is no list of positive whole numbers, such as 1,8,64")
+    return tuple(dict.fromkeys(sizes))
+
+
+def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    if path.suffix.lower() not in PLOTS:
+        raise click.BadParameter(f"{path.name!r} ends in none of {', '.join(PLOTS)}")
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise click.BadParameter(f"{str(path)!r} cannot be written: {error.strerror}") from None
+    if not existed:
+        path.unlink()
+    try:
+        importlib.import_module("ortgpu.cli.bench_plot")
+    except ImportError as error:
+        raise click.BadParameter(f"a plot needs matplotlib ({error}): pip install 'ortgpu[bench]'") from None
+    return path
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--batch", "batches", metavar="N,N,...", callback=_parse_batches, help="Batch sizes.  [default: 1,8,64]")
+@click.option(
+    "--rounds", type=click.IntRange(min=5), default=10, show_default=True, help="Blocks of calls for each way."
+)
+@click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, measure on the CPU, and say so.")
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    callback=_check_plot,
+    help=f"Draw the figures into a file ({', '.join(PLOTS)}); needs the extra 'bench'.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
+def bench(
+    model: Path, batches: tuple[int, ...] | None, rounds: int, allow_cpu: bool, plot: Path | None, as_json: bool
+) -> int:
+    """Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.
+
+    Each way is run in blocks of calls, one block of each way a round, on inputs made up from what the model declares.
+    Ratios are those to plain ONNX Runtime, round by round. Settings are recommended where the difference is larger
+    than the spread.
+
+    \b
+    plain   onnxruntime.InferenceSession.run
+    run     GPUSession.run
+    map     GPUSession.map: several requests at work, pinned memory
+    graph   GPUSession(cuda_graph=True).run
+    pool    GPUSessionPool.map: all GPUs
+
+    Exit code 0: measured. 1: the model cannot be opened on the GPU, or does not run. 2: wrong usage, for instance a
+    batch size for a model whose batch dimension is fixed.
+
+    \b
+    The JSON document has "ok" and "model", and either
+      "error"             type, code, summary, evidence, fixes, details, others
+    or
+      "device"            of the single sessions, as `ortgpu check` has it
+      "on_cpu_because"    with --allow-cpu, the error it stands for; else null
+      "rounds"            blocks of calls for each way
+      "figures"           way, batch (null: fixed), items_per_second and
+                          ratio_to_plain (median, quartiles; the latter may be
+                          null), latency_ms (p50, p90, p99 or null, calls; null
+                          for map and pool)
+      "left_out"          way, batch (null: all), why
+      "recommended"       sentences
+    """
+    from ortgpu.cli import report
+
+    on_cpu_because: GPUError | None = None
+    problem: Exception | None = None
+    found: _Results | None = None
+    with report.quiet() as caught:
+        try:
+            found = _measure(str(model), batches, rounds, allow_cpu)
+        except click.UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
+            problem = error
+    for warning in caught:
+        if isinstance(warning.message, CPUExecutionWarning):
+            on_cpu_because = warning.message.error
+    if found is not None and plot is not None:
+        from ortgpu.cli.bench_plot import draw
+
+        draw(found.figures, f"{model.name} on {found.where}", plot)
+    if as_json:
+        document: dict[str, object] = {"ok": problem is None, "model": str(model)}
+        if problem:
+            document["error"] = output.error_document(problem)
+        elif found:
+            document |= {
+                "device": report.device_document(found.device),
+                "on_cpu_because": output.error_document(on_cpu_because) if on_cpu_because else None,
+                "rounds": rounds,
+                **found.as_dict(),
+            }
+        output.write_json(document)
+        return 1 if problem else 0
+    console = output.stdout()
+    if problem:
+        output.show_error(console, problem)
+        return 1
+    if on_cpu_because:
+        output.show_error(console, on_cpu_because)
+        output.line(console, "Measured on the CPU all the same, because --allow-cpu was given.", style="bold yellow")
+    if found:
+        found.show(console, str(model))
+    if plot is not None:
+        output.line(console, f"Written: {plot}")
+    return 0
+
+
+class _Results:
+    def __init__(self, device: Device, figures: list[Figure], left_out: list[LeftOut]) -> None:
+        from ortgpu.measuring import recommend
+
+        self.device = device
+        self.figures = figures
+        self.left_out = left_out
+        self.recommended = recommend(figures)
+
+    @property
+    def where(self) -> str:
+        return str(self.device) if self.device.is_gpu else "the CPU"
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "figures": [
+                {
+                    "way": figure.way,
+                    "batch": figure.batch,
+                    "items_per_second": _spread(figure.rate),
+                    "ratio_to_plain": _spread(figure.ratio) if figure.ratio else None,
+                    "latency_ms": {
+                        "p50": _milliseconds(figure.latency.p50),
+                        "p90": _milliseconds(figure.latency.p90),
+                        "p99": _milliseconds(figure.latency.p99),
+                        "calls": figure.latency.calls,
+                    }
+                    if figure.latency
+                    else None,
+                }
+                for figure in self.figures
+            ],
+            "left_out": [{"way": each.way, "batch": each.batch, "why": each.why} for each in self.left_out],
+            "recommended": self.recommended,
+        }
+
+    def show(self, console: Console, model: str) -> None:
+        output.heading(console, f"{model} on {self.where}")
+        columns = ("batch", "way", "items/s", "to plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")  # fits a terminal
+        output.table(console, columns, map(_row, self.figures))
+        for each in self.left_out:
+            batch = f", batch {each.batch}" if each.batch is not None else ""
+            output.line(console, f"not measured: {each.way}{batch}: {each.why}", style="yellow")
+        if self.recommended:
+            output.heading(console, "What these figures speak for")
+        for sentence in self.recommended:
+            output.line(console, f"  {sentence}")
+
+
+def _measure(model: str, batches: tuple[int, ...] | None, rounds: int, allow_cpu: bool) -> _Results:
+    from ortgpu.measuring import Bench
+
+    with contextlib.ExitStack() as stack:
+        with output.progress("Opening the model in each way"):
+            opened = stack.enter_context(Bench(model, allow_cpu=allow_cpu))
+        feeds = _feeds(opened, batches)
+        figures: list[Figure] = []
+        with output.progress_bar("Measuring", len(feeds) * rounds * opened.steps) as step:
+            for batch, feed in feeds.items():
+                figures += opened.measure(batch, feed, rounds, step)
+        return _Results(opened.session.device, figures, opened.left_out)
+
+
+def _feeds(opened: Bench, batches: tuple[int, ...] | None) -> dict[int | None, Feed]:
+    from ortgpu.cli.inputs import UnknownInputError, batch_dimension, make_inputs
+
+    declared: list[Any] = opened.session.get_inputs()
+    try:
+        if batch_dimension(declared) is not None:
+            return {size: make_inputs(declared, size) for size in batches or _DEFAULT_BATCHES}
+        if batches is None:
+            return {None: make_inputs(declared)}
+    except UnknownInputError as error:
+        raise click.UsageError(f"MODEL cannot be measured: {error}") from None
+    shapes = ", ".join(f"{each.name} {each.shape}" for each in declared) or "it has no inputs"
+    raise click.UsageError(f"MODEL has no free batch dimension ({shapes}): leave --batch out")
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    latency = figure.latency
+    percentiles = (latency.p50, latency.p90, latency.p99) if latency else (None, None, None)
+    ratio = figure.ratio
+    return (
+        "fixed" if figure.batch is None else str(figure.batch),
+        figure.way,
+        f"{figure.rate.median:,.0f}",
+        f"{ratio.median:.2f}" if ratio else "",
+        f"{ratio.low:.2f} - {ratio.high:.2f}" if ratio else "",
+        *("" if each is None else f"{each * 1e3:.3f}" for each in percentiles),
+    )
+
+
+def _spread(spread: Spread) -> dict[str, object]:
+    return {"median": spread.median, "quartiles": [spread.low, spread.high]}
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 4)

@@ -1,0 +1,71 @@
+"""What a doctor's report shows of the profile "training", beside what it shows of every machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortgpu.diagnosis.facts import TrainingFacts
+    from ortgpu.distributed.shared_folder import FolderMeeting
+    from ortgpu.environment.mpi import Mpi
+    from ortgpu.environment.nccl import Nccl
+    from ortgpu.environment.network import Network
+    from ortgpu.environment.ssh import SshAttempt
+
+
+def rows(training: TrainingFacts) -> dict[str, list[str]]:
+    """By the name of the row, its lines."""
+    environment = training.environment
+    return {
+        "NCCL": _nccl(environment.nccl),
+        "MPI": _mpi(environment.mpi),
+        "network": _network(environment.network),
+        **({"ssh": [_ssh(attempt) for attempt in training.ssh]} if training.ssh else {}),
+        **({"shared folder": [_meeting(training.shared_folder)]} if training.shared_folder is not None else {}),
+    }
+
+
+def _nccl(nccl: Nccl) -> list[str]:
+    return [
+        f"{_dotted(one.version) if one.version else one.error or 'of unknown version'}"
+        + (f" for CUDA {_dotted(one.cuda_version)}" if one.cuda_version else "")
+        + f", {one.path} ({one.source})"
+        for one in nccl.libraries
+    ] or ["no libnccl.so.2 was found"]
+
+
+def _mpi(mpi: Mpi) -> list[str]:
+    launcher = f"{mpi.launcher or 'launcher of unknown version'}, {mpi.mpirun}" if mpi.mpirun else "no mpirun"
+    library = f"mpi4py {mpi.mpi4py or ''}".rstrip() + f" with {mpi.library or 'no library'}"
+    return [launcher, library if mpi.mpi4py or mpi.library else "no mpi4py"]
+
+
+def _network(network: Network) -> list[str]:
+    if network.interfaces is None:
+        return ["not known"]
+    cards = [
+        f"{card.name} {f'{card.speed} Mb/s' if card.speed is not None else 'of unknown speed'}"
+        for card in network.interfaces
+        if card.up is not False and not card.virtual
+    ]
+    ports = [f"{port.device} port {port.port}" for port in network.infiniband or ()]
+    return [f"{', '.join(cards) or 'no card that is up'}; InfiniBand: {', '.join(ports) or 'none'}"]
+
+
+def _ssh(attempt: SshAttempt) -> str:
+    how = "reached" if attempt.returncode == 0 else "not reached"
+    return f"{attempt.host}: {how}"
+
+
+def _meeting(meeting: FolderMeeting) -> str:
+    if not meeting.ok:
+        return f"{meeting.folder}: rank {meeting.rank} did not meet all of {meeting.world_size}"
+    if meeting.world_size == 1:
+        return (
+            f"{meeting.folder}: written and read by this process alone; start the doctor with mpirun to compare ranks"
+        )
+    return f"{meeting.folder}: rank {meeting.rank} met all {meeting.world_size}"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,190 @@
+"""The CUDA runtime that ONNX Runtime's provider is linked to, called through ctypes.
+
+It is in the process before a session is; the same copy must be used, because streams, the current device of a thread
+and its last error belong to one copy of the runtime. Values and signatures: driver_types.h and cuda_runtime_api.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .background import ForkSafeLock
+from .environment.cuda import context_is_active
+from .runtime import load_runtime
+
+if TYPE_CHECKING:
+    from .devices import Device
+
+_HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process
+_MEMORY_TYPE_HOST = 1
+_MEMCPY_DEFAULT = 4  # from where to where is told by the addresses
+_STREAM_NON_BLOCKING = 1
+_NOT_READY = 600  # cudaErrorNotReady
+LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
+
+# While a graph is captured in cudaStreamCaptureModeGlobal, the mode of ONNX Runtime's cuda_graph.cc, CUDA refuses an
+# allocation in any thread, and the capture is lost. Whoever allocates, frees or captures holds this.
+allocating = ForkSafeLock()
+
+
+class _PointerAttributes(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("device_pointer", ctypes.c_void_p),
+        ("host_pointer", ctypes.c_void_p),
+        ("reserved", ctypes.c_long * 8),  # since CUDA 13
+    )
+
+
+class CudaCallError(RuntimeError):
+    """In the words of ONNX Runtime, "CUDA failure 2: ...", so that a session explains it like its own."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(f"CUDA failure {code}: {words}")
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CudaCallError, (self.code, str(self).partition(": ")[2])
+
+
+class CudaRuntime:
+    """Calls on behalf of one device, from any thread. Each raises CudaCallError."""
+
+    def __init__(self, path: str, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._library = library = ctypes.CDLL(path)
+        library.cudaGetErrorString.restype = ctypes.c_char_p
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        library.cudaHostAlloc.argtypes = (ctypes.POINTER(pointer), size, ctypes.c_uint)
+        library.cudaFreeHost.argtypes = (pointer,)
+        library.cudaMalloc.argtypes = (ctypes.POINTER(pointer), size)
+        library.cudaFree.argtypes = (pointer,)
+        library.cudaMemcpyAsync.argtypes = (pointer, pointer, size, ctypes.c_int, pointer)
+        library.cudaStreamCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
+        library.cudaStreamDestroy.argtypes = library.cudaStreamSynchronize.argtypes = (pointer,)
+        library.cudaStreamQuery.argtypes = (pointer,)
+        library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
+        library.cudaEventRecord.argtypes = (pointer, pointer)
+        library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
+        library.cudaPointerGetAttributes.argtypes = (ctypes.POINTER(_PointerAttributes), pointer)
+
+    def allocate_pinned(self, size: int) -> int:
+        """Address of ``size`` bytes of page-locked host memory."""
+        address = ctypes.c_void_p()
+        with allocating, self._on_device():
+            self._call("cudaHostAlloc", ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
+        return address.value or 0
+
+    def free_pinned(self, address: int) -> None:
+        with allocating, self._on_device():
+            self._call("cudaFreeHost", address)
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether whoever allocated this host memory had it page-locked."""
+        found = _PointerAttributes()
+        with self._on_device():
+            self._call("cudaPointerGetAttributes", ctypes.byref(found), address)
+        return bool(found.type == _MEMORY_TYPE_HOST)
+
+    def allocate(self, size: int) -> int:
+        """Address of ``size`` bytes on the device."""
+        address = ctypes.c_void_p()
+        with allocating, self._on_device():
+            self._call("cudaMalloc", ctypes.byref(address), size)
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        with allocating, self._on_device():
+            self._call("cudaFree", address)
+
+    def new_stream(self) -> int:
+        """A stream that waits for no other."""
+        stream = ctypes.c_void_p()
+        with allocating, self._on_device():
+            self._call("cudaStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
+        return stream.value or 0
+
+    def destroy_stream(self, stream: int) -> None:
+        with allocating, self._on_device():
+            self._call("cudaStreamDestroy", stream)
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        """Between any memory of host and device. Done when ``stream`` has been synchronised, and not before."""
+        self._call("cudaMemcpyAsync", to, source, size, _MEMCPY_DEFAULT, stream)
+
+    def synchronise(self, stream: int) -> None:
+        """Wait for what was put into ``stream``."""
+        self._call("cudaStreamSynchronize", stream)
+
+    def synchronise_legacy_stream(self) -> None:
+        """Wait for what was put into LEGACY_STREAM, which each device has one of."""
+        with allocating:  # such a wait, too, is refused while a graph is captured
+            self.use_device()
+            self.synchronise(LEGACY_STREAM)
+
+    def is_done(self, stream: int) -> bool:
+        """Whether all is done that was put into ``stream``."""
+        try:
+            self._call("cudaStreamQuery", stream)
+        except CudaCallError as failure:
+            if failure.code != _NOT_READY:
+                raise
+            return False
+        return True
+
+    def new_event(self) -> int:
+        event = ctypes.c_void_p()
+        self._call("cudaEventCreate", ctypes.byref(event))
+        return event.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        """The event passes when what is in ``stream`` by now is done."""
+        self._call("cudaEventRecord", event, stream)
+
+    def seconds_between(self, start: int, end: int) -> float:
+        """Of events that have passed."""
+        milliseconds = ctypes.c_float()
+        self._call("cudaEventElapsedTime", ctypes.byref(milliseconds), start, end)
+        return milliseconds.value / 1000
+
+    def use_device(self) -> None:
+        """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
+        self._call("cudaSetDevice", self._ordinal)
+
+    @contextlib.contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """The calling thread's current device is this one, and afterwards what it was.
+
+        Where the other has no context, setting it again would make one there, a quarter of a gigabyte of it.
+        """
+        current = ctypes.c_int()
+        self._call("cudaGetDevice", ctypes.byref(current))
+        if current.value == self._ordinal:
+            yield
+            return
+        self._call("cudaSetDevice", self._ordinal)
+        try:
+            yield
+        finally:
+            if context_is_active(current.value):
+                self._call("cudaSetDevice", current.value)
+
+    def _call(self, function: str, *arguments: object) -> None:
+        code = getattr(self._library, function)(*arguments)
+        if code:
+            self._library.cudaGetLastError()  # else ONNX Runtime finds it after its next kernel, and blames that
+            words = self._library.cudaGetErrorString(code)
+            raise CudaCallError(code, f"{(words or b'').decode()} ; GPU={self._ordinal} ; expr={function}")
+
+
+def runtime_of(device: Device) -> CudaRuntime | None:
+    """The CUDA runtime for a session on ``device``; None on the CPU, and where the provider links no shared one."""
+    report = load_runtime().preload
+    path = report.path_of("libcudart") if report is not None else None
+    if not device.is_gpu or device.ordinal is None or path is None:
+        return None
+    return CudaRuntime(path, device.ordinal)

@@ -1,0 +1,131 @@
+"""Arrays of other libraries, without a copy: anything with ``__dlpack__`` goes into a run, results can stay on the GPU.
+
+The protocol and its numbers: https://dmlc.github.io/dlpack/latest/ (dlpack.h, python_spec.html).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from . import lifetime
+from .cudart import LEGACY_STREAM, runtime_of
+from .errors import ProviderRequestError, manual
+
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+_UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+    )
+
+
+def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
+    """``feed`` with the arrays of other libraries as OrtValues that share their memory; None where it has none.
+
+    What their libraries still compute on the GPU is waited for: ONNX Runtime reads in a stream of its own.
+
+    Raises:
+        ProviderRequestError: an array is on another device than the session.
+        ExecutionError: the session is closed, or lost the GPU.
+    """
+    if not isinstance(feed, Mapping) or not any(map(_is_foreign, feed.values())):
+        return None
+    lifetime.refuse_if_unusable(session)
+    values = {name: _value(session, name, value) if _is_foreign(value) else value for name, value in feed.items()}
+    if any(_is_foreign(value) and _device_of(value)[0] in (_CUDA, _CUDA_MANAGED) for value in feed.values()):
+        runtime = runtime_of(session.device)
+        if runtime is None:
+            raise ProviderRequestError(
+                "arrays on the GPU cannot be waited for: the CUDA runtime is not among the libraries of this process",
+                fixes=[manual("pass arrays on the CPU")],
+            )
+        runtime.synchronise_legacy_stream()
+    return values
+
+
+def refuse_on_gpu(feed: Any) -> None:
+    """For who does not know yet which GPU will read the arrays.
+
+    Raises:
+        ProviderRequestError: an array is on a GPU.
+    """
+    for name, value in feed.items() if isinstance(feed, Mapping) else ():
+        if isinstance(value, onnxruntime.OrtValue):
+            on_gpu = value.device_name() not in ("cpu", "cuda_pinned")
+        else:
+            on_gpu = _is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)
+        if on_gpu:
+            raise ProviderRequestError(
+                f"input {name!r} is on a GPU, and a pool chooses the GPU itself",
+                fixes=[manual("pass arrays on the CPU, or run a GPUSession on that GPU")],
+            )
+
+
+def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+    """See GPUSession.run_on_device."""
+    binding = session.io_binding()
+    for name, value in (with_values(session, feed) or feed).items():
+        if isinstance(value, onnxruntime.OrtValue):
+            binding.bind_ortvalue_input(name, value)
+        else:
+            binding.bind_cpu_input(name, np.asarray(value, order="C"))
+    for name in output_names or [output.name for output in session.get_outputs()]:
+        binding.bind_output(name, session.device.kind, session.device.ordinal or 0)
+    session.run_with_iobinding(binding, run_options)
+    outputs: list[Any] = binding.get_outputs()
+    return outputs
+
+
+def _is_foreign(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, onnxruntime.OrtValue))
+
+
+def _device_of(array: Any) -> tuple[int, int]:
+    kind, ordinal = array.__dlpack_device__()
+    return int(kind), int(ordinal)
+
+
+def _value(session: Any, name: str, array: Any) -> Any:
+    if not hasattr(native.OrtValue, "from_dlpack"):
+        raise ProviderRequestError(
+            f"input {name!r} is a {type(array).__name__}, and the installed ONNX Runtime takes NumPy arrays only",
+            fixes=[manual("use ONNX Runtime 1.22 or newer, or pass NumPy arrays")],
+        )
+    kind, ordinal = _device_of(array)
+    on_gpu = kind in (_CUDA, _CUDA_MANAGED)
+    device = session.device
+    if kind not in (_CPU, _CUDA_HOST) and not (on_gpu and device.is_gpu and ordinal == device.ordinal):
+        where = f"cuda:{ordinal}" if on_gpu else f"a device of DLPack's type {kind}"
+        raise ProviderRequestError(
+            f"input {name!r} is on {where}, and the session on {device}",
+            fixes=[manual(f"move it to {device.kind}:{device.ordinal}" if device.is_gpu else "move it to the CPU")],
+            requested=where,
+        )
+    # On the legacy stream, which every producer can be made to wait for and which the caller synchronises
+    capsule = array.__dlpack__(stream=LEGACY_STREAM) if on_gpu else array.__dlpack__()
+    tensor = _tensor_in(capsule)
+    if kind != _CUDA:
+        tensor.device_type = _CUDA if kind == _CUDA_MANAGED else _CPU  # all that ONNX Runtime knows
+    is_bool = tensor.code == _BOOL
+    if is_bool:
+        tensor.code = _UNSIGNED  # how DLPack had booleans before 0.8, which ONNX Runtime still expects
+    return onnxruntime.OrtValue(native.OrtValue.from_dlpack(capsule, is_bool))
+
+
+def _tensor_in(capsule: Any) -> _DLTensor:
+    """The description of the tensor, which belongs to this capsule alone."""
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return _DLTensor.from_address(address(capsule, b"dltensor"))

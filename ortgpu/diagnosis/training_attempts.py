@@ -1,0 +1,69 @@
+"""What the profile "training" really tries: the training API, MPI, and where asked for, other hosts and a folder.
+
+MPI is started once, in a process of its own: where MPI_Init fails it ends the process that called it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..distributed.ranks import current_rank
+from ..distributed.shared_folder import meet_in_folder
+from ..environment.child import python_command, run
+from ..environment.inspection import Environment
+from ..environment.mpi import Mpi
+from ..environment.ssh import try_ssh
+from ..environment.training import inspect_training
+from .facts import TrainingFacts
+from .probe import ProbeResult, ProbeStep, run_probe_child
+
+# A rank that a launcher started has shown that MPI works, and a launcher inside a launcher shows nothing.
+_STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_GRACE = 3.0  # seconds that mpirun gets to end its process
+_INITIALISE = """
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.size
+print(MPI.COMM_WORLD.size, "rank,", MPI.Get_library_version().splitlines()[0])
+"""
+
+
+def read_training_facts(
+    environment: Environment, hosts: Sequence[str], shared_folder: str | os.PathLike[str] | None, *, timeout: float
+) -> TrainingFacts:
+    """All facts; hosts and folder are tried only where they are named."""
+    meeting = None
+    if shared_folder is not None:
+        # First: the ranks begin this at about the same time, and what follows takes each of them its own time.
+        rank = current_rank()
+        meeting = meet_in_folder(shared_folder, rank.rank, rank.world_size, timeout=timeout)
+    return TrainingFacts(
+        inspect_training(environment.packages.onnxruntime.folder),
+        tuple(try_ssh(host, timeout=timeout) for host in hosts),
+        meeting,
+    )
+
+
+def run_training_probe(mpi: Mpi, *, timeout: float) -> ProbeResult:
+    """The driver and the training API in one child, MPI in another."""
+    result = run_probe_child("train", timeout=timeout)
+    step = try_mpi(mpi, timeout=timeout)
+    return result if step is None else replace(result, steps=(*result.steps, step))
+
+
+def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:
+    """Start one process with the launcher, which initialises MPI and calls Allreduce. None: there is nothing to try.
+
+    Without a launcher the process starts by itself, as a world of one, which MPI allows.
+    """
+    if mpi.library is None or any(name in os.environ for name in _STARTED_BY_MPI):
+        return None
+    launcher = [mpi.mpirun, "-np", "1"] if mpi.mpirun is not None else []
+    ended = run([*launcher, *python_command(_INITIALISE)], timeout=timeout, grace=_GRACE)
+    data = {"command": " ".join([*launcher, "python", "..."]), "returncode": ended.returncode}
+    if ended.ok:
+        return ProbeStep("mpi", True, ended.output.strip(), data)
+    said = (ended.errors.strip() or ended.output.strip())[-4000:]
+    how = f"did not end within {timeout:g} s" if ended.timed_out else f"ended with {ended.returncode}"
+    return ProbeStep("mpi", False, how, {**data, "errors": said})

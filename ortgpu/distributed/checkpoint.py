@@ -1,0 +1,257 @@
+"""Checkpoints of data-parallel training: whole or not there, readable by any number of ranks.
+
+Every rank of data-parallel training holds the whole model, so one file holds all of it, whoever reads it. A checkpoint
+is a folder ``step-N`` in a folder of the job: the file that ONNX Runtime writes, what else the caller names, and a
+manifest with size and SHA-256 of each. It is written under another name and renamed when all of it is on the disk: a
+crash at any moment leaves the older checkpoints as they were, and at most a folder ``.partial-*``, which no function
+here reads and the next save removes. One job writes into a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from ..diagnosis.refusals import refuse
+from ..errors import DistributedError, Fix, manual, python
+from .ranks import Rank, current_rank
+
+FORMAT: Final = 1  # of the manifest: raised when what was written before cannot be read any more
+_MANIFEST: Final = "manifest.json"
+_STATE: Final = "state.ckpt"
+_PARTIAL: Final = ".partial-"
+_NAME: Final = re.compile(r"step-([0-9]{1,18})")
+_PHASE: Final = "checkpoint"
+
+
+class State(Protocol):
+    """What of ``onnxruntime.training.api.CheckpointState`` is used."""
+
+    @staticmethod
+    def save_checkpoint(state: Any, checkpoint_uri: str, include_optimizer_state: bool = ...) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was found whole.
+
+    ``world_size``: the number of ranks that trained when it was saved. It may be gone on from with any other: what
+    depends on it is how a program deals out its data.
+    """
+
+    folder: Path
+    step: int
+    world_size: int
+    files: tuple[str, ...]  # what the caller added, by name
+    has_state: bool
+
+    def path(self, name: str) -> Path:
+        """The path of a file that the caller added. KeyError where there is none of this name."""
+        if name not in self.files:
+            raise KeyError(name)
+        return self.folder / name
+
+    def load_state(self) -> Any:
+        """ONNX Runtime's ``CheckpointState``, with the optimizer's state.
+
+        Raises:
+            TrainingUnavailableError: and its like, as :func:`ortgpu.distributed.require_training` raises them.
+            DistributedError: ONNX Runtime cannot read its file, or none was saved.
+        """
+        if not self.has_state:
+            raise _error(f"{self.folder} holds no state of ONNX Runtime", [f"files: {', '.join(self.files) or 'none'}"])
+        from .training import require_training
+
+        require_training()
+        from onnxruntime.training.api import CheckpointState
+
+        try:
+            return CheckpointState.load_checkpoint(str(self.folder / _STATE))
+        except Exception as error:  # a bare RuntimeError of orttraining_pybind_state.cc
+            raise _error(f"ONNX Runtime cannot read {self.folder / _STATE}", [str(error)]) from error
+
+
+def save(
+    folder: str | os.PathLike[str],
+    step: int,
+    state: State | None = None,
+    *,
+    files: Iterable[str | os.PathLike[str]] = (),
+    rank: Rank | None = None,
+) -> Path | None:
+    """Write a checkpoint, on rank 0; the other ranks return None at once.
+
+    Args:
+        folder: of the job; made where it is not there.
+        step: how many steps were trained. There must be no checkpoint of this step yet.
+        state: ONNX Runtime's ``CheckpointState``; saved with the state of the optimizer.
+        files: further files, copied under their own names.
+        rank: which process this is; by default what the launcher says.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Not promised: that another rank sees it when this returns. Let all ranks wait for rank 0 (a barrier) before one of
+    them reads; on a network file system it may take longer.
+
+    Raises:
+        DistributedError: the step is saved already, a file cannot be read, or the folder cannot be written. Older
+            checkpoints are as they were.
+        LauncherConflictError: without ``rank``, when the launcher's variables contradict each other.
+        ValueError: the step is negative, two files have one name, or one has a name that is used here.
+    """
+    here = current_rank() if rank is None else rank
+    sources = [Path(source) for source in files]
+    names = [source.name for source in sources]
+    if step < 0 or len(set(names)) < len(names) or {_MANIFEST, _STATE, ""} & set(names):
+        raise ValueError(f"step {step} is negative, or not every file has a name of its own: {', '.join(names)}")
+    if here.rank != 0:
+        return None
+    root = Path(folder)
+    target = root / f"step-{step}"
+    if target.exists():
+        raise _error(f"{target} exists already", ["a checkpoint is never overwritten"])
+    partial = root / f"{_PARTIAL}{step}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for left in root.glob(f"{_PARTIAL}*"):  # of a save that was killed
+            shutil.rmtree(left)
+        partial.mkdir()
+        try:
+            for source in sources:
+                shutil.copyfile(source, partial / source.name)
+            if state is not None:
+                type(state).save_checkpoint(state, str(partial / _STATE), include_optimizer_state=True)
+            _write_manifest(partial, step, here.world_size)
+            _reach_the_disk(partial)
+            partial.rename(target)
+            _sync(root)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except Exception as error:  # ONNX Runtime raises a bare RuntimeError where it cannot write
+        raise _error(f"the checkpoint of step {step} could not be written to {root}", [_text(error)]) from error
+    return target
+
+
+def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
+    """Find the checkpoint of a step, by default the newest, and make sure that all of it is there and unchanged.
+
+    Reads every byte once. Every rank may do so.
+
+    Raises:
+        DistributedError: there is none, or something of it is missing, cut off or altered; ``evidence`` names each
+            file, and what is wrong with it. An older checkpoint is never taken instead: ``fixes`` names the newest
+            that is whole.
+        TrainingUnavailableError: the folder holds a checkpoint of ORTTrainer, which no package reads that still trains.
+    """
+    root = Path(folder)
+    known = steps(root)
+    if not known and any(root.glob("*.ort.pt")):
+        raise refuse("checkpoint shards")
+    wanted = step if step is not None else max(known, default=None)
+    if wanted is None or wanted not in known:
+        what = f"no checkpoint of step {wanted}" if wanted is not None else "no checkpoint"
+        there = f"steps that are there: {', '.join(map(str, known)) or 'none'}"
+        raise _error(f"there is {what} in {root}", [there if root.is_dir() else f"{root} is not a folder"])
+    checkpoint, problems = _verify(root / f"step-{wanted}", wanted)
+    if checkpoint is None:
+        whole = next((one for one in reversed(known) if one != wanted and _verify(root / f"step-{one}", one)[0]), None)
+        fix = manual("no other checkpoint of this folder is whole: copy it again from where it came from")
+        if whole is not None:
+            fix = python(f"ortgpu.distributed.checkpoint.load({os.fspath(folder)!r}, step={whole})")
+        raise _error(f"the checkpoint {root / f'step-{wanted}'} is damaged", problems, [fix])
+    return checkpoint
+
+
+def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The steps of which there is a checkpoint, ascending. That it is whole is what :func:`load` finds out."""
+    try:
+        names = os.listdir(folder)
+    except OSError:  # absent, no folder, or not to be read
+        return ()
+    return tuple(sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name))))
+
+
+def _write_manifest(folder: Path, step: int, world_size: int) -> None:
+    files = {path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
+    content = {"format": FORMAT, "step": step, "world_size": world_size, "files": files}
+    text = json.dumps({"content": content, "sha256": _digest_of(content)}, indent=1)
+    (folder / _MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint, or what is wrong with it, a file a line."""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        content: Mapping[str, Any] = manifest["content"]
+        if content["format"] != FORMAT:
+            return None, [f"{_MANIFEST}: format {content['format']}, and this release reads format {FORMAT}"]
+        if manifest["sha256"] != _digest_of(content) or content["step"] != step:
+            return None, [f"{_MANIFEST}: altered"]
+        problems = [
+            f"{name}: {problem}"
+            for name, known in content["files"].items()
+            if (problem := _compare(folder / name, known["size"], known["sha256"])) is not None
+        ]
+        names = tuple(name for name in content["files"] if name != _STATE)
+        checkpoint = Checkpoint(folder, step, content["world_size"], names, _STATE in content["files"])
+    except OSError as error:
+        return None, [f"{_MANIFEST}: {_text(error)}"]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None, [f"{_MANIFEST}: cut off, or no manifest"]
+    return (None, problems) if problems else (checkpoint, [])
+
+
+def _compare(path: Path, size: int, digest: str) -> str | None:
+    try:
+        found = path.stat().st_size
+        if found != size:
+            return f"{found} bytes, {size} were written"
+        return None if _digest(path) == digest else "altered: its SHA-256 is not the one that was written"
+    except OSError as error:
+        return "missing" if isinstance(error, FileNotFoundError) else _text(error)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _reach_the_disk(folder: Path) -> None:
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """fsync: a rename may reach the disk before what was written to the file does."""
+    if os.name == "nt" and path.is_dir():
+        return  # folders cannot be opened there
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _error(summary: str, evidence: list[str], fixes: Iterable[Fix] = ()) -> DistributedError:
+    return DistributedError(summary, evidence=evidence, fixes=fixes, phase=_PHASE)

@@ -1,0 +1,56 @@
+"""ONNX Runtime's training API, or the reason why there is none."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final, Literal, get_args
+
+from ..diagnosis import training_packages
+from ..diagnosis.refusals import Missing, refuse
+from ..environment.inspection import inspect_environment
+from ..environment.training import read_training_packages
+from ..errors import TrainingUnavailableError
+
+_MODULES: Final = {
+    "on-device": ("onnxruntime.training.api", "onnxruntime.training.artifacts"),
+    "ORTModule": ("onnxruntime.training.ortmodule",),
+}
+
+Feature = Literal["on-device", "ORTModule"] | Missing
+
+
+def require_training(feature: Feature = "on-device") -> None:
+    """Make sure that something of ONNX Runtime's training can be used here, or say why not.
+
+    Args:
+        feature: "on-device", the API of ``onnxruntime.training.api`` and ``artifacts``; "ORTModule"; or what no
+            published package has, and is always refused: "nccl", "horovod", "cuda", "checkpoint shards",
+            "model parallelism".
+
+    The first two are imported into this process, which takes torch along. That training computes on a GPU is not
+    verified: "cuda" is refused.
+
+    Raises:
+        TrainingUnavailableError: it is not there; ``reason`` says why, ``fixes`` what to do instead.
+        ConflictingPackagesError, BrokenPackageError: the training package is there, and damaged.
+        ValueError: there is no such feature.
+    """
+    if feature in get_args(Missing):
+        raise refuse(feature)  # type: ignore[arg-type] # mypy does not narrow a Literal by get_args
+    if feature not in _MODULES:
+        raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(Missing)))}; not {feature!r}")
+    environment = inspect_environment()
+    packages = read_training_packages(environment.packages.onnxruntime.folder)
+    found = [error for check in training_packages.CHECKS if (error := check(environment, packages)) is not None]
+    fatal = [error for error in found if error.severity == "fatal" or _concerns(error, feature)]
+    if fatal:
+        raise fatal[0].with_others(fatal)
+    try:
+        for name in _MODULES[feature]:
+            import_module(name)
+    except Exception as error:  # other people's code: whatever it raises, there is no training
+        raise training_packages.import_failed([f"{type(error).__name__}: {error}"], environment) from error
+
+
+def _concerns(error: BaseException, feature: str) -> bool:
+    return isinstance(error, TrainingUnavailableError) and (feature, error.reason) == ("ORTModule", "no ORTModule")

@@ -1,0 +1,111 @@
+"""Another program, run with a deadline, with all of its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended. ``returncode`` None: it could not be started, or had to be killed at the deadline."""
+
+    returncode: int | None
+    output: str  # what it wrote to its standard output
+    errors: str  # and to its standard error; where it could not be started, why not
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.returncode == 0
+
+
+def run(
+    command: Sequence[str], *, timeout: float, environ: Mapping[str, str] | None = None, grace: float = 0.0
+) -> Ended:
+    """Run a program and wait for it, at most ``timeout`` seconds. Nothing is raised for what becomes of it.
+
+    It leads a process group that is killed at the deadline, and after its end: nothing that it started in that group
+    survives. With ``grace`` it is first asked to end (SIGTERM) and given that many seconds: mpirun has its processes
+    in groups of their own, and only mpirun can end them.
+    """
+    try:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environ,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+        return Ended(None, "", str(error))
+    timed_out = False
+    try:
+        output, errors = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        timed_out = child.poll() is None  # it may have ended, and something that it started still hold its output
+        if timed_out and grace:
+            child.terminate()
+            try:
+                child.wait(grace)
+            except subprocess.TimeoutExpired:
+                pass  # killed now, as it would be without grace
+        kill_group(child)
+        output, errors = _rest(child)
+    finally:
+        kill_group(child)
+    text, said = (each.decode("utf-8", "replace") for each in (output, errors))
+    return Ended(None if timed_out else child.returncode, text, said, timed_out)
+
+
+def _rest(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What an ended child wrote. Not waited for: what left its group lives on, and may hold the pipes for ever."""
+    try:
+        return child.communicate(timeout=1.0)
+    except subprocess.TimeoutExpired as expired:
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+        return expired.output or b"", expired.stderr or b""
+
+
+def run_python(code: str, *arguments: str, timeout: float, environ: Mapping[str, str] | None = None) -> Ended:
+    """Run code in another process of this interpreter, with this search path."""
+    return run(python_command(code, *arguments), timeout=timeout, environ=environ)
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """``sys.path`` travels as it is: the child has to see the environment that this process sees."""
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}", *arguments]
+
+
+def parse_answer(output: str) -> Any:
+    """What a child's code printed as one line of JSON, a list: the last such line, since libraries print too, also when
+    the process ends. None where there is none."""
+    for line in reversed(output.splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, list):
+            return found
+    return None
+
+
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End a child that leads a process group, and the whole group."""
+    try:
+        if hasattr(os, "killpg"):
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            child.kill()
+    except (ProcessLookupError, PermissionError):
+        pass  # it ended by itself
+    child.wait()

@@ -1,0 +1,113 @@
+"""Which GPU Ray assigned to this worker, and whether what a session found is that GPU.
+
+Facts come in as arguments, so that every case can be judged without Ray and without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ...devices import DeviceRequest
+from ...environment.driver import GPU
+from ...errors import NoDeviceError, RankDeviceError, manual
+
+NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+
+
+def none_assigned(visible_devices: str | None) -> NoDeviceError:
+    """For a worker without a GPU of its own. Ray hides none from it: since 2.60 at the latest, unless it is told to by
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, it leaves CUDA_VISIBLE_DEVICES there as it is."""
+    return NoDeviceError(
+        "Ray assigned no GPU to this worker",
+        evidence=[
+            'get_runtime_context().get_accelerator_ids()["GPU"] is empty',
+            _visibility(visible_devices) + (": CUDA shows it every GPU of the node" if visible_devices is None else ""),
+        ],
+        fixes=[
+            manual(
+                'ask for one: num_gpus=1 in ray.remote or map_batches, ray_actor_options={"num_gpus": 1} in a Serve '
+                "deployment"
+            )
+        ],
+    )
+
+
+def refusal(
+    assigned: Collection[str], visible_devices: str | None, device: DeviceRequest, *, kept_by_ray: bool
+) -> RankDeviceError | None:
+    """Why no session can be on what Ray assigned to this worker, or None.
+
+    Args:
+        assigned: ids of the GPUs, as Ray has them; none is :func:`none_assigned`'s matter.
+        visible_devices: CUDA_VISIBLE_DEVICES, now.
+        device: what the session was asked to be on.
+        kept_by_ray: False where the variable :data:`NOSET` keeps Ray from setting CUDA_VISIBLE_DEVICES.
+    """
+    shown = {name.strip() for name in (visible_devices or "").split(",")}
+    if shown != set(assigned):
+        return RankDeviceError(
+            f"Ray assigned GPU {', '.join(sorted(assigned))} to this worker, and CUDA shows it others",
+            evidence=[_visibility(visible_devices), *([] if kept_by_ray else [f"{NOSET} is set"])],
+            fixes=[
+                manual("leave CUDA_VISIBLE_DEVICES to Ray: do not set it in the worker")
+                if kept_by_ray
+                else manual(f"start Ray without {NOSET}", needs="host")
+            ],
+        )
+    if len(assigned) > 1 and device is None:
+        return RankDeviceError(
+            f"Ray assigned {len(assigned)} GPUs to this worker, and a session uses one",
+            evidence=[_visibility(visible_devices)],
+            fixes=[
+                manual("ask for num_gpus=1 for each worker, and for more workers"),
+                manual('or say which of them this session uses: device="cuda:0" is the first of those assigned'),
+            ],
+        )
+    return None
+
+
+def uuids_of(assigned: Collection[str], gpus: Sequence[GPU], device_order: str | None) -> frozenset[str] | None:
+    """UUIDs that a session may be on; None where that is not known.
+
+    Args:
+        assigned: Ray's ids: numbers as CUDA_VISIBLE_DEVICES has them, or UUIDs where Ray was started with those.
+        gpus: NVML's, of the whole node.
+        device_order: CUDA_DEVICE_ORDER. Unless it is PCI_BUS_ID, CUDA's numbers are NVML's only among GPUs that are all
+            alike.
+    """
+    found: set[str] = set()
+    in_order = device_order == "PCI_BUS_ID" or len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1
+    for name in assigned:
+        if not name.isdecimal():
+            found.add(name)
+        elif in_order and int(name) < len(gpus) and (uuid := gpus[int(name)].uuid) is not None:
+            found |= {uuid, *gpus[int(name)].mig_uuids}
+        else:
+            return None
+    return frozenset(found)
+
+
+def is_among(uuid: str, allowed: Collection[str]) -> bool:
+    """By the digits: CUDA says GPU- of a MIG instance, and CUDA_VISIBLE_DEVICES may hold the beginning of a UUID."""
+    return any(_digits(uuid).startswith(_digits(one)) for one in allowed)
+
+
+def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:
+    """For a session that was opened, and not on the GPU that Ray assigned."""
+    return RankDeviceError(
+        "the session is not on the GPU that Ray assigned to this worker",
+        evidence=[
+            f"assigned: {', '.join(sorted(allowed))}",
+            f"CUDA gave it: {uuid}",
+            "CUDA reads CUDA_VISIBLE_DEVICES once in a process: it was in use here before Ray assigned this GPU",
+        ],
+        fixes=[manual("let Ray end the worker after a task with a GPU, which it does unless max_calls says otherwise")],
+    )
+
+
+def _digits(uuid: str) -> str:
+    return uuid.strip().lower().partition("-")[2]
+
+
+def _visibility(visible_devices: str | None) -> str:
+    return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"

@@ -1,0 +1,46 @@
+"""GPUSession, tied to the GPU that Ray assigned to the process. Imported in workers only: it imports ONNX Runtime."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+
+from ...environment.driver import read_nvml
+from ...session import GPUSession
+from . import assignment
+
+
+class AssignedSession(GPUSession):
+    """See :func:`~ortgpu.integrations.ray.open_session`. Unpickled elsewhere, it is on the GPU assigned there."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        assigned = _assigned()
+        if assigned:
+            refusal = assignment.refusal(
+                assigned,
+                os.environ.get("CUDA_VISIBLE_DEVICES"),
+                settings.get("device"),
+                kept_by_ray=os.environ.get(assignment.NOSET, "").lower() not in ("1", "true"),
+            )
+            if refusal is not None:
+                raise refusal
+        super().__init__(*arguments, **settings)
+        uuid = self.device.uuid
+        if uuid is None:
+            return
+        allowed = assignment.uuids_of(assigned, read_nvml().gpus, os.environ.get("CUDA_DEVICE_ORDER"))
+        if allowed is not None and not assignment.is_among(uuid, allowed):
+            self.close()
+            raise assignment.elsewhere(uuid, allowed)
+
+    def _refuse_if_lost(self) -> None:
+        super()._refuse_if_lost()
+        if not _assigned():
+            raise assignment.none_assigned(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _assigned() -> list[str]:
+    ids: list[str] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return ids

@@ -1,0 +1,275 @@
+"""How fast a model runs here: plain ONNX Runtime and the ways of this library, in turns, in one process.
+
+Needs ``onnxruntime`` to be importable. Nothing is printed; :mod:`ortgpu.cli.bench` shows what is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import GPUError, ProviderFallbackError
+from .pool import GPUSessionPool
+from .timing import in_turns, quartiles
+
+Feed = Mapping[str, Any]
+
+PLAIN = "plain"
+
+# Way: how it is written in a program
+WAYS = {
+    PLAIN: "onnxruntime.InferenceSession(model).run",
+    "run": "GPUSession(model).run",
+    "map": "GPUSession(model).map",
+    "graph": "GPUSession(model, cuda_graph=True).run",
+    "pool": "GPUSessionPool(model).map",
+}
+
+_BLOCK = 0.1  # seconds that a block of calls lasts at least: scheduling and clocks are then small beside it
+_MOST_CALLS = 2000  # of a block
+_REFILLS = 4  # of what a map holds in flight: filling and draining it are part of a block
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    low: float  # lower quartile
+    median: float
+    high: float  # upper quartile
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(*quartiles(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds of single calls, by percentile. ``p99`` is None where there are fewer than a hundred."""
+
+    p50: float
+    p90: float
+    p99: float | None
+    calls: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Latency:
+        percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
+        enough = len(seconds) >= 100
+        return cls(percentiles[49], percentiles[89], percentiles[98] if enough else None, len(seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One way with one batch size.
+
+    Attributes:
+        batch: None for a model without a free batch dimension; a request is then one item.
+        rate: items a second.
+        ratio: of the rate to that of plain ONNX Runtime, round by round; None for that, and where it was not measured.
+        latency: None for a way that has many requests at work at once.
+    """
+
+    way: str
+    batch: int | None
+    rate: Spread
+    ratio: Spread | None
+    latency: Latency | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A way that was not measured, with every batch size or with one. ``why``: the first line of the exception."""
+
+    way: str
+    batch: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    name: str
+    run: Callable[[None, Feed], Any] | None = None  # one request at a time, or
+    map: Callable[[Iterable[Feed]], Iterator[Any]] | None = None  # many, so many of them
+    at_least: int = 1
+
+    def block(self, feed: Feed, calls: int) -> tuple[float, list[float]]:
+        """Seconds of so many calls together, and of each where they come one after the other."""
+        if self.run is not None:
+            each = [_seconds(self.run, None, feed) for _ in range(calls)]
+            return sum(each), each
+        assert self.map is not None
+        return _seconds(deque, self.map(itertools.repeat(feed, calls)), 0), []
+
+
+def _seconds(action: Callable[..., object], *arguments: object) -> float:
+    started = time.perf_counter()
+    action(*arguments)
+    return time.perf_counter() - started
+
+
+class Bench:
+    """The sessions that are compared. A context manager: they are closed at its end.
+
+    ``session`` is the one on the first GPU. With ``allow_cpu`` all are on the CPU where no GPU can be had. What cannot
+    be opened beside it is in ``left_out``.
+
+    Raises:
+        GPUError, Exception: as GPUSession raises.
+    """
+
+    def __init__(self, model: str, *, allow_cpu: bool = False) -> None:
+        from .session import GPUSession
+
+        self._model = model
+        self._stack = ExitStack()
+        self.left_out: list[LeftOut] = []
+        self.session = self._stack.enter_context(GPUSession(model, allow_cpu=allow_cpu))
+        self._ways = [_Way("run", run=self.session.run), _Way("map", map=self.session.map, at_least=8 * _REFILLS)]
+        on_gpu = self.session.device.is_gpu
+        try:
+            self._add(PLAIN, self._open_plain)
+            if on_gpu:
+                self._add("graph", lambda: _Way("graph", run=self._open(cuda_graph=True).run))
+            self._add("pool", lambda: self._open_pool(allow_cpu))
+        except BaseException:
+            self._stack.close()
+            raise
+        self._ways.sort(key=lambda way: list(WAYS).index(way.name))
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def steps(self) -> int:
+        """How often :meth:`measure` calls ``progress`` in a round."""
+        return len(self._ways)
+
+    def measure(
+        self, batch: int | None, feed: Feed, rounds: int, progress: Callable[[], None] = lambda: None
+    ) -> list[Figure]:
+        """Figures of all ways for one feed; what a way cannot run is added to ``left_out``.
+
+        Raises:
+            Exception: of the plainest way, where the model does not run on this feed at all.
+        """
+        blocks: dict[str, Callable[[], float]] = {}
+        latencies: dict[str, list[float]] = {}
+        for way in self._ways:
+            try:
+                calls = self._calls(way, feed)
+            except Exception as error:
+                if way.name == "run" and not isinstance(error, GPUError):
+                    raise
+                self.left_out.append(LeftOut(way.name, batch, first_line(error)))
+                continue
+            blocks[way.name] = self._timed(way, feed, calls, latencies.setdefault(way.name, []), progress)
+        seconds = in_turns(blocks, rounds)
+        items = batch or 1
+        return [
+            Figure(
+                name,
+                batch,
+                Spread.of([items / each for each in taken]),
+                Spread.of([theirs / mine for theirs, mine in zip(seconds[PLAIN], taken, strict=True)])
+                if PLAIN in seconds and name != PLAIN
+                else None,
+                Latency.of(latencies[name]) if len(latencies[name]) > 1 else None,
+            )
+            for name, taken in seconds.items()
+        ]
+
+    def _calls(self, way: _Way, feed: Feed) -> int:
+        """How many make a block. The calls for it are also those that warm the way up."""
+        way.block(feed, way.at_least)
+        seconds, _ = way.block(feed, way.at_least)
+        wanted = math.ceil(_BLOCK * way.at_least / max(seconds, 1e-9))
+        return max(way.at_least, min(wanted, _MOST_CALLS))
+
+    @staticmethod
+    def _timed(
+        way: _Way, feed: Feed, calls: int, latencies: list[float], progress: Callable[[], None]
+    ) -> Callable[[], float]:
+        def action() -> float:
+            seconds, each = way.block(feed, calls)
+            latencies.extend(each)
+            progress()
+            return seconds / calls
+
+        return action
+
+    def _add(self, name: str, opened: Callable[[], _Way]) -> None:
+        try:
+            self._ways.append(opened())
+        except Exception as error:  # noqa: BLE001 - the others are measured all the same
+            self.left_out.append(LeftOut(name, None, first_line(error)))
+
+    def _open(self, **options: Any) -> Any:
+        from .session import GPUSession
+
+        options = {"device": self.session.device.ordinal, "cpu_nodes": "allow", **options}
+        return self._stack.enter_context(GPUSession(self._model, **options))
+
+    def _open_pool(self, allow_cpu: bool) -> _Way:
+        pool = self._stack.enter_context(GPUSessionPool(self._model, allow_cpu=allow_cpu, cpu_nodes="allow"))
+        return _Way("pool", map=pool.map, at_least=_REFILLS * 2 * 3 * len(pool))
+
+    def _open_plain(self) -> _Way:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors: what it warns of belongs to no measurement
+        cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
+        device = self.session.device
+        providers: list[Any] = [cpu]
+        if device.is_gpu:
+            # The first GPU is the default, and naming it makes 1.31 log a warning.
+            providers.insert(0, (cuda, {"device_id": str(device.ordinal)}) if device.ordinal else cuda)
+        session = onnxruntime.InferenceSession(self._model, options, providers=providers)
+        bound = session.get_providers()
+        if bound[0] != (cuda if device.is_gpu else cpu):
+            raise ProviderFallbackError("plain ONNX Runtime did not reach the GPU", bound=tuple(bound))
+        session.disable_fallback()
+        return _Way(PLAIN, run=session.run)
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def recommend(figures: Sequence[Figure]) -> list[str]:
+    """Settings that these figures speak for, a sentence each; nothing where the difference is within the spread."""
+    found: list[str] = []
+    batches = list(dict.fromkeys(figure.batch for figure in figures))
+    for batch in batches:
+        of_batch = {figure.way: figure for figure in figures if figure.batch == batch}
+        faster = [figure for figure in of_batch.values() if _is_faster(figure, of_batch.get(PLAIN))]
+        where = f"Batch {batch}" if batch is not None else "This model"
+        for what, candidates in (
+            ("shortest time for a request", [figure for figure in faster if figure.latency]),
+            ("most items a second", faster),
+        ):
+            best = max(candidates, key=lambda figure: figure.rate.median, default=None)
+            if best is not None and best.ratio is not None:
+                found.append(f"{where}, {what}: {WAYS[best.way]}, {best.ratio.median:.2f} times plain run.")
+    best = max(figures, key=lambda figure: figure.rate.median, default=None)
+    others = [figure for figure in figures if best is not None and figure.batch != best.batch]
+    if best is not None and others and all(figure.rate.high < best.rate.low for figure in others):
+        found.append(f"Most items a second of all: batch {best.batch}.")
+    return found
+
+
+def _is_faster(figure: Figure, plain: Figure | None) -> bool:
+    """In three of four rounds by more than plain ONNX Runtime differs from itself in the middle half of them."""
+    if plain is None or figure.ratio is None:
+        return False
+    noise = (plain.rate.high - plain.rate.low) / plain.rate.median
+    return figure.ratio.low > 1 + noise

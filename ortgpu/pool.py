@@ -1,0 +1,345 @@
+"""GPUSessionPool: one process, sessions on several GPUs, each request to the session that is least busy."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn
+
+from . import lifetime
+from .devices import Device, DeviceRequest
+from .errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, manual
+from .pool_workers import Worker, open_workers, stop
+
+logger = logging.getLogger("ortgpu.pool")
+
+
+@dataclass(frozen=True, slots=True)
+class LostDevice:
+    """A GPU that was taken out of a pool, and the error that showed it to be lost."""
+
+    device: Device
+    error: GPUError
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    output_names: Sequence[str] | None
+    feed: Mapping[str, Any]
+    future: Future[Any]
+
+
+class GPUSessionPool:
+    """Sessions on several GPUs in one process, behind one ``run``.
+
+    A request goes to the session that has the fewest. Each GPU is served by three threads or more: while it computes
+    for one, the inputs and outputs of others are copied, through pinned memory as in GPUSession.map.
+
+    Args:
+        model: path or bytes, as for GPUSession.
+        devices: "all" that CUDA shows this process, or those to use: ordinals, "cuda:1", UUIDs.
+        sessions_per_device: each has weights of its own in the memory of the GPU.
+        options: what GPUSession takes beside ``device`` and ``cuda_graph``, by name, for every session. With
+            ``allow_cpu``, where no GPU can be had, as many are opened on the CPU.
+
+    Raises:
+        GPUError: one of the sessions could not be opened; the others are closed again.
+        DeviceNotFoundError, ProviderRequestError: ``devices`` names a GPU that is not there, or one twice; or
+            ``cuda_graph`` was asked for, which sessions that work side by side cannot have.
+        Exception: ONNX Runtime's own, for what is not about the GPU.
+
+    A GPU that is lost while it works is taken out: :attr:`lost` says why, and so does the log. Its requests are run
+    once more, on another GPU. Lost is a GPU that an error says to be lost (memory beyond correction, a GPU that is not
+    there any more), and one that fails a request with an error of the provider where another GPU then does not, as long
+    as another is left. A request that fails on both is raised, and takes out neither.
+
+    Requests that are at work on a GPU at the same time each need some of its memory for what they compute. Feeds hold
+    arrays of the host, which must not be written to before their request is done. A pool does not pickle, and in a
+    forked child it raises ForkedSessionError.
+
+    Not promised: to survive a sticky CUDA error, such as an illegal memory access. CUDA's word for that is that the
+    process has to be restarted, whichever of its GPUs the error came from: every session refuses from then on, and so
+    does the pool, with a PoisonedContextError. What must survive it needs a process for each GPU. Nor is there an order
+    among requests, but that of the results of :meth:`map`.
+    """
+
+    def __init__(
+        self,
+        model: str | bytes | os.PathLike[str],
+        devices: str | Iterable[DeviceRequest] = "all",
+        sessions_per_device: int = 1,
+        **options: Any,
+    ) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()  # guards all below
+        self._waiting: deque[_Request] = deque()
+        self._serving: tuple[Worker, ...] = ()
+        self._lost: tuple[LostDevice, ...] = ()
+        self._closed = False
+        if "device" in options:
+            raise TypeError("a pool has devices=, a sequence, and no device=")
+        workers = open_workers(model, devices, operator.index(sessions_per_device), options)
+        self._serving = tuple(workers)
+        self._threads = frozenset(thread for worker in workers for thread in worker.threads)
+        self._limit = len(self._threads)
+        # Also where the pool is dropped without close(), or the interpreter ends.
+        self._stop = weakref.finalize(self, stop, workers, self._pid)
+
+    @property
+    def sessions(self) -> tuple[Any, ...]:
+        """The GPUSessions that serve."""
+        return tuple(worker.session for worker in self._serving)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The GPUs that serve, each once, in the order in which they were named."""
+        by_place = {worker.place: worker.session.device for worker in self._serving}
+        return tuple(by_place[place] for place in sorted(by_place))
+
+    @property
+    def lost(self) -> tuple[LostDevice, ...]:
+        """The GPUs that were taken out, in the order in which that happened."""
+        return self._lost
+
+    def __len__(self) -> int:
+        """How many sessions serve."""
+        return len(self._serving)
+
+    def run(self, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
+        """As InferenceSession.run, on the session that is least busy; see the class for what is raised."""
+        future = self.submit(output_names, feed)
+        try:
+            return future.result()
+        except BaseException:  # an interrupt, while it waits
+            future.cancel()
+            raise
+        finally:
+            del future  # it holds the exception, and that this frame
+
+    def submit(self, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Future[Any]:
+        """Ask for a run; the future has its outputs, or what it raised.
+
+        Where every thread has a request and as many are waiting, this waits for a place among them. A request that has
+        not begun can be cancelled.
+
+        Raises:
+            ExecutionError: the pool is closed, or none of its GPUs is left; also for a request that was waiting then,
+                as the result of its future. PoisonedContextError, where a sticky CUDA error ended them.
+            ForkedSessionError: this process was forked from that of the pool.
+            ProviderRequestError: an array of ``feed`` is on a GPU.
+        """
+        from .device_arrays import refuse_on_gpu
+
+        self._refuse_after_fork()
+        refuse_on_gpu(feed)
+        request = _Request(output_names, feed, Future())
+        with self._changed:
+            # A callback of a future runs in a thread that serves: it would wait for itself.
+            waits = threading.current_thread() not in self._threads
+            self._changed.wait_for(lambda: self._is_over or not waits or len(self._waiting) < self._limit)
+            if self._is_over:
+                raise self._why_over()
+            self._waiting.append(request)
+            self._assign()
+        return request.future
+
+    def map(
+        self,
+        feeds: Iterable[Mapping[str, Any]],
+        *,
+        in_flight: int | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> Iterator[Any]:
+        """What ``run(output_names, feed)`` gives for each of ``feeds``, in their order, computed on all GPUs at once.
+
+        As GPUSession.map: ``feeds`` may be a generator without end; ``in_flight`` is how many may have been taken whose
+        results were not handed out, two for each thread of the pool unless given; the first exception comes out at its
+        place and ends the iteration; ending it early waits for what is under way, and leaves nothing running.
+
+        Raises:
+            TypeError, ValueError: ``feeds`` is not iterable, or one feed; ``in_flight`` is not a positive int.
+            GPUError: as :meth:`submit`.
+        """
+        from .pipeline import check_arguments, results_of
+
+        self._refuse_after_fork()
+        if self._is_over:
+            raise self._why_over()
+        source, ahead = check_arguments(feeds, in_flight, 2 * self._limit)
+        return results_of(functools.partial(self.submit, output_names), source, ahead)
+
+    def close(self) -> None:
+        """Give up the sessions and their GPU memory. What is running is waited for; what was waiting gets an
+        ExecutionError as its result, and so does any later use. Closing twice is fine."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._closed = True
+            dropped = self._drop_waiting()
+        self._fail(dropped)
+        self._stop()
+
+    def __enter__(self) -> GPUSessionPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a GPUSessionPool does not pickle: open one where it is used, or send a GPUSession, which does")
+
+    # With self._changed held
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closed or not self._serving
+
+    def _assign(self) -> None:
+        """Give waiting requests to the least busy sessions, as far as these have threads left."""
+        while self._waiting:
+            worker = min(self._serving, key=_by_load)
+            if worker.busy >= worker.capacity:
+                break
+            request = self._waiting.popleft()
+            if request.future.set_running_or_notify_cancel():
+                worker.busy += 1
+                worker.put(functools.partial(self._serve, worker, request))
+        self._changed.notify_all()
+
+    def _drop_waiting(self) -> list[_Request]:
+        dropped = list(self._waiting)
+        self._waiting.clear()
+        self._changed.notify_all()
+        return dropped
+
+    # In a worker's thread
+
+    def _serve(self, worker: Worker, request: _Request) -> None:
+        try:
+            outputs, error = self._run_on(worker, request.output_names, request.feed), None
+        except BaseException as raised:  # noqa: BLE001 - the future's to raise
+            outputs, error = None, raised
+        self._release(worker)
+        # After the thread counts as free, and without the lock: a callback of the future may submit.
+        if error is None:
+            request.future.set_result(outputs)
+        else:
+            request.future.set_exception(error)
+            del request, error  # the future holds the exception, and that this frame
+
+    def _run_on(self, worker: Worker, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
+        """The outputs; where the GPU is, or may be, at fault, those of another GPU."""
+        from .pipeline import staged_run  # not above: it imports numpy, whose absence a session diagnoses
+
+        try:
+            return staged_run(worker.session, output_names, feed)
+        except (PoisonedContextError, ProviderFailureError) as error:
+            lost = _is_lost(error)
+            if lost:
+                self._take_out(worker, error)
+            other = self._borrow_other_than(worker)
+            if other is None:
+                raise
+            try:
+                outputs = staged_run(other.session, output_names, feed)
+            except (PoisonedContextError, ProviderFailureError) as again:
+                if _is_lost(again):
+                    self._take_out(other, again)
+                raise
+            finally:
+                self._release(other)
+            if not lost:  # so it was not the request
+                self._take_out(worker, error)
+            return outputs
+
+    def _borrow_other_than(self, worker: Worker) -> Worker | None:
+        """The least busy worker of another GPU; to be released."""
+        with self._changed:
+            others = [each for each in self._serving if each.place != worker.place]
+            other = min(others, key=_by_load) if others else None
+            if other is not None:
+                other.busy += 1
+            return other
+
+    def _release(self, worker: Worker) -> None:
+        with self._changed:
+            worker.busy -= 1
+            if not self._is_over:
+                self._assign()
+
+    def _take_out(self, worker: Worker, error: ExecutionError) -> None:
+        """Let the GPU of ``worker`` serve no more, nor any whose sessions refuse because of the same error."""
+        lost, poisoned = _is_lost(error), isinstance(error, PoisonedContextError)
+        with self._changed:
+            gone = [
+                each
+                for each in self._serving
+                if each.place == worker.place or (poisoned and lifetime.refuses(each.session))
+            ]
+            if not lost and len(gone) == len(self._serving):
+                return  # the last one: failures that come and go must not empty the pool
+            if lost:
+                for each in gone:
+                    lifetime.refuse(each.session, error)
+            devices = {each.place: each.session.device for each in gone}
+            self._serving = tuple(each for each in self._serving if each not in gone)
+            # A copy: the traceback of the original holds the arrays of a request.
+            self._lost += tuple(LostDevice(device, lifetime.anew(error)) for device in devices.values())
+            dropped = [] if self._serving else self._drop_waiting()
+        for device in devices.values():
+            logger.warning("%s is out of the pool [%s]: %s", device, error.code, error.summary)
+        self._fail(dropped)
+
+    def _fail(self, requests: Iterable[_Request]) -> None:
+        for request in requests:
+            if request.future.set_running_or_notify_cancel():
+                request.future.set_exception(self._why_over())
+
+    def _why_over(self) -> GPUError:
+        if self._closed:
+            return ExecutionError("this GPUSessionPool is closed", fixes=[manual("open a new GPUSessionPool")])
+        causes = [lost.error for lost in self._lost]
+        evidence = [f"{lost.device}: {lost.error.summary}" for lost in self._lost]
+        for cause in causes:
+            if isinstance(cause, PoisonedContextError):
+                return PoisonedContextError(
+                    cause.summary, evidence=evidence, fixes=cause.fixes, others=causes, cuda_code=cause.cuda_code
+                )
+        return ExecutionError(
+            "no GPU of this GPUSessionPool is left",
+            evidence=evidence,
+            fixes=[manual("open a new GPUSessionPool: it says what is wrong with a GPU that it cannot use")],
+            others=causes,
+        )
+
+    def _refuse_after_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise lifetime.forked(
+                "this GPUSessionPool was opened before this process was forked, and its threads are in the parent",
+                f"it was opened in process {self._pid}; this is process {os.getpid()}",
+                self._pid,
+            )
+
+
+def _by_load(worker: Worker) -> int:
+    return worker.busy
+
+
+def _is_lost(error: ExecutionError) -> bool:
+    """Whether the error says that the GPU, or the process's use of it, is at its end."""
+    from .diagnosis.cuda_codes import LOST, name_of
+
+    if isinstance(error, ProviderFailureError):
+        return error.library == "CUDA" and error.status in [name_of(code) for code in LOST]
+    return isinstance(error, PoisonedContextError)

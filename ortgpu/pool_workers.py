@@ -1,0 +1,195 @@
+"""The sessions of a pool, each with the threads that call it: opened together, and closed together."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
+from typing import Any, SupportsIndex
+
+from . import registry
+from ._gpu_session import gpu_session_class
+from .background import Task
+from .devices import DeviceRequest, check_form, ordinal_of
+from .environment.cuda import initialise
+from .errors import GPUError, ProviderRequestError, manual
+
+# With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
+_THREADS_PER_DEVICE = 3
+
+
+class Worker:
+    """A session, and the threads that call it. ``place``: which of the pool's devices it is on."""
+
+    def __init__(self, session: Any, place: int, capacity: int) -> None:
+        self.session = session
+        self.place = place
+        self.busy = 0  # requests at work
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        try:
+            for _ in range(capacity):
+                # Daemons: whoever forgets to close the pool must not wait for them at the end of the program.
+                thread = threading.Thread(target=_work, args=(self._tasks,), name=f"ortgpu-pool-{place}", daemon=True)
+                thread.start()
+                self.threads.append(thread)
+        except RuntimeError:  # "can't start new thread"
+            self.stop()
+            raise
+
+    @property
+    def capacity(self) -> int:
+        """How many requests it can work at."""
+        return len(self.threads)
+
+    def put(self, task: Callable[[], None]) -> None:
+        """Have a thread call ``task``, which must not raise."""
+        self._tasks.put(task)
+
+    def stop(self) -> None:
+        """Let the threads end when what they were given is done, and wait for it."""
+        for _ in self.threads:
+            self._tasks.put(None)
+        for thread in self.threads:
+            if thread is not threading.current_thread():  # a callback of a future may close the pool
+                thread.join()
+
+
+def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
+    """The threads know neither pool nor session, so that a pool that nobody refers to any more is let go."""
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # it holds the pool, and a request's arrays
+
+
+def open_workers(
+    model: str | bytes | os.PathLike[str],
+    devices: str | Iterable[DeviceRequest],
+    sessions_per_device: int,
+    options: dict[str, Any],
+) -> list[Worker]:
+    """A worker for each session, those of one round over the devices after those of the one before.
+
+    The first session is opened here, so that its warnings name the caller, and what keeps every GPU from being used is
+    diagnosed once. The others follow at the same time, in threads.
+
+    Raises:
+        TypeError, ValueError: the arguments have no meaning.
+        GPUError, Exception: as GPUSession raises; nothing is left open.
+    """
+    if sessions_per_device < 1:
+        raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
+    if options.get("cuda_graph"):
+        raise ProviderRequestError(
+            "a GPUSessionPool cannot replay CUDA graphs",
+            evidence=[
+                "while one is captured, CUDA refuses GPU memory to all threads, and its other sessions need some"
+            ],
+            fixes=[
+                manual("leave cuda_graph out, or give each GPU a process, with a GPUSession(cuda_graph=True) in it")
+            ],
+            requested="cuda_graph",
+        )
+    chosen = _choose(devices)
+    places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
+    sessions = _open_sessions(model, [chosen[place] for place in places], options)
+    capacity = -(-_THREADS_PER_DEVICE // sessions_per_device)
+    workers: list[Worker] = []
+    try:
+        for session, place in zip(sessions, places, strict=True):
+            workers.append(Worker(session, place, capacity))
+    except RuntimeError:
+        stop(workers, os.getpid())
+        _close(sessions)
+        raise
+    return workers
+
+
+def stop(workers: Sequence[Worker], pid: int) -> None:
+    """End the threads of all workers, then close their sessions. In a child forked from process ``pid``: nothing."""
+    if os.getpid() == pid:
+        for worker in workers:
+            worker.stop()
+        _close(worker.session for worker in workers)
+
+
+def _close(sessions: Iterable[Any]) -> None:
+    for session in sessions:
+        session.close()
+
+
+def _choose(devices: str | Iterable[DeviceRequest]) -> list[DeviceRequest]:
+    """The devices to ask GPUSession for, as ordinals where the driver shows any, else as they were named."""
+    everything = devices == "all"
+    if not everything and (isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable)):
+        raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
+    named = [] if everything else [_as_request(device) for device in devices]
+    if not everything and not named:
+        raise _refused("devices names no GPU", named, "name at least one, or leave devices out for all")
+    for device in named:
+        check_form(device)
+    shown = initialise().devices
+    if everything:
+        return [device.ordinal for device in shown or ()] or [None]
+    if shown:
+        from .opening import choose_visible
+
+        requests: list[DeviceRequest] = [choose_visible(device, shown).ordinal for device in named]
+    else:  # a session will say why, or be opened on the CPU
+        requests = named
+    keys = [str(each).lower() if ordinal_of(each) is None else ordinal_of(each) for each in requests]
+    for position, key in enumerate(keys):
+        if key in keys[:position]:
+            what = f"devices names one GPU twice: as {named[keys.index(key)]!r} and as {named[position]!r}"
+            raise _refused(what, named, "name each GPU once; sessions_per_device opens several sessions on each")
+    return requests
+
+
+def _as_request(device: DeviceRequest | SupportsIndex) -> DeviceRequest:
+    is_number = isinstance(device, SupportsIndex) and not isinstance(device, int)
+    return operator.index(device) if is_number else device  # type: ignore[arg-type, return-value]  # numpy's integers
+
+
+def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        what, evidence=[f"devices={list(devices)!r}"], fixes=[manual(remedy)], requested=tuple(devices)
+    )
+
+
+def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[str, Any]) -> list[Any]:
+    session_class: Any = gpu_session_class()
+    open_session = functools.partial(session_class, model)
+    sessions = [open_session(device=devices[0], **options)]
+    if not sessions[0].device.is_gpu:  # by allow_cpu; one after the other, so that each warns the caller
+        try:
+            for device in devices[1:]:
+                sessions.append(open_session(device=device, **options))  # noqa: PERF401 - closed if the next one fails
+        except BaseException:
+            _close(sessions)
+            raise
+        return sessions
+    # Of nodes on the CPU the first has warned: placement is a matter of the model and of ONNX Runtime's build. Where it
+    # is on a GPU, none goes to the CPU: that would be given its share of requests, and hold up those behind them.
+    options = {**options, "allow_cpu": False}
+    if options.get("cpu_nodes", "warn") == "warn":
+        options["cpu_nodes"] = "allow"
+    open_session = functools.partial(open_session, **options)
+    tasks = [Task(functools.partial(open_session, device=device), f"ortgpu-open-{device}") for device in devices[1:]]
+    errors: list[BaseException] = []
+    for task in tasks:
+        try:
+            sessions.append(task.result())
+        except BaseException as error:  # noqa: BLE001 - raised when all have ended
+            errors.append(error)
+    if errors:
+        _close(sessions)
+        first, *others = errors
+        if isinstance(first, GPUError):
+            first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
+        raise first
+    for session in sessions[1:]:
+        registry.attribute(session, to=sessions[0])
+    return sessions

@@ -1,0 +1,175 @@
+"""Throughput on a GPU: map, pinned memory, CUDA graphs, and arrays that are on the GPU already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common import GPUs
+
+from .children import Report, run_program
+
+pytestmark = pytest.mark.gpu
+
+# Relative to the largest value. Convolutions and matrix products run in TF32, and concurrent runs may choose other
+# algorithms than the one before: that far two runs of plain ONNX Runtime differ.
+TOLERANCE = 5e-3
+
+# As in test_lifetime.py: what CUDA itself keeps.
+MEMORY_MARGIN = 64 * 2**20
+
+PINNED, ORDINARY, DEVICE = 1, 0, 2
+
+
+@pytest.fixture(scope="module", params=["mlp", "resnet50"])
+def mapped(request: pytest.FixtureRequest) -> Report:
+    model: Path = request.getfixturevalue(request.param)
+    batches = [1, 8, 3, 64, 8, 1, 32, 2] if request.param == "resnet50" else [1, 4096, 3, 100_000, 7, 20_000] * 5
+    return run_program("mapped", {"model": model, "batches": batches}, deadline=150)
+
+
+@pytest.mark.parametrize("how", ["ordinary", "one in flight", "pinned"])
+def test_results_are_those_of_run(mapped: Report, how: str) -> None:
+    found = mapped.returned(how)
+    assert found["count"] in (8, 30)
+    assert found["worst"] <= TOLERANCE
+
+
+def test_large_arrays_go_through_pinned_memory(mapped: Report) -> None:
+    assert mapped.returned("types of what is staged") == [PINNED]
+    assert mapped.returned("in use") == 0
+
+
+def test_a_map_leaves_nothing_behind(mapped: Report) -> None:
+    assert mapped.returned("threads after an early end") == []
+    assert mapped.returned("pinned after close") == 0
+    free = mapped["free"]
+    assert free["before"] is None or free["after"] is None or free["before"] - free["after"] <= MEMORY_MARGIN
+
+
+def test_pinned_arrays_are_pinned_until_they_are_gone() -> None:
+    report = run_program("pinned")
+    assert report["types"] == {"pinned": PINNED, "ordinary": ORDINARY}
+    assert report["result"] == -2
+    assert report["after close, in use"] == {"type": PINNED, "value": 2}
+    assert report["after close, collected"] == ORDINARY
+
+
+def test_nothing_of_it_touches_another_gpu(gpus: GPUs) -> None:
+    if len(gpus.visible) < 2:
+        pytest.skip(f"needs two GPUs, and the driver shows {len(gpus.visible)}")
+    report = run_program("second_device")
+    assert report.returned("results") == [-n for n in range(8)]
+    assert report["contexts"] == [False, True]
+    assert report["type"] == [PINNED]
+
+
+@pytest.fixture(scope="module", params=["mlp", "resnet50"])
+def graphs(request: pytest.FixtureRequest) -> Report:
+    model: Path = request.getfixturevalue(request.param)
+    return run_program("graphs", {"model": model, "batches": [1, 4, 2, 8]}, deadline=200)
+
+
+RUNS = [
+    "first",
+    "replayed",
+    "replayed with other values",
+    "first again",
+    "main thread beside others",
+    "mapped",
+    "many shapes",
+]
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_captured_results_are_those_of_a_plain_session(graphs: Report, runs: str) -> None:
+    assert graphs.returned(runs) <= TOLERANCE
+
+
+def test_captured_results_in_threads(graphs: Report) -> None:
+    errors = graphs["threads"]
+    assert len(errors) == 4
+    assert all(isinstance(error, float) and error <= TOLERANCE for error in errors), errors
+
+
+def test_graphs_are_captured_and_replayed(graphs: Report) -> None:
+    assert graphs["device"]["options"]["enable_cuda_graph"] == "1"
+    said = graphs.child.stdout + graphs.child.stderr
+    assert "Capturing the cuda graph for this model" in said
+    assert "Replaying the captured" in said
+
+
+def test_a_session_with_graphs_leaves_nothing_behind(graphs: Report) -> None:
+    assert graphs.returned("threads after close") == []
+    assert graphs.error("run after close").type == "ExecutionError"
+    free = graphs["free"]
+    assert free["before"] is None or free["after"] is None or free["before"] - free["after"] <= MEMORY_MARGIN
+
+
+@pytest.fixture(scope="module")
+def uncapturable() -> Report:
+    return run_program("uncapturable")
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "text"),
+    [
+        ("control flow", "ProviderRequestError", "it has control flow, If"),
+        ("input on the CPU", "ProviderRequestError", "its input 's' is read on the CPU"),
+        ("nodes on the CPU", "PlacementError", "GlobalLpPool 'island'"),
+        ("shape that depends on data", "ProviderRequestError", "output shapes depend on data"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(uncapturable: Report, model: str, error: str, text: str) -> None:
+    raised = uncapturable.error(model)
+    assert raised.type == error, raised.text
+    assert text in raised.text
+
+
+def test_other_sessions_work_on_after_a_refusal(uncapturable: Report) -> None:
+    assert uncapturable.returned("the same without") == 1
+    assert uncapturable.returned("another session") == -1
+
+
+@pytest.fixture(scope="module")
+def arrays() -> Report:
+    report = run_program("arrays")
+    if reason := report.get("without torch"):
+        pytest.skip(f"needs PyTorch for CUDA: {reason}")
+    return report
+
+
+def test_tensors_on_the_gpu_go_in_without_a_copy(arrays: Report) -> None:
+    assert arrays["same memory in"] == [True, "cuda", DEVICE]
+    assert arrays.returned("run") is True
+    assert arrays.returned("map") == [0, -1, -2, -3, -4]
+
+
+def test_results_stay_on_the_gpu_without_a_copy(arrays: Report) -> None:
+    device, same, right, again = arrays.returned("on device")
+    assert (device, same, right) == ("cuda:0", True, True)
+    assert again == (1 << 20) - 1
+
+
+def test_what_still_computes_is_waited_for(arrays: Report) -> None:
+    assert arrays.returned("producer is waited for") == [True, True]
+    assert arrays.returned("producers of a map are waited for") == [0, -1, -2, -3]
+
+
+def test_other_tensors(arrays: Report) -> None:
+    assert arrays.returned("pinned tensor") == -1
+    assert arrays.error("tensor with gaps").type == "RuntimeError"
+    error = arrays.error("wrong device")
+    assert error.type == "ProviderRequestError"
+    assert "input 'x' is on cuda:99" in error.text
+    assert arrays.returned("captured") == [0, -1, -2]
+
+
+def test_the_heuristic_search_is_chosen_unless_the_caller_chose(conv: Path) -> None:
+    report: Any = run_program("chosen_options", {"model": conv})
+    assert report["alone"]["options"]["cudnn_conv_algo_search"] == "HEURISTIC"
+    assert list(report["alone"]["chosen"]) == ["cudnn_conv_algo_search"]
+    assert report["chosen"]["options"]["cudnn_conv_algo_search"] == "EXHAUSTIVE"
+    assert report["chosen"]["chosen"] == {}

@@ -1,0 +1,82 @@
+"""What is asked of ONNX Runtime's CUDA provider when the caller leaves it open, and when CUDA graphs are asked for.
+
+The driver is a stub, so that a device is chosen. ONNX Runtime's constructor is watched, and continues on the CPU,
+because the real provider goes no further with a stub driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.lab.fixtures import Lab
+from tests.lab.stubs import GPU, Cuda
+
+WATCHED = """
+import onnxruntime, ortgpu
+given, refusals = [], []
+construct = onnxruntime.InferenceSession.__init__
+
+def watched(self, model, options=None, providers=None, provider_options=None, **others):
+    given.append(dict(providers)["CUDAExecutionProvider"])
+    if refusals:
+        raise RuntimeError(refusals.pop())
+    construct(self, model, options, providers=["CPUExecutionProvider"], **others)
+
+onnxruntime.InferenceSession.__init__ = watched
+
+def ask(providers=None, provider_options=None, **others):
+    given.clear()
+    try:
+        ortgpu.GPUSession(MODEL, None, providers, provider_options, **others)
+    except ortgpu.GPUError as error:
+        return [list(given), describe(error)]
+"""
+
+SEARCH = "cudnn_conv_algo_search"
+
+
+def run(lab: Lab, code: str) -> Any:
+    machine = lab.machine(cuda=Cuda(devices=(GPU(),)))
+    return machine.run(f"MODEL = {str(lab.models.relu)!r}\n{WATCHED}\n{code}").ok().json
+
+
+def test_the_search_for_convolutions_is_heuristic_unless_the_caller_or_a_library_chose(lab: Lab) -> None:
+    cuda = "CUDAExecutionProvider"
+    alone, beside, chosen, guarded = run(
+        lab,
+        f"""
+found = [ask()[0], ask([({cuda!r}, {{"use_tf32": 0}})])[0], ask([{cuda!r}], [{{{SEARCH!r}: "EXHAUSTIVE"}}])[0]]
+given.clear()
+with ortgpu.enforce():
+    try:
+        onnxruntime.InferenceSession(MODEL, providers=[{cuda!r}])
+    except ortgpu.GPUError:
+        found.append(list(given))
+report(found)
+""",
+    )
+    assert alone == [{SEARCH: "HEURISTIC"}]
+    assert beside == [{"use_tf32": "0", SEARCH: "HEURISTIC"}]
+    assert chosen == [{SEARCH: "EXHAUSTIVE"}]
+    assert guarded == [{}]
+
+
+def test_a_session_on_the_cpu_chose_nothing(lab: Lab) -> None:
+    code = "session = ortgpu.GPUSession(MODEL, allow_cpu=True)\nreport(session.options_chosen)"
+    assert lab.machine().run(f"MODEL = {str(lab.models.relu)!r}\nimport ortgpu\n{code}").ok().json == {}
+
+
+def test_a_model_that_cannot_be_captured_is_refused_with_its_nodes(lab: Lab) -> None:
+    said = "This session cannot use the graph capture feature as requested by the user  as all compute graph nodes"
+    given, error = run(lab, f"refusals.append({said!r})\nreport(ask(cuda_graph=True))")
+    assert [options["enable_cuda_graph"] for options in given] == ["1", "0"]
+    assert error["type"] == "PlacementError"
+    assert any("Relu" in fact for fact in error["evidence"])
+    assert any("graph capture feature" in fact for fact in error["evidence"])
+
+
+def test_capturing_switched_on_and_off_is_refused(lab: Lab) -> None:
+    options = [("CUDAExecutionProvider", {"enable_cuda_graph": "0"})]
+    given, error = run(lab, f"report(ask({options!r}, cuda_graph=True))")
+    assert given == []
+    assert error["type"] == "ProviderRequestError"

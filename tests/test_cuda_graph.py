@@ -1,0 +1,344 @@
+"""Sessions that replay CUDA graphs, as far as that goes without a GPU.
+
+The session is a real one on the CPU, "device" memory is a stub runtime's, and IOBinding is ONNX Runtime's own. The run
+option that captures does nothing on the CPU; what is bound where, what is copied, kept and given back is the same.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.cpu_session import child
+from tests.lab.stubs import Stubs
+
+SETUP = """
+from ortgpu.cuda_graph import CapturingSession, MAX_SHAPES
+runtime, stub = stub_runtime(sys.argv[1])
+bound = []  # numbers of the graphs, in the order of their runs
+
+class Recorded:
+    # The C++ session, and the run options that it is given
+    def __init__(self, inner):
+        self.inner = inner
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+    def run_with_iobinding(self, binding, options):
+        bound.append(int(options.get_run_config_entry("gpu_graph_id")))
+        return self.inner.run_with_iobinding(binding, options)
+
+def capturing(model):
+    session = GPUSession(model)
+    inner = session._sess
+    session._sess = session._capturing = CapturingSession(inner, runtime, session.device)
+    session._sess._inner = Recorded(inner)
+    return session
+"""
+
+
+@pytest.fixture
+def with_stub(stubs: Stubs) -> Any:
+    return lambda code: child(SETUP + textwrap.dedent(code), str(stubs.cudart))
+
+
+def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -> None:
+    found = with_stub("""
+        several = model('''several (float[n, 4] x, int64[n, 4] i) => (float[n, 4] y, int64[n, 4] j, int64[2] s) {
+            y = Neg(x)
+            j = Add(i, i)
+            s = Shape(x)
+        }''')
+        random = np.random.default_rng(0)
+        plain, session = GPUSession(several), capturing(several)
+        right = []
+        for rows in (3, 1, 3, 5, 1, 3, 3):
+            feed = {"x": random.standard_normal((rows, 4), np.float32), "i": random.integers(0, 99, (rows, 4))}
+            for names in (None, ["j"], ["s", "y"]):
+                expected, got = plain.run(names, feed), session.run(names, feed)
+                right += [a.dtype == b.dtype and a.shape == b.shape and (a == b).all() for a, b in zip(expected, got)]
+                right.append(len(expected) == len(got))
+            feed = dict(reversed(feed.items()))
+            right += [(a == b).all() for a, b in zip(plain.run(None, feed), session.run(None, feed))]
+        report([all(map(bool, right)), bound])
+    """)
+    assert found == [True, [1] * 4 + [2] * 4 + [1] * 4 + [3] * 4 + [2] * 4 + [1] * 8]
+
+
+def test_every_type_that_can_be_captured(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu.cuda_graph import _DTYPES
+        found = {}
+        for name, dtype in _DTYPES.items():
+            kind = name[len("tensor("):-1]
+            session = capturing(model(f"t ({kind}[n] x) => ({kind}[n] y) {{ y = Identity(x) }}"))
+            for array in (np.arange(5).astype(dtype), np.arange(5)[::-1].astype(dtype)):
+                (result,) = session.run(None, {"x": array})
+                found[kind] = result.dtype == dtype and bool((result == array).all())
+        report([found, len(bound)])
+    """)
+    assert set(found[0].values()) == {True}
+    assert len(found[0]) == 12
+    assert found[1] == 24
+
+
+def test_a_result_is_the_callers_own(with_stub: Any) -> None:
+    found = with_stub("""
+        session = capturing(NEG)
+        first, second, third = [session.run(None, feed)[0] for feed in feeds(3)]
+        first[:] = 9
+        report([second.tolist(), third.tolist(), session.run(None, feeds(2)[1])[0].tolist()])
+    """)
+    assert found == [[-1] * 4, [-2] * 4, [-1] * 4]
+
+
+def test_inputs_with_gaps_and_of_other_kinds(with_stub: Any) -> None:
+    found = with_stub("""
+        import onnxruntime
+        session = capturing(NEG)
+        gaps = np.arange(8, dtype=np.float32)[::2]
+        given = gaps, gaps[::-1], onnxruntime.OrtValue.ortvalue_from_numpy(gaps.copy()), [1.0, 2.0], gaps[:0]
+        class Foreign:
+            def __dlpack_device__(self):
+                return (1, 0)
+            def __dlpack__(self):
+                return np.ones(4, np.float32).__dlpack__()
+        scalar = capturing(model("t (float x) => (float y) { y = Neg(x) }"))
+        one = scalar.run(None, {"x": np.full((), 3, np.float32)})[0]
+        vectors = [session.run(None, {"x": each})[0].tolist() for each in (*given, Foreign())]
+        report([vectors, bound, one.shape, one.item()])
+    """)
+    assert found[0] == [[0, -2, -4, -6], [-6, -4, -2, 0], [0, -2, -4, -6], [-1, -2], [], [-1] * 4]
+    assert found[1:] == [[1, 1, 1, 1, 1], [], -3]  # nothing is captured of what is no tensor, or has no elements
+
+
+def test_wrong_feeds_stay_onnx_runtimes_own_exceptions(with_stub: Any) -> None:
+    found = with_stub("""
+        session, plain = capturing(NEG), GPUSession(NEG)
+        right = feeds(1)[0]
+        wrong = [{"x": np.zeros((2, 2), np.float32)}, {"x": np.zeros(4)}, {"z": right["x"]}, {}, {**right, "z": 1}]
+        calls = [(None, feed) for feed in wrong] + [(["nothing"], right)]
+        report([[outcome(lambda: each.run(*call)) for call in calls] for each in (session, plain)]
+               + [session.run(None, feeds(2)[1])[0].tolist(), stub.stub_device_bytes()])
+    """)
+    captured, plain, after, device_bytes = found
+    assert captured == plain
+    assert all("type" in each for each in plain)
+    assert after == [-1] * 4
+    assert device_bytes == 32
+
+
+def test_the_longest_unused_shape_gives_its_buffers_back_and_numbers_are_not_used_again(with_stub: Any) -> None:
+    found = with_stub("""
+        session = capturing(NEG)
+        for size in range(1, MAX_SHAPES + 1):
+            session.run(None, feeds(1, size)[0])
+        full = stub.stub_device_bytes()
+        session.run(None, feeds(1, 1)[0])  # now the one of two is the longest unused
+        session.run(None, feeds(1, 100)[0])
+        after = stub.stub_device_bytes()
+        again = session.run(None, feeds(4, 2)[3])[0].tolist()
+        session.close()
+        report([full, after, again, max(bound), len(set(bound)), MAX_SHAPES, stub.stub_device_bytes()])
+    """)
+    full, after, again, highest, different, most, left = found
+    assert full == sum(2 * 4 * size for size in range(1, most + 1))
+    assert after == full + 2 * 4 * 100 - 2 * 4 * 2
+    assert again == [-3, -3]
+    assert highest == different == most + 2
+    assert left == 0
+
+
+def test_dropped_it_gives_everything_back(with_stub: Any) -> None:
+    found = with_stub("""
+        session = capturing(NEG)
+        worker = threading.Thread(target=lambda: session.run(None, feeds(1)[0]))
+        worker.start()
+        worker.join()
+        before = stub.stub_device_bytes(), threads()
+        [thread] = [each for each in threading.enumerate() if each.name.startswith("ortgpu")]
+        del session, worker
+        gc.collect()
+        thread.join(20)
+        report([before, stub.stub_device_bytes(), threads()])
+    """)
+    assert found == [[32, ["ortgpu-graph_0"]], 0, []]
+
+
+def test_threads_get_their_own_results_and_two_threads_do_all_runs(with_stub: Any) -> None:
+    found = with_stub("""
+        session = capturing(NEG)
+        inner, ran_in = session._sess._inner, set()
+        class Noting(Recorded):
+            def run_with_iobinding(self, binding, options):
+                ran_in.add(threading.current_thread().name)
+                return inner.run_with_iobinding(binding, options)
+        session._sess._inner = Noting(inner)
+        wrong = []
+        def work(number):
+            for step in range(60):
+                value = number * 1000 + step
+                if (session.run(None, {"x": np.full(1 + step % 3, value, np.float32)})[0] != -value).any():
+                    wrong.append(value)
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+        [worker.start() for worker in workers]
+        work(9)
+        [worker.join() for worker in workers]
+        mapped = [int(result[0][0]) for result in session.map(feeds(50))]
+        session.close()
+        report([wrong, sorted(ran_in), mapped == [-n for n in range(50)], threads(), stub.stub_device_bytes()])
+    """)
+    assert found == [[], ["MainThread", "ortgpu-graph_0"], True, [], 0]
+
+
+def test_other_ways_to_run_are_refused(with_stub: Any) -> None:
+    found = with_stub("""
+        import onnxruntime
+        session = capturing(NEG)
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(feeds(1)[0]["x"])
+        options, uncaptured = onnxruntime.RunOptions(), onnxruntime.RunOptions()
+        uncaptured.add_run_config_entry("gpu_graph_id", "-1")
+        report([outcome(lambda: session.run(None, feeds(2)[1], uncaptured)[0].tolist()), bound,
+                outcome(session.io_binding), outcome(lambda: session.run_with_ort_values(["y"], {"x": value})),
+                outcome(lambda: session.run_async(["y"], feeds(1)[0], print, None)),
+                outcome(lambda: session.run_with_ortvaluevector(None, [], [], [], [], [])),
+                outcome(lambda: session.run_on_device(None, feeds(1)[0])),
+                outcome(lambda: session.run(None, feeds(1)[0], options))])
+    """)
+    assert found[:2] == [{"returned": [-1] * 4}, []]
+    assert [each["type"] for each in found[2:]] == ["ProviderRequestError"] * 6
+
+
+def test_closed_it_says_so(with_stub: Any) -> None:
+    found = with_stub("""
+        session = capturing(NEG)
+        inside = session._sess
+        session.run(None, feeds(1)[0])
+        session.close()
+        session.close()
+        report([outcome(lambda: session.run(None, feeds(1)[0])), outcome(session.io_binding),
+                outcome(lambda: inside.run(["y"], feeds(1)[0]))])
+    """)
+    assert [each["type"] for each in found] == ["ExecutionError"] * 3
+
+
+def test_a_failed_capture_is_told_by_this_run_and_the_next(with_stub: Any) -> None:
+    found = with_stub("""
+        session = capturing(NEG)
+        inner = session._sess._inner
+        class Failing(Recorded):
+            def run_with_iobinding(self, binding, options):
+                raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing ; GPU=0")
+        session._sess._inner = Failing(inner)
+        first = outcome(lambda: session.run(None, feeds(1)[0]))
+        session._sess._inner = inner
+        report([first, outcome(lambda: session.run(None, feeds(1)[0])), stub.stub_device_bytes()])
+    """)
+    first, second, device_bytes = found
+    assert first == second
+    assert first["type"] == "ProviderRequestError"
+    assert "CUDA failure 900" in first["text"]
+    assert "whose output shapes depend on data" in first["text"]
+    assert device_bytes == 0
+
+
+def test_out_of_memory_is_told_as_such_and_the_session_works_on(with_stub: Any) -> None:
+    found = with_stub("""
+        session = capturing(NEG)
+        stub.stub_fail(2)
+        failed = outcome(lambda: session.run(None, feeds(1)[0]))
+        stub.stub_fail(0)
+        report([failed, session.run(None, feeds(2)[1])[0].tolist()])
+    """)
+    assert found[0]["type"] == "GPUOutOfMemoryError"
+    assert found[1] == [-1] * 4
+
+
+def test_a_forked_child_frees_nothing(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu import lifetime
+        session = capturing(NEG)
+        lifetime.watch(session)
+        session.run(None, feeds(1)[0])
+        read, write = os.pipe()
+        if os.fork() == 0:
+            signal.alarm(20)
+            refused = outcome(lambda: session.run(None, feeds(1)[0]))["type"]
+            session.close()
+            del session
+            gc.collect()
+            os.write(write, json.dumps([refused, stub.stub_device_bytes()]).encode())
+            os._exit(0)
+        os.wait()
+        report([json.loads(os.read(read, 1000)), session.run(None, feeds(2)[1])[0].tolist()])
+    """)
+    assert found == [["ForkedSessionError", 32], [-1] * 4]
+
+
+CONTROL_FLOW = (
+    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the graph capture feature as requested by the user as the "
+    "model has control flow nodes which can't be supported by CUDAExecutionProvider"
+)
+PARTITIONED = (
+    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the {} feature as requested by the user  as all compute "
+    "graph nodes have not been partitioned to the CUDAExecutionProvider"
+)
+
+
+def test_why_a_model_is_refused() -> None:
+    found = child(f"""
+        from ortgpu.cuda_graph import is_refusal, why_not_captured
+        texts = [{CONTROL_FLOW!r}, {PARTITIONED.format("graph capture")!r}, {PARTITIONED.format("CUDA Graph")!r}]
+        branch = model('''branch (bool c, float[n] x) => (float[n] y) {{
+            y = If(c) <then_branch = then () => (float[n] z) {{ z = Neg(x) }},
+                       else_branch = other () => (float[n] z) {{ z = Abs(x) }}>
+        }}''')
+        placement = GPUSession(branch).placement
+        errors = [why_not_captured(RuntimeError(text), placement, branch) for text in texts]
+        described = [[type(e).__name__, e.summary, list(map(str, e.details().get("nodes", ())))] for e in errors]
+        report([[is_refusal(RuntimeError(text)) for text in (*texts, "no such file")], described])
+    """)
+    assert found[0] == [True, True, True, False]
+    (kind, summary, _), (second, _, nodes), (third, _, _) = found[1]
+    assert (kind, second, third) == ("ProviderRequestError", "PlacementError", "PlacementError")
+    assert summary == "this model cannot be captured as a CUDA graph: it has control flow, If"
+    assert any(node.startswith(("Neg", "Abs", "If")) for node in nodes)
+
+
+def test_what_cannot_be_captured_is_refused_when_the_session_is_made(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu import cuda_graph
+        texts = GPUSession(model("t (string[n] x) => (string[n] y) { y = Identity(x) }"))
+        sequence = GPUSession(model("t (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct(x) }"))
+        usual = GPUSession(NEG)
+        no_runtime = outcome(lambda: cuda_graph.captured(usual))
+        cuda_graph.runtime_of = lambda device: runtime
+        class Memory:
+            name = "Cuda"
+        class Elsewhere(Recorded):
+            input_meminfos = [Memory]  # not where the rest of a session on the CPU is
+        made = cuda_graph.captured(usual)
+        usual._sess = Elsewhere(usual._sess)
+        report([no_runtime, outcome(lambda: cuda_graph.captured(texts)), outcome(lambda: cuda_graph.captured(sequence)),
+                outcome(lambda: cuda_graph.captured(usual)), type(made).__name__])
+    """)
+    *refused, made = found
+    assert [each["type"] for each in refused] == ["ProviderRequestError"] * 4
+    reasons = ("CUDA runtime", "'x' is a tensor(string)", "'y' is a seq(tensor(float))", "input 'x' is read on the CPU")
+    for error, reason in zip(refused, reasons, strict=True):
+        assert reason in error["text"]
+    assert made == "CapturingSession"
+
+
+def test_the_option_is_set_and_must_not_contradict() -> None:
+    found = child("""
+        from ortgpu.cuda_graph import with_capture
+        from ortgpu.providers import CUDA, parse
+        asked = parse([CUDA], [{"enable_cuda_graph": False}])
+        report([with_capture(parse(None, None)).options_of(CUDA), outcome(lambda: str(with_capture(asked))),
+                outcome(lambda: GPUSession(NEG, cuda_graph=True).device.kind)])  # the CPU, which was allowed, has none
+    """)
+    assert found[0] == {"enable_cuda_graph": "1"}
+    assert found[1]["type"] == "ProviderRequestError"
+    assert found[2] == {"returned": "cpu"}

@@ -1,0 +1,150 @@
+"""Arrays of other libraries in a session on the CPU: taken without a copy, refused where they are elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.cpu_session import child
+
+ARRAYS = """
+class Foreign:
+    # An array of a library that ONNX Runtime does not know
+    def __init__(self, array, device=(1, 0)):
+        self.array, self.device, self.asked = array, device, []
+    def __dlpack_device__(self):
+        return self.device
+    def __dlpack__(self, **arguments):
+        self.asked.append(arguments)
+        return self.array.__dlpack__()
+"""
+
+
+def with_arrays(code: str) -> Any:
+    return child(ARRAYS + textwrap.dedent(code))
+
+
+def test_run_and_map_take_them_beside_numpy_arrays() -> None:
+    found = with_arrays("""
+        add = GPUSession(model("add (float[n] x, float[n] w) => (float[n] y) { y = Add(x, w) }"))
+        one, two = np.arange(4, dtype=np.float32), np.full(4, 10, np.float32)
+        array = Foreign(one)
+        report([add.run(None, {"x": array, "w": two})[0].tolist(), array.asked,
+                [result[0].tolist() for result in add.map([{"x": two, "w": Foreign(one * n)} for n in range(3)])]])
+    """)
+    assert found == [[10, 11, 12, 13], [{}], [[10, 10, 10, 10], [10, 11, 12, 13], [10, 12, 14, 16]]]
+
+
+def test_map_converts_them_in_the_thread_that_iterates() -> None:
+    """A library may know by thread which stream it works in."""
+    found = with_arrays("""
+        seen = set()
+        class Noting(Foreign):
+            def __dlpack__(self, **arguments):
+                seen.add(threading.current_thread())
+                return super().__dlpack__(**arguments)
+        session = GPUSession(NEG)
+        elsewhere = Foreign(np.zeros(4, np.float32), (2, 1))
+        given = [{"x": Noting(np.full(4, n, np.float32))} for n in range(20)] + [{"x": elsewhere}, {"x": elsewhere}]
+        results, handed_out = session.map(given), []
+        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
+        report([handed_out == [-n for n in range(20)], seen == {threading.current_thread()}, failed["type"]])
+    """)
+    assert found == [True, True, "ProviderRequestError"]
+
+
+def test_nothing_is_copied_on_the_way_in() -> None:
+    found = with_arrays("""
+        from ortgpu.device_arrays import with_values
+        session = GPUSession(NEG)
+        array = np.zeros(4, dtype=np.float32)
+        value = with_values(session, {"x": Foreign(array)})["x"]
+        same = value.data_ptr() == array.ctypes.data
+        array[:] = 5
+        report([same, session.run(None, {"x": value})[0].tolist(), with_values(session, {"x": array})])
+    """)
+    assert found == [True, [-5] * 4, None]
+
+
+def test_pinned_memory_and_booleans_of_another_library() -> None:
+    """DLPack has a device type for pinned memory and, since 0.8, a type for booleans; ONNX Runtime has neither."""
+    found = with_arrays("""
+        session = GPUSession(model("t (bool[n] x) => (bool[n] y) { y = Not(x) }"))
+        array = np.array([True, False])
+        report([session.run(None, {"x": Foreign(array, (kind, 0))})[0].tolist() for kind in (1, 3)])
+    """)
+    assert found == [[False, True]] * 2
+
+
+def test_an_array_elsewhere_is_refused() -> None:
+    found = with_arrays("""
+        session = GPUSession(NEG)
+        array = np.zeros(4, dtype=np.float32)
+        elsewhere = [(2, 1), (13, 0), (10, 0)]
+        report([outcome(lambda: session.run(None, {"x": Foreign(array, device)})) for device in elsewhere])
+    """)
+    assert [each["type"] for each in found] == ["ProviderRequestError"] * 3
+    assert "input 'x' is on cuda:1, and the session on cpu" in found[0]["text"]
+    assert "a device of DLPack's type 10" in found[2]["text"]
+
+
+def test_what_is_wrong_with_a_feed_stays_onnx_runtimes_own() -> None:
+    found = with_arrays("""
+        session = GPUSession(NEG)
+        right, wrong = np.zeros(4, np.float32), np.zeros(4)
+        given = {"x": Foreign(wrong)}, {"x": wrong}, {"z": Foreign(right)}, {"x": object()}
+        report([outcome(lambda: session.run(None, feed)) for feed in given])
+    """)
+    assert [each["type"] for each in found] == ["InvalidArgument", "InvalidArgument", "ValueError", "RuntimeError"]
+
+
+def test_a_closed_session_says_so() -> None:
+    found = with_arrays("""
+        session = GPUSession(NEG)
+        session.close()
+        array = Foreign(np.zeros(4, np.float32))
+        report([outcome(lambda: session.run(None, {"x": array})), array.asked,
+                outcome(lambda: session.run_on_device(None, {"x": array}))])
+    """)
+    assert [found[0]["type"], found[2]["type"]] == ["ExecutionError"] * 2
+    assert found[1] == []
+
+
+def test_results_stay_on_the_device_of_the_session() -> None:
+    found = with_arrays("""
+        session = GPUSession(model("t (float[n] x) => (float[n] y, float[n] z) { y = Neg(x) z = Abs(x) }"))
+        array = np.array([1, -2], np.float32)
+        both = session.run_on_device(None, {"x": Foreign(array)})
+        one = session.run_on_device(["z"], {"x": array[::-1]})
+        shared = np.from_dlpack(both[0]).ctypes.data == both[0].data_ptr()
+        unknown = outcome(lambda: session.run_on_device(["no"], {"x": array}))["type"]
+        scalar = GPUSession(model("t (float x) => (float y) { y = Neg(x) }"))
+        single = scalar.run_on_device(None, {"x": np.ones((), np.float32)})
+        values = [value.numpy().tolist() for value in (*both, *one, *single)]
+        report([values, both[0].device_name(), shared, unknown])
+    """)
+    assert found == [[[-1, 2], [1, 2], [2, 1], -1], "cpu", True, "RuntimeError"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is in no extra, and not installed here")
+def test_tensors_of_pytorch() -> None:
+    found = child(
+        """
+        import torch
+        session = GPUSession(NEG)
+        tensor = torch.tensor([1.0, -2.0])
+        back = torch.from_dlpack(session.run_on_device(None, {"x": tensor})[0])
+        logic = GPUSession(model("t (bool[n] x) => (bool[n] y) { y = Not(x) }"))
+        half = GPUSession(model("t (bfloat16[n] x) => (float[n] y) { y = Cast<to: int = 1>(x) }"))
+        report([session.run(None, {"x": tensor})[0].tolist(), back.tolist(),
+                logic.run(None, {"x": torch.tensor([True, False])})[0].tolist(),
+                half.run(None, {"x": tensor.bfloat16()})[0].tolist(),
+                outcome(lambda: session.run(None, {"x": torch.ones(2, requires_grad=True)}))])
+    """,
+        deadline=110,
+    )
+    assert found[:4] == [[-1, 2], [-1, 2], [False, True], [1, -2]]
+    assert "type" in found[4]

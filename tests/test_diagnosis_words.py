@@ -1,0 +1,108 @@
+"""What ONNX Runtime's words mean, with the facts beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ortgpu.diagnosis.messages import of_construction
+from tests.made_facts import HEALTHY, NO_DRIVER, Change, part, request, variables
+
+PREFIX = (
+    "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t onnxruntime::CudaCall(...) "
+)
+SUFFIX = (
+    " ; GPU=-1 ; hostname=h ; file=/onnxruntime_src/cuda_execution_provider.cc ; line=355 ; expr=cudaSetDevice(id);"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "details"),
+    [
+        (f"{PREFIX}CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version{SUFFIX}",
+            "DriverTooOldError", {"needed_cuda": (13, 0)},),
+        (f"{PREFIX}CUDA failure 100: no CUDA-capable device is detected{SUFFIX}", "NoDeviceError", {}),
+        (f"{PREFIX}CUDA failure 101: invalid device ordinal{SUFFIX}", "DeviceNotFoundError", {}),
+        (f"{PREFIX}CUDA failure 3: initialization error{SUFFIX}", "DriverUnusableError", {"cuda_code": 3}),
+        (f"{PREFIX}CUDA failure 803: system has unsupported display driver / cuda driver combination{SUFFIX}",
+            "DriverUnusableError", {"cuda_code": 803},),
+        (f"{PREFIX}CUDA failure 999: unknown error{SUFFIX}", "DriverUnusableError", {"cuda_code": 999}),
+        (f"{PREFIX}CUDA failure 46: all CUDA-capable devices are busy or unavailable{SUFFIX}", "DeviceBusyError", {}),
+        (f"{PREFIX}CUDA failure 2: out of memory{SUFFIX}", "InsufficientDeviceMemoryError", {}),
+        (f"{PREFIX}CUDA failure 700: an illegal memory access was encountered{SUFFIX}", "PoisonedContextError",
+            {"cuda_code": 700},),
+        (f"{PREFIX}CUDA failure 719: unspecified launch failure{SUFFIX}", "PoisonedContextError", {"cuda_code": 719}),
+        ('Unknown provider option: "devise_id"', "ProviderOptionError", {"option": "devise_id"}),
+        ("[ONNXRuntimeError] : 1 : FAIL : provider_options_utils.h:187 Parse Failed to parse provider option "
+            '"arena_extend_strategy"', "ProviderOptionError", {"option": "arena_extend_strategy"},),
+        ('[ONNXRuntimeError] : 1 : FAIL : Failed to map enum name to value: "x" for option "cudnn_conv_algo_search"',
+            "ProviderOptionError", {"option": "cudnn_conv_algo_search"},),
+        ("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: /src/bfc_arena.cc:376 void* "
+            "onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) Failed to allocate memory for requested buffer "
+            "of size 4294967296\n", "InsufficientDeviceMemoryError", {"requested": 4294967296},),
+        (f"{PREFIX}CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; expr=cublasCreate(&cublas_handle_);",
+            "InsufficientDeviceMemoryError", {},),
+        (f"{PREFIX}CUBLAS failure 3: the resource allocation failed ; GPU=0 ; expr=cublasCreate(&cublas_handle_);",
+            "InsufficientDeviceMemoryError", {},),
+        (f"{PREFIX}CUBLAS failure 1: the library was not initialized ; expr=cublasCreate(&cublas_handle_);",
+            "InsufficientDeviceMemoryError", {},),
+        (f"{PREFIX}CUBLAS failure 13: the function failed to launch on the GPU ; expr=cublasGemm()",
+            "ProviderFailureError", {"library": "CUBLAS", "status": "CUBLAS_STATUS_EXECUTION_FAILED"},),
+        (f"{PREFIX}CUBLAS failure 99: unrecognized status ; expr=cublasGemm()",
+            "ProviderFailureError", {"library": "CUBLAS", "status": "status 99"},),
+        (f"{PREFIX}CUBLAS failure 1: CUBLAS_STATUS_NOT_INITIALIZED ; expr=cublasCreate(&cublas_handle_);",
+            "InsufficientDeviceMemoryError", {},),
+        (f"{PREFIX}CUDNN failure 1: CUDNN_STATUS_NOT_INITIALIZED ; expr=cudnnCreate(&cudnn_handle_);",
+            "InsufficientDeviceMemoryError", {},),
+        ("CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH", "LibraryConflictError", {},),
+        ("[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED", "ProviderFailureError",
+            {"status": "CUDNN_BACKEND_API_FAILED"},),
+        ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : cuDNN is not available. Install cuDNN, or set enable_cudnn=0",
+            "LibraryNotFoundError", {"missing": ("libcudnn.so.9",)},),
+        ("Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*. Please install all dependencies",
+            "ProviderFallbackError", {},),
+    ],
+)  # fmt: skip
+def test_words_about_the_gpu(text: str, error: str, details: dict[str, Any]) -> None:
+    found = of_construction(text, HEALTHY)
+    assert found is not None
+    assert type(found).__name__ == error
+    assert {name: found.details()[name] for name in details} == details
+    if not text.endswith('"'):
+        assert PREFIX not in str(found), "the C++ signature tells a user nothing"
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "error"),
+    [
+        ("CUDA failure 35: x", NO_DRIVER, "DriverNotFoundError"),
+        ("CUDA failure 35: x", part("driver", cuda_version=(12, 8)), "DriverTooOldError"),
+        ("CUDA failure 100: x", variables(CUDA_VISIBLE_DEVICES="-1"), "NoDeviceError"),
+        ("CUDA failure 101: x", request(device=5), "DeviceNotFoundError"),
+        ("cuDNN is unavailable or disabled", request(cudnn_disabled=True, cudnn_operators=("Conv",)),
+            "ProviderOptionError",),
+    ],
+)  # fmt: skip
+def test_words_and_facts_together(text: str, change: Change, error: str) -> None:
+    found = of_construction(text, change(HEALTHY))
+    assert type(found).__name__ == error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[ONNXRuntimeError] : 3 : NO_SUCHFILE : Load model from /m.onnx failed: File doesn't exist",
+        "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from /m.onnx failed:Protobuf parsing failed.",
+        "[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. Error: No Op registered for Foo",
+        "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1) node with name ''",
+        "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x for the following indices",
+        "[ONNXRuntimeError] : 1 : FAIL : Load model failed: Unsupported model IR version: 99, max supported IR 11",
+        "Specified provider 'CUDAExecutionProvider' is not in available provider names. Available: 'CPU'",
+        "Required inputs (['x']) are missing from input feed ([]).",
+        "failure 35, error 100, and 803 nodes",
+    ],
+)
+def test_words_about_something_else(text: str) -> None:
+    assert of_construction(text, HEALTHY) is None

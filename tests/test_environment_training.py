@@ -1,0 +1,478 @@
+"""Facts about distributed training: the network of made-up machines, stub programs and libraries, real text."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from ortgpu.environment import child
+from ortgpu.environment.libraries import SearchPlaces
+from ortgpu.environment.mpi import MpiVersion, find_mpirun, parse_last_error, parse_launcher_version, read_mpi
+from ortgpu.environment.nccl import find_nccl, parse_compiled_cuda, parse_version_number, read_nccl
+from ortgpu.environment.network import (
+    InfinibandPort,
+    Interface,
+    Network,
+    parse_port_state,
+    parse_rate,
+    read_network,
+)
+from ortgpu.environment.training import (
+    Horovod,
+    TrainingPackages,
+    read_build_variables,
+    read_horovod,
+    read_training_packages,
+)
+from tests.lab import Stubs
+
+DEADLINE = 60.0
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+
+
+def program(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(("#!/bin/sh", *lines, "")), encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+# Programs with a deadline
+
+
+def test_all_of_a_child_is_reported() -> None:
+    ended = child.run(["/bin/sh", "-c", "echo out; echo err >&2; exit 3"], timeout=DEADLINE)
+    assert ended == child.Ended(3, "out\n", "err\n")
+    assert not ended.ok
+
+
+def test_a_child_that_cannot_be_started() -> None:
+    ended = child.run(["/no/such/program"], timeout=DEADLINE)
+    assert (ended.returncode, ended.timed_out) == (None, False)
+    assert "/no/such/program" in ended.errors
+    assert child.run(["/bin/sh\0"], timeout=DEADLINE).returncode is None
+
+
+def process_is_there(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="a descriptor of a process is Linux's")
+def test_nothing_survives_the_deadline(tmp_path: Path) -> None:
+    """Neither the child nor what it started in its group, which holds the output open."""
+    code = "sleep 300 & echo $! > pid; echo started; wait"
+    ended = child.run(["/bin/sh", "-c", f"cd '{tmp_path}'; {code}"], timeout=1.0)
+    assert (ended.returncode, ended.timed_out, ended.output) == (None, True, "started\n")
+    try:
+        left = os.pidfd_open(int((tmp_path / "pid").read_text(encoding="utf-8")))
+    except ProcessLookupError:
+        return
+    with open(left, "rb"):
+        assert select.select([left], [], [], DEADLINE)[0], "it goes on"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="/proc tells which processes there are")
+def test_output_held_by_what_left_the_group_is_not_waited_for(tmp_path: Path) -> None:
+    code = f"""
+import os, subprocess, sys
+left = subprocess.Popen(["sleep", "300"], start_new_session=True)
+open({str(tmp_path / "pid")!r}, "w").write(str(left.pid))
+print("done", flush=True)
+os._exit(7)
+"""
+    ended = child.run([sys.executable, "-c", code], timeout=2.0)
+    left = int((tmp_path / "pid").read_text(encoding="utf-8"))
+    try:
+        assert (ended.returncode, ended.timed_out, ended.output) == (7, False, "done\n")
+        assert process_is_there(left)
+    finally:
+        os.kill(left, 9)
+
+
+def test_a_launcher_gets_the_time_to_end_what_it_started(tmp_path: Path) -> None:
+    """As mpirun, whose processes are in groups of their own."""
+    launcher = program(tmp_path / "launcher", "trap 'echo ended by hand; exit 0' TERM", "sleep 300 & wait")
+    ended = child.run([str(launcher)], timeout=1.0, grace=30.0)
+    assert (ended.returncode, ended.timed_out, ended.output) == (None, True, "ended by hand\n")
+
+
+def test_python_child_sees_the_search_path_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("/made/up")
+    ended = child.run_python("print(sys.path[0], sys.argv[1])", "word", timeout=DEADLINE)
+    assert ended.output == "/made/up word\n"
+
+
+def test_answer_among_what_libraries_print() -> None:
+    output = 'warning: {"a": 1}\n["9.9", "MPICH", [5, 0]]\n7\nfinalised\n'
+    assert child.parse_answer(output) == ["9.9", "MPICH", [5, 0]]
+    assert child.parse_answer("nothing\n") is None
+    assert child.parse_answer("") is None
+
+
+# The network
+
+
+CARD = {"type": "1\n", "operstate": "up\n", "device/vendor": "0x15b3\n"}
+
+
+def machine(root: Path, **interfaces: Mapping[str, str]) -> Path:
+    for name, files in interfaces.items():
+        write(root / "sys/class/net" / name, files)
+    return root
+
+
+def test_interfaces_and_their_speed(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        lo={"type": "772\n", "operstate": "unknown\n"},
+        eth0={**CARD, "speed": "100000\n"},
+        eth1={**CARD, "operstate": "down\n", "speed": "-1\n"},
+        docker0={"type": "1\n", "operstate": "unknown\n", "speed": "10000\n"},
+        wlan0={**CARD},
+    )
+    assert read_network(root) == Network(
+        (
+            Interface("docker0", None, 10_000, virtual=True),
+            Interface("eth0", True, 100_000, virtual=False),
+            Interface("eth1", False, None, virtual=False),
+            Interface("wlan0", True, None, virtual=False),
+        ),
+        (),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "fast\n", "-1\n", "0\n", "99999999999999\n", "\udcff"], ids=repr)
+def test_speed_that_says_nothing_is_unknown(text: str, tmp_path: Path) -> None:
+    root = machine(tmp_path, eth0=CARD)
+    (root / "sys/class/net/eth0/speed").write_bytes(text.encode("utf-8", "surrogateescape"))
+    interfaces = read_network(root).interfaces
+    assert interfaces is not None
+    assert [card.speed for card in interfaces] == [None]
+
+
+def test_infiniband_ports(tmp_path: Path) -> None:
+    port = {"state": "4: ACTIVE\n", "rate": "200 Gb/sec (4X HDR)\n", "link_layer": "InfiniBand\n"}
+    write(tmp_path / "sys/class/infiniband/mlx5_0/ports/1", port)
+    write(tmp_path / "sys/class/infiniband/mlx5_0/ports/10", {**port, "state": "1: DOWN\n"})
+    write(
+        tmp_path / "sys/class/infiniband/mlx5_1/ports/1", {"rate": "25 Gb/sec (1X EDR)\n", "link_layer": "Ethernet\n"}
+    )
+    machine(tmp_path, eth0=CARD)
+    assert read_network(tmp_path).infiniband == (
+        InfinibandPort("mlx5_0", 1, True, 200.0, "InfiniBand"),
+        InfinibandPort("mlx5_0", 10, False, 200.0, "InfiniBand"),
+        InfinibandPort("mlx5_1", 1, None, 25.0, "Ethernet"),
+    )
+
+
+def test_without_sysfs_nothing_is_known(tmp_path: Path) -> None:
+    assert read_network(tmp_path) == Network(None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("400 Gb/sec (4X NDR)\n", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("", None), (None, None), ("fast", None)],
+)
+def test_rate(text: str | None, rate: float | None) -> None:
+    assert parse_rate(text) == rate
+
+
+def test_port_state() -> None:
+    assert [parse_port_state(text) for text in ("4: ACTIVE", "2: INIT", "", None)] == [True, False, None, None]
+
+
+@pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="sysfs tells which interfaces there are")
+def test_this_machine_has_the_interfaces_that_the_kernel_lists() -> None:
+    interfaces = read_network().interfaces
+    assert interfaces is not None
+    assert {card.name for card in interfaces} == set(os.listdir("/sys/class/net")) - {"lo", "bonding_masters"}
+
+
+# NCCL
+
+
+def places(
+    folder: Path, *, sys_path: Iterable[Path] = (), mapped: Iterable[Path] = (), conda: Path | None = None
+) -> SearchPlaces:
+    return SearchPlaces(
+        sys_path=tuple(map(str, sys_path)),
+        variables={"CONDA_PREFIX": str(conda)} if conda else {},
+        start_library_path=str(folder / "ld"),
+        python_prefix=str(folder / "python"),
+        machine="x86_64",
+        mapped=tuple(map(str, mapped)),
+        filesystem=folder / "root",
+    )
+
+
+def test_copies_are_found_in_the_order_in_which_they_are_loaded(tmp_path: Path) -> None:
+    wanted = {
+        "already loaded": tmp_path / "loaded/libnccl.so.2",
+        "nvidia wheels": tmp_path / "site/nvidia/nccl/lib/libnccl.so.2",
+        "conda": tmp_path / "conda/lib/libnccl.so.2",
+        "system loader": tmp_path / "ld/libnccl.so.2",
+        "system": tmp_path / "root/usr/lib/libnccl.so.2",
+    }
+    for path in wanted.values():
+        write(path.parent, {path.name: ""})
+    again = tmp_path / "root/lib/libnccl.so.2"
+    again.parent.mkdir()
+    again.symlink_to(wanted["system"])
+    found = find_nccl(
+        places(
+            tmp_path,
+            sys_path=[tmp_path / "other", tmp_path / "site"],
+            mapped=[wanted["already loaded"], tmp_path / "loaded/libnccl-net.so"],
+            conda=tmp_path / "conda",
+        )
+    )
+    sources = ["already loaded", "nvidia wheels", "conda", "system loader", "system loader"]
+    assert [source for source, _ in found] == sources
+    assert [Path(path).resolve() for _, path in found] == list(wanted.values())
+
+
+def test_no_nccl(tmp_path: Path) -> None:
+    assert read_nccl(places(tmp_path)).chosen is None
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(22809, (2, 28, 9)), (20903, (2, 9, 3)), (2708, (2, 7, 8)), (2400, (2, 4, 0))]
+)
+def test_version_number(number: int, version: tuple[int, int, int]) -> None:
+    assert parse_version_number(number) == version
+
+
+def test_cuda_that_nccl_was_compiled_with() -> None:
+    data = b"\0NCCL version %s, but\0NCCL version 2.28.9 compiled with CUDA 13.0\0NCCL version 2.28.9+cuda13.0\0more"
+    assert parse_compiled_cuda(data) == (13, 0)
+    assert parse_compiled_cuda(data[:60]) is None
+    assert parse_compiled_cuda(b"") is None
+
+
+def library(stubs: Stubs, folder: Path, body: str) -> Path:
+    """A site-packages with a libnccl.so.2 of this C code."""
+    target = folder / "nvidia/nccl/lib/libnccl.so.2"
+    target.parent.mkdir(parents=True)
+    shutil.copy(stubs.compile(f"{folder.name}-libnccl.so.2", body), target)
+    return folder
+
+
+def test_library_is_asked_in_a_child(stubs: Stubs, tmp_path: Path) -> None:
+    body = 'const char text[] = "NCCL version 2.21.5+cuda12.4"; int ncclGetVersion(int *v) { *v = 22105; return 0; }'
+    site = library(stubs, tmp_path / "works", body)
+    chosen = read_nccl(places(tmp_path, sys_path=[site])).chosen
+    assert chosen is not None
+    assert (chosen.version, chosen.cuda_version, chosen.error) == ((2, 21, 5), (12, 4), None)
+    assert chosen.path not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "says"),
+    [
+        ("refuses", "int ncclGetVersion(int *v) { (void)v; return 3; }", "ncclGetVersion: 3"),
+        ("crashes", "int ncclGetVersion(int *v) { (void)v; __builtin_trap(); }", "ended with -"),
+        ("another", "int other(void) { return 0; }", "undefined symbol: ncclGetVersion"),
+    ],
+)
+def test_library_that_does_not_answer(name: str, body: str, says: str, stubs: Stubs, tmp_path: Path) -> None:
+    chosen = read_nccl(places(tmp_path, sys_path=[library(stubs, tmp_path / name, body)])).chosen
+    assert chosen is not None
+    assert chosen.version is None
+    assert says in (chosen.error or "")
+
+
+def test_library_that_is_no_library(tmp_path: Path) -> None:
+    write(tmp_path, {"nvidia/nccl/lib/libnccl.so.2": "text"})
+    chosen = read_nccl(places(tmp_path, sys_path=[tmp_path])).chosen
+    assert chosen is not None
+    assert (chosen.version, chosen.cuda_version) == (None, None)
+    assert "libnccl.so.2" in (chosen.error or "")
+
+
+# MPI
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mpirun (Open MPI) 4.1.8\n\nReport bugs to http://www.open-mpi.org/community/help/\n", "Open MPI 4.1.8"),
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n", "Open MPI 5.0.11"),
+        (
+            "HYDRA build details:\n    Version:                                 4.0.3\n"
+            "    Release Date:                            Tue Nov  8 09:51:06 CST 2022\n",
+            "MPICH 4.0.3",
+        ),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.14 Build 20241121\n", "Intel MPI 2021.14"),
+        ("mpirun 1.0\n", "None"),
+        ("", "None"),
+    ],
+)
+def test_what_a_launcher_says_of_itself(text: str, expected: str) -> None:
+    assert str(parse_launcher_version(text)) == expected
+
+
+def test_launcher_of_path_comes_before_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "environment/python"))
+    assert find_mpirun() is None
+    beside = program(tmp_path / "environment/mpiexec", "exit 0")
+    assert find_mpirun() == str(beside)
+    first = program(tmp_path / "path/mpirun", "exit 0")
+    assert find_mpirun() == str(first)
+
+
+def package(folder: Path, name: str, *, version: str = "9.9", **modules: str) -> None:
+    """A distribution with a module or package of its name; ``__`` in the name of a module is a folder."""
+    write(
+        folder / f"{name}-{version}.dist-info",
+        {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"},
+    )
+    write(folder, {f"{module.replace('__', '/')}.py": text for module, text in modules.items()})
+
+
+MPI4PY = "__version__ = '9.9'\nclass rc:\n    initialize = True\n"
+
+
+def stub_mpi4py(folder: Path, mpi: str) -> None:
+    write(folder, {"mpi4py/__init__.py": MPI4PY, "mpi4py/MPI.py": mpi})
+    package(folder, "mpi4py")
+
+
+def test_library_of_mpi4py_is_asked_without_starting_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_mpi4py(
+        tmp_path, "import mpi4py\nassert not mpi4py.rc.initialize\ndef get_vendor(): return 'MPICH', (5, 0, 2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PATH", str(program(tmp_path / "bin/mpirun", "echo 'mpirun (Open MPI) 4.1.8'").parent))
+    monkeypatch.setenv("OMPI_MCA_pml", "ob1")
+    found = read_mpi()
+    assert (found.launcher, found.library) == (MpiVersion("Open MPI", (4, 1, 8)), MpiVersion("MPICH", (5, 0, 2)))
+    assert (found.mpi4py, found.error) == ("9.9", None)
+    assert found.settings["OMPI_MCA_pml"] == "ob1"
+
+
+def test_mpi4py_without_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "cannot load MPI library\\nlibmpi.so.40: cannot open shared object file"
+    stub_mpi4py(tmp_path, f"raise RuntimeError('{text}')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = read_mpi()
+    assert (found.mpi4py, found.library) == ("9.9", None)
+    assert (found.error or "").splitlines() == [
+        "RuntimeError: " + line if n == 0 else line for n, line in enumerate(text.split("\\n"))
+    ]
+
+
+def test_library_that_never_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_mpi4py(tmp_path, "import threading\nthreading.Event().wait()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert read_mpi(timeout=2.0).error == "no answer within 2 s"
+
+
+def test_mpi4py_that_ends_its_process_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_mpi4py(tmp_path, "import os\nos._exit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = read_mpi()
+    assert (found.mpi4py, found.library, found.error) == ("9.9", None, "no answer")
+
+
+def test_launcher_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(program(tmp_path / "bin/mpirun", "exit 1").parent))
+    found = read_mpi()
+    assert found.mpirun == str(tmp_path / "bin/mpirun")
+    assert found.launcher is None
+
+
+def test_last_error_of_a_traceback() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "x", line 1\nValueError: one\n\nRuntimeError: two\nmore\n'
+    assert parse_last_error(traceback) == "RuntimeError: two\nmore"
+    assert parse_last_error("killed\n") == "killed"
+    assert parse_last_error("") is None
+
+
+# Packages, Horovod, variables of a build
+
+
+def test_first_of_a_name_counts(tmp_path: Path) -> None:
+    package(tmp_path / "a", "onnx", version="1.17.0")
+    package(tmp_path / "b", "onnx", version="1.23.2")
+    package(tmp_path / "b", "h5py")
+    package(tmp_path / "b", "unrelated")
+    found = read_training_packages(None, [str(tmp_path / "a"), str(tmp_path / "b")])
+    assert [(one.name, one.version) for one in found.installed] == [("h5py", "9.9"), ("onnx", "1.17.0")]
+    assert found.get("torch") is None
+    assert found.api_folder is None
+
+
+def test_training_api_is_a_package_in_the_folder_of_the_import(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime/training").mkdir(parents=True)
+    assert read_training_packages(str(tmp_path / "onnxruntime"), []).api_folder is None
+    write(tmp_path, {"onnxruntime/training/__init__.py": ""})
+    assert read_training_packages(str(tmp_path / "onnxruntime"), []).api_folder == str(
+        tmp_path / "onnxruntime/training"
+    )
+
+
+def horovod(folder: Path, util: str, monkeypatch: pytest.MonkeyPatch) -> Horovod | None:
+    write(folder, {"horovod/__init__.py": "", "horovod/common/__init__.py": "", "horovod/common/util.py": util})
+    package(folder, "horovod", version="0.28.1")
+    monkeypatch.syspath_prepend(str(folder))
+    return read_horovod(read_training_packages(None))
+
+
+def test_horovod_says_what_it_was_built_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    util = "def nccl_built(verbose=False): return True\ndef mpi_built(verbose=False): return False\n"
+    assert horovod(tmp_path, util, monkeypatch) == Horovod("0.28.1", True, False)
+
+
+def test_horovod_that_cannot_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    util = "def nccl_built(verbose=False): raise RuntimeError('Failed to determine')\nmpi_built = nccl_built\n"
+    assert horovod(tmp_path, util, monkeypatch) == Horovod("0.28.1", None, None, "RuntimeError: Failed to determine")
+
+
+def test_no_horovod() -> None:
+    assert read_horovod(TrainingPackages((), None)) is None
+
+
+def test_variables_of_a_build_lead_somewhere_or_not(tmp_path: Path) -> None:
+    nvcc = program(tmp_path / "cuda/bin/nvcc", "exit 0")
+    write(tmp_path, {"cudnn/include/cudnn.h": "", "nccl/readme": ""})
+    found = {
+        variable.name: (variable.value, variable.leads_there)
+        for variable in read_build_variables(
+            {
+                "CUDA_HOME": str(tmp_path / "cuda"),
+                "CUDNN_HOME": str(tmp_path / "cudnn"),
+                "CUDACXX": str(nvcc),
+                "nccl_home": str(tmp_path / "nccl"),
+                "ORT_CUDA_UNAVAILABLE": "1",
+            }
+        )
+    }
+    assert found == {
+        "CUDA_HOME": (str(tmp_path / "cuda"), True),
+        "CUDNN_HOME": (str(tmp_path / "cudnn"), True),
+        "CUDACXX": (str(nvcc), True),
+        "nccl_home": (str(tmp_path / "nccl"), False),
+        "ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION": (None, None),
+        "ORT_CUDA_UNAVAILABLE": ("1", None),
+    }
+    assert {one.leads_there for one in read_build_variables({"CUDA_HOME": "/nowhere", "CUDACXX": "\0"})} == {
+        False,
+        None,
+    }

@@ -1,0 +1,313 @@
+"""Pinned memory: what is counted, used again and given back, against a stub CUDA runtime; and without any."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.cpu_session import child
+from tests.lab.stubs import Stubs
+
+SETUP = """
+from ortgpu.pinned import PinnedMemory
+runtime, stub = stub_runtime(sys.argv[1])
+MIB = 1 << 20
+"""
+
+
+@pytest.fixture
+def with_stub(stubs: Stubs) -> Any:
+    """Code in a child, which finds the stub runtime as ``runtime`` and what it counts in ``stub``."""
+    return lambda code: child(SETUP + textwrap.dedent(code), str(stubs.cudart))
+
+
+def test_an_array_is_pinned_and_its_memory_used_again(with_stub: Any) -> None:
+    found = with_stub("""
+        memory = PinnedMemory(runtime, 8 * MIB)
+        array = memory.empty((256, 1024), np.float32)
+        array[:] = 1
+        view = array[3:5].T
+        address = array.__array_interface__["data"][0]
+        pinned = runtime.is_pinned(address), runtime.is_pinned(np.ones(9).__array_interface__["data"][0])
+        del array
+        held = memory.bytes_in_use
+        del view
+        free = memory.bytes_in_use
+        again = memory.empty(1 << 19, np.uint16)
+        report([pinned, held, free, again.__array_interface__["data"][0] == address, again.flags.writeable,
+                stub.stub_allocations(), stub.stub_pinned_bytes() == memory.bytes_pinned])
+    """)
+    assert found == [[True, False], 1 << 20, 0, True, True, 1, True]
+
+
+def test_the_limit_counts_what_is_used_and_what_is_kept(with_stub: Any) -> None:
+    found = with_stub("""
+        logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
+        messages = []
+        logging.getLogger("ortgpu").addFilter(lambda record: messages.append(record.getMessage()) or True)
+        memory = PinnedMemory(runtime, 4 * MIB)
+        one, two = memory.empty(3 * MIB, np.uint8), memory.empty(2 * MIB, np.uint8)
+        beyond = [runtime.is_pinned(each.__array_interface__["data"][0]) for each in (one, two)]
+        most = stub.stub_pinned_bytes()
+        del one
+        small = [memory.empty(MIB // 2, np.uint8) for _ in range(4)]  # the 3 MiB that are kept must make room
+        report([beyond, most, stub.stub_pinned_bytes() <= 4 * MIB, memory.bytes_in_use, messages])
+    """)
+    assert found[:4] == [[True, False], 3 << 20, True, 2 << 20]
+    assert "the limit is 4194304, of which 1048576 are free" in found[4][0]
+
+
+def test_closing_gives_back_what_is_kept_and_later_what_is_used(with_stub: Any) -> None:
+    found = with_stub("""
+        memory = PinnedMemory(runtime, 8 * MIB)
+        kept, used = memory.empty(MIB, np.uint8), memory.empty(2 * MIB, np.uint8)
+        used[:] = 7
+        del kept
+        memory.close()
+        memory.close()
+        after = stub.stub_pinned_bytes()
+        intact = bool((used == 7).all())
+        ordinary = runtime.is_pinned(memory.empty(MIB, np.uint8).__array_interface__["data"][0])
+        del used
+        report([after, intact, ordinary, stub.stub_pinned_bytes(), stub.stub_last_error()])
+    """)
+    assert found == [2 << 20, True, False, 0, 0]
+
+
+def test_a_session_that_is_dropped_gives_it_back(with_stub: Any) -> None:
+    found = with_stub("""
+        session = GPUSession(NEG)
+        session._pinned = PinnedMemory(runtime, 8 * MIB)
+        session.pinned_empty(MIB, np.uint8)
+        before = stub.stub_pinned_bytes()
+        del session
+        gc.collect()
+        report([before, stub.stub_pinned_bytes()])
+    """)
+    assert found == [1 << 20, 0]
+
+
+def test_what_cannot_be_pinned_is_ordinary_memory_and_leaves_no_error_behind(with_stub: Any) -> None:
+    found = with_stub("""
+        memory = PinnedMemory(runtime, 8 * MIB)
+        stub.stub_fail(2)
+        array = memory.empty((3, 5), np.int64)
+        array[:] = 1
+        failed = runtime.is_pinned(array.__array_interface__["data"][0])
+        error = stub.stub_last_error()
+        stub.stub_fail(0)
+        report([failed, array.sum().item(), error, runtime.is_pinned(memory.empty(3).__array_interface__["data"][0])])
+    """)
+    assert found == [False, 15, 0, True]
+
+
+def test_shapes_and_types(with_stub: Any) -> None:
+    found = with_stub("""
+        memory = PinnedMemory(runtime, 8 * MIB)
+        made = [memory.empty(*each) for each in ((0, "f4"), ((), "f8"), ((2, 0, 3), "i1"), (5, "f2"), ((1, 2, 3), "c8"),
+                                                 ((4,), "U3"), (3,))]
+        report([[each.shape for each in made], [each.dtype.str for each in made],
+                outcome(lambda: memory.empty(3, object)), outcome(lambda: memory.empty(-1))])
+    """)
+    assert found[0] == [[0], [], [2, 0, 3], [5], [1, 2, 3], [4], [3]]
+    assert found[1] == ["<f4", "<f8", "|i1", "<f2", "<c8", "<U3", "<f4"]
+    assert found[2]["type"] == "TypeError"
+    assert found[3]["type"] == "ValueError"
+
+
+def test_a_map_stages_large_arrays_in_few_blocks_and_gives_the_results_of_run(with_stub: Any) -> None:
+    found = with_stub("""
+        session = GPUSession(NEG)
+        session._pinned = PinnedMemory(runtime, 64 * MIB)
+        given = [{"x": np.random.default_rng(n).standard_normal(500_000, np.float32)} for n in range(30)]
+        given[3] = {"x": np.arange(1_000_000, dtype=np.float32)[::2]}  # with gaps
+        given[4] = {"x": session.pinned_empty(500_000)}
+        given[4]["x"][:] = 4
+        given[5] = feeds(6)[5]  # small
+        right = [bool((result[0] == -feed["x"]).all()) for feed, result in zip(given, session.map(given))]
+        del given
+        blocks, left = stub.stub_allocations(), session._pinned.bytes_in_use
+        session.close()
+        report([all(right), len(right), blocks, left, stub.stub_pinned_bytes()])
+    """)
+    assert found[:2] == [True, 30]
+    assert 1 <= found[2] <= 5  # one a thread, and that of the caller
+    assert found[3:] == [0, 0]
+
+
+def test_a_result_is_not_the_memory_of_its_feed(with_stub: Any) -> None:
+    """Staging buffers are used again: a model that hands its input through must not hand out such a buffer."""
+    found = with_stub('''
+        session = GPUSession(model("""through (float[n] x) => (float[n] y, float[n] z) <int64[1] s = {-1}> {
+            y = Identity(x)
+            z = Reshape(x, s)
+        }"""))
+        session._pinned = PinnedMemory(runtime, 64 * MIB)
+        given = [{"x": np.full(500_000, n, np.float32)} for n in range(30)]
+        results = list(session.map(given))
+        report([all((each == n).all() for each in result) for n, result in enumerate(results)])
+    ''')
+    assert found == [True] * 30
+
+
+def test_a_map_beyond_the_limit_works_without(with_stub: Any) -> None:
+    found = with_stub("""
+        session = GPUSession(NEG)
+        session._pinned = PinnedMemory(runtime, MIB)
+        given = [{"x": np.full(500_000, n, np.float32)} for n in range(9)]
+        report([[int(result[0][-1]) for result in session.map(given)], stub.stub_allocations()])
+    """)
+    assert found == [[-n for n in range(9)], 0]
+
+
+def test_a_map_that_is_ended_early_holds_no_pinned_memory(with_stub: Any) -> None:
+    found = with_stub("""
+        session = GPUSession(NEG)
+        session._pinned = PinnedMemory(runtime, 64 * MIB)
+        results = session.map([{"x": np.zeros(500_000, np.float32)}] * 100)
+        next(results)
+        results.close()
+        report([session._pinned.bytes_in_use, threads()])
+    """)
+    assert found == [0, []]
+
+
+def test_any_order_of_taking_and_giving_back(with_stub: Any) -> None:
+    """Never more than the limit; what arrays use is intact, and none of it is another's; at the end nothing is left."""
+    found = with_stub("""
+        from hypothesis import given, settings, strategies as st
+
+        steps = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 600_000)))
+
+        @settings(max_examples=150, deadline=None, database=None)
+        @given(steps, st.integers(0, 12).map(lambda number: number << 18))
+        def check(steps, limit):
+            memory, arrays = PinnedMemory(runtime, limit), {}
+            for number, (slot, size) in enumerate(steps):
+                arrays.pop(slot, None)
+                if size % 3:
+                    arrays[slot] = number % 251, memory.empty(size, np.uint8)
+                    arrays[slot][1][:] = number % 251
+                assert stub.stub_pinned_bytes() == memory.bytes_pinned <= limit
+                assert all((array == value).all() for value, array in arrays.values())
+            memory.close()
+            assert stub.stub_pinned_bytes() == memory.bytes_in_use
+            arrays.clear()
+            assert stub.stub_pinned_bytes() == memory.bytes_in_use == 0
+
+        check()
+        report(stub.stub_last_error())
+    """)
+    assert found == 0
+
+
+def test_the_current_device_is_that_of_the_session_while_memory_is_taken(with_stub: Any) -> None:
+    """A thread's device is left as it was, but for one without a context: to set that would make one there."""
+    found = with_stub("""
+        from ortgpu import cudart
+        current = lambda: [stub.cudaGetDevice(ctypes.byref(number)), number.value][1]
+        import ctypes
+        number = ctypes.c_int()
+        second, found = cudart.CudaRuntime(sys.argv[1], 1), []
+        for has_context in (True, False):
+            cudart.context_is_active = lambda ordinal: has_context
+            stub.cudaSetDevice(0)
+            second.free_pinned(second.allocate_pinned(4096))
+            found.append(current())
+        report(found)
+    """)
+    assert found == [0, 1]
+
+
+def test_a_forked_child_frees_nothing_and_pins_nothing(with_stub: Any) -> None:
+    found = with_stub("""
+        memory = PinnedMemory(runtime, 8 * MIB)
+        kept, used = memory.empty(MIB, np.uint8), memory.empty(MIB, np.uint8)
+        del kept
+        read, write = os.pipe()
+        if os.fork() == 0:
+            signal.alarm(20)
+            array = memory.empty(MIB, np.uint8)
+            ordinary = runtime.is_pinned(array.__array_interface__["data"][0])
+            del used
+            memory.close()
+            os.write(write, json.dumps([ordinary, stub.stub_pinned_bytes()]).encode())
+            os._exit(0)
+        os.wait()
+        report([json.loads(os.read(read, 1000)), stub.stub_pinned_bytes()])
+    """)
+    assert found == [[False, 2 << 20], 2 << 20]
+
+
+def test_threads_share_it(with_stub: Any) -> None:
+    found = with_stub("""
+        memory = PinnedMemory(runtime, 3 * MIB)
+        wrong, most = [], []
+        def work(number):
+            for step in range(200):
+                array = memory.empty(MIB // (1 + (number + step) % 4), np.uint8)
+                array[:] = number
+                if (array != number).any():
+                    wrong.append(number)
+                most.append(memory.bytes_pinned)
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        [worker.start() for worker in workers]
+        [worker.join() for worker in workers]
+        memory.close()
+        report([wrong, max(most) <= 3 * MIB, memory.bytes_in_use, stub.stub_pinned_bytes()])
+    """)
+    assert found == [[], True, 0, 0]
+
+
+def test_the_real_runtime_without_a_gpu_pins_nothing_and_says_why() -> None:
+    found = child("""
+        import ortgpu.cudart
+        path = ortgpu.preload().path_of("libcudart")
+        messages = []
+        logger = logging.getLogger("ortgpu")
+        logger.setLevel(logging.DEBUG)
+        logger.addFilter(lambda record: messages.append(record.getMessage()))
+        if path is not None:
+            from ortgpu.pinned import PinnedMemory
+            memory = PinnedMemory(ortgpu.cudart.CudaRuntime(path, 0), 1 << 30)
+            array = memory.empty(1 << 20)
+            staged = memory.staged({"x": array})["x"] is array
+            report([staged, memory.bytes_pinned, messages[-1]])
+        else:
+            report(None)
+    """)
+    if found is None:
+        pytest.skip("no library of the CUDA runtime is installed")
+    staged, pinned, message = found
+    assert staged
+    assert pinned == 0
+    assert "bytes cannot be pinned: CUDA failure " in message
+
+
+def test_on_the_cpu_it_is_ordinary_memory_with_a_debug_message() -> None:
+    found = child("""
+        messages = []
+        logger = logging.getLogger("ortgpu")
+        logger.setLevel(logging.DEBUG)
+        logger.addFilter(lambda record: messages.append(record.getMessage()))
+        session = GPUSession(NEG)
+        array = session.pinned_empty((2, 3), "float64")
+        array[:] = 5
+        report([array.shape, array.dtype.str, session._pinned.bytes_pinned, messages[-1]])
+    """)
+    assert found == [[2, 3], "<f8", 0, "nothing is pinned for a session on cpu"]
+
+
+def test_the_limit_is_an_argument_and_travels() -> None:
+    found = child("""
+        import pickle
+        session = GPUSession(NEG, pinned_memory_limit=np.int64(5 << 20))
+        again = pickle.loads(pickle.dumps(session))
+        report([again._pinned_memory_limit, outcome(lambda: GPUSession(NEG, pinned_memory_limit=-1)),
+                outcome(lambda: GPUSession(NEG, pinned_memory_limit="2GiB"))["type"]])
+    """)
+    assert found[0] == 5 << 20
+    assert found[1]["type"] == "ValueError"
+    assert found[2] == "TypeError"

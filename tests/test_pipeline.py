@@ -1,0 +1,281 @@
+"""``map``: order, bounds, exceptions at their place, nothing left behind. Sessions are real, and on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ortgpu.pipeline import in_order
+from tests.cpu_session import child
+
+
+def test_results_are_those_of_run_in_order() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        given = [{"x": np.random.default_rng(n).standard_normal(n % 7 * 1000 + 1, np.float32)} for n in range(60)]
+        plain = [session.run(None, feed) for feed in given]
+        mapped = list(session.map(given))
+        named = list(session.map(iter(given), output_names=["y"], in_flight=3))
+        report([len(mapped), all(len(a) == len(b) == 1 and (a[0] == b[0]).all() for a, b in zip(plain, mapped)),
+                all((a[0] == b[0]).all() for a, b in zip(plain, named)), threads()])
+    """)
+    assert found == [60, True, True, []]
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5, None])
+def test_no_more_is_taken_than_in_flight(in_flight: int | None) -> None:
+    found = child(f"""
+        session = GPUSession(NEG)
+        taken = handed_out = most = 0
+        def endless():
+            global taken
+            for feed in itertools.cycle(feeds(5)):
+                taken += 1
+                yield feed
+        results = session.map(endless(), in_flight={in_flight})
+        for result in results:
+            most = max(most, taken - handed_out)
+            handed_out += 1
+            if handed_out == 50:
+                break
+        results.close()
+        report([most, threads()])
+    """)
+    assert found == [in_flight or 8, []]
+
+
+def test_a_feed_that_fails_comes_out_at_its_place_and_ends_the_iteration() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        given = feeds(10)
+        given[4] = {"x": np.zeros((2, 2), dtype=np.float32)}
+        results, handed_out = session.map(given), []
+        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
+        report([handed_out, failed["type"], next(results, "ended"), threads(),
+                int(session.run(None, given[1])[0][0])])
+    """)
+    assert found == [[0, -1, -2, -3], "InvalidArgument", "ended", [], -1]
+
+
+def test_an_exception_of_the_feeds_comes_out_at_its_place() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        def failing():
+            yield from feeds(3)
+            raise OSError("the disk is gone")
+        results, handed_out = session.map(failing()), []
+        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
+        report([handed_out, failed, next(results, "ended"), threads()])
+    """)
+    assert found == [[0, -1, -2], {"type": "OSError", "text": "the disk is gone"}, "ended", []]
+
+
+@pytest.mark.parametrize("end", ["results.close()", "del results", "gc.collect()"])
+def test_ended_early_it_leaves_nothing_running(end: str) -> None:
+    setup = "cycle = [results]; cycle.append(cycle); del results, cycle" if end == "gc.collect()" else ""
+    found = child(f"""
+        session = GPUSession(NEG)
+        results = session.map(feeds(1000))
+        before = threads()
+        next(results)
+        during = threads()
+        {setup}
+        {end}
+        report([before, bool(during), threads()])
+    """)
+    assert found == [[], True, []]
+
+
+def test_the_interpreter_ends_while_an_iteration_stands_still() -> None:
+    assert (
+        child("""
+        results = GPUSession(NEG).map(itertools.cycle(feeds(3)))
+        report(int(next(results)[0][0]))
+    """)
+        == 0
+    )
+
+
+def test_what_is_no_feed() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        report([outcome(lambda: session.map(feeds(1)[0])), outcome(lambda: session.map(5)),
+                outcome(lambda: session.map([], in_flight=0)), outcome(lambda: session.map([], in_flight="2")),
+                outcome(lambda: list(session.map([feeds(1)[0]["x"]]))), outcome(lambda: list(session.map([])))])
+    """)
+    assert [each.get("type") for each in found] == [
+        "TypeError",
+        "TypeError",
+        "ValueError",
+        "TypeError",
+        "TypeError",
+        None,
+    ]
+    assert "not one feed" in found[0]["text"]
+    assert "a mapping of input names to arrays, not a ndarray" in found[4]["text"]
+    assert found[5] == {"returned": []}
+
+
+def test_a_session_that_is_closed_says_so() -> None:
+    found = child("""
+        session, other = GPUSession(NEG), GPUSession(NEG)
+        session.close()
+        results = other.map(feeds(100), in_flight=1)
+        first = int(next(results)[0][0])
+        other.close()
+        report([outcome(lambda: session.map([])), outcome(lambda: session.pinned_empty(3)), first,
+                outcome(lambda: next(results)), threads()])
+    """)
+    closed = [found[0], found[1], found[3]]
+    assert [each["type"] for each in closed] == ["ExecutionError"] * 3
+    assert all("closed" in each["text"] for each in closed)
+    assert found[2] == 0
+    assert found[4] == []
+
+
+def test_iterations_of_several_threads_do_not_disturb_each_other() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        wrong = []
+        def work(number):
+            given = [{"x": np.full(50_000, number * 1000 + each, np.float32)} for each in range(40)]
+            for each, result in zip(range(40), session.map(given, in_flight=number + 1)):
+                if (result[0] != -(number * 1000 + each)).any():
+                    wrong.append((number, each))
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        [worker.start() for worker in workers]
+        [worker.join() for worker in workers]
+        report([wrong, threads()])
+    """)
+    assert found == [[], []]
+
+
+def test_a_forked_child_is_refused_and_does_not_hang() -> None:
+    found = child("""
+        results = GPUSession(NEG).map(itertools.cycle(feeds(3)))
+        next(results)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            signal.alarm(20)
+            refused = outcome(lambda: next(results))
+            del results
+            os.write(write, json.dumps(refused).encode())
+            os._exit(0)
+        os.wait()
+        report([json.loads(os.read(read, 10_000)), int(next(results)[0][0])])
+    """)
+    assert found[0]["type"] == "ForkedSessionError"
+    assert found[1] == -1
+
+
+def test_under_wrappers_like_tqdm_and_itertools() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        def progress(iterable):  # what tqdm does: a generator around it, closed before it
+            for each in iterable:
+                yield each
+        shown = progress(session.map(itertools.cycle(feeds(3))))
+        some = [int(result[0][0]) for result in itertools.islice(shown, 5)]
+        del shown
+        report([some, threads()])
+    """)
+    assert found == [[0, -1, -2, 0, -1], []]
+
+
+def test_only_as_many_run_at_a_time_as_there_are_threads() -> None:
+    lock, running, most = threading.Lock(), 0, 0
+    at_work = threading.Barrier(3)
+
+    def function(number: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        at_work.wait(30)  # three at a time, or this breaks
+        with lock:
+            running -= 1
+        return -number
+
+    assert list(in_order(function, range(9), in_flight=7, threads=3)) == [-number for number in range(9)]
+    assert most == 3
+
+
+def test_feeds_are_taken_in_the_thread_that_iterates() -> None:
+    seen = []
+
+    def source() -> Iterator[int]:
+        for number in range(20):
+            seen.append(threading.current_thread())
+            yield number
+
+    assert sum(in_order(abs, source(), None, 4)) == sum(range(20))
+    assert set(seen) == {threading.current_thread()}
+
+
+class MadeUpError(Exception):
+    pass
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    length=st.integers(0, 25),
+    in_flight=st.integers(1, 12),
+    threads=st.integers(1, 4),
+    bad=st.sets(st.integers(0, 25)),
+    source_fails_at=st.none() | st.integers(0, 25),
+    consumed=st.integers(0, 30),
+)
+def test_any_lengths_and_failures(
+    length: int, in_flight: int, threads: int, bad: set[int], source_fails_at: int | None, consumed: int
+) -> None:
+    taken = 0
+
+    def source() -> Iterator[int]:
+        nonlocal taken
+        for number in range(length):
+            if number == source_fails_at:
+                raise MadeUpError("source")
+            taken += 1
+            yield number
+
+    def function(number: int) -> int:
+        if number in bad:
+            raise MadeUpError(number)
+        return number * 10
+
+    # What a plain loop over the same feeds gives, one after the other
+    expected: list[int] = []
+    failure: object = None
+    for number in range(length + 1):
+        if number == source_fails_at and number < length:
+            failure = "source"
+        elif number < length and number in bad:
+            failure = number
+        elif number < length:
+            expected.append(number * 10)
+            continue
+        break
+
+    results = in_order(function, source(), in_flight, threads)
+    got: list[int] = []
+    raised: object = None
+    ended = False
+    while len(got) < consumed and not ended:
+        try:
+            got.append(next(results))
+        except StopIteration:
+            ended = True
+        except MadeUpError as error:
+            raised, ended = error.args[0], True
+        else:
+            assert taken - len(got) < in_flight
+    assert got == expected[:consumed]
+    if ended:
+        assert raised == failure
+        assert next(results, None) is None
+    results.close()  # type: ignore[attr-defined]  # of a generator
+    assert not [each for each in threading.enumerate() if each.name.startswith("ortgpu-map")]

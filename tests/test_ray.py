@@ -1,0 +1,288 @@
+"""The integration with Ray, as far as it can be judged without Ray: what it makes of what Ray says, and its absence."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortgpu.distributed import Rank
+from ortgpu.environment.driver import GPU
+from ortgpu.errors import GPUOutOfMemoryError, PackageError, RankDeviceError
+from ortgpu.integrations.ray import assignment, placing
+from ortgpu.integrations.ray.joining import answer
+
+H200 = "NVIDIA H200"
+
+
+def gpu(index: int, *, name: str = H200, mig_uuids: tuple[str, ...] = ()) -> GPU:
+    return GPU(index, f"GPU-{index}{index}{index}{index}", name, (9, 0), None, None, None, None, mig_uuids, None)
+
+
+# Where Ray is not installed
+
+
+NAMES = ("open_session", "probe", "preflight", "RayGPUSession", "GPUDeployment", "ServedGPUSession")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_ray_each_name_says_what_to_install(name: str) -> None:
+    code = f"""
+import pickle, sys
+sys.modules["ray"] = None  # whether it is installed or not
+import ortgpu.integrations.ray
+try:
+    from ortgpu.integrations.ray import {name}
+except ImportError as error:
+    sys.stdout.buffer.write(pickle.dumps(error))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+    error = pickle.loads(done.stdout)
+    assert type(error) is PackageError
+    assert error.evidence[0].startswith("there is no module ray")
+    assert [(str(fix), fix.executable) for fix in error.fixes] == [
+        (f"{sys.executable} -m pip install 'ortgpu[ray]'", True)
+    ]
+
+
+def test_a_ray_that_is_broken_raises_what_it_raises(tmp_path: Path) -> None:
+    """Installing it once more would change nothing: it is there."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('libray.so: cannot open shared object file')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from ortgpu.integrations.ray import open_session"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.endswith("\nImportError: libray.so: cannot open shared object file\n")
+
+
+def test_a_name_that_there_is_not() -> None:
+    import ortgpu.integrations.ray as module
+
+    with pytest.raises(AttributeError, match="no attribute 'sesion'"):
+        _ = module.sesion
+
+
+def test_importing_the_package_loads_neither_ray_nor_onnx_runtime() -> None:
+    code = "import sys, ortgpu.integrations.ray as r; dir(r); print(sorted({'ray', 'onnxruntime'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+# Which GPU
+
+
+def test_a_worker_without_a_gpu_is_told_what_it_would_see() -> None:
+    unset, empty = (assignment.none_assigned(visible).evidence[-1] for visible in (None, ""))
+    assert unset == "CUDA_VISIBLE_DEVICES is not set: CUDA shows it every GPU of the node"
+    assert empty == "CUDA_VISIBLE_DEVICES="  # what older releases of Ray did: it would see none
+
+
+def refused(assigned: list[str], visible: str | None, device: Any = None, kept: bool = True) -> RankDeviceError | None:
+    return assignment.refusal(assigned, visible, device, kept_by_ray=kept)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "visible", "device"),
+    [
+        (["0"], "0", None),
+        (["1"], "1", 0),
+        (["GPU-0000"], "GPU-0000", None),
+        (["1", "0"], "0,1", "cuda:1"),  # Ray hands the ids out in no order
+        (["0", "1"], "0, 1", "auto"),
+    ],
+)
+def test_what_ray_assigned_is_taken(assigned: list[str], visible: str, device: Any) -> None:
+    assert refused(assigned, visible, device) is None
+
+
+def test_several_gpus_need_a_choice() -> None:
+    error = refused(["0", "1"], "0,1")
+    assert error is not None
+    assert "2 GPUs" in error.summary
+    assert any("num_gpus=1" in fix for fix in error.fixes)
+    assert any('device="cuda:0"' in fix for fix in error.fixes)
+
+
+@pytest.mark.parametrize("visible", [None, "", "0", "0,1"])
+def test_cuda_must_show_what_ray_assigned(visible: str | None) -> None:
+    error = refused(["1"], visible, "cuda:0")
+    assert error is not None
+    assert "GPU 1" in error.summary
+    assert any("CUDA_VISIBLE_DEVICES" in fact for fact in error.evidence)
+    assert "leave CUDA_VISIBLE_DEVICES to Ray" in error.fixes[0]
+
+
+def test_the_variable_that_keeps_ray_from_setting_it_is_named() -> None:
+    error = refused(["1"], None, kept=False)
+    assert error is not None
+    assert f"{assignment.NOSET} is set" in error.evidence
+    assert error.fixes[0] == f"start Ray without {assignment.NOSET}"
+    assert error.fixes[0].needs == "host"
+
+
+ALIKE = [gpu(0), gpu(1)]
+MIXED = [gpu(0), gpu(1, name="NVIDIA T4")]
+
+
+@pytest.mark.parametrize(
+    ("assigned", "gpus", "order", "expected"),
+    [
+        (["1"], ALIKE, None, {"GPU-1111"}),
+        (["0", "1"], ALIKE, None, {"GPU-0000", "GPU-1111"}),
+        (["1"], MIXED, None, None),  # CUDA's number 1 is the slower one, NVML's the one further along the bus
+        (["1"], MIXED, "FASTEST_FIRST", None),
+        (["1"], MIXED, "PCI_BUS_ID", {"GPU-1111"}),
+        (["GPU-1111"], MIXED, None, {"GPU-1111"}),
+        (["MIG-22"], ALIKE, None, {"MIG-22"}),
+        (["2"], ALIKE, None, None),
+        (["0"], [], None, None),  # NVML cannot be asked
+        (["0"], [replace(ALIKE[0], uuid=None)], None, None),
+        (["0"], [gpu(0, mig_uuids=("MIG-22", "MIG-33"))], None, {"GPU-0000", "MIG-22", "MIG-33"}),
+    ],
+)
+def test_uuids_that_ray_means(assigned: list[str], gpus: list[GPU], order: str | None, expected: Any) -> None:
+    assert assignment.uuids_of(assigned, gpus, order) == expected
+
+
+@pytest.mark.parametrize(
+    ("uuid", "allowed", "expected"),
+    [
+        ("GPU-1111", {"GPU-1111"}, True),
+        ("GPU-1111", {"GPU-0000"}, False),
+        ("GPU-1111", {"GPU-0000", "gpu-11"}, True),  # CUDA_VISIBLE_DEVICES takes the beginning of a UUID
+        ("GPU-2222", {"MIG-2222"}, True),
+        ("GPU-1111", set(), False),
+    ],
+)
+def test_a_uuid_among_others(uuid: str, allowed: set[str], expected: bool) -> None:
+    assert assignment.is_among(uuid, allowed) is expected
+
+
+def test_a_session_elsewhere_names_both_gpus() -> None:
+    error = assignment.elsewhere("GPU-1111", {"GPU-0000"})
+    assert any("GPU-1111" in fact for fact in error.evidence)
+    assert any("GPU-0000" in fact for fact in error.evidence)
+
+
+# Where ranks go
+
+
+@pytest.mark.parametrize(
+    ("count", "nodes", "strategy"),
+    [(2, 1, "STRICT_PACK"), (2, 2, "STRICT_SPREAD"), (2, 4, "STRICT_SPREAD"), (8, 2, "SPREAD"), (1, 0, "STRICT_PACK")],
+)
+def test_ranks_are_spread_over_the_nodes(count: int, nodes: int, strategy: str) -> None:
+    assert placing.strategy_for(count, nodes) == strategy
+
+
+def test_ranks_count_within_their_node() -> None:
+    assert placing.ranks_of(["b", "a", "b"]) == [Rank(0, 3, 0, 2), Rank(1, 3, 0, 1), Rank(2, 3, 1, 2)]
+    assert placing.ranks_of(["a"]) == [Rank(0, 1, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("places", "address"),
+    [
+        ([("a", "10.0.0.1", 1234), ("a", "10.0.0.1", 99)], "127.0.0.1:1234"),
+        ([("a", "10.0.0.1", 1234), ("b", "10.0.0.2", 99)], "10.0.0.1:1234"),
+        ([("a", "fd00::1", 1234), ("b", "fd00::2", 99)], "[fd00::1]:1234"),
+    ],
+)
+def test_ranks_meet_at_rank_0(places: list[tuple[str, str, int]], address: str) -> None:
+    assert placing.address_of(places) == address
+
+
+# Requests that are run together
+
+Arrays = Mapping[str, Any]
+
+
+class Model:
+    """y = 2x of float32 rows of four; other shapes and types are refused as ONNX Runtime would, by an exception."""
+
+    def __init__(self, result: Callable[[Any], Any] = lambda x: 2 * x) -> None:
+        self.result = result
+        self.runs: list[int] = []
+
+    def __call__(self, inputs: Arrays) -> dict[str, Any]:
+        x = inputs["x"]
+        self.runs.append(len(x))
+        if x.dtype != np.float32 or x.shape[1:] != (4,) or np.isnan(x).any():
+            raise TypeError("not what this model takes")
+        return {"y": self.result(x)}
+
+
+def rows(count: int, value: float = 1, *, width: int = 4, dtype: Any = np.float32) -> dict[str, Any]:
+    return {"x": np.full((count, width), value, dtype)}
+
+
+def test_requests_are_joined_and_their_results_taken_apart() -> None:
+    model = Model()
+    requests = [rows(1, 1), rows(3, 2), rows(2, 3)]
+    results = answer(model, requests)
+    assert model.runs == [6]
+    for request, result in zip(requests, results, strict=True):
+        assert isinstance(result, dict)
+        np.testing.assert_array_equal(result["y"], 2 * request["x"])
+
+
+def test_one_request_is_handed_on_as_it_is() -> None:
+    given: list[Arrays] = []
+
+    def run(inputs: Arrays) -> dict[str, Any]:
+        given.append(inputs)
+        return {"y": np.float32(7)}  # what has no first axis could not be taken apart
+
+    request = {"x": np.float32(1)}
+    assert answer(run, [request]) == [{"y": 7}]
+    assert given[0] is request
+
+
+def test_only_what_is_alike_is_joined() -> None:
+    model = Model()
+    requests = [rows(1), rows(1, width=3), rows(2), rows(1, dtype=np.float64), rows(1)]
+    results = answer(model, requests)
+    assert sorted(model.runs) == [1, 1, 4]
+    assert [type(result) for result in results] == [dict, TypeError, dict, TypeError, dict]
+
+
+def test_inputs_without_one_first_axis_are_not_joined() -> None:
+    counts: list[int] = []
+
+    def run(inputs: Arrays) -> dict[str, Any]:
+        counts.append(len(inputs["a"]))
+        return {"y": inputs["a"]}
+
+    uneven = {"a": np.zeros((2, 2)), "b": np.zeros((3, 2))}
+    answer(run, [uneven, uneven])
+    answer(run, [{"a": np.zeros((2, 2)), "b": np.float32(1)}] * 2)
+    assert counts == [2, 2, 2, 2]
+
+
+def test_one_that_fails_by_its_values_fails_alone() -> None:
+    results = answer(Model(), [rows(1), rows(1, float("nan")), rows(1)])
+    assert [type(result) for result in results] == [dict, TypeError, dict]
+
+
+def test_what_is_about_the_gpu_is_told_to_all_of_them() -> None:
+    def run(inputs: Arrays) -> dict[str, Any]:
+        runs.append(len(inputs["x"]))
+        raise GPUOutOfMemoryError("full")
+
+    runs: list[int] = []
+    results = answer(run, [rows(1), rows(2)])
+    assert [type(result) for result in results] == [GPUOutOfMemoryError, GPUOutOfMemoryError]
+    assert runs == [3]
+
+
+@pytest.mark.parametrize("result", [lambda x: x.sum(axis=0), lambda x: x.sum(), lambda x: x[:1]])
+def test_results_that_cannot_be_taken_apart_are_refused(result: Callable[[Any], Any]) -> None:
+    for outcome in answer(Model(result), [rows(1), rows(2)]):
+        assert isinstance(outcome, ValueError)
+        assert "max_batch_size=1" in str(outcome)

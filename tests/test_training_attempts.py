@@ -1,0 +1,215 @@
+"""What the profile "training" really tries - MPI, ssh, a folder - and what is judged of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.training_attempts import try_mpi
+from ortgpu.distributed.shared_folder import FolderMeeting, meet_in_folder
+from ortgpu.environment.mpi import Mpi
+from ortgpu.environment.ssh import SshAttempt, try_ssh
+from ortgpu.errors import GPUError
+from tests.test_training_diagnosis import OPEN_MPI, facts, only, training_facts
+
+DEADLINE = 60.0
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# MPI
+
+
+def stub_mpi(folder: Path, monkeypatch: pytest.MonkeyPatch, launcher: str) -> Mpi:
+    """mpi4py without MPI, and a launcher of one line of shell."""
+    for name in os.environ.keys() & {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}:
+        monkeypatch.delenv(name)
+    (folder / "mpi4py").mkdir()
+    (folder / "mpi4py/__init__.py").touch()
+    (folder / "mpi4py/MPI.py").write_text(
+        "class COMM_WORLD:\n    size = 1\n    allreduce = staticmethod(lambda value: value)\n"
+        "def Get_library_version(): return 'made up'\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    program = folder / "mpirun"
+    program.write_text(f"#!/bin/sh\n{launcher}\n", encoding="utf-8")
+    program.chmod(0o755)
+    return Mpi(str(program), OPEN_MPI, "4.1.2", OPEN_MPI, {})
+
+
+def test_mpi_is_started_with_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpi = stub_mpi(tmp_path, monkeypatch, 'test "$1 $2" = "-np 1" || exit 9; shift 2; exec "$@"')
+    step = try_mpi(mpi, timeout=DEADLINE)
+    assert step is not None
+    assert (step.ok, step.detail) == (True, "1 rank, made up")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert try_mpi(mpi, timeout=DEADLINE) is None, "a launcher in a launcher shows nothing"
+
+
+def test_mpi_that_aborts_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = try_mpi(stub_mpi(tmp_path, monkeypatch, "echo 'MPI_ERRORS_ARE_FATAL' >&2; kill -ABRT $$"), timeout=DEADLINE)
+    assert step is not None
+    assert (step.ok, step.detail, step.data["errors"]) == (False, "ended with -6", "MPI_ERRORS_ARE_FATAL")
+
+
+def test_mpi_that_never_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = try_mpi(stub_mpi(tmp_path, monkeypatch, "exec sleep 300"), timeout=1.0)
+    assert step is not None
+    assert step.detail == "did not end within 1 s"
+
+
+def test_without_mpi_there_is_nothing_to_try() -> None:
+    assert try_mpi(Mpi(None, None, None, None, {}), timeout=DEADLINE) is None
+
+
+# Other hosts
+
+
+def judged_ssh(*attempts: SshAttempt) -> GPUError:
+    return only(find_problems(facts(training=replace(training_facts(), ssh=attempts))))
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that nobody else gets while the test runs, and that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh program is on PATH")
+def test_real_ssh_to_a_closed_port(closed_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssh takes a port from its configuration, so a program of that name adds one."""
+    program = tmp_path / "ssh"
+    program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -p {closed_port} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    attempt = try_ssh("localhost", timeout=DEADLINE)
+    assert attempt.returncode == 255
+    error = judged_ssh(attempt)
+    assert (type(error).__name__, error.details()["phase"]) == ("DistributedError", "ssh")
+    assert error.summary == "ssh to localhost fails without a password"
+    assert "Connection refused" in error.evidence[0]
+    assert error.fixes == ("start sshd on localhost, or let its port through the firewall",)
+
+
+def stub_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    program = folder / "ssh"
+    program.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+
+
+def test_ssh_is_asked_for_nothing_that_needs_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_ssh(tmp_path, monkeypatch, f'printf "%s\\n" "$@" > {tmp_path}/arguments; exit 0')
+    assert try_ssh("-oProxyCommand=touch x", timeout=DEADLINE).returncode == 0
+    words = (tmp_path / "arguments").read_text(encoding="utf-8").splitlines()
+    assert words[-3:] == ["--", "-oProxyCommand=touch x", "true"], "a host is never an option"
+    assert {"BatchMode=yes", "ConnectTimeout=5"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("user@node7: Permission denied (publickey,password).", "ssh-copy-id node7"),
+        ("Host key verification failed.", "accept it once: ssh node7"),
+        ("ssh: Could not resolve hostname node7: Name or service not known", "correct the name node7"),
+        ("ssh: connect to host node7 port 22: Connection timed out", "start sshd on node7"),
+        ("kex_exchange_identification: read: Connection reset by peer", "ssh -v node7"),
+    ],
+)
+def test_advice_about_a_host(said: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_ssh(tmp_path, monkeypatch, f"echo '{said}' >&2; exit 255")
+    error = judged_ssh(try_ssh("node7", timeout=DEADLINE))
+    assert error.evidence == (f"node7: {said}",)
+    assert advice in error.fixes[0]
+
+
+def test_hosts_that_fail_are_all_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_ssh(tmp_path, monkeypatch, 'case "$*" in *good*) exit 0;; *shell*) exit 127;; *) exit 255;; esac')
+    error = judged_ssh(*(try_ssh(host, timeout=DEADLINE) for host in ("good", "bad", "shell")))
+    assert error.summary == (
+        "ssh to bad fails without a password; ssh reaches shell, and the command `true` ended with 127 there"
+    )
+    assert len(error.fixes) == 2
+
+
+def test_no_ssh_and_ssh_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_ssh(tmp_path, monkeypatch, "exec sleep 300")
+    assert "did not end in time" in judged_ssh(try_ssh("slow", timeout=1.0)).summary
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert "there is no ssh program" in judged_ssh(try_ssh("any", timeout=DEADLINE)).summary
+
+
+# A folder that all ranks share
+
+MEET = """
+import json, sys
+from ortgpu.distributed.shared_folder import meet_in_folder
+folder, rank, world_size, timeout = sys.argv[1:]
+found = meet_in_folder(folder, int(rank), int(world_size), timeout=float(timeout))
+print(json.dumps([found.ok, found.missing, found.error]))
+"""
+
+
+def meet(*folders: Path, timeout: float) -> list[list[Any]]:
+    """One process for each folder, as ranks of one job."""
+    command = [sys.executable, "-c", MEET]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(folder), str(rank), str(len(folders)), str(timeout)], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        for rank, folder in enumerate(folders)
+    ]
+    return [json.loads(rank.communicate(timeout=DEADLINE)[0]) for rank in ranks]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_ranks_meet_in_one_folder(count: int, tmp_path: Path) -> None:
+    assert meet(*[tmp_path] * count, timeout=DEADLINE / 2) == [[True, [], None]] * count
+    assert list(tmp_path.iterdir()) == [], "nothing is left"
+
+
+def test_ranks_with_two_folders_do_not_meet(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    assert meet(*folders, timeout=1.5) == [[False, [1], None], [False, [0], None]]
+    assert [list(folder.iterdir()) for folder in folders] == [[], []]
+
+
+def test_tokens_of_an_earlier_run_are_not_taken_for_a_rank(tmp_path: Path) -> None:
+    left = tmp_path / ".ortgpu-shared-folder"
+    left.mkdir()
+    (left / "1.json").write_text('{"token": "x", "seen": {"0": "y"}, "done": true}', encoding="utf-8")
+    assert meet_in_folder(tmp_path, 0, 2, timeout=0.5).missing == (1,)
+    (left / "1.json").parent.mkdir(exist_ok=True)
+    (left / "1.json").write_text('{"token": "x", "seen": {"0": "y"}, "done": true}', encoding="utf-8")
+    assert meet(tmp_path, tmp_path, timeout=DEADLINE / 2) == [[True, [], None]] * 2
+
+
+def test_folder_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    meeting = meet_in_folder(tmp_path / "file", 0, 1, timeout=1.0)
+    error = only(find_problems(facts(training=replace(training_facts(), shared_folder=meeting))))
+    assert error.code == "distributed-error"
+    assert (error.details()["phase"], error.details()["ranks"]) == ("shared folder", (0,))
+    assert "cannot write and read" in error.summary
+
+
+def test_ranks_that_were_not_met_are_named() -> None:
+    meeting = FolderMeeting("/mnt/job", 0, 4, (2, 3), None, 30.0)
+    error = only(find_problems(facts(training=replace(training_facts(), shared_folder=meeting))))
+    assert (type(error).__name__, error.details()["ranks"]) == ("RendezvousError", (2, 3))
+    assert "rank 0 did not meet rank 2, 3 in /mnt/job" in error.summary
