@@ -60,6 +60,7 @@ SRUN_OF_AGENTS = {
             Rank(3, 4, 1, 2, "environment", "node1"),
             id="by hand",
         ),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "1"}, Rank(0, 1, 0, 1, "environment"), id="a world of one by hand"),
         pytest.param(OPENMPI, Rank(3, 4, 1, 2, "openmpi"), id="Open MPI"),
         pytest.param(MPICH, Rank(3, 4, 1, 2, "mpich"), id="MPICH"),
         pytest.param(SRUN, Rank(3, 4, 1, 2, "srun", "node03"), id="srun"),
