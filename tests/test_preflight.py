@@ -30,7 +30,8 @@ from tests.lab.models import Models
 from tests.lab.wheels import Wheels
 
 CALLS = [["all_reduce", "float32", 1000, 1], ["all_gather", "float16", 10, 1], ["reduce_scatter", "bfloat16", 10, 1]]
-TIMEOUT = 8.0  # seconds: what a rank that hangs costs a test
+TIMEOUT = 6.0  # seconds: what a rank that hangs costs a test
+ARRIVAL = 4.0  # seconds of a preflight in which not all come: half of them are waited for
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def run(
     if launcher != "environment":
         launchers.need(launcher)
     arguments.setdefault("calls", {"all": CALLS})
-    return launch(machine, launcher, ranks, "preflight", {"timeout": 30.0, **arguments}, env=env)
+    return launch(machine, launcher, ranks, "preflight", {"timeout": 20.0, **arguments}, env=env)
 
 
 def assert_all_raise(job: Job, ranks: int, error_type: str, *, named: list[int], phase: str | None = None) -> None:
@@ -148,7 +149,7 @@ def test_hosts_of_their_own_that_the_launcher_names(machine: Machine) -> None:
     variables = {number: {**own, **job} for number, own in OWN_GPU.items()}
     first, *_ = ports_of(f"torchrun {run_id} 127.0.0.1 29500")
     with socket.create_server(("127.0.0.1", first)):
-        outcome = run(machine, variables=variables, apart=apart, repeats=2)
+        outcome = run(machine, variables=variables, apart=apart)
     assert [facts["uuid"][-1] for facts in outcome.returned(1)["ranks"]] == ["0", "1"]
     assert outcome.left == ()
 
@@ -173,7 +174,7 @@ def test_something_else_listens_there(machine: Machine) -> None:
         greeting = threading.Thread(target=greet, args=(server,))
         greeting.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        job = run(machine, timeout=TIMEOUT, address=address, misbehaving={"0": "absent"})
+        job = run(machine, timeout=ARRIVAL, address=address, misbehaving={"0": "absent"})
         server.shutdown(socket.SHUT_RDWR)
         greeting.join(10)
     assert set(job.ranks) == {1}
@@ -184,7 +185,7 @@ def test_something_else_listens_there(machine: Machine) -> None:
 def test_port_is_taken(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        job = run(machine, timeout=TIMEOUT, address=address)
+        job = run(machine, timeout=ARRIVAL, address=address)
     assert_all_raise(job, 2, "RendezvousError", named=[0], phase="rendezvous")
     assert any(address in fact.replace(", port ", ":") for fact in job.error(0).evidence)
     assert any("Address already in use" in fact for fact in job.error(0).evidence)
@@ -212,7 +213,9 @@ FIRST = "all_reduce of 1000 float32"
     [
         ("absent", "RendezvousError", "rendezvous"),
         ("killed_in_driver", "RendezvousError", "looking at the GPU"),
-        ("asleep_in_driver", "RendezvousError", "waiting for the facts of the others"),
+        pytest.param(
+            "asleep_in_driver", "RendezvousError", "waiting for the facts of the others", marks=pytest.mark.slow
+        ),
         pytest.param("never_joins", "CollectiveTimeoutError", COMMUNICATOR, marks=pytest.mark.slow),
         pytest.param("asleep", "CollectiveTimeoutError", COMMUNICATOR, marks=pytest.mark.slow),
         ("deaf", "CollectiveTimeoutError", COMMUNICATOR),
@@ -222,14 +225,14 @@ FIRST = "all_reduce of 1000 float32"
 )
 def test_a_rank_that_fails_the_others(machine: Machine, kind: str, error_type: str, phase: str) -> None:
     launcher = "openmpi" if launchers.why_not_here("openmpi") is None else "environment"
-    job = run(machine, launcher, timeout=TIMEOUT, misbehaving={"1": kind})
+    job = run(machine, launcher, timeout=ARRIVAL if kind == "absent" else TIMEOUT, misbehaving={"1": kind})
     assert set(job.ranks) == ({0} if kind == "absent" else {0, 1}), job.result.output
     assert_all_raise(job, 2, error_type, named=[1], phase=phase)
     assert all(outcome.seconds < TIMEOUT + 1 for outcome in job.ranks.values()), "after its deadline"
 
 
 def test_rank_0_never_comes(machine: Machine) -> None:
-    job = run(machine, ranks=3, timeout=TIMEOUT, misbehaving={"0": "absent"})
+    job = run(machine, ranks=3, timeout=ARRIVAL, misbehaving={"0": "absent"})
     assert set(job.ranks) == {1, 2}
     assert_all_raise(job, 3, "RendezvousError", named=[0], phase="rendezvous")
 
@@ -308,10 +311,8 @@ def test_gpus_that_the_launcher_hands_out(machine: Machine) -> None:
     assert [facts["uuid"][-1] for facts in job.returned(0)["ranks"]] == ["1", "0"]
 
 
-@pytest.mark.parametrize("launcher", launchers.LAUNCHERS)
-def test_no_driver(machine: Machine, launcher: str) -> None:
-    launchers.need(launcher)
-    job = launch(machine.but(cuda=None, nvml=None), launcher, 2, "preflight", {"timeout": 20.0})
+def test_no_driver(machine: Machine) -> None:
+    job = launch(machine.but(cuda=None, nvml=None), "environment", 2, "preflight", {"timeout": 20.0})
     assert_all_raise(job, 2, "DriverNotFoundError", named=[])
     for number in range(2):
         assert any(fact.startswith("on ranks 0, 1, on ") for fact in job.error(number).evidence)

@@ -104,6 +104,8 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     first = said[0]
     local_rank = next((each.local_rank for each in said if each.local_rank is not None), None)
     local_size = next((each.local_world_size for each in said if each.local_world_size is not None), None)
+    if first.world_size == 1 and local_rank is None and local_size is None:
+        local_rank, local_size = 0, 1  # there is no other
     if local_rank is None or local_size is None:
         raise _incomplete("the rank among the processes of this host is not known", first.variables)
     try:
