@@ -729,7 +729,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         ("`env | grep -E 'RANK|WORLD|OMPI|PMI|SLURM'` in the processes.",),
         ("Unset the variables of the launcher that is not used: no guess would be right for every rank.",),
-        ("Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2",),
+        ("Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, Slurm 22.05.8",),
     ),
     Explanation(
         "rank-device",

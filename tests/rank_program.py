@@ -46,10 +46,9 @@ def preflight(
     late: dict[str, float] | None = None,
     apart: dict[str, Any] | None = None,
 ) -> Any:
-    """By rank: ``misbehaving``, what its child does (rank_worker.py), or "absent"; ``calls``; ``variables``; ``late``,
-    seconds that it comes after the others. ``apart``: what is different in a Rank on a host of its own.
-
-    ``disturbed``: others connect to the address before the last rank does, and stay.
+    """By rank: ``misbehaving``, what its child does (rank_worker.py), or "absent"; ``calls``, each with how often;
+    ``variables``; ``late``, seconds that it comes after the others. ``apart``: what is different in a Rank on a host of
+    its own. ``disturbed``: others connect to the address before the last rank does, and stay.
     """
     from ortgpu.distributed import Collective, current_rank
     from ortgpu.distributed import preflight as run
@@ -65,7 +64,7 @@ def preflight(
     time.sleep((late or {}).get(number, 0.0))
     others = _disturb(address) if disturbed and address and number != "0" else []
     planned = (calls or {}).get(number) or (calls or {}).get("all")
-    given = None if planned is None else [Collective(*call) for call in planned]
+    given = None if planned is None else [Collective(*call) for *call, times in planned for _ in range(times)]
     rank = None if apart is None else dataclasses.replace(current_rank(), local_rank=0, local_world_size=1, **apart)
     for _ in range(repeats):
         report = run(timeout, rank=rank, address=address, calls=given)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,6 +241,7 @@ def tiny_model(weight: list[float]) -> bytes:
 def load_libraries() -> dict[str, Any]:
     import os
     import re
+    import sys
 
     import ortgpu
 
@@ -461,6 +461,7 @@ def use_with_many_feeds(model: bytes) -> dict[str, Any]:
 
 def use_under_guard(model: bytes, installed_first: bool) -> dict[str, Any]:
     """Sessions that somebody else makes; 1.27.0 cannot even be imported unless something loads what it links."""
+    import sys
 
     import ortgpu
 

@@ -6,8 +6,9 @@ import dataclasses
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from .. import __version__
 from ..errors import CollectiveTimeoutError, DistributedError, GPUError, RendezvousError, manual
@@ -90,8 +91,11 @@ class Participant:
 
     def close(self) -> None:
         if self._child is not None:
+            self._forget(self._child.channel)
+            self._forget(self._child.output)
             self._child.end()
         if self._link is not None:
+            self._forget(self._link)
             self._link.close()
         self._meeting.close()
         if self._hub is not None:
@@ -112,17 +116,16 @@ class Participant:
         self._selector.register(child.output, selectors.EVENT_READ, lambda _: self._take_output(child))
 
     def _meet(self) -> None:
-        if self._rank.rank == 0:
-            self._listen()
-        refusals: dict[str, None] = {}
+        own = self._listen() if self._rank.rank == 0 else None
+        refusals: dict[str, dict[str, None]] = {}  # reasons, each with addresses
         is_waiting = True
         while is_waiting:
-            for address in self._meeting.addresses():
+            for address in [own] if own is not None else self._meeting.addresses():
                 reason = self._try(address)
                 if reason is None:
                     is_waiting = False
                     break
-                refusals[f"{address}: {reason}"] = None
+                refusals.setdefault(reason, {})[str(address)] = None
             if is_waiting:
                 self._pump(lambda: False, time.monotonic() + _RETRY)
                 if time.monotonic() > self._schedule.arrival:
@@ -135,7 +138,8 @@ class Participant:
             self._schedule, child=verdict - 2 * settling, verdict=verdict, alone=verdict + settling
         )
 
-    def _listen(self) -> None:
+    def _listen(self) -> Address:
+        """Become rank 0 to the others; where to reach it from here, whatever the name of this host leads to."""
         try:
             listener, token = self._meeting.listen()
         except OSError as error:
@@ -149,6 +153,8 @@ class Participant:
         schedule = self._schedule
         deadlines = Deadlines(schedule.arrival, schedule.verdict)
         self._hub = Hub(listener, token, self._rank.world_size, self._selector, deadlines, schedule.settling)
+        host, port = listener.getsockname()[:2]
+        return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, token)  # noqa: S104 - compared only
 
     def _try(self, address: Address) -> str | None:
         """Join rank 0 there; or the reason why not."""
@@ -179,8 +185,8 @@ class Participant:
                 self._fail(self._failure)
             return None
         self._link = None
-        if link.is_open:
-            self._selector.unregister(link)
+        self._from_hub.clear()
+        self._forget(link)
         link.close()
         return str(answer.get("refused", "what listens there does not answer as rank 0 does"))
 
@@ -264,6 +270,10 @@ class Participant:
         """Serve every socket until ``is_done``, or until the time has come."""
         while not is_done() and (now := time.monotonic()) < until:
             soonest = min(until, self._hub.next_deadline) if self._hub is not None else until
+            for connection in filter(None, (self._link, self._child.channel if self._child is not None else None)):
+                connection.flush()
+                if connection.has_unsent:  # what is longer than the system's buffers
+                    soonest = min(soonest, now + _RETRY)
             for key, events in self._selector.select(max(0.0, soonest - now)):
                 key.data(events)
             if self._hub is not None:
@@ -278,7 +288,7 @@ class Participant:
         except GarbledError:  # something else listens there
             link.is_open = False
         if not link.is_open:
-            self._selector.unregister(link)
+            self._forget(link)
 
     def _hear_child(self, child: Child) -> None:
         for message in child.channel.receive():
@@ -291,14 +301,19 @@ class Participant:
             else:
                 self._from_child.append(message)
         if not child.channel.is_open:
-            self._selector.unregister(child.channel)
+            self._forget(child.channel)
             if self._failure is None and not self._child_may_end:
                 how = f"the preflight's child of rank {self._rank.rank} {child.how_it_ended()} during: {self._step}"
                 self._fail(self._unfinished((self._rank.rank,), how, child.last_words()))
 
     def _take_output(self, child: Child) -> None:
         if not child.read_output():
-            self._selector.unregister(child.output)
+            self._forget(child.output)
+
+    def _forget(self, source: Connection | IO[bytes]) -> None:
+        """Before it is closed: its number may be given to another one."""
+        if source in self._selector.get_map():
+            self._selector.unregister(source)
 
     # Telling
 
@@ -326,13 +341,13 @@ class Participant:
         fixes = [manual(f"look at the output of {named(ranks)}")]
         return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=self._step)
 
-    def _rank_0_not_found(self, refusals: Iterable[str]) -> RendezvousError:
+    def _rank_0_not_found(self, refusals: Mapping[str, Iterable[str]]) -> RendezvousError:
         return RendezvousError(
             "rank 0 was not at the rendezvous in time",
             evidence=[
                 f"this is rank {self._rank.rank} of {self._rank.world_size}",
                 f"rank 0 was looked for {self._meeting}",
-                *refusals,
+                *(f"{reason}: {', '.join(addresses)}" for reason, addresses in refusals.items()),
             ],
             fixes=[
                 manual("look at the output of rank 0: it ended, it was not started, or it did something else"),

@@ -15,6 +15,8 @@ from .meeting import meeting_of
 from .ranks import Rank, current_rank
 from .reports import Collective, PreflightReport, default_calls
 
+MOST_CALLS = 10_000  # in a preflight: what a message between ranks can hold, with room to spare
+
 
 def preflight(
     timeout: float = 60.0,
@@ -48,7 +50,7 @@ def preflight(
         NCCLError: NCCL failed, gave wrong values, or cannot be used; ``status`` is its ncclResult_t.
         GPUError: the reason why a rank has no usable GPU, as :func:`ortgpu.diagnose` gives it. ``evidence`` names the
             ranks.
-        ValueError: ``timeout`` or ``address`` is malformed.
+        ValueError: ``timeout`` or ``address`` is malformed, or there are more than 10,000 calls.
 
     A fault of one rank is raised on all of them. No process, socket or file is left. This process's CUDA is not used;
     a thread that calls it waits.
@@ -64,6 +66,8 @@ def preflight(
             fixes=[manual("run the ranks on Linux", needs="host")],
             system=sys.platform,
         )
+    if calls is not None and len(calls) > MOST_CALLS:
+        raise ValueError(f"{len(calls)} calls are too many: at most {MOST_CALLS}")
     own = rank if rank is not None else current_rank()
     planned = tuple(calls) if calls is not None else default_calls(own.world_size)
     from .participant import Participant, Schedule  # Linux only

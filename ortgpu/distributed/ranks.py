@@ -1,6 +1,6 @@
 """Which process of how many this is, from the variables of the launcher that started it.
 
-Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2; srun's are those of its manual page.
+Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, and srun of Slurm 22.05.8.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     """
     variables = os.environ if environ is None else environ
     srun = _srun(variables)
-    inner = [said for said in (_torch(variables), _read(_OPENMPI, variables), _read(_MPICH, variables)) if said]
+    inner = [said for said in (_read(_OPENMPI, variables), _read(_MPICH, variables), _torch(variables)) if said]
     if srun is not None and inner and all(_was_started_by(srun, said, variables) for said in inner):
         srun = None
-    said = [*inner, *([srun] if srun is not None else [])]
+    said = [*([srun] if srun is not None else []), *inner]  # srun sets MPICH's variables as well, if told so
     if not said:
         return Rank(0, 1, 0, 1)
     for number in ("rank", "world_size", "local_rank", "local_world_size"):
@@ -104,6 +104,8 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     first = said[0]
     local_rank = next((each.local_rank for each in said if each.local_rank is not None), None)
     local_size = next((each.local_world_size for each in said if each.local_world_size is not None), None)
+    if first.world_size == 1 and local_rank is None and local_size is None:
+        local_rank, local_size = 0, 1  # there is no other
     if local_rank is None or local_size is None:
         raise _incomplete("the rank among the processes of this host is not known", first.variables)
     try:

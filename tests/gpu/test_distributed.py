@@ -24,9 +24,9 @@ pytestmark = pytest.mark.gpu(count=2)
 
 TIMEOUT = 30.0  # seconds of a preflight: the first operation of NCCL alone has taken five
 CALLS = [
-    ["all_reduce", "float32", 1 << 20],
-    ["all_gather", "bfloat16", 1023],
-    ["reduce_scatter", "float16", 65_537],
+    ["all_reduce", "float32", 1 << 20, 1],
+    ["all_gather", "bfloat16", 1023, 1],
+    ["reduce_scatter", "float16", 65_537, 1],
 ]
 COMMUNICATOR = "setting up the communicator"
 FIRST = "all_reduce of 1048576 float32"
@@ -112,7 +112,7 @@ def test_ranks_work_together(preflight: Start, gpus: GPUs, launcher: str) -> Non
         report = ranks.returned(number)
         assert [facts["uuid"] for facts in report["ranks"]] == [gpu.uuid for gpu in gpus.visible[:2]]
         assert all(facts["nccl"] and facts["driver"] and facts["gpu"] for facts in report["ranks"])
-        assert [list(result["call"].values()) for result in report["collectives"]] == CALLS
+        assert [[*result["call"].values(), 1] for result in report["collectives"]] == CALLS
         assert all(result["bus_bandwidth"] > 0 for result in report["collectives"])
         assert not report["cuda_used_here"]
     assert ranks.left == ()
@@ -162,6 +162,14 @@ def test_another_order_than_planned(preflight: Start, launcher: str) -> None:
 def test_a_rank_dies_itself(preflight: Start, launcher: str) -> None:
     """The launcher may end the other one before it can say so: what has to hold is that nothing is left."""
     assert preflight(launcher, misbehaving={"1": "parent_killed"}).left == ()
+
+
+@pytest.mark.parametrize("kind", ["idle", "never_joins", "killed"])
+def test_no_shared_memory_is_left(preflight: Start, kind: str) -> None:
+    """NCCL's files, of communicators that were aborted and of processes that were killed."""
+    before = set(Path("/dev/shm").glob("nccl-*"))
+    preflight("torchrun", misbehaving={"1": kind})
+    assert set(Path("/dev/shm").glob("nccl-*")) == before
 
 
 def test_other_calls_than_the_other(preflight: Start) -> None:
