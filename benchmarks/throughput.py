@@ -21,7 +21,9 @@ from benchmarks import models
 from benchmarks.common import GPUs, child_environment, spread
 from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
 
-ON_THE_CPU = {"resnet50": "conv", "encoder": "mlp", "mlp": "mlp"}  # a smaller model in the place of each
+# A smaller model in the place of each
+ON_THE_CPU = {"resnet50": "conv", "encoder": "mlp", "mlp": "mlp", "negate": "negate"}
+_FLOATS_OF_A_MB = 10**6 // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +48,32 @@ class Benchmark:
 
     def throughput(self, name: str, batch: int) -> Figure:
         batches = max(8, min(self.repeats.samples // batch, 300))
-        reports = self._take("throughput", name, batch=batch, batches=batches, rounds=self.repeats.rounds)
+        torch_model = name if self._stand_in(name) in models.TORCH else None
+        reports = self._take(
+            "throughput", name, batch=batch, batches=batches, rounds=self.repeats.rounds, torch_model=torch_model
+        )
         seconds = reports["seconds"]
         beside = {key: values for key, values in seconds.items() if key not in ("ours", "plain")}
         notes = {
             "batches a round": batches,
             "samples a second": {key: f"{batch / statistics.median(values):.0f}" for key, values in seconds.items()},
             **{key: spread(values) for key, values in beside.items()},
-            "ours / plain, data on the device": ratio(seconds["ours"], seconds["plain, data on the device"]),
+            **{f"ours / {key}": ratio(seconds["ours"], values) for key, values in beside.items() if "ours" not in key},
+            **{f"left out: {key}": why for key, why in reports.get("left out", {}).items()},
         }
         return self._figure(name, reports, notes)
 
-    def latency(self, name: str, batch: int) -> Figure:
-        calls = self.repeats.calls * (10 if name == "mlp" else 1)
-        reports = self._take("latency", name, batch=batch, calls=calls, rounds=self.repeats.rounds)
+    def graph(self, name: str, batch: int) -> Figure:
+        return self._latency(name, batch, self.repeats.calls * (10 if name == "mlp" else 1), cuda_graph=True)
+
+    def run(self, name: str, batch: int) -> Figure:
+        """``batch`` in images, or for the model without any work of its own in MB, in and out each."""
+        size = batch * (_FLOATS_OF_A_MB if self.device == "cuda" else 1000) if name == "negate" else batch
+        return self._latency(name, size, max(3, self.repeats.calls // batch), cuda_graph=False)
+
+    def _latency(self, name: str, batch: int, calls: int, *, cuda_graph: bool) -> Figure:
+        rounds = self.repeats.rounds
+        reports = self._take("latency", name, batch=batch, calls=calls, rounds=rounds, cuda_graph=cuda_graph)
         return self._figure(name, reports, {"calls a round": calls})
 
     def new_shape(self, name: str, batch: int) -> Figure:
@@ -77,7 +91,7 @@ class Benchmark:
             else None
         )
         arguments = {"model": made_model(self._stand_in(name)), "device": self.device, **arguments}
-        return run_worker(worker, arguments, env=env, deadline=300).reports
+        return run_worker(worker, arguments, env=env, deadline=600).reports
 
     def _stand_in(self, name: str) -> str:
         return name if self.device == "cuda" else ON_THE_CPU[name]
@@ -104,8 +118,11 @@ def _figures() -> Figures[Benchmark]:
         for batch in batches:
             name = f"map-{model}-b{batch}"
             add(name, f"map | loop over run, {title}, batches of {batch}", Benchmark.throughput, model, batch)
-    add("graph-small", "cuda_graph | run, tiny model, a call", Benchmark.latency, "mlp", 1)
-    add("graph-resnet50-b1", "cuda_graph | run, ResNet-50, batches of 1", Benchmark.latency, "resnet50", 1)
+    for size in (256, 64, 16, 4, 1):
+        add(f"run-negate-{size}mb", f"run, {size} MB in and out, no work", Benchmark.run, "negate", size)
+    add("run-resnet50-b256", "run, ResNet-50, batches of 256", Benchmark.run, "resnet50", 256)
+    add("graph-small", "cuda_graph | run, tiny model, a call", Benchmark.graph, "mlp", 1)
+    add("graph-resnet50-b1", "cuda_graph | run, ResNet-50, batches of 1", Benchmark.graph, "resnet50", 1)
     add("first-run-resnet50-b8", "first run of a session, ResNet-50, batch of 8", Benchmark.first_run, "resnet50", 8)
     add("new-shape-resnet50", "first run of a new shape, ResNet-50", Benchmark.new_shape, "resnet50", 8)
     return found

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import itertools
 import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks import models
 from benchmarks.common import report
 from benchmarks.workers import feed_of, plain_session
 from ortgpu.timing import in_turns
@@ -32,8 +34,9 @@ def relative_error(found: list[Any], expected: list[Any]) -> float:
     return max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(found, expected, strict=True))
 
 
-def throughput(model: str, batch: int, batches: int, rounds: int, device: str) -> None:
-    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy."""
+def throughput(model: str, batch: int, batches: int, rounds: int, device: str, torch_model: str | None) -> None:
+    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy; and with
+    PyTorch, where it has ``torch_model`` and works here."""
     session, plain = ours(model, device), plain_session(model, device)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
     pinned = []
@@ -63,13 +66,44 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str) -
         "plain": looped,
         "ours, pinned arrays": lambda: mapped(pinned),
         "plain, data on the device": bound,
+        **(torch_actions(torch_model, feeds, batches, device) if torch_model is not None else {}),
     }
     report("seconds", take_turns(actions, batches, rounds))
 
 
-def latency(model: str, batch: int, calls: int, rounds: int, device: str) -> None:
-    """Mean seconds of a call: captured as a CUDA graph, and plain ``run``; copies in and out included."""
-    session, plain = ours(model, device, cuda_graph=True), plain_session(model, device)
+def torch_actions(model: str, feeds: list[dict[str, Any]], batches: int, device: str) -> dict[str, Callable[[], None]]:
+    """PyTorch's eager mode and torch.compile, from ordinary arrays to arrays; what does not work here is reported."""
+    why_not: dict[str, str] = {}
+    actions: dict[str, Callable[[], None]] = {}
+    try:
+        torch: Any = importlib.import_module("torch")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("the installed PyTorch has no CUDA that works here")
+        torch.set_float32_matmul_precision("high")  # TF32, which ONNX Runtime uses too unless told otherwise
+        module = models.TORCH[model]()[0].to(device)
+        inputs = [torch.from_numpy(array) for feed in feeds for array in feed.values()]  # of one input each
+
+        def loop(run: Callable[..., Any], batches: int) -> None:
+            with torch.inference_mode():
+                for array in itertools.islice(itertools.cycle(inputs), batches):
+                    run(array.to(device)).cpu()
+
+        for name, run in {"torch eager": module, "torch.compile": torch.compile(module)}.items():
+            try:
+                loop(run, len(inputs))  # compiles
+            except Exception as error:
+                why_not[name] = f"{type(error).__name__}: {error}"[:300]
+            else:
+                actions[name] = functools.partial(loop, run, batches)
+    except Exception as error:
+        why_not["torch"] = f"{type(error).__name__}: {error}"[:300]
+    report("left out", why_not)
+    return actions
+
+
+def latency(model: str, batch: int, calls: int, rounds: int, device: str, *, cuda_graph: bool) -> None:
+    """Mean seconds of a call of ``run``, ours and plain; copies in and out included."""
+    session, plain = ours(model, device, cuda_graph=cuda_graph), plain_session(model, device)
     feed, other = feed_of(plain, batch, 1), feed_of(plain, batch, 2)
     for each in (feed, other, feed):
         report("largest error", relative_error(session.run(None, each), plain.run(None, each)))

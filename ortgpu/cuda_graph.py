@@ -27,6 +27,7 @@ from .diagnosis.messages import telling_line
 from .errors import GPUError, PlacementError, ProviderRequestError, manual
 from .lifetime import anew
 from .providers import CUDA, ProviderList
+from .tensor_types import DTYPES
 
 if TYPE_CHECKING:
     from .devices import Device
@@ -39,14 +40,6 @@ _OPTION = "enable_cuda_graph"
 _REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
 _CAPTURE_FAILED = re.compile(r"CUDA failure 90\d|[Gg]raph capture did not complete")  # 900 to 908: driver_types.h
 _LEAVE_OUT = manual("leave cuda_graph out")
-
-_DTYPES = {
-    f"tensor({name})": np.dtype(kind)
-    for name, kind in {
-        "float": "f4", "double": "f8", "float16": "f2", "bool": "?", "int8": "i1", "int16": "i2", "int32": "i4",
-        "int64": "i8", "uint8": "u1", "uint16": "u2", "uint32": "u4", "uint64": "u8",
-    }.items()
-}  # fmt: skip
 
 
 # When the session is made
@@ -318,8 +311,8 @@ def _tensor_of(value: Any) -> _Tensor | None:
             return None
         array = value if value.flags.c_contiguous else np.ascontiguousarray(value)
         return _Tensor(value.shape, array.dtype, array.__array_interface__["data"][0], array.nbytes, array)
-    if isinstance(value, onnxruntime.OrtValue) and value.is_tensor() and value.data_type() in _DTYPES:
-        dtype, shape = _DTYPES[value.data_type()], tuple(value.shape())
+    if isinstance(value, onnxruntime.OrtValue) and value.is_tensor() and value.data_type() in DTYPES:
+        dtype, shape = DTYPES[value.data_type()], tuple(value.shape())
         return _Tensor(shape, dtype, value.data_ptr(), dtype.itemsize * int(np.prod(shape)), value)
     return None
 
@@ -341,7 +334,7 @@ def captured(session: Any) -> CapturingSession:
         if memory.name.lower() != device.kind:
             raise _impossible(f"its input {value.name!r} is read on the CPU, whose work is in no graph")
     for value in (*inner.inputs_meta, *inner.outputs_meta):
-        if value.type not in _DTYPES:
+        if value.type not in DTYPES:
             raise _impossible(f"{value.name!r} is a {value.type}")
     session_on_device = CapturingSession(inner, runtime, device)
     if session_on_device.computes_nothing:

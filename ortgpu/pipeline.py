@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from . import lifetime
-from .errors import ForkedSessionError, manual
 from .pinned import memory_of
 
 Feed = TypeVar("Feed")
@@ -91,7 +90,11 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
     try:
         while True:
             if os.getpid() != pid:
-                raise _forked(pid)
+                raise lifetime.forked(
+                    "this iteration's threads stayed in the process that was forked",
+                    f"map was called in process {pid}; this is process {os.getpid()}",
+                    pid,
+                )
             while not ended and len(pending) < in_flight:
                 try:
                     feed = next(feeds)
@@ -114,13 +117,3 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
             for future in pending:
                 future.cancel()
             wait(pending)
-
-
-def _forked(creator: int) -> ForkedSessionError:
-    return ForkedSessionError(
-        "this iteration's threads stayed in the process that was forked",
-        evidence=[f"map was called in process {creator}; this is process {os.getpid()}"],
-        fixes=[manual("open a session and call map in the child; on a GPU, start it with the method spawn")],
-        creator_pid=creator,
-        pid=os.getpid(),
-    )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from .environment.child import run
 from .errors import GPUError
 from .placement import NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table
 from .providers import CPU, CUDA
@@ -94,14 +94,11 @@ def explain_placement(
             with open(path, "wb") as file:
                 file.write(model)
         request = json.dumps({"path": sys.path, "model": path, "device": device, "folder": folder})
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", _CHILD, request], capture_output=True, timeout=timeout, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"opening the model took more than {timeout:.0f} s") from error
-        log = done.stderr.decode("utf-8", "replace")
-        if done.returncode != 0:
+        ended = run([sys.executable, "-c", _CHILD, request], timeout=timeout)
+        if ended.timed_out:
+            raise TimeoutError(f"opening the model took more than {timeout:.0f} s")
+        log = ended.errors
+        if not ended.ok:
             raise _failure(folder, log)
         with open(os.path.join(folder, "graph.json"), encoding="utf-8") as file:
             found = json.load(file)

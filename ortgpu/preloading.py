@@ -121,11 +121,6 @@ class Plan:
     provider: ProviderLibrary
     resolutions: tuple[Resolution, ...]
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is a file to try for each library that the provider links."""
-        return all(resolution.candidates for resolution in self.resolutions if resolution.required)
-
 
 def plan(
     packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks.common import child_environment, run_child
+from benchmarks.soak import soak
 
 
 def test_throughput_takes_every_figure(tmp_path: Path) -> None:
@@ -17,7 +22,7 @@ def test_throughput_takes_every_figure(tmp_path: Path) -> None:
     assert child.returncode == 0, child.explain()
     record = json.loads(results.read_text(encoding="utf-8"))
     assert record["failed"] == record["left out"] == {}
-    assert len(record["figures"]) == 10
+    assert len(record["figures"]) == 16
     for name, figure in record["figures"].items():
         assert figure["ratio"] > 0
         assert len(figure["values"]["ours"]) == len(figure["values"]["plain"]) == 3
@@ -53,3 +58,50 @@ def test_pool_without_so_many_gpus_says_so(tmp_path: Path) -> None:
     child = run_child([sys.executable, "-m", "benchmarks.pool"], env=env, deadline=60)
     assert child.returncode == 0, child.explain()
     assert child.stdout.count("left out: pool-resnet50-b256-x") == 4
+
+
+def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.soak", "--cpu", "--minutes", "0.1", "--json", str(results)]
+    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models"), "PYTHONWARNINGS": "ignore"})
+    child = run_child(command, env=env, deadline=110)
+    assert child.returncode == 0, child.explain()
+    assert child.stdout.endswith("OK\n")
+    ways = json.loads(results.read_text(encoding="utf-8"))["ways"]
+    assert list(ways) == ["map", "pool of 1"]
+    for outcome in ways.values():
+        assert outcome["results"] > 100
+        assert outcome["wrong"] == 0
+        assert len(outcome["bytes"]["host"]) > 4
+
+
+def test_soak_notices_what_is_wrong_and_what_grows() -> None:
+    feeds = [{"x": np.full(3, value, np.float32)} for value in (1, 2)]
+    expected = [[feed["x"]] for feed in feeds]
+    held = []
+
+    def leaking(feeds: Iterable[Any]) -> Iterator[Any]:
+        for number, feed in enumerate(feeds):
+            held.append(np.ones(1 << 14))
+            yield [feed["x"] if number != 5 else feed["x"] + np.nan]
+
+    outcome = soak(leaking, feeds, expected, 0.3, ())
+    assert outcome["wrong"] == 1
+    assert outcome["growth"]["host"] > 1 << 20
+
+
+def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
+    results, plot = tmp_path / "results.json", tmp_path / "plot.svg"
+    figure = {
+        "ours": {"median": 0.002},
+        "plain": {"median": 0.004},
+        "values": {"ours": [0.001, 0.002, 0.003], "plain": [0.004, 0.004, 0.004]},
+    }
+    record = {"benchmark": "throughput", "machine": {"gpus": ["a GPU"]}, "figures": {"map-b8": figure}}
+    results.write_text(json.dumps(record), encoding="utf-8")
+    child = run_child([sys.executable, "-m", "benchmarks.publish", str(results), "--plot", str(plot)], deadline=60)
+    assert child.returncode == 0, child.explain()
+    assert "| `map-b8` | 2.00 ms | 4.00 ms | 0.500 [0.375, 0.625] |" in child.stdout
+    text = plot.read_text(encoding="utf-8")
+    assert "map-b8" in text
+    assert "throughput, a GPU" in text

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from ortgpu.diagnosis.execution import of_run
 from ortgpu.diagnosis.messages import of_construction
+from ortgpu.errors import GPUOutOfMemoryError
 from tests.made_facts import HEALTHY, NO_DRIVER, Change, part, request, variables
 
 PREFIX = (
@@ -106,3 +108,22 @@ def test_words_and_facts_together(text: str, change: Change, error: str) -> None
 )
 def test_words_about_something_else(text: str) -> None:
     assert of_construction(text, HEALTHY) is None
+
+
+@pytest.mark.parametrize(
+    ("variables_of_launcher", "first"),
+    [
+        ({}, "Failed to allocate memory for requested buffer of size 5"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, "on rank 1 of 2"),
+        ({"RANK": "1"}, "Failed to allocate memory for requested buffer of size 5"),
+    ],
+    ids=["alone", "in a job", "launcher not known"],
+)
+def test_who_ran_out_of_memory(
+    variables_of_launcher: dict[str, str], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables_of_launcher.items():
+        monkeypatch.setenv(name, value)
+    error = of_run("Failed to allocate memory for requested buffer of size 5", "Fail", None)
+    assert isinstance(error, GPUOutOfMemoryError)
+    assert error.evidence[0] == first

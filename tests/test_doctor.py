@@ -90,6 +90,17 @@ def test_training_tries_a_folder_and_hosts_where_asked(lab: Lab) -> None:
     assert "ssh to -x cannot be tried: there is no ssh program on PATH" in shown
 
 
+def test_a_rank_that_is_not_known_is_an_error_in_the_document(lab: Lab) -> None:
+    options = ("--no-probe", "--profile", "training", "--shared-folder", str(lab.folder))
+    result = doctor(lab.machine(**EVERYTHING), "--json", *options, env={"RANK": "1"})
+    assert result.returncode == 1, result.output
+    found = json.loads(result.stdout)
+    assert (found["schema"], found["ok"], found["error"]["type"]) == (1, False, "LauncherConflictError")
+    shown = doctor(lab.machine(**EVERYTHING), *options, env={"RANK": "1"})
+    assert shown.returncode == 1
+    assert shown.stderr.startswith("LauncherConflictError: ")
+
+
 def test_healthy_as_far_as_looking_goes(lab: Lab) -> None:
     """The stub driver opens no session: that a probe succeeds is for a machine with a GPU to show."""
     result = doctor(lab.machine(**EVERYTHING), "--no-probe")

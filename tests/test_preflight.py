@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -412,6 +415,26 @@ def test_command_names_the_problem_once(machine: Machine) -> None:
 def test_no_address(address: str) -> None:
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         preflight(address=address)
+
+
+def test_a_resolver_that_never_answers(stubs: Stubs) -> None:
+    """A name server that is not there keeps a process in getaddrinfo for longer than most deadlines."""
+    code = "#include <unistd.h>\nint getaddrinfo(void) { for (;;) pause(); }"
+    mark = uuid.uuid4().hex
+    hanging = {"LD_PRELOAD": str(stubs.compile("hanging_resolver.so", code)), launchers.MARK: mark}
+    program = (
+        "import ortgpu\n"
+        "from ortgpu.distributed import Rank, preflight\n"
+        "try:\n"
+        "    preflight(4, rank=Rank(1, 2, 0, 1), address='node1:23456')\n"
+        "except ortgpu.RendezvousError as error:\n"
+        "    print(error.ranks, error.evidence[-1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **hanging}, capture_output=True, timeout=60, check=False
+    )
+    assert done.stdout.decode() == "(0,) the resolver gave no answer in time: node1:23456\n", done
+    assert launchers.processes_with(mark) == ()
 
 
 def test_addresses() -> None:

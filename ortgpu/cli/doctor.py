@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ortgpu.cli import output
+from ortgpu.errors import LauncherConflictError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,6 +107,9 @@ def doctor(
       "training"      with --profile training only: environment (packages,
                       nccl, mpi, network, horovod, build_variables), ssh,
                       shared_folder
+    or, beside the first four, where --shared-folder cannot be tried because the
+    launcher's variables do not say which rank this is, only
+      "error"         type, code, summary, evidence, fixes, details, others
     """
     from ortgpu import diagnose
     from ortgpu.diagnosis.requirements import check_inference
@@ -120,9 +124,15 @@ def doctor(
         elif model is not None:
             raise click.UsageError("--model is for --profile inference")
         else:
-            diagnosis = diagnose(
-                probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
-            )
+            try:
+                diagnosis = diagnose(
+                    probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
+                )
+            except LauncherConflictError as error:
+                if not as_json:
+                    raise
+                output.write_json({**_head(ok=False, model=None), "error": output.error_document(error)})
+                return 1
     environment, training = diagnosis.environment, diagnosis.training
     rows = check_inference(environment) if training is None else check_training(environment, training.environment)
     report = Report(str(model) if model else None, diagnosis, rows)
@@ -135,6 +145,12 @@ def doctor(
     else:
         report.show(output.stdout(), verbose=verbose)
     return 0 if report.ok else 1
+
+
+def _head(*, ok: bool, model: str | None) -> dict[str, Any]:
+    from ortgpu import __version__
+
+    return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, "model": model}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +174,9 @@ class Report:
         return failed or (None if probe.completed else probe.died_in)
 
     def as_dict(self) -> dict[str, Any]:
-        from ortgpu import __version__
-
         diagnosis = self.diagnosis.as_dict()
         return {
-            "schema": SCHEMA,
-            "ortgpu": __version__,
-            "ok": self.ok,
-            "model": self.model,
+            **_head(ok=self.ok, model=self.model),
             "problems": diagnosis["problems"],
             "requirements": [requirement.as_dict() for requirement in self.requirements],
             "environment": diagnosis["environment"],

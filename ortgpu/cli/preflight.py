@@ -41,7 +41,8 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
       srun ortgpu preflight
 
     Rank 0 writes the result. On a problem the other ranks write one line each to stderr; all of it where rank 0 is the
-    problem. Without a launcher it checks what one rank can.
+    problem. Where the launcher's variables do not say which rank is 0, each writes that. Without a launcher it checks
+    what one rank can.
 
     Exit code 0: all is well. 1: a problem was found. 2: wrong usage.
 

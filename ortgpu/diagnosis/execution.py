@@ -10,10 +10,12 @@ import os
 import re
 
 from ..devices import Device
+from ..distributed.ranks import current_rank
 from ..environment.libraries import read_mapped_libraries
 from ..errors import (
     GPUError,
     GPUOutOfMemoryError,
+    LauncherConflictError,
     LibraryNotFoundError,
     ProviderFailureError,
     UnsupportedDeviceError,
@@ -92,8 +94,17 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     )
 
 
+def _own_rank() -> list[str]:
+    """As a line of evidence, in a job of several ranks."""
+    try:
+        rank = current_rank()
+    except LauncherConflictError:
+        return []
+    return [f"on rank {rank.rank} of {rank.world_size}"] if rank.world_size > 1 else []
+
+
 def out_of_memory(requested: int | None, text: str, device: Device | None) -> GPUOutOfMemoryError:
-    free, total, evidence = None, None, [telling_line(text)]
+    free, total, evidence = None, None, [*_own_rank(), telling_line(text)]
     if device is not None and device.uuid is not None:
         from ..environment.driver import processes_on, read_gpu_memory
 

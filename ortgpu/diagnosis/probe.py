@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..environment.child import kill_group
+from ..environment.child import python_command, run, signal_name
 from ..environment.cuda import CudaDevice, CudaState
 
 MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
@@ -87,7 +84,7 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
             path = copy
         return run_probe_child("main", os.path.abspath(path) if path else "", timeout=timeout)
     except OSError as error:
-        return _not_started(error, time.monotonic())
+        return _not_started(str(error), 0.0)
     finally:
         if copy is not None:
             os.unlink(copy)
@@ -96,37 +93,19 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
 def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResult:
     """Run one function of the module probe_child in the child."""
     started = time.monotonic()
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path), function, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = child.communicate(timeout=timeout)
-            returncode: int | None = child.returncode
-        except subprocess.TimeoutExpired:
-            kill_group(child)
-            output, _ = child.communicate()
-            returncode = None
-        finally:
-            kill_group(child)
-    except OSError as error:
-        return _not_started(error, started)
-    return parse_report(output.decode("utf-8", "replace"), returncode, time.monotonic() - started)
+    command = python_command(_BOOT, function, *arguments)
+    ended = run(command, timeout=timeout, together=True)
+    seconds = time.monotonic() - started
+    if ended.returncode is None and not ended.timed_out:
+        return _not_started(ended.errors, seconds)
+    return parse_report(ended.output, ended.returncode, seconds)
 
 
-def _not_started(error: OSError, started: float) -> ProbeResult:
-    return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, str(error))
+def _not_started(why: str, seconds: float) -> ProbeResult:
+    return ProbeResult((), False, None, None, False, "start", seconds, why)
 
 
-# sys.path travels as it is: the child has to see the environment that this process sees.
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ortgpu.diagnosis import probe_child; getattr(probe_child, sys.argv[2])(*sys.argv[3:])"
-)
+_BOOT = "from ortgpu.diagnosis import probe_child; getattr(probe_child, sys.argv[1])(*sys.argv[2:])"
 
 
 def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResult:
@@ -149,9 +128,7 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
             steps.append(ProbeStep(entry["end"], entry["ok"], entry.get("detail", ""), entry.get("data", {})))
             current = None
         completed = completed or "done" in entry
-    name = None
-    if returncode is not None and returncode < 0:
-        name = signal.Signals(-returncode).name if -returncode in set(signal.Signals) else f"signal {-returncode}"
+    name = signal_name(-returncode) if returncode is not None and returncode < 0 else None
     return ProbeResult(
         tuple(steps),
         completed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import ipaddress
 import json
 import os
 import secrets
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..environment.child import parse_answer, run_python
 from ..errors import RendezvousError, manual
 from .jobs import FOLDER_NEEDED, identity_of, is_same_on_every_host, runtime_folder, short_name
 from .ranks import Rank
@@ -26,6 +28,13 @@ from .ranks import Rank
 _PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports that Linux gives out by itself
 _TRIED = 8  # ports of a job: the first that is free serves
 _LOOPBACK = "127.0.0.1"
+_RESOLVE = """
+import json, socket
+try:
+    print(json.dumps([entry[4][0] for entry in socket.getaddrinfo(sys.argv[1], None, type=socket.SOCK_STREAM)]))
+except OSError as error:
+    sys.exit(str(error))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,26 @@ def parse_address(text: str) -> tuple[str, int]:
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536 and (":" not in host or "[" in text)):
         raise ValueError(f"address={text!r} is not HOST:PORT, as in node1:23456 or [::1]:23456")
     return host, int(port)
+
+
+def resolve(host: str, timeout: float) -> list[str]:
+    """The numeric addresses of a host, the best first.
+
+    Asked for in a child process: a resolver that gets no answer keeps its caller for half a minute (resolv.conf(5)),
+    and cannot be told to give up earlier.
+
+    Raises:
+        OSError: it is not known, or not by the deadline.
+    """
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass
+    ended = run_python(_RESOLVE, host, timeout=timeout)
+    found = parse_answer(ended.output)
+    if not found:
+        raise OSError("the resolver gave no answer in time" if ended.timed_out else ended.errors.strip())
+    return list(map(str, found))
 
 
 def ports_of(identity: str) -> Iterator[int]:

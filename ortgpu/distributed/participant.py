@@ -16,7 +16,7 @@ from . import contract, verdicts
 from .child import Child
 from .contract import Described
 from .hub import LAST, Deadlines, Hub
-from .meeting import Address, Meeting
+from .meeting import Address, Meeting, resolve
 from .ranks import Rank
 from .reports import Collective, CollectiveResult, PreflightReport, differences, named
 from .verdicts import RENDEZVOUS, RUN
@@ -57,6 +57,7 @@ class Participant:
         self._child: Child | None = None
         self._from_hub: list[Message] = []
         self._from_child: list[Message] = []
+        self._resolved: dict[str, list[str]] = {}  # numeric addresses by host
         self._failure: GPUError | None = None
         self._child_may_end = False
         self._has_joined = False
@@ -157,12 +158,12 @@ class Participant:
 
     def _try(self, address: Address) -> str | None:
         """Join rank 0 there; or the reason why not."""
-        until = min(time.monotonic() + _HANDSHAKE, self._schedule.arrival)
-        now = time.monotonic()
         try:
-            connected = socket.create_connection((address.host, address.port), timeout=max(until - now, _RETRY))
+            connected = self._connected(address)
         except OSError as error:
             return error.strerror or str(error)
+        now = time.monotonic()
+        until = min(now + _HANDSHAKE, self._schedule.arrival)
         link = Connection(connected, FROM_RANK_0)
         self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
         hello = {
@@ -188,6 +189,18 @@ class Participant:
         self._forget(link)
         link.close()
         return str(answer.get("refused", "what listens there does not answer as rank 0 does"))
+
+    def _connected(self, address: Address) -> socket.socket:
+        if address.host not in self._resolved:
+            self._resolved[address.host] = resolve(address.host, max(self._schedule.arrival - time.monotonic(), _RETRY))
+        until = min(time.monotonic() + _HANDSHAKE, self._schedule.arrival)
+        refusal: OSError | None = None
+        for host in self._resolved[address.host]:
+            try:
+                return socket.create_connection((host, address.port), timeout=max(until - time.monotonic(), _RETRY))
+            except OSError as error:
+                refusal = refusal or error
+        raise refusal or OSError("it has no address")
 
     def _describe(self) -> list[Described]:
         own = self._from_own_child("facts")

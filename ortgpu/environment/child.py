@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -27,20 +29,26 @@ class Ended:
 
 
 def run(
-    command: Sequence[str], *, timeout: float, environ: Mapping[str, str] | None = None, grace: float = 0.0
+    command: Sequence[str],
+    *,
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
+    grace: float = 0.0,
+    together: bool = False,
 ) -> Ended:
     """Run a program and wait for it, at most ``timeout`` seconds. Nothing is raised for what becomes of it.
 
     It leads a process group that is killed at the deadline, and after its end: nothing that it started in that group
     survives. With ``grace`` it is first asked to end (SIGTERM) and given that many seconds: mpirun has its processes
-    in groups of their own, and only mpirun can end them.
+    in groups of their own, and only mpirun can end them. ``together``: what it writes to its standard error is in
+    ``output``, in the order in which it was written.
     """
     try:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if together else subprocess.PIPE,
             env=environ,
             start_new_session=True,
         )
@@ -61,7 +69,7 @@ def run(
         output, errors = _rest(child)
     finally:
         kill_group(child)
-    text, said = (each.decode("utf-8", "replace") for each in (output, errors))
+    text, said = ((each or b"").decode("utf-8", "replace") for each in (output, errors))
     return Ended(None if timed_out else child.returncode, text, said, timed_out)
 
 
@@ -99,8 +107,13 @@ def parse_answer(output: str) -> Any:
     return None
 
 
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
 def kill_group(child: subprocess.Popen[bytes]) -> None:
-    """End a child that leads a process group, and the whole group."""
+    """End a child that leads a process group, and the whole group. What is stuck in the driver is left."""
     try:
         if hasattr(os, "killpg"):
             os.killpg(child.pid, signal.SIGKILL)
@@ -108,4 +121,7 @@ def kill_group(child: subprocess.Popen[bytes]) -> None:
             child.kill()
     except (ProcessLookupError, PermissionError):
         pass  # it ended by itself
-    child.wait()
+    try:
+        child.wait(_DEATH)
+    except subprocess.TimeoutExpired:
+        pass

@@ -67,10 +67,6 @@ class CudaState:
     devices: tuple[CudaDevice, ...] | None
     pid: int
 
-    @property
-    def code_name(self) -> str:
-        return RESULT_NAMES.get(self.code or 0, f"CUDA error {self.code}")
-
 
 _state: CudaState | None = None
 _lock = ForkSafeLock()
