@@ -18,7 +18,7 @@ from . import lifetime
 from . import placement as placements
 from . import providers as requests
 from .background import Task
-from .devices import CPU, Device, DeviceRequest, check_form, choose
+from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of
 from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .errors import GPUError, PlacementError, ProviderFallbackError, ProviderRequestError, manual
@@ -258,7 +258,7 @@ def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -
     in_options = requested.options_of(requests.CUDA).get("device_id")
     if in_options is None:
         return device
-    if device is not None and str(device) not in (in_options, f"cuda:{in_options}"):
+    if device is not None and ordinal_of(device) != int(in_options):
         raise ProviderRequestError(
             f"device={device!r} and the provider option device_id={in_options} name different GPUs",
             fixes=[manual("name the GPU once")],

@@ -87,12 +87,17 @@ class GPUSessionPool:
         self._closed = False
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
-        workers = open_workers(model, devices, operator.index(sessions_per_device), options)
-        self._serving = tuple(workers)
-        self._threads = frozenset(thread for worker in workers for thread in worker.threads)
-        self._limit = len(self._threads)
+        self._workers: list[Worker] = []
         # Also where the pool is dropped without close(), or the interpreter ends.
-        self._stop = weakref.finalize(self, stop, workers, self._pid)
+        self._stop = weakref.finalize(self, stop, self._workers, self._pid)
+        try:
+            open_workers(self._workers, model, devices, operator.index(sessions_per_device), options)
+        except BaseException:
+            self.close()
+            raise
+        self._serving = tuple(self._workers)
+        self._threads = frozenset(thread for worker in self._workers for thread in worker.threads)
+        self._limit = len(self._threads)
 
     @property
     def sessions(self) -> tuple[Any, ...]:
@@ -186,7 +191,11 @@ class GPUSessionPool:
             self._closed = True
             dropped = self._drop_waiting()
         self._fail(dropped)
-        self._stop()
+        try:
+            self._stop()
+        except BaseException:  # an interrupt while it waits: what is left is done when the pool is dropped
+            self._stop = weakref.finalize(self, stop, self._workers, self._pid)
+            raise
 
     def __enter__(self) -> GPUSessionPool:
         return self

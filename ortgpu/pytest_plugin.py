@@ -123,8 +123,14 @@ def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
 # Which tests need a GPU, and what of
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    _read_markers(config, items)  # before -m selects
+    yield
+    _read_markers(config, items)  # and those that the project's own hook has added
+
+
+def _read_markers(config: pytest.Config, items: list[pytest.Item]) -> None:
     wrong = []
     for item in items:
         if FIXTURES.intersection(getattr(item, "fixturenames", ())) and item.get_closest_marker("gpu") is None:

@@ -17,7 +17,7 @@ if _runtime.module is None:
 
 import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
 
-from . import lifetime, session_options  # noqa: E402
+from . import arguments, lifetime, session_options  # noqa: E402
 from .environment.cuda import initialising  # noqa: E402
 from .errors import (  # noqa: E402
     CollectiveOpsUnavailableError,
@@ -44,10 +44,11 @@ _PINNED_MEMORY_LIMIT = 2 << 30
 
 _TRUE = ("1", "true", "yes", "on")
 
-# Everything of an InferenceSession that keeps the C++ session alive, in any release since 1.18.
+# Everything that keeps the C++ session, its options or the model's bytes alive: of an InferenceSession in any release
+# since 1.18, and of ours.
 _HELD = (
-    "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
-    "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
+    "_request", "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos",
+    "_output_meminfos", "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
 )  # fmt: skip
 
 # Called without super(): a tenth of a microsecond a call is what a session may cost.
@@ -127,16 +128,18 @@ class GPUSession(ThroughputMethods):
             device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
         if int(kwargs.pop("enable_fallback", 0)):
             raise _no_fallback("enable_fallback=1 was passed")
-        self._allow_cpu = allow_cpu
+        if kwargs:
+            arguments.refuse_misspelt(kwargs)
+        self._allow_cpu = allow_cpu = arguments.checked_flag("allow_cpu", allow_cpu)
         self._pinned_memory_limit = operator.index(pinned_memory_limit)
         request = {
             "model": path_or_bytes,
-            "sess_options": sess_options,
+            "sess_options": arguments.checked_options(sess_options, onnxruntime.SessionOptions),
             "providers": providers,
             "provider_options": provider_options,
             "device": device,
             "cpu_nodes": cpu_nodes,
-            "cuda_graph": bool(cuda_graph),
+            "cuda_graph": arguments.checked_flag("cuda_graph", cuda_graph),
             "choose_options": self._chooses_options,
             "kwargs": kwargs,
         }
@@ -240,10 +243,12 @@ class GPUSession(ThroughputMethods):
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
-    def run_with_ortvaluevector(self, *arguments: Any) -> None:
+    def run_with_ortvaluevector(
+        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any
+    ) -> None:
         """As InferenceSession.run_with_ortvaluevector; see the class for what is raised."""
         try:
-            super().run_with_ortvaluevector(*arguments)
+            super().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
@@ -252,6 +257,8 @@ class GPUSession(ThroughputMethods):
     ) -> None:
         """As InferenceSession.run_async. What fails later reaches ``callback`` as ONNX Runtime's text; a sticky CUDA
         error among them makes every session of the process refuse, as it does from the other methods."""
+        if not callable(callback):  # ONNX Runtime would find out in a thread of its own, and end the process
+            raise TypeError(f"callback must be callable, not {callback!r}")
 
         def noting(results: Any, data: Any, text: str) -> None:
             if text:
@@ -316,7 +323,12 @@ class GPUSession(ThroughputMethods):
     def __reduce__(self) -> tuple[Any, ...]:
         request = self._request
         model = request.model if isinstance(request.model, bytes) else os.path.abspath(request.model)
-        arguments = (model, session_options.state_of(request.sess_options), request.providers, request.provider_options)
+        given = (
+            model,
+            session_options.state_of(request.sess_options),
+            request.providers,
+            request.provider_options,
+        )
         settings = {
             "device": request.device,
             "cpu_nodes": request.cpu_nodes,
@@ -325,7 +337,7 @@ class GPUSession(ThroughputMethods):
             "pinned_memory_limit": self._pinned_memory_limit,
             **request.kwargs,
         }
-        return _reopen, (type(self), arguments, settings)
+        return _reopen, (type(self), given, settings)
 
     @property
     def _enable_fallback(self) -> bool:
@@ -358,8 +370,8 @@ class GPUSession(ThroughputMethods):
             self.__dict__.pop(name, None)
 
 
-def _reopen(cls: type[GPUSession], arguments: tuple[Any, ...], settings: dict[str, Any]) -> GPUSession:
-    model, options, providers, provider_options = arguments
+def _reopen(cls: type[GPUSession], given: tuple[Any, ...], settings: dict[str, Any]) -> GPUSession:
+    model, options, providers, provider_options = given
     return cls(model, session_options.from_state(options), providers, provider_options, **settings)
 
 

@@ -174,7 +174,7 @@ def requests(model: str) -> None:
         "tensorrt": {"providers": [TENSORRT]},
         "directml, cuda": {"providers": [DIRECTML, CUDA, CPU]},
         "unknown, cuda": {"providers": ["ROCMExecutionProvider", CUDA, CPU]},
-        "unknown arguments": {"providers": [CUDA], "device": "elsewhere", "cpu_nodes": "?"},
+        "unknown arguments": {"providers": [CUDA], "device": "elsewhere", "cpu_nodes": "?", "device_id": 3},
         "typo": {"providers": ["cuda"]},
         "typo, cpu": {"providers": ["CudaExecutionProvider", CPU]},
         "no list": {"providers": CUDA},
@@ -289,6 +289,39 @@ def scopes(model: str) -> None:
     found["left over"] = [name for name in vars(cls) if vars(cls)[name] is not before.get(name)]
     found["finders"] = sys.meta_path == finders
     found["in force"] = is_enforced()
+    report(found)
+
+
+def interrupted(model: str) -> None:
+    """Ctrl-C while the guard waits for ONNX Runtime to be imported, and one way out more than in."""
+    import onnxruntime
+
+    import ortgpu
+    from ortgpu.guard import is_enforced
+
+    home = "onnxruntime.capi.onnxruntime_inference_collection"
+    loaded = sys.modules.pop(home)
+
+    class Interrupting:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == home:
+                raise KeyboardInterrupt
+
+    interrupting: Any = Interrupting()
+    sys.meta_path.insert(0, interrupting)
+    found: dict[str, Any] = {}
+    try:
+        with ortgpu.enforce():
+            found["entered"] = True
+    except KeyboardInterrupt:
+        found["in force after the interrupt"] = is_enforced()
+    sys.meta_path.remove(interrupting)
+    sys.modules[home] = loaded
+
+    ortgpu.enforce().__exit__(None, None, None)
+    with ortgpu.enforce():
+        found["inside"] = outcome(lambda: onnxruntime.InferenceSession(model))
+    found["after"] = outcome(lambda: onnxruntime.InferenceSession(model))
     report(found)
 
 

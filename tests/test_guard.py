@@ -252,6 +252,10 @@ def test_scopes(run: Run) -> None:
     assert {came for name, came in found.items() if name not in guarded} == {ON_CPU}
 
 
+def test_a_block_that_was_not_entered_leaves_no_guard(run: Run) -> None:
+    assert run("interrupted") == {"in force after the interrupt": False, "inside": CAUSE, "after": ON_CPU}
+
+
 def test_a_change_of_somebody_else_is_left_alone(run: Run) -> None:
     assert run("over_ours") == {"inside": CAUSE, "after": ON_CPU, "theirs": True}
 

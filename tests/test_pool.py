@@ -446,6 +446,55 @@ def test_a_pool_that_lost_a_gpu_and_is_dropped_is_closed(failure: str) -> None:
     assert found["lost"] == (2 if failure == "STICKY" else 1)
 
 
+def test_an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
+    found = child("""
+        import linecache
+        from ortgpu import opening, pool_workers
+        from ortgpu.environment.cuda import CudaState
+
+        def no_gpu(*_):  # known beforehand: what takes long is finding out
+            raise ortgpu.DriverNotFoundError("no driver")
+
+        opening.open_verified, pool_workers.initialise = no_gpu, lambda: CudaState(None, None, None)
+
+        def is_with(frame):
+            return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+
+        def interrupted_at(number):
+            # Raises KeyboardInterrupt at that line of the pool's two modules, of those that this thread runs. Not at
+            # those with `with`: Python traces them once more before it leaves the block, where no signal comes.
+            lines = itertools.count(1)
+            def trace(frame, event, _argument):
+                if not frame.f_code.co_filename.endswith(("ortgpu/pool.py", "ortgpu/pool_workers.py")):
+                    return None
+                if event == "line" and not is_with(frame) and next(lines) == number:
+                    raise KeyboardInterrupt
+                return trace
+            sys.settrace(trace)
+            try:
+                with GPUSessionPool(RELU, range(2), allow_cpu=True) as pool:
+                    pool.run(None, feed(1))
+            except KeyboardInterrupt:
+                return True
+            finally:
+                sys.settrace(None)
+            return False
+
+        left, numbers = {}, itertools.count(1)
+        while interrupted_at(number := next(numbers)):
+            gc.collect()
+            for thread in threading.enumerate():
+                if thread.name.startswith("ortgpu-pool"):
+                    thread.join(0.5 if left else 5)
+            if pool_threads() or ortgpu.sessions():
+                left[number] = [len(pool_threads()), len(ortgpu.sessions())]
+        report("interrupts", number - 1)
+        report("left", left)
+    """)
+    assert found["interrupts"] > 100
+    assert found["left"] == {}
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_program_ends_without_closing_it(busy: bool) -> None:
     found = child(f"""

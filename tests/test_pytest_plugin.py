@@ -362,6 +362,20 @@ def test_skip_looks_for_nothing(pytester: pytest.Pytester, run: Run, faked: Fake
     assert faked.looks == 0
 
 
+@pytest.mark.parametrize("first", ["", "@pytest.hookimpl(trylast=True)", "@pytest.hookimpl(tryfirst=True)"])
+def test_a_marker_that_a_conftest_adds_counts(pytester: pytest.Pytester, run: Run, faked: Faked, first: str) -> None:
+    """A whole folder of tests is marked in this way; they would have passed on the CPU."""
+    adds = "def pytest_collection_modifyitems(items):\n    for each in items: each.add_marker(pytest.mark.gpu({}))"
+    pytester.makepyfile("def test_plain(): pass")
+    pytester.makeconftest(f"import pytest\n{first}\n{adds.format('')}")
+    run("--gpu=auto").assert_outcomes(skipped=1)
+    run("--gpu=require").assert_outcomes(errors=1)
+    faked.has(gpu(0))
+    run("--gpu=require").assert_outcomes(passed=1)
+    pytester.makeconftest(f"import pytest\n{first}\n{adds.format('memory=[]')}")
+    assert run("--gpu=auto").ret == pytest.ExitCode.USAGE_ERROR
+
+
 def test_a_test_that_is_skipped_anyway_needs_no_gpu(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     pytester.makepyfile(
         """
