@@ -10,13 +10,14 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from .errors import GPUError
+from .environment.child import interpreter
+from .environment.metadata import search_path
+from .errors import ExecutionError, GPUError
 from .placement import NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table
 from .providers import CPU, CUDA
 
@@ -93,11 +94,15 @@ def explain_placement(
         if isinstance(model, bytes):
             with open(path, "wb") as file:
                 file.write(model)
-        request = json.dumps({"path": sys.path, "model": path, "device": device, "folder": folder})
+        request = json.dumps({"path": search_path(), "model": path, "device": device, "folder": folder})
         try:
             done = subprocess.run(
-                [sys.executable, "-c", _CHILD, request], capture_output=True, timeout=timeout, check=False
+                [interpreter(), "-c", _CHILD, request], capture_output=True, timeout=timeout, check=False
             )
+        except OSError as error:
+            raise ExecutionError(
+                "the child process that opens the model cannot be started", evidence=[str(error)]
+            ) from error
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"opening the model took more than {timeout:.0f} s") from error
         log = done.stderr.decode("utf-8", "replace")

@@ -11,14 +11,16 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..environment.child import kill_group
+from ..environment.child import interpreter, kill_group
 from ..environment.cuda import CudaDevice, CudaState
+from ..environment.libraries import Candidate
+from ..environment.metadata import search_path
+from ..preloading import MissingLibrary
 
 MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
 
@@ -45,9 +47,21 @@ class ProbeResult:
     died_in: str | None
     seconds: float
     output: str  # the end of what the libraries printed
+    opening: str | None = None  # the library that was being opened when it died
 
     def step(self, name: str) -> ProbeStep | None:
         return next((step for step in self.steps if step.name == name), None)
+
+    @property
+    def not_loaded(self) -> tuple[MissingLibrary, ...] | None:
+        """The libraries that the child could not load, with the loader's words; None: it did not come so far."""
+        step = self.step("libraries")
+        if step is None or "not_loaded" not in step.data:
+            return None
+        return tuple(
+            MissingLibrary(**{**entry, "rejected": tuple(Candidate(**each) for each in entry["rejected"])})
+            for entry in step.data["not_loaded"]
+        )
 
     @property
     def cuda(self) -> CudaState | None:
@@ -98,7 +112,7 @@ def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResu
     started = time.monotonic()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path), function, *arguments],
+            [interpreter(), "-c", _BOOT, json.dumps(search_path()), function, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -122,7 +136,7 @@ def _not_started(error: OSError, started: float) -> ProbeResult:
     return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, str(error))
 
 
-# sys.path travels as it is: the child has to see the environment that this process sees.
+# sys.path travels along: the child has to see the environment that this process sees.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from ortgpu.diagnosis import probe_child; getattr(probe_child, sys.argv[2])(*sys.argv[3:])"
@@ -133,6 +147,7 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
     """The child's output as a result. ``returncode`` None: it had to be killed at the deadline."""
     steps: list[ProbeStep] = []
     current: str | None = None
+    opening: str | None = None
     rest: list[str] = []
     completed = False
     for line in text.splitlines():
@@ -147,7 +162,8 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
             current = entry["begin"]
         elif "end" in entry:
             steps.append(ProbeStep(entry["end"], entry["ok"], entry.get("detail", ""), entry.get("data", {})))
-            current = None
+            current = opening = None
+        opening = entry.get("opening", opening)
         completed = completed or "done" in entry
     name = None
     if returncode is not None and returncode < 0:
@@ -161,4 +177,5 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
         None if completed else current or "start",
         seconds,
         "\n".join(rest[-20:]),
+        None if completed else opening,
     )

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from dataclasses import asdict
 
+from ..environment.child import interpreter
+from ..environment.metadata import search_path
 from ..errors import DistributedError
 from .ranks import Rank
 from .reports import Collective
@@ -20,7 +22,7 @@ _MODULE_VARIABLE = "_ORTGPU_PREFLIGHT_WORKER"
 _LINES_KEPT = 200
 _DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
 
-# sys.path travels as it is: the child has to see the environment that this process sees.
+# sys.path travels along: the child has to see the environment that this process sees.
 _BOOT = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "importlib.import_module(sys.argv[2]).main(int(sys.argv[3]), int(sys.argv[4]))"
@@ -37,10 +39,10 @@ class Child:
     def __init__(self, rank: Rank, calls: tuple[Collective, ...]) -> None:
         ours, theirs = socket.socketpair()
         module = os.environ.get(_MODULE_VARIABLE, f"{__package__}.worker")
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), module, str(theirs.fileno()), str(os.getpid())]
+        arguments = [json.dumps(search_path()), module, str(theirs.fileno()), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
-                command,
+                [interpreter(), "-c", _BOOT, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
