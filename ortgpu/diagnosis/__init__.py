@@ -200,6 +200,7 @@ def _observed(result: ProbeResult) -> Observed:
     return Observed(
         import_error=imported.detail if imported is not None and providers is None else None,
         available_providers=tuple(providers) if providers is not None else None,
+        not_loaded=result.not_loaded,
         cudnn_mixed=tuple(loaded.data.get("cudnn_mixed", ())) if loaded is not None else (),
         provider_error=provider.detail if provider is not None and not provider.ok else None,
         cuda=result.cuda,

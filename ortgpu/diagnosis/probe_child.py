@@ -6,12 +6,14 @@ Expendable by design: any step may hang, or end the process.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from ..preloading import OPENING, logger, preload
 from .probe import MARK
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
@@ -71,15 +73,27 @@ def _driver() -> Outcome:
 
 
 def _libraries() -> Outcome:
-    from ..preloading import preload
-
+    logger.addHandler(_Opening())
+    logger.setLevel(logging.DEBUG)
     report = preload()
     missing = [library.soname for library in report.missing]
     return (
         report.ok,
         f"missing: {', '.join(missing)}" if missing else f"{len(report.libraries)} loaded",
-        {"missing": missing, "cudnn_mixed": report.cudnn_mixed},
+        {
+            "missing": missing,
+            "not_loaded": [asdict(library) for library in report.missing],
+            "cudnn_mixed": report.cudnn_mixed,
+        },
     )
+
+
+class _Opening(logging.Handler):
+    """Reports which library is being opened, as long as one is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg == OPENING:
+            _report({"opening": record.getMessage().removeprefix(OPENING % "")})
 
 
 def _import() -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -89,6 +90,11 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
     commands = [*first, install(environment, pinned, again=True)] + ([install(environment, new)] if new else [])
     return shell(" && ".join(commands))
+
+
+def cannot_be_mapped(words: str) -> bool:
+    """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
+    return re.search(r"failed to map segment|annot allocate memory", words) is not None
 
 
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,6 +43,12 @@ class RecordEntry(NamedTuple):
     path: str  # with forward slashes, relative to the folder that holds the dist-info
     digest: str  # "sha256=..." or ""
     size: int | None
+
+
+def search_path() -> list[str]:
+    """``sys.path`` without what is no string: the import system passes over that too."""
+    entries: list[object] = [*sys.path]
+    return [entry for entry in entries if isinstance(entry, str)]
 
 
 def list_places(search_path: Iterable[object]) -> list[Place]:
