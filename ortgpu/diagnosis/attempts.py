@@ -17,7 +17,7 @@ from ..errors import (
 from . import remedies
 from .facts import Facts
 from .messages import of_construction
-from .probe import ProbeResult, ProbeStep
+from .probe import NVML, ProbeResult, ProbeStep
 
 
 def died(facts: Facts) -> GPUError | None:
@@ -30,8 +30,9 @@ def died(facts: Facts) -> GPUError | None:
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
     if probe.died_in == "driver":
         evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
+        what_of_it = "asking NVML" if probe.opening == NVML else "initialising the NVIDIA driver"
         return DriverUnusableError(
-            f"initialising the NVIDIA driver {how}",
+            f"{what_of_it} {how}",
             evidence=evidence,
             fixes=[manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
         )

@@ -80,14 +80,18 @@ def _judge_missing(
     evidence.append(_where_needed(facts))
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
     unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
+    closed = _closed(facts, absent)
     foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
-    to_install = [library for library in absent if library.soname not in {**unmapped, **foreign}]
+    to_install = [library for library in absent if library.soname not in {**unmapped, **foreign, **closed}]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     dead = [file.path for _, file in passed_over if _is_dead_link(file)]
     fixes = []
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
         fixes.append(remedies.let_it_be_mapped(facts.environment, folder))
+    if closed:
+        evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
+        fixes.append(remedies.let_it_be_read(facts.environment, closed.values()))
     if foreign:
         fixes.append(_system_package(list(dict.fromkeys(foreign.values()))))
     if wheels:
@@ -113,6 +117,18 @@ def _judge_missing(
         severity=severity,
         missing=sonames,
     )
+
+
+def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
+    """By soname: the file that this user may not read, or the wheels' folder in which it may be."""
+    refused = [each.path for each in facts.environment.packages.refused]
+    folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
+    closed: dict[str, str] = {}
+    for library in absent:
+        files = [file.path for file in library.rejected if "permission denied" in (file.problem or "").lower()]
+        if files or (folders and not library.rejected):
+            closed[library.soname] = (files or folders)[0]
+    return closed
 
 
 def _system_package(sonames: list[str]) -> Fix:

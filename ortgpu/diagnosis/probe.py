@@ -16,10 +16,14 @@ from typing import Any
 
 from ..environment.child import run_python, signal_name
 from ..environment.cuda import CudaDevice, CudaState
+from ..environment.driver import LIBCUDA, Asked
 from ..environment.libraries import Candidate
 from ..preloading import MissingLibrary
 
 MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
+
+
+NVML = "NVML"  # what ``ProbeResult.opening`` says of it: nvidia-ml-py knows where the library lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class ProbeResult:
     died_in: str | None
     seconds: float
     output: str  # the end of what the libraries printed
-    opening: str | None = None  # the library that was being opened when it died
+    opening: str | None = None  # what was being opened when it died: the path of a library, or "NVML"
 
     def step(self, name: str) -> ProbeStep | None:
         return next((step for step in self.steps if step.name == name), None)
@@ -59,6 +63,13 @@ class ProbeResult:
             MissingLibrary(**{**entry, "rejected": tuple(Candidate(**each) for each in entry["rejected"])})
             for entry in step.data["not_loaded"]
         )
+
+    @property
+    def deadly(self) -> tuple[Asked, ...]:
+        """What of the driver another process must not ask: the child did not survive it."""
+        if self.died_in != "driver":
+            return ()
+        return {NVML: ("nvml", "libcuda"), LIBCUDA: ("libcuda",)}.get(self.opening or "", ())
 
     @property
     def cuda(self) -> CudaState | None:
@@ -136,10 +147,14 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
             entry = json.loads(line[len(MARK) :])
         except ValueError:  # cut off by the child's death
             continue
+        if not isinstance(entry, dict):  # a library printed it
+            continue
         if "begin" in entry:
             current = entry["begin"]
         elif "end" in entry:
-            steps.append(ProbeStep(entry["end"], entry["ok"], entry.get("detail", ""), entry.get("data", {})))
+            steps.append(
+                ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), entry.get("data", {}))
+            )
             current = opening = None
         opening = entry.get("opening", opening)
         completed = completed or "done" in entry

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..preloading import OPENING, logger, preload
-from .probe import MARK
+from .probe import MARK, NVML
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
 RELU = bytes.fromhex(
@@ -64,7 +64,14 @@ def _report(entry: dict[str, Any]) -> None:
 
 def _driver() -> Outcome:
     from ..environment.cuda import initialise
+    from ..environment.driver import LIBCUDA, load_libcuda, read_nvml
 
+    # What this process survives, the one that started it will ask for itself.
+    _report({"opening": NVML})
+    read_nvml()
+    _report({"opening": LIBCUDA})
+    path, _, _ = load_libcuda()
+    _report({"opening": path})
     state = initialise()
     devices = None if state.devices is None else [asdict(device) for device in state.devices]
     count = "unknown" if devices is None else str(len(devices))

@@ -109,6 +109,18 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     return manual(f"give this process more memory, or mount the file system of {folder} without noexec", needs="host")
 
 
+def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
+    """For what is whole, and refused to this user."""
+    wanted = list(dict.fromkeys(paths))
+    own = {each.path for each in environment.packages.refused if each.own}
+    words = " ".join(map(shlex.quote, wanted))
+    return (
+        shell(f"chmod -R u+rX {words}")
+        if own.issuperset(wanted)
+        else shell(f"sudo chmod -R a+rX {words}", needs="root")
+    )
+
+
 def _bundle(requirements: list[str]) -> Fix:
     """A frozen program has no installer, and its interpreter is the program itself."""
     return manual(

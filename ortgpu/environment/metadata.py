@@ -45,10 +45,9 @@ class RecordEntry(NamedTuple):
     size: int | None
 
 
-def search_path() -> list[str]:
-    """``sys.path`` without what is no string: the import system passes over that too."""
-    entries: list[object] = [*sys.path]
-    return [entry for entry in entries if isinstance(entry, str)]
+def search_path(entries: Iterable[object] | None = None) -> list[str]:
+    """``sys.path``, or another, without what is no string: the import system passes over that too."""
+    return [entry for entry in (sys.path if entries is None else entries) if isinstance(entry, str)]
 
 
 def list_places(search_path: Iterable[object]) -> list[Place]:
