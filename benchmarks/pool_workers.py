@@ -43,7 +43,10 @@ def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: s
 
     def ours(opened: Any) -> Callable[[], None]:
         # On one GPU as many batches as on all: the share of a single one would be over before all threads have begun.
-        return lambda: deque(opened.map(share(gpus)), 0) and None
+        def all_of_them() -> None:
+            deque(opened.map(share(gpus)), 0)
+
+        return all_of_them
 
     with (
         GPUSessionPool(model, range(gpus), allow_cpu=device == "cpu") as several,

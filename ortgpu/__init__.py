@@ -107,6 +107,18 @@ def __getattr__(name: str) -> object:
         return _public_names()
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = _load(name)
+    except AttributeError as error:
+        # Out of this function it would mean that there is no such name, and `from ortgpu import ...` would say that.
+        raise ImportError(f"ortgpu.{name} cannot be imported: {error}") from error
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
+def _load(name: str) -> object:
+    """A public name out of its module; None where there is no such name."""
     if name == "GPUSession":
         from ._gpu_session import gpu_session_class
 
@@ -114,7 +126,7 @@ def __getattr__(name: str) -> object:
         if found.__module__ == "ortgpu.session":
             globals()[name] = found
         return found
-    # Not `from . import errors`: that would ask this very function for a submodule that is not loaded yet.
+    # Not `from . import errors`: that would ask __getattr__ for a submodule that is not loaded yet.
     from importlib import import_module
 
     if name in _PACKAGES:
@@ -122,7 +134,7 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name, "errors")
     module = import_module(f".{home}", __name__)
     if home == "errors" and name not in module.__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return None
     globals()[name] = value = getattr(module, name)
     return value
 

@@ -359,11 +359,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "3: the process was forked from one that had used CUDA.",
             "34: the libcuda.so.1 that was found is the toolkit's stub, which is there to link against.",
+            "102: a virtual GPU without a license.",
+            "304: a call of the operating system failed in the driver: a limit of the process, or a sandbox.",
             "802: the NVSwitch fabric is not ready; its manager is not running, or of another version than the "
             "driver.",
             "803: the driver's library and its kernel module differ in version: an upgrade without a reboot, or a "
             "container with a driver of its own.",
             "804: a forward-compatibility libcuda (package cuda-compat) is loaded on a GPU that does not support it.",
+            "805 to 809: the Multi-Process Service (MPS) does not take the process: it is not running, or is full.",
             "999: the driver failed without a reason: after a suspend, after a GPU error (Xid), or without "
             "`nvidia_uvm`.",
             "This process may not open `/dev/nvidiactl`, `/dev/nvidia-uvm` or the GPU's own file, or one of them is "

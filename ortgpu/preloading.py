@@ -34,6 +34,8 @@ from .environment.wheel import ProviderLibrary, bridge_of, read_provider
 
 logger = logging.getLogger("ortgpu")
 
+OPENING = "opening %s"  # logged before the loader is asked: it may end the process, or never return
+
 _handles: dict[str, ctypes.CDLL] = {}
 _lock = ForkSafeLock()
 
@@ -252,6 +254,7 @@ def open_library(path: str, mode: int = 0) -> str | None:
     """
     if path in _handles:
         return None
+    logger.debug(OPENING, path)
     error = _load_without_interpreter_lock(path, mode)
     if error is not None:
         return error

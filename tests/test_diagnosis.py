@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from ortgpu.diagnosis import CHECKS, find_problems
+from ortgpu.diagnosis.devices import visible_gpus
 from ortgpu.diagnosis.probe import ProbeStep
 from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.driver import GPU, RefusedNode
 from ortgpu.environment.libraries import Candidate, Resolution
 from ortgpu.environment.packages import Distribution
+from ortgpu.environment.permissions import RefusedPath
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
 from ortgpu.preloading import MissingLibrary
@@ -75,6 +77,9 @@ CASES = [
     # Packages
     Case("another system", part("host", system="Darwin", machine="arm64"), "UnsupportedPlatformError", "Darwin arm64",
         details={"system": "Darwin", "machine": "arm64"}),
+    Case("a package that may not be read", all_of(engine(importable=False),
+        part("packages", refused=(RefusedPath(FOLDER, "drwx------", False),))), "BrokenPackageError",
+        f"sudo chmod -R a+rX {FOLDER}"),
     Case("nothing installed", NO_ENGINE, "OnnxRuntimeNotInstalledError", "pip install"),
     Case("a stray module", engine(shadowed_by="/app/onnxruntime.py"), "BrokenPackageError", "/app/onnxruntime.py",
         details={"files": ("/app/onnxruntime.py",)}),
@@ -225,6 +230,20 @@ CASES = [
     Case("a poisoned context", cuda_failed(700), "PoisonedContextError", "restart this process",
         details={"cuda_code": 700}),
     # What was tried
+    Case("the driver's library is an older one",
+        part("driver", libcuda="/old/libcuda.so.1", cuda_version=(12, 2)), "DriverTooOldError",
+        "let the libcuda.so.1 of the driver be found before /old/libcuda.so.1"),
+    Case("loading a library of a wheel crashes",
+        probed(died_in="libraries", opening=f"{SITE}/nvidia/cu13/lib/libcurand.so.10"), "BrokenPackageError",
+        "it was opening"),
+    Case("NVML hangs", probed(died_in="driver", opening="NVML", timed_out=True), "DriverUnusableError", "asking NVML"),
+    Case("MIG without instances",
+        all_of(nvml(gpus=(replace(H200, mig_enabled=True, mig_uuids=()),)), cuda_failed(100)), "NoDeviceError",
+        "nvidia-smi -mig 0"),
+    Case("too little address space for the driver", all_of(part("host", address_space=1 << 30), cuda_failed(2)),
+        "DriverUnusableError", "it is 1024 MiB"),
+    Case("a CUDA name that is there twice", variables(CUDA_VISIBLE_DEVICES="0,0"), "NoDeviceError",
+        "unset CUDA_VISIBLE_DEVICES"),
     Case("the driver crashes", probed(died_in="driver"), "DriverUnusableError", "SIGSEGV"),
     Case(
         "the driver hangs", probed(died_in="driver", timed_out=True, seconds=30.0), "DriverUnusableError",
@@ -365,6 +384,19 @@ def test_every_check_finds_something() -> None:
     """No check is dead: each is the one that reports at least one of the cases."""
     reporting = {check for case in CASES for check in CHECKS if check(case.change(HEALTHY)) is not None}
     assert [check.__name__ for check in CHECKS if check not in reporting] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ("0x0", ["A"]), ("1gpu,0", ["B", "A"]), (" +1", ["B"]), ("0,0", []), ("1,gpu,0", ["B"]), ("GPU-", []),
+        ("GPU-a", ["A"]), ("0,-1,1", ["A"]), ("99999999999999999999", []), ("0;1", ["A"]), ("0,5,1", ["A"]),
+    ],
+)  # fmt: skip
+def test_visible_devices_are_read_as_cuda_reads_them(value: str, seen: list[str]) -> None:
+    two = tuple(replace(H200, index=number, name=name, uuid=f"GPU-{name}") for number, name in enumerate("AB"))
+    facts = all_of(nvml(gpus=two), variables(CUDA_VISIBLE_DEVICES=value))(HEALTHY)
+    assert [gpu.name for gpu in visible_gpus(facts.environment)] == seen
 
 
 # Several changes

@@ -16,7 +16,7 @@ from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..errors import GPUError, UnsupportedPlatformError
 from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
-from . import attempts, devices, driver, libraries, packages, training
+from . import attempts, devices, driver, libraries, packages, permissions, training
 from . import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
 from .probe import ProbeResult, run_probe
@@ -27,6 +27,7 @@ Profile = Literal["inference", "training"]
 
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
+    permissions.package_unreadable,
     packages.not_installed,
     packages.shadowed,
     packages.broken_files,
@@ -64,7 +65,9 @@ CHECKS: tuple[Check, ...] = (
 _EXPLAINS: dict[str, frozenset[str]] = {
     "unsupported-platform": frozenset({"cpu-only-package", "driver-not-found", "onnxruntime-not-installed"}),
     "conflicting-packages": frozenset({"cpu-only-package", "broken-package", "training-unavailable"}),
-    "broken-package": frozenset({"broken-package", "provider-fallback", "training-unavailable"}),
+    "broken-package": frozenset(
+        {"broken-package", "onnxruntime-not-installed", "provider-fallback", "training-unavailable"}
+    ),
     "driver-not-found": frozenset({"no-device", "driver-too-old"}),
     "driver-too-old": frozenset({"driver-unusable", "no-device"}),
     "driver-unusable": frozenset({"no-device"}),
@@ -161,10 +164,10 @@ def diagnose(
         return _diagnose_training(probe, timeout, ssh, shared_folder)
     if ssh or shared_folder is not None:
         raise ValueError("ssh and shared_folder belong to the profile 'training'")
-    environment = inspect_environment()
+    result = run_probe(model, timeout=timeout) if probe else None
+    environment = inspect_environment(unasked=result.deadly if result is not None else ())
     facts_of_model = read_model(model) if model is not None else None
     request = request_for(facts_of_model)
-    result = run_probe(model, timeout=timeout) if probe else None
     observed = Observed() if result is None else _observed(result)
     if request.collective_operators:
         from ..runtime import load_runtime
@@ -200,6 +203,7 @@ def _observed(result: ProbeResult) -> Observed:
     return Observed(
         import_error=imported.detail if imported is not None and providers is None else None,
         available_providers=tuple(providers) if providers is not None else None,
+        not_loaded=result.not_loaded,
         cudnn_mixed=tuple(loaded.data.get("cudnn_mixed", ())) if loaded is not None else (),
         provider_error=provider.detail if provider is not None and not provider.ok else None,
         cuda=result.cuda,

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from ..errors import BrokenPackageError, DriverUnusableError, GPUError, ProviderError, ProviderFallbackError, manual
+import os
+
+from ..environment.catalogue import wheel_name
+from ..errors import (
+    BrokenPackageError,
+    DriverUnusableError,
+    Fix,
+    GPUError,
+    ProviderError,
+    ProviderFallbackError,
+    manual,
+)
 from . import remedies
 from .facts import Facts
 from .messages import of_construction
-from .probe import ProbeResult, ProbeStep
+from .probe import NVML, ProbeResult, ProbeStep
 
 
 def died(facts: Facts) -> GPUError | None:
@@ -19,8 +30,9 @@ def died(facts: Facts) -> GPUError | None:
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
     if probe.died_in == "driver":
         evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
+        what_of_it = "asking NVML" if probe.opening == NVML else "initialising the NVIDIA driver"
         return DriverUnusableError(
-            f"initialising the NVIDIA driver {how}",
+            f"{what_of_it} {how}",
             evidence=evidence,
             fixes=[manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
         )
@@ -30,15 +42,29 @@ def died(facts: Facts) -> GPUError | None:
             "import": "import onnxruntime",
             "provider": "opening the provider",
         }
+        package, fix = _owner_of(probe.opening, facts)
         return BrokenPackageError(
             f"{what[probe.died_in]} {how}",
-            evidence=evidence,
-            fixes=[remedies.reinstall_onnxruntime(facts.environment)],
-            package=facts.environment.packages.onnxruntime.build_name,
+            evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
+            fixes=[fix],
+            package=package,
+            files=(probe.opening,) if probe.opening else (),
         )
     if probe.died_in == "start":
         return None  # the interpreter itself did not come up: nothing was learned of the GPU
     return ProviderFallbackError(f"opening a session on the GPU {how}", evidence=evidence)
+
+
+def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
+    """The package to install again for a file: the wheel of a CUDA library, else ONNX Runtime."""
+    environment = facts.environment
+    provider = environment.provider
+    soname = os.path.basename(path or "")
+    for wheel in environment.packages.nvidia:
+        requirement = remedies.wheel_of(soname, provider.cuda_major if provider is not None else None)
+        if path and requirement and wheel_name(requirement) == wheel.name and path.startswith(wheel.location + os.sep):
+            return wheel.name, remedies.install_libraries(environment, [requirement])
+    return environment.packages.onnxruntime.build_name, remedies.reinstall_onnxruntime(environment)
 
 
 def ending(probe: ProbeResult) -> str:

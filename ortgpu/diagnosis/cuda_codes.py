@@ -29,9 +29,17 @@ UNUSABLE: dict[int, Meaning] = {
         "the libcuda.so.1 that was loaded is the toolkit's linking stub, not a driver",
         (manual("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
     ),
+    102: Meaning(
+        "this virtual GPU has no license, without which it computes nothing",
+        (manual("give the machine's NVIDIA license service (nvidia-gridd) its token, and restart it", needs="root"),),
+    ),
     214: Meaning(
         "the GPU reports an uncorrectable memory error",
         (shell("nvidia-smi -q -d ECC", needs="host"), manual("take this GPU out of service", needs="hardware")),
+    ),
+    304: Meaning(
+        "a call of the operating system failed in the driver: a limit of this process, or what its sandbox forbids",
+        (manual("raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"),),
     ),
     802: Meaning(
         "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
@@ -44,6 +52,16 @@ UNUSABLE: dict[int, Meaning] = {
     804: Meaning(
         "a forward-compatibility libcuda (package cuda-compat) is loaded, which this GPU does not support",
         (manual("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
+    ),
+    **dict.fromkeys(
+        range(805, 810),
+        Meaning(
+            "the Multi-Process Service (MPS), through which this process would share the GPU, does not take it",
+            (
+                manual("see to it that nvidia-cuda-mps-control runs, for this user, and has room", needs="host"),
+                manual("or point CUDA_MPS_PIPE_DIRECTORY at an empty folder, to use the GPU without MPS"),
+            ),
+        ),
     ),
     999: Meaning(  # issue 14211
         "the driver failed without a reason: after a suspend, a GPU error (Xid), or without nvidia_uvm",

@@ -23,8 +23,6 @@ from . import remedies
 from .cuda_codes import name_of
 from .facts import Facts
 
-_HIDING = ("", "-1", "NoDevFiles", "void", "none")
-
 
 def named_device(facts: Facts) -> GPUError | None:
     """The device that was asked for is not there; judged by NVML where CUDA was not asked."""
@@ -78,7 +76,12 @@ def none_visible(facts: Facts) -> GPUError | None:
     fixes = []
     if value is not None:
         fixes.append(shell("unset CUDA_VISIBLE_DEVICES"))
-    if not hidden:
+    empty_mig = nvml.available and bool(nvml.gpus) and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus)
+    if empty_mig and not hidden:
+        evidence.append("MIG is enabled, and no GPU has an instance: CUDA then has no device")
+        fixes.append(shell("sudo nvidia-smi -mig 0", needs="root"))
+        fixes.append(manual("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"))
+    elif not hidden:
         fixes.append(manual("in a container: give it the GPU (docker run --gpus all ...)", needs="host"))
         fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
     summary = "CUDA_VISIBLE_DEVICES hides every GPU from this process" if hidden else "CUDA sees no GPU"
@@ -243,17 +246,25 @@ def visible_gpus(environment: Environment) -> list[GPU]:
 
 
 def _visible_names(value: str) -> list[str]:
+    """The ordinals and UUIDs of CUDA_VISIBLE_DEVICES that count.
+
+    The first name that means nothing ends the list, and one that is there twice empties it; a number ends where its
+    digits end, so "1gpu" is 1: torch.cuda._parse_visible_devices, which was made to count as CUDA does.
+    """
     names: list[str] = []
-    for name in (part.strip() for part in value.split(",")):
-        if name in _HIDING or name.startswith("-"):
+    for part in map(str.strip, value.split(",")):
+        number = re.match(r"\+?([0-9]{1,9})(?![0-9])", part)
+        name = str(int(number[1])) if number else part
+        if not number and not part.upper().startswith(("GPU-", "MIG-")):
             break
+        if name in names:
+            return []
         names.append(name)
     return names
 
 
 def _match(name: str, gpus: list[GPU]) -> GPU | None:
-    if re.fullmatch(r"[0-9]{1,9}", name):
+    if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
-    return next(
-        (gpu for gpu in gpus if (gpu.uuid and gpu.uuid.lower().startswith(name.lower())) or name in gpu.mig_uuids), None
-    )
+    found = [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(name.lower()) or name in gpu.mig_uuids]
+    return found[0] if len(found) == 1 else None  # the beginning of several UUIDs names none of them

@@ -87,6 +87,8 @@ def too_old(facts: Facts) -> GPUError | None:
     if major is None or supported is None or supported[0] >= major:
         return None
     version = driver.nvml.driver_version or driver.kernel_version
+    if driver.cuda_version is not None and (driver.nvml.cuda_version or (0, 0))[0] >= major:
+        return _older_library_loaded(facts, driver.cuda_version, driver.nvml.cuda_version or (0, 0), major)
     fixes = [remedies.update_driver(major)]
     if supported[0] == 12:
         fixes.append(remedies.other_cuda(environment, 12))
@@ -101,6 +103,24 @@ def too_old(facts: Facts) -> GPUError | None:
         fixes=fixes,
         driver_version=version,
         driver_cuda=supported,
+        needed_cuda=(major, 0),
+    )
+
+
+def _older_library_loaded(
+    facts: Facts, loaded: tuple[int, int], supported: tuple[int, int], major: int
+) -> DriverTooOldError:
+    """The driver is new enough, and a libcuda.so.1 of another driver or of cuda-compat is found before its own."""
+    driver = facts.environment.driver
+    path = driver.libcuda or "libcuda.so.1"
+    off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(path))
+    return DriverTooOldError(
+        f"the libcuda.so.1 that is loaded supports CUDA up to {loaded[0]}.{loaded[1]}, this machine's driver up to "
+        f"{supported[0]}.{supported[1]}, and the installed ONNX Runtime needs CUDA {major}",
+        evidence=[f"loaded: {path}", f"driver {driver.nvml.driver_version or driver.kernel_version}"],
+        fixes=[off or manual(f"let the libcuda.so.1 of the driver be found before {path}", needs="root")],
+        driver_version=driver.nvml.driver_version or driver.kernel_version,
+        driver_cuda=loaded,
         needed_cuda=(major, 0),
     )
 
@@ -157,6 +177,14 @@ def unusable(facts: Facts) -> GPUError | None:
     cuda = facts.observed.cuda
     if cuda is None or not cuda.code or cuda.code == _NO_DEVICE or not_accessible(facts) is not None:
         return None
+    host = facts.environment.host
+    if cuda.code == 2 and host.address_space is not None:  # no GPU memory is asked for yet
+        return DriverUnusableError(
+            "the NVIDIA driver gets too little address space in this process (CUDA_ERROR_OUT_OF_MEMORY)",
+            evidence=["cuInit returned 2 (CUDA_ERROR_OUT_OF_MEMORY)", f"limit: {host.address_space >> 20} MiB"],
+            fixes=[remedies.let_it_be_mapped(facts.environment, "")],
+            cuda_code=2,
+        )
     return for_code(cuda.code, facts, [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"])
 
 

@@ -54,8 +54,9 @@ def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
     report = facts.observed.preload
-    if report is not None:
-        return tuple(library for library in report.missing if library.required == required)
+    tried = report.missing if report is not None else facts.observed.not_loaded
+    if tried is not None:
+        return tuple(library for library in tried if library.required == required)
     provider = facts.environment.provider
     major = provider.cuda_major if provider else None
     return tuple(
@@ -77,25 +78,26 @@ def _judge_missing(
     sonames = tuple(library.soname for library in absent)
     evidence = [line for library in absent for line in _evidence(library)]
     evidence.append(_where_needed(facts))
-    unmapped = {
-        library.soname: file for library in absent for file in library.rejected if _cannot_be_mapped(file.problem or "")
-    }
-    to_install = [library for library in absent if library.soname not in unmapped]
+    passed_over = [(library.soname, file) for library in absent for file in library.rejected]
+    unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
+    closed = _closed(facts, absent)
+    foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
+    to_install = [library for library in absent if library.soname not in {**unmapped, **foreign, **closed}]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
-    dead = [file.path for library in absent for file in library.rejected if _is_dead_link(file)]
+    dead = [file.path for _, file in passed_over if _is_dead_link(file)]
     fixes = []
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
         fixes.append(remedies.let_it_be_mapped(facts.environment, folder))
+    if closed:
+        evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
+        fixes.append(remedies.let_it_be_read(facts.environment, closed.values()))
+    if foreign:
+        fixes.append(_system_package(list(dict.fromkeys(foreign.values()))))
     if wheels:
         fixes.append(remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead))
     if any(library.wheel is None for library in to_install):
-        fixes.append(
-            manual(
-                f"install the system package that has {_enumerate([x.soname for x in to_install if not x.wheel])}",
-                needs="root",
-            )
-        )
+        fixes.append(_system_package([library.soname for library in to_install if not library.wheel]))
     others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
     if len(others) == len(absent):
         return LibraryVersionError(
@@ -117,15 +119,32 @@ def _judge_missing(
     )
 
 
-def _cannot_be_mapped(words: str) -> bool:
-    """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
-    return re.search(r"failed to map segment|annot allocate memory", words) is not None
+def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
+    """By soname: the file that this user may not read, or the wheels' folder in which it may be."""
+    refused = [each.path for each in facts.environment.packages.refused]
+    folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
+    closed: dict[str, str] = {}
+    for library in absent:
+        files = [file.path for file in library.rejected if "permission denied" in (file.problem or "").lower()]
+        if files or (folders and not library.rejected):
+            closed[library.soname] = (files or folders)[0]
+    return closed
+
+
+def _system_package(sonames: list[str]) -> Fix:
+    return manual(f"install the system package that has {_enumerate(sonames)}", needs="root")
 
 
 def _is_dead_link(file: Candidate) -> bool:
     """A link to nothing, or to itself, in the folder of a wheel."""
     problem = (file.problem or "").lower()
-    return file.source == "nvidia wheels" and ("no such file" in problem or "symbolic links" in problem)
+    return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
+
+
+def _foreign_dependency(file: Candidate) -> str | None:
+    """The library, no CUDA wheel's, that the loader did not find when it opened this file: libgcc_s.so.1, say."""
+    match = re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", file.problem or "")
+    return match[1] if match and spec_for(match[1]) is None and not match[1].startswith("libcuda.so") else None
 
 
 def _evidence(library: MissingLibrary) -> list[str]:
@@ -184,7 +203,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
             found={lib.soname: lib.path for lib in culprits},
         )
     provider = facts.environment.provider
-    if provider is not None and _cannot_be_mapped(text):
+    if provider is not None and remedies.cannot_be_mapped(text):
         fix = remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))
     else:
         fix = remedies.reinstall_onnxruntime(facts.environment)

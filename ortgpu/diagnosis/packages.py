@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from ..environment.elf import wrong_machine
 from ..environment.packages import Distribution
 from ..errors import (
     BrokenPackageError,
@@ -239,17 +240,21 @@ def library_damaged(facts: Facts) -> GPUError | None:
     """A library of the package that would kill the process (SIGBUS) when it is opened."""
     environment = facts.environment
     installed = environment.packages.onnxruntime
-    files = [file for file in (environment.extension, environment.bridge, environment.provider) if file is not None]
-    damaged = [file for file in files if file.problem is not None]
+    files = [file for file in (environment.extension, environment.bridge) if file is not None]
+    here = environment.host.machine if environment.host.system == "Linux" else ""
+    problems = {file.path: file.problem or wrong_machine(file.machine, here) for file in files}
+    if environment.provider is not None:
+        problems[environment.provider.path] = environment.provider.problem
+    damaged = {path: problem for path, problem in problems.items() if problem is not None}
     recorded = {name for owner in installed.owners for name in (*owner.altered_files, *owner.missing_files)}
-    if not damaged or any(name.endswith(os.path.basename(file.path)) for name in recorded for file in damaged):
+    if not damaged or any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged):
         return None  # broken_files or conflicting says it
     return BrokenPackageError(
         f"{len(damaged)} of the libraries of the installed ONNX Runtime are damaged",
-        evidence=[f"{file.path}: {file.problem}" for file in damaged],
+        evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
         fixes=[remedies.reinstall_onnxruntime(facts.environment)],
         package=installed.build_name,
-        files=tuple(file.path for file in damaged),
+        files=tuple(damaged),
     )
 
 
@@ -284,6 +289,8 @@ def import_failed(facts: Facts) -> GPUError | None:
         fixes = [
             manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
         ]
+    if remedies.cannot_be_mapped(text):
+        fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
     if "executable stack" in text:
         fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
     return BrokenPackageError(

@@ -14,10 +14,16 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..environment.child import python_command, run, signal_name
+from ..environment.child import run_python, signal_name
 from ..environment.cuda import CudaDevice, CudaState
+from ..environment.driver import LIBCUDA, Asked
+from ..environment.libraries import Candidate
+from ..preloading import MissingLibrary
 
 MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
+
+
+NVML = "NVML"  # what ``ProbeResult.opening`` says of it: nvidia-ml-py knows where the library lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,28 @@ class ProbeResult:
     died_in: str | None
     seconds: float
     output: str  # the end of what the libraries printed
+    opening: str | None = None  # what was being opened when it died: the path of a library, or "NVML"
 
     def step(self, name: str) -> ProbeStep | None:
         return next((step for step in self.steps if step.name == name), None)
+
+    @property
+    def not_loaded(self) -> tuple[MissingLibrary, ...] | None:
+        """The libraries that the child could not load, with the loader's words; None: it did not come so far."""
+        step = self.step("libraries")
+        if step is None or "not_loaded" not in step.data:
+            return None
+        return tuple(
+            MissingLibrary(**{**entry, "rejected": tuple(Candidate(**each) for each in entry["rejected"])})
+            for entry in step.data["not_loaded"]
+        )
+
+    @property
+    def deadly(self) -> tuple[Asked, ...]:
+        """What of the driver another process must not ask: the child did not survive it."""
+        if self.died_in != "driver":
+            return ()
+        return {NVML: ("nvml", "libcuda"), LIBCUDA: ("libcuda",)}.get(self.opening or "", ())
 
     @property
     def cuda(self) -> CudaState | None:
@@ -93,8 +118,7 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
 def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResult:
     """Run one function of the module probe_child in the child."""
     started = time.monotonic()
-    command = python_command(_BOOT, function, *arguments)
-    ended = run(command, timeout=timeout, together=True)
+    ended = run_python(_BOOT, function, *arguments, timeout=timeout, together=True)
     seconds = time.monotonic() - started
     if ended.returncode is None and not ended.timed_out:
         return _not_started(ended.errors, seconds)
@@ -112,6 +136,7 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
     """The child's output as a result. ``returncode`` None: it had to be killed at the deadline."""
     steps: list[ProbeStep] = []
     current: str | None = None
+    opening: str | None = None
     rest: list[str] = []
     completed = False
     for line in text.splitlines():
@@ -122,11 +147,16 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
             entry = json.loads(line[len(MARK) :])
         except ValueError:  # cut off by the child's death
             continue
+        if not isinstance(entry, dict):  # a library printed it
+            continue
         if "begin" in entry:
             current = entry["begin"]
         elif "end" in entry:
-            steps.append(ProbeStep(entry["end"], entry["ok"], entry.get("detail", ""), entry.get("data", {})))
-            current = None
+            steps.append(
+                ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), entry.get("data", {}))
+            )
+            current = opening = None
+        opening = entry.get("opening", opening)
         completed = completed or "done" in entry
     name = signal_name(-returncode) if returncode is not None and returncode < 0 else None
     return ProbeResult(
@@ -138,4 +168,5 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
         None if completed else current or "start",
         seconds,
         "\n".join(rest[-20:]),
+        None if completed else opening,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -91,6 +92,11 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
     return shell(" && ".join(commands))
 
 
+def cannot_be_mapped(words: str) -> bool:
+    """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
+    return re.search(r"failed to map segment|annot allocate memory", words) is not None
+
+
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     """For files that are whole and that this process may not map: installing them again mends nothing."""
     limit = environment.host.address_space
@@ -101,6 +107,18 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
             needs="host",
         )
     return manual(f"give this process more memory, or mount the file system of {folder} without noexec", needs="host")
+
+
+def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
+    """For what is whole, and refused to this user."""
+    wanted = list(dict.fromkeys(paths))
+    own = {each.path for each in environment.packages.refused if each.own}
+    words = " ".join(map(shlex.quote, wanted))
+    return (
+        shell(f"chmod -R u+rX {words}")
+        if own.issuperset(wanted)
+        else shell(f"sudo chmod -R a+rX {words}", needs="root")
+    )
 
 
 def _bundle(requirements: list[str]) -> Fix:

@@ -32,10 +32,10 @@ class Child:
     def __init__(self, rank: Rank, calls: tuple[Collective, ...]) -> None:
         ours, theirs = socket.socketpair()
         module = os.environ.get(_MODULE_VARIABLE, f"{__package__}.worker")
-        command = python_command(_BOOT, module, str(theirs.fileno()), str(os.getpid()))
+        arguments = [module, str(theirs.fileno()), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
-                command,
+                python_command(_BOOT, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

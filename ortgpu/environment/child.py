@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .metadata import search_path
+
 _DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
 
 
@@ -84,14 +86,42 @@ def _rest(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         return expired.output or b"", expired.stderr or b""
 
 
-def run_python(code: str, *arguments: str, timeout: float, environ: Mapping[str, str] | None = None) -> Ended:
-    """Run code in another process of this interpreter, with this search path."""
-    return run(python_command(code, *arguments), timeout=timeout, environ=environ)
+def interpreter() -> str:
+    """The program that runs the Python code of a child.
+
+    Raises:
+        FileNotFoundError: there is none. A frozen program stands in its place and would start itself again, and again
+            from there; where Python is embedded in another program, sys.executable may be empty.
+    """
+    if getattr(sys, "frozen", False):
+        raise FileNotFoundError("this program is frozen: it has no interpreter that could run a child process")
+    if not sys.executable:
+        raise FileNotFoundError("sys.executable is empty: there is no interpreter that could run a child process")
+    return sys.executable
+
+
+def run_python(
+    code: str,
+    *arguments: str,
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
+    together: bool = False,
+) -> Ended:
+    """Run code in another process of this interpreter, with this search path; else as :func:`run`."""
+    try:
+        command = python_command(code, *arguments)
+    except FileNotFoundError as error:
+        return Ended(None, "", str(error))
+    return run(command, timeout=timeout, environ=environ, together=together)
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """``sys.path`` travels as it is: the child has to see the environment that this process sees."""
-    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}", *arguments]
+    """``sys.path`` travels along: the child has to see the environment that this process sees.
+
+    Raises:
+        FileNotFoundError: as :func:`interpreter`.
+    """
+    return [interpreter(), "-c", f"import sys; sys.path[:] = {search_path()!r}\n{code}", *arguments]
 
 
 def parse_answer(output: str) -> Any:

@@ -9,11 +9,13 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 _COMPUTE_MODES: Final = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 
@@ -65,14 +67,18 @@ class Driver:
     refused_nodes: tuple[RefusedNode, ...] = ()  # of device_nodes
 
 
-def read_driver(root: Path = Path("/")) -> Driver:
+Asked = Literal["libcuda", "nvml"]
+
+
+def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> Driver:
     """Read what is known of the driver without initialising CUDA. Nothing raises.
 
     ``root`` is for the files below /proc and /dev; libcuda and NVML are always this process's own. libcuda is loaded
     (and stays loaded, as it would once a session exists), never initialised: a fork afterwards is harmless. That it
-    loads does not prove that it works.
+    loads does not prove that it works. What is ``unasked`` is left alone, as if it were there and gave no answer: it is
+    known to end the process, or never to return.
     """
-    path, error, version = _load_libcuda()
+    path, error, version = (LIBCUDA, None, None) if "libcuda" in unasked else load_libcuda()
     nodes = _read_device_nodes(root)
     return Driver(
         libcuda=path,
@@ -80,7 +86,7 @@ def read_driver(root: Path = Path("/")) -> Driver:
         cuda_version=version,
         kernel_version=_read_kernel_version(root),
         device_nodes=nodes,
-        nvml=read_nvml(),
+        nvml=Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml(),
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
     )
 
@@ -166,12 +172,12 @@ def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str |
     return first
 
 
-def _load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
+def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
+    """The path of the driver's library; the loader's words, where it cannot be loaded; the CUDA that it supports."""
     if sys.platform == "darwin":
         return None, "no CUDA on macOS", None
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        library = ctypes.CDLL(name)
+        library = ctypes.CDLL(LIBCUDA)
     except OSError as error:
         return None, str(error) or type(error).__name__, None
     address = version = None
@@ -184,7 +190,7 @@ def _load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
         number = ctypes.c_int(0)
         if function(ctypes.byref(number)) == 0:
             version = parse_cuda_number(number.value)
-    return _library_path(library, address) or name, None, version
+    return _library_path(library, address) or LIBCUDA, None, version
 
 
 def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:

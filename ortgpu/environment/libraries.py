@@ -20,7 +20,6 @@ cuDNN for another CUDA has the same name), unless the caller's directory has one
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +28,9 @@ from pathlib import Path
 from typing import Literal
 
 from .catalogue import LIBRARIES, LibrarySpec, major_of, spec_for
-from .elf import MACHINES, read_elf
+from .elf import read_elf, this_machine, wrong_machine
 from .loader_cache import read_loader_cache
+from .metadata import search_path
 from .packages import Torch
 from .variables import read_variables
 from .wheel import ProviderLibrary
@@ -40,7 +40,6 @@ Source = Literal[
 ]
 
 _CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
-_MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +272,8 @@ def judge_file(path: str, soname: str, machine: str) -> str | None:
     elf = read_elf(path)
     if elf.problem:
         return elf.problem
-    wanted = _MACHINE_ALIASES.get(machine.lower(), machine)
-    if elf.machine != wanted and wanted in MACHINES.values():
-        return f"built for {elf.machine}, this is {wanted}"
+    if problem := wrong_machine(elf.machine, machine):
+        return problem
     if elf.soname is not None and elf.soname != soname:
         return f"its SONAME is {elf.soname}, {soname} is needed"
     return None
@@ -379,10 +377,10 @@ def places_of_this_process() -> SearchPlaces:
     """The places that do not depend on what is looked for."""
     at_start = read_variables().at_start
     return SearchPlaces(
-        sys_path=tuple(sys.path),
+        sys_path=tuple(search_path()),
         variables=os.environ,
         start_library_path=(os.environ if at_start is None else at_start).get("LD_LIBRARY_PATH", ""),
         python_prefix=sys.prefix,
-        machine=os.uname().machine if hasattr(os, "uname") else platform.machine(),
+        machine=this_machine(),
         mapped=read_mapped_libraries(),
     )

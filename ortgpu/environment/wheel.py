@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from .elf import find_section, read_elf
+from .elf import find_section, read_elf, this_machine, wrong_machine
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
@@ -85,7 +85,8 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
     if os.fspath(path).lower().endswith(".dll"):
         return ProviderLibrary(os.fspath(path), None, (), (), None)
     elf = read_elf(path)
-    return ProviderLibrary(elf.path, elf.problem, elf.needed, elf.search_path, read_architectures(elf.path))
+    problem = elf.problem or wrong_machine(elf.machine, this_machine())
+    return ProviderLibrary(elf.path, problem, elf.needed, elf.search_path, read_architectures(elf.path))
 
 
 def bridge_of(provider: str) -> str:

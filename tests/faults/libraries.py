@@ -5,7 +5,22 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from tests.faults.case import MENDED, OWN, Break, Case, in_group, library, own_path, removing, truncating
+from tests.faults.case import (
+    AARCH64,
+    AS_A_USER,
+    H200,
+    MENDED,
+    OWN,
+    Break,
+    Case,
+    in_group,
+    library,
+    own_path,
+    removing,
+    truncating,
+    unreadable,
+    with_gpus,
+)
 from tests.faults.packages import CUDA_PROVIDER
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
@@ -13,8 +28,6 @@ from tests.lab.fixtures import Lab
 # The releases whose needs differ from those of the package under test: the last for CUDA 12, the first for CUDA 13.
 LAST_OF_CUDA_12 = "1.26.0"
 FIRST_OF_CUDA_13 = "1.27.0"
-
-AARCH64 = 183
 
 
 def other_cudnn(lab: Lab, overlay: Overlay) -> None:
@@ -54,6 +67,28 @@ def another_architecture(_lab: Lab, overlay: Overlay) -> None:
     content = bytearray((overlay.site / path).read_bytes())
     content[18:20] = AARCH64.to_bytes(2, "little")
     overlay.replace(path, bytes(content))
+
+
+def library_unreadable(_lab: Lab, overlay: Overlay) -> None:
+    unreadable(overlay, library("libcurand"))
+
+
+def in_the_place_of_curand(name: str, code: str) -> Break:
+    """A library that only shows what is wrong with it when it is opened."""
+
+    def breaks(lab: Lab, overlay: Overlay) -> None:
+        made = lab.stubs.compile(name, code, "-Wl,-soname,libcurand.so.10")
+        overlay.replace(own_path(overlay, library("libcurand")), made)
+
+    return breaks
+
+
+def system_library_missing(lab: Lab, overlay: Overlay) -> None:
+    """What an image without libgcc does to a wheel: the library is whole, and links one that is not there."""
+    absent = lab.stubs.library("libofthesystem.so.1", {"of_the_system": 1})
+    code = "long of_the_system(void);\nlong uses(void) { return of_the_system(); }\n"
+    made = lab.stubs.compile("needs_more", code, "-Wl,-soname,libcurand.so.10", "-Wl,--no-as-needed", str(absent))
+    overlay.replace(own_path(overlay, library("libcurand")), made)
 
 
 def link_to_nothing(_lab: Lab, overlay: Overlay) -> None:
@@ -535,6 +570,49 @@ CASES = in_group(
             silent_about=("different releases", "/other/"),
             needs=("driver", "host"),
             slow_break=True,
+        ),
+        Case(
+            "library-unreadable",
+            "LibraryNotFoundError",
+            ("libcurand.so.10", "this user may not read", "chmod -R u+rX"),
+            library_unreadable,
+            prelude=AS_A_USER,
+            silent_about=("pip install",),
+            plain="printed logged",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "library-of-the-system-missing",
+            "LibraryNotFoundError",
+            ("libcurand.so.10", "system package that has libofthesystem.so.1"),
+            system_library_missing,
+            silent_about=("rm -f", "--force-reinstall"),
+            plain="printed logged",
+            needs=("root",),
+        ),
+        Case(
+            "library-that-the-loader-refuses",
+            "LibraryNotFoundError",
+            ("libcurand.so.10", "undefined symbol", "nvidia-curand"),
+            in_the_place_of_curand("refused", "int absent(void);\nint uses(void) { return absent(); }\n"),
+            ask="probe",
+            plain="printed logged",
+            after=MENDED,
+        ),
+        Case(
+            "library-that-ends-the-process",
+            "BrokenPackageError",
+            ("loading the CUDA libraries", "it was opening", "libcurand.so.10", "nvidia-curand"),
+            in_the_place_of_curand(
+                "ending", "#include <stdlib.h>\n__attribute__((constructor)) static void ends(void) { abort(); }\n"
+            ),
+            ask="probe",
+            silent_about=("uninstall",),
+            cpu=False,
+            plain="aborted",
+            after="DriverUnusableError",  # of the stub
+            **with_gpus(H200),
         ),
         Case(
             "provider-file-of-another-release",

@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 import sys
 
-from tests.faults.case import MENDED, OWN, Case, in_group, own_path, removing, truncating
+from tests.faults.case import (
+    AARCH64,
+    AS_A_USER,
+    MENDED,
+    OWN,
+    Case,
+    in_group,
+    own_path,
+    removing,
+    truncating,
+    unreadable,
+)
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 
@@ -115,6 +126,17 @@ def extension_of_another_python(_lab: Lab, overlay: Overlay) -> None:
     other = f"cpython-{sys.version_info[0]}{sys.version_info[1] + 1}-x86_64-linux-gnu"
     stem = "onnxruntime/capi/onnxruntime_pybind11_state"
     overlay.rename(name, f"{stem}.{other}.so")
+
+
+def extension_unreadable(_lab: Lab, overlay: Overlay) -> None:
+    """As root installs it under a strict umask, for a service with a user of its own."""
+    unreadable(overlay, EXTENSION)
+
+
+def provider_of_another_architecture(_lab: Lab, overlay: Overlay) -> None:
+    content = bytearray((overlay.site / CUDA_PROVIDER).read_bytes())
+    content[18:20] = AARCH64.to_bytes(2, "little")
+    overlay.replace(CUDA_PROVIDER, bytes(content))
 
 
 def old_cxx_library(lab: Lab, overlay: Overlay) -> None:
@@ -367,6 +389,35 @@ CASES = in_group(
             plain="raised",
             after=MENDED,
             slow_fix=False,
+        ),
+        Case(
+            "package-unreadable",
+            "BrokenPackageError",
+            ("this user may not read", "onnxruntime_pybind11_state", "chmod -R u+rX"),
+            extension_unreadable,
+            prelude=AS_A_USER,
+            silent_about=("pip install", "rm -rf", "rename"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "provider-file-of-another-architecture",
+            "BrokenPackageError",
+            ("libonnxruntime_providers_cuda.so", "built for aarch64, this is x86_64"),
+            provider_of_another_architecture,
+            after=MENDED,
+        ),
+        Case(
+            "address-space-limited-at-the-import",
+            "BrokenPackageError",
+            ("import onnxruntime fails", "failed to map segment", "ulimit -v"),
+            prelude="import resource; resource.setrlimit(resource.RLIMIT_AS, (1500 << 20, 1500 << 20))",
+            ask="probe",
+            silent_about=("pip",),
+            cpu=False,
+            needs=("host",),
         ),
         Case(
             "extension-of-another-python",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tests.faults.case import MENDED, Case, in_group
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
@@ -14,7 +16,14 @@ def leftovers_of_pip(_lab: Lab, overlay: Overlay) -> None:
     overlay.replace("~nxruntime/__init__.py", b"")
 
 
-def surrounded(name: str, *, breaks: object = None, prelude: str = "", env: dict[str, str] | None = None) -> Case:
+def surrounded(
+    name: str,
+    *,
+    breaks: object = None,
+    prelude: str = "",
+    env: dict[str, str] | None = None,
+    ask: Literal["session", "probe"] = "session",
+) -> Case:
     """A healthy installation in odd surroundings, on a machine without a driver: that is the finding."""
     return Case(
         name,
@@ -22,6 +31,7 @@ def surrounded(name: str, *, breaks: object = None, prelude: str = "", env: dict
         ("libcuda.so.1", "NVIDIA driver"),
         breaks or (lambda _lab, _overlay: None),  # type: ignore[arg-type]
         prelude=prelude,
+        ask=ask,
         env=env or {},
         silent_about=("library-not-found", "broken-package", "conflicting"),
         needs=NO_DRIVER,
@@ -48,5 +58,11 @@ CASES = in_group(
             "search-path-with-nonsense",
             prelude="import sys; sys.path[:0] = ['/nonexistent', 'x' * 5000, '', '/dev/null']",
         ),
+        surrounded(
+            "search-path-with-no-strings",
+            prelude="import pathlib, sys; sys.path[:0] = [None, b'/x', pathlib.Path('/y'), 3]",
+        ),
+        surrounded("interpreter-unknown", prelude="import sys; sys.executable = None", ask="probe"),
+        surrounded("frozen-program-that-probes", prelude="import sys; sys.frozen = True", ask="probe"),
     ],
 )

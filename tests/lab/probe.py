@@ -44,6 +44,20 @@ def open_plain_session(model: str, arguments: dict[str, Any]) -> None:
     _observe(attempt)
 
 
+def diagnose_here(probe: bool) -> None:
+    """Report the first problem that ``ortgpu.diagnose`` finds, with the others."""
+
+    def attempt() -> dict[str, object]:
+        import ortgpu
+
+        problems = ortgpu.diagnose(probe=probe).problems
+        if problems:
+            raise problems[0].with_others(problems)
+        return {"providers": [], "device": None}
+
+    _observe(attempt)
+
+
 def describe(error: BaseException) -> dict[str, object]:
     """An exception as plain data, with what ``ortgpu``'s own carry."""
     return {
