@@ -35,8 +35,8 @@ def relative_error(found: list[Any], expected: list[Any]) -> float:
 
 
 def throughput(model: str, batch: int, batches: int, rounds: int, device: str, torch_model: str | None) -> None:
-    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy; and with
-    PyTorch, where it has ``torch_model`` and works here."""
+    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy; and by
+    other libraries, where PyTorch has ``torch_model`` and they work here."""
     session, plain = ours(model, device), plain_session(model, device)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
     pinned = []
@@ -66,39 +66,57 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
         "plain": looped,
         "ours, pinned arrays": lambda: mapped(pinned),
         "plain, data on the device": bound,
-        **(torch_actions(torch_model, feeds, batches, device) if torch_model is not None else {}),
+        **(other_libraries(torch_model, plain, feeds, batches, device) if torch_model is not None else {}),
     }
     report("seconds", take_turns(actions, batches, rounds))
 
 
-def torch_actions(model: str, feeds: list[dict[str, Any]], batches: int, device: str) -> dict[str, Callable[[], None]]:
-    """PyTorch's eager mode and torch.compile, from ordinary arrays to arrays; what does not work here is reported."""
+def other_libraries(
+    model: str, plain: Any, feeds: list[dict[str, Any]], batches: int, device: str
+) -> dict[str, Callable[[], None]]:
+    """PyTorch's eager mode, torch.compile and optimum, from ordinary arrays to arrays; what does not work here is
+    reported."""
     why_not: dict[str, str] = {}
     actions: dict[str, Callable[[], None]] = {}
     try:
         torch: Any = importlib.import_module("torch")
         if device == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("the installed PyTorch has no CUDA that works here")
-        torch.set_float32_matmul_precision("high")  # TF32, which ONNX Runtime uses too unless told otherwise
-        module = models.TORCH[model]()[0].to(device)
-        inputs = [torch.from_numpy(array) for feed in feeds for array in feed.values()]  # of one input each
-
-        def loop(run: Callable[..., Any], batches: int) -> None:
-            with torch.inference_mode():
-                for array in itertools.islice(itertools.cycle(inputs), batches):
-                    run(array.to(device)).cpu()
-
-        for name, run in {"torch eager": module, "torch.compile": torch.compile(module)}.items():
-            try:
-                loop(run, len(inputs))  # compiles
-            except Exception as error:
-                why_not[name] = f"{type(error).__name__}: {error}"[:300]
-            else:
-                actions[name] = functools.partial(loop, run, batches)
     except Exception as error:
-        why_not["torch"] = f"{type(error).__name__}: {error}"[:300]
+        report("left out", {"torch": f"{type(error).__name__}: {error}"[:300]})
+        return {}
+    torch.set_float32_matmul_precision("high")  # TF32, which ONNX Runtime uses too unless told otherwise
+    inputs = [torch.from_numpy(array) for feed in feeds for array in feed.values()]  # of one input each
+
+    def loop(run: Callable[..., Any], batches: int) -> None:
+        with torch.inference_mode():
+            for array in itertools.islice(itertools.cycle(inputs), batches):
+                run(array.to(device)).cpu()
+
+    makers: dict[str, Callable[[], Callable[..., Any]]] = {
+        "torch eager": lambda: models.TORCH[model]()[0].to(device),
+        "torch.compile": lambda: torch.compile(models.TORCH[model]()[0].to(device)),
+        "optimum": lambda: optimum_run(plain),
+    }
+    for name, make in makers.items():
+        try:
+            run = make()
+            loop(run, len(inputs))  # compiles
+        except Exception as error:
+            why_not[name] = f"{type(error).__name__}: {error}"[:300]
+        else:
+            actions[name] = functools.partial(loop, run, batches)
     report("left out", why_not)
     return actions
+
+
+def optimum_run(session: Any) -> Callable[..., Any]:
+    """Tensor in, tensor out, by optimum's ORTModel around a session of plain ONNX Runtime."""
+    optimum: Any = importlib.import_module("optimum.onnxruntime")
+    transformers: Any = importlib.import_module("transformers")
+    model = optimum.ORTModelForCustomTasks(config=transformers.PretrainedConfig(), session=session)
+    name, output = session.get_inputs()[0].name, session.get_outputs()[0].name
+    return lambda tensor: model(**{name: tensor})[output]
 
 
 def latency(model: str, batch: int, calls: int, rounds: int, device: str, *, cuda_graph: bool) -> None:

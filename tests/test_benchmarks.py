@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,13 @@ def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:
 def test_soak_notices_what_is_wrong_and_what_grows() -> None:
     feeds = [{"x": np.full(3, value, np.float32)} for value in (1, 2)]
     expected = [[feed["x"]] for feed in feeds]
-    held = []
+    held = bytearray()
+    started = time.monotonic()
 
     def leaking(feeds: Iterable[Any]) -> Iterator[Any]:
         for number, feed in enumerate(feeds):
-            held.append(np.ones(1 << 14))
+            due = int((time.monotonic() - started) * (128 << 20))  # bytes by now: whatever the speed of the machine
+            held.extend(b"x" * (due - len(held)))
             yield [feed["x"] if number != 5 else feed["x"] + np.nan]
 
     outcome = soak(leaking, feeds, expected, 0.3, ())

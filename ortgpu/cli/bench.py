@@ -88,7 +88,7 @@ def bench(
     batch size for a model whose batch dimension is fixed.
 
     \b
-    The JSON document has "ok" and "model", and either
+    The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
       "error"             type, code, summary, evidence, fixes, details, others
     or
       "device"            of the single sessions, as `ortgpu check` has it
@@ -121,7 +121,7 @@ def bench(
 
         draw(found.figures, f"{model.name} on {found.where}", plot)
     if as_json:
-        document: dict[str, object] = {"ok": problem is None, "model": str(model)}
+        document = output.document(ok=problem is None, model=str(model))
         if problem:
             document["error"] = output.error_document(problem)
         elif found:

@@ -56,7 +56,7 @@ def check(
     2: wrong usage, for instance no such file.
 
     \b
-    The JSON document has "ok" and "model", and either
+    The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
       "error"             type, code, summary, evidence, fixes, details, others
     or
       "device"            is_gpu, ordinal, uuid, name, compute_capability,
@@ -94,7 +94,7 @@ def check(
 
     name = str(model) if model else None
     if as_json:
-        document: dict[str, object] = {"ok": problem is None, "model": name}
+        document = output.document(ok=problem is None, model=name)
         if problem:
             document["error"] = output.error_document(problem)
         elif found:

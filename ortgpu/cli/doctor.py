@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ortgpu.diagnosis.requirements import Requirement
     from ortgpu.errors import GPUError
 
-SCHEMA = 1  # of the JSON document: raised when a key goes, or changes its meaning; new keys do not raise it
 _OPENED = {
     "inference": "Opening the driver, the provider and a session in a child process",
     "training": "Starting the driver, the training API and MPI in child processes",
@@ -131,7 +130,7 @@ def doctor(
             except LauncherConflictError as error:
                 if not as_json:
                     raise
-                output.write_json({**_head(ok=False, model=None), "error": output.error_document(error)})
+                output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
                 return 1
     environment, training = diagnosis.environment, diagnosis.training
     rows = check_inference(environment) if training is None else check_training(environment, training.environment)
@@ -145,12 +144,6 @@ def doctor(
     else:
         report.show(output.stdout(), verbose=verbose)
     return 0 if report.ok else 1
-
-
-def _head(*, ok: bool, model: str | None) -> dict[str, Any]:
-    from ortgpu import __version__
-
-    return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, "model": model}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +169,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         diagnosis = self.diagnosis.as_dict()
         return {
-            **_head(ok=self.ok, model=self.model),
+            **output.document(ok=self.ok, model=self.model),
             "problems": diagnosis["problems"],
             "requirements": [requirement.as_dict() for requirement in self.requirements],
             "environment": diagnosis["environment"],

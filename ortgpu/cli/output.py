@@ -18,6 +18,7 @@ from rich.table import Table
 from ortgpu.errors import GPUError
 
 _UNLIMITED = 10_000  # columns where no terminal sets a limit: lines are then as long as what they say
+SCHEMA = 1  # of JSON documents: raised when a key goes, or changes its meaning; new keys do not raise it
 _INDENT = "  "
 
 
@@ -127,6 +128,13 @@ def error_document(error: Exception) -> dict[str, object]:
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
     return {"type": type(error).__name__, "code": None, "summary": str(error)}
+
+
+def document(*, ok: bool, **content: object) -> dict[str, object]:
+    """What a command writes with --json: these keys first, in every one of them."""
+    from ortgpu import __version__
+
+    return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, **content}
 
 
 def write_json(document: Mapping[str, object]) -> None:

@@ -81,11 +81,7 @@ def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:
     if mpi.library is None or any(name in os.environ for name in _STARTED_BY_MPI):
         return None
     launcher = [mpi.mpirun, "-np", "1"] if mpi.mpirun is not None else []
-    try:
-        command = [*launcher, *python_command(_INITIALISE)]
-    except FileNotFoundError as error:
-        return ProbeStep("mpi", False, str(error))
-    ended = run(command, timeout=timeout, grace=_GRACE)
+    ended = run([*launcher, *python_command(_INITIALISE)], timeout=timeout, grace=_GRACE)
     data = {"command": " ".join([*launcher, "python", "..."]), "returncode": ended.returncode}
     if ended.ok:
         return ProbeStep("mpi", True, ended.output.strip(), data)
