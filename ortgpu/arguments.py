@@ -7,7 +7,7 @@ from typing import Any
 
 #: What GPUSession takes and InferenceSession ignores.
 OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
-_SHARED = ("sess_options", "providers", "provider_options")
+NAMES = (*OWN, "sess_options", "providers", "provider_options")
 
 _CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is
 
@@ -28,16 +28,17 @@ def checked_options(options: Any, kind: type[Any]) -> Any:
     return options
 
 
-def misspelt(names: Iterable[str]) -> dict[str, str]:
-    """Those names of arguments that are nearly one of GPUSession's, and which. InferenceSession ignores what it does
-    not know: with ``device_id=1`` a session would be on the first GPU."""
+def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, str]:
+    """Those names of arguments that are nearly a known one, and which. InferenceSession ignores what it does not know:
+    with ``device_id=1`` a session would be on the first GPU."""
     import difflib
 
-    close = {name: difflib.get_close_matches(name, (*OWN, *_SHARED), n=1, cutoff=_CLOSE) for name in names}
+    known = tuple(known)
+    close = {name: difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE) for name in names}
     return {name: matches[0] for name, matches in close.items() if matches}
 
 
-def refuse_misspelt(names: Iterable[str]) -> None:
-    """Raises TypeError."""
-    for name, meant in misspelt(names).items():
-        raise TypeError(f"GPUSession has no argument {name!r}; did you mean {meant!r}?")
+def refuse_misspelt(kind: str, names: Iterable[str], known: Iterable[str] = NAMES) -> None:
+    """Raises TypeError. ``kind``: the class that has the arguments."""
+    for name, meant in misspelt(names, known).items():
+        raise TypeError(f"{kind} has no argument {name!r}; did you mean {meant!r}?")

@@ -299,6 +299,9 @@ def open_verified(
 
 def open_again(session: Any, providers: Any, provider_options: Any) -> None:
     """What set_providers does: the same model with other providers, verified; after an error it is as it was."""
+    from .lifetime import refuse_if_unusable
+
+    refuse_if_unusable(session)
     model = session._model_path if session._model_path is not None else session._model_bytes
     cls, held = type(session), dict(vars(session))
     try:

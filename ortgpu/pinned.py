@@ -84,6 +84,7 @@ class PinnedMemory:
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise TypeError("an array of Python objects cannot be in pinned memory")
+        shape = np.empty(shape, "V0").shape  # as NumPy reads it; no bytes are taken
         found = self._pinned_empty(shape, kind)
         return np.empty(shape, kind) if found is None else found
 
@@ -118,8 +119,8 @@ class PinnedMemory:
         except RuntimeError:
             return False
 
-    def _pinned_empty(self, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        count = math.prod((shape,) if isinstance(shape, int) else shape)
+    def _pinned_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        count = math.prod(shape)
         block = self._take(count * dtype.itemsize) if count > 0 and dtype.itemsize else None
         if block is None:
             return None

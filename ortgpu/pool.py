@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
-from . import lifetime
+from . import arguments, lifetime
 from .devices import Device, DeviceRequest
 from .errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, manual
 from .pool_workers import Worker, open_workers, stop
@@ -87,6 +87,7 @@ class GPUSessionPool:
         self._closed = False
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
+        arguments.refuse_misspelt("GPUSessionPool", options.keys() - set(arguments.NAMES), ("sessions_per_device",))
         self._workers: list[Worker] = []
         # Also where the pool is dropped without close(), or the interpreter ends.
         self._stop = weakref.finalize(self, stop, self._workers, self._pid)

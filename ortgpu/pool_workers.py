@@ -124,7 +124,7 @@ def _close(sessions: Iterable[Any]) -> None:
 
 def _choose(devices: str | Iterable[DeviceRequest]) -> list[DeviceRequest]:
     """The devices to ask GPUSession for, as ordinals where the driver shows any, else as they were named."""
-    everything = devices == "all"
+    everything = isinstance(devices, str) and devices == "all"  # an array would compare each of its elements
     if not everything and (isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable)):
         raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
     named = [] if everything else [_as_request(device) for device in devices]

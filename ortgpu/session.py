@@ -129,7 +129,7 @@ class GPUSession(ThroughputMethods):
         if int(kwargs.pop("enable_fallback", 0)):
             raise _no_fallback("enable_fallback=1 was passed")
         if kwargs:
-            arguments.refuse_misspelt(kwargs)
+            arguments.refuse_misspelt("GPUSession", kwargs)
         self._allow_cpu = allow_cpu = arguments.checked_flag("allow_cpu", allow_cpu)
         self._pinned_memory_limit = operator.index(pinned_memory_limit)
         request = {

@@ -497,6 +497,8 @@ def other_providers(model: str) -> None:
     found["sessions"] = listed()
     ortgpu.uninstall()
     found["cuda to cpu, uninstalled"] = change(session, [CPU])
+    session.close()
+    found["closed to cuda"] = change(session, [CUDA])
     report(found)
 
 

@@ -188,6 +188,21 @@ def test_table_is_as_wide_as_its_content(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
+def test_control_characters_of_a_model_do_not_reach_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names in a model file are anything at all: a sequence that clears the screen, or sets the title of the window."""
+    file = Terminal()
+    monkeypatch.setattr(sys, "stdout", file)
+    monkeypatch.setenv("NO_COLOR", "1")
+    evil = "\x1b]0;owned\x07\r\x9b2J"
+    console = output.stdout()
+    output.line(console, evil)
+    output.table(console, ["name"], [[evil]])
+    output.facts(console, {"name": evil})
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())  # rich's own: bold, though without colours
+    assert not set(plain) & {ESCAPE, "\x07", "\r", "\x9b"}
+    assert plain.count(r"\x1b]0;owned\x07\x0d\x9b2J") == 3
+
+
 def test_name_that_the_encoding_lacks(tmp_path: Path) -> None:
     model = tmp_path / "gr\u00f6\u00dfe.onnx"
     model.write_bytes(b"not a model")
@@ -337,6 +352,26 @@ def test_check_allows_the_cpu_loudly() -> None:
     assert "To fix it:" in result.stdout
     assert "Opened on the CPU all the same" in result.stdout
     assert "runs on the GPU" not in result.stdout
+
+
+def test_check_says_who_allowed_the_cpu_and_that_no_page_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    given = ortgpu("check", "--allow-cpu", "--runs", "0", env=NO_GPU)
+    assert "because --allow-cpu was given" in given.stdout
+    variable = ortgpu("check", "--runs", "0", "--html", str(page), env={**NO_GPU, "ORTGPU_ALLOW_CPU": "1"})
+    assert variable.returncode == 0
+    assert "because ORTGPU_ALLOW_CPU is set" in variable.stdout
+    assert f"{page} is not written: nothing is on a GPU" in variable.stdout
+    assert not page.exists()
+
+
+def test_a_page_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    """Said before a model is opened, not afterwards."""
+    result = ortgpu("check", "--html", str(tmp_path / "absent" / "page.html"), "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 2, result
+    assert is_clean(result)
+    assert "cannot be written: No such file or directory" in result.stderr
+    assert result.stdout == ""
 
 
 def test_check_json_on_the_cpu() -> None:

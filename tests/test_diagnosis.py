@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import CHECKS, find_problems
+from ortgpu.diagnosis import CHECKS, diagnose, find_problems
 from ortgpu.diagnosis.devices import visible_gpus
 from ortgpu.diagnosis.probe import ProbeStep
 from ortgpu.environment.cuda import CudaState
@@ -463,3 +463,9 @@ def test_beside_it_what_is_absent_is_installed() -> None:
     assert [fix.kind for fix in problem.fixes] == ["manual", "shell"]
     assert "nvidia-curand" in problem.fixes[1]
     assert "nvidia-cublas" not in problem.fixes[1]
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf")])
+def test_a_timeout_that_is_no_time_to_wait(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be a positive number of seconds"):
+        diagnose(probe=True, timeout=timeout)

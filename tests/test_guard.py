@@ -317,6 +317,7 @@ def test_set_providers(run: Run) -> None:
         "cuda to cpu": REFUSED,
         "mine": "kept",
         "cuda to cpu, uninstalled": REFUSED,
+        "closed to cuda": "ExecutionError",
     }
 
 

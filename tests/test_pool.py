@@ -715,8 +715,11 @@ def test_arguments_without_a_meaning_are_refused_before_anything_is_opened() -> 
             "cpu_nodes": attempt([0], cpu_nodes="maybe"),
             "unknown": attempt([0], providers=["NoSuchProvider"]),
             "graphs": attempt([0], cuda_graph=True),
+            "misspelt": attempt([0], session_per_device=2),
+            "misspelt, of a session": attempt([0], device_id=2),
         })
         report("numpy", attempt([np.int64(0), np.int64(1)], np.int64(2)))
+        report("array", attempt(np.arange(2)))
         report("everything", attempt())
         report("left", [pool_threads(), len(ortgpu.sessions())])
     """)
@@ -737,9 +740,12 @@ def test_arguments_without_a_meaning_are_refused_before_anything_is_opened() -> 
         "cpu_nodes": "ValueError",
         "unknown": "ProviderRequestError",
         "graphs": "ProviderRequestError",
+        "misspelt": "TypeError",
+        "misspelt, of a session": "TypeError",
     }
     assert "as 1 and as 'cuda:1'" in found["refused"]["twice"]["text"]
     assert found["numpy"] == {"returned": 4}
+    assert found["array"] == {"returned": 2}
     assert found["everything"] == {"returned": 1}
     assert found["left"] == [[], 0]
 

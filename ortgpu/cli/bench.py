@@ -39,13 +39,6 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
         return None
     if path.suffix.lower() not in PLOTS:
         raise click.BadParameter(f"{path.name!r} ends in none of {', '.join(PLOTS)}")
-    existed = path.exists()
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise click.BadParameter(f"{str(path)!r} cannot be written: {error.strerror}") from None
-    if not existed:
-        path.unlink()
     try:
         importlib.import_module("ortgpu.cli.bench_plot")
     except ImportError as error:
@@ -63,7 +56,7 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
 @click.option(
     "--plot",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=output.FileToWrite(),
     callback=_check_plot,
     help=f"Draw the figures into a file ({', '.join(PLOTS)}); needs the extra 'bench'.",
 )
@@ -139,7 +132,8 @@ def bench(
         return 1
     if on_cpu_because:
         output.show_error(console, on_cpu_because)
-        output.line(console, "Measured on the CPU all the same, because --allow-cpu was given.", style="bold yellow")
+        who = output.who_allowed_the_cpu(allow_cpu)
+        output.line(console, f"Measured on the CPU all the same, because {who}.", style="bold yellow")
     if found:
         found.show(console, str(model))
     if plot is not None:

@@ -33,7 +33,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 @click.option(
     "--html",
     metavar="FILE",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=output.FileToWrite(),
     help="Write a page that shows the graph, its CPU islands and the copies; opens MODEL again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
@@ -114,7 +114,8 @@ def check(
         return 1
     if on_cpu_because:
         output.show_error(console, on_cpu_because)
-        output.line(console, "Opened on the CPU all the same, because --allow-cpu was given.", style="bold yellow")
+        who = output.who_allowed_the_cpu(allow_cpu)
+        output.line(console, f"Opened on the CPU all the same, because {who}.", style="bold yellow")
     elif found:
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     if found:
@@ -123,8 +124,8 @@ def check(
         output.line(console, "")
         for text in str(details).splitlines():
             output.line(console, text)
-    if details and html:
-        output.line(console, f"Written: {html}")
+    if html:
+        output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -152,10 +153,12 @@ def diagnose(
 
     Raises:
         LauncherConflictError: with ``shared_folder``, when the launcher's variables contradict each other.
-        ValueError: for arguments of the other profile.
+        ValueError: for arguments of the other profile, and a ``timeout`` that is no time to wait.
 
     Not promised: that a machine without problems runs every model; that takes a session.
     """
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
     if profile not in ("inference", "training"):
         raise ValueError(f"profile is 'inference' or 'training', not {profile!r}")
     if profile == "training":
