@@ -193,3 +193,17 @@ def test_a_cpp_library_of_somebody_else_is_told_from_the_systems(where: str, cod
     found = first(replace(HEALTHY, observed=replace(HEALTHY.observed, import_error=text)))
     assert found.code == code
     assert "GLIBCXX_3.4.32" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("version", "requirement"),
+    [
+        ("1.31.1", "onnxruntime-gpu==1.31.1"),
+        ("1.31.1.post1", "onnxruntime-gpu==1.31.1.post1"),
+        ("1.31.1+cu130", "onnxruntime-gpu==1.31.1"),
+        ("1.32.0.dev20261101001", "onnxruntime-gpu"),
+        (None, "onnxruntime-gpu"),
+    ],
+)
+def test_only_versions_that_an_index_has_are_asked_for(version: str | None, requirement: str) -> None:
+    assert remedies.published("onnxruntime-gpu", version) == requirement

@@ -20,7 +20,7 @@ from ..errors import (
     manual,
     shell,
 )
-from ..preloading import MissingLibrary
+from ..preloading import LoadedLibrary, MissingLibrary
 from . import driver, remedies
 from .facts import Facts
 
@@ -197,8 +197,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         return LibraryVersionError(
             f"a loaded library lacks {symbol}, which the CUDA provider was built against",
             evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
-            # Too old, or damaged and as new as can be: both are mended by the newest, whatever is on record.
-            fixes=[remedies.install(facts.environment, wheels, upgrade=True, again=True)] if library and wheels else [],
+            fixes=_ways_to_a_whole_library(facts, culprits, wheels) if library and wheels else [],
             needed=(library or symbol,),
             found={lib.soname: lib.path for lib in culprits},
         )
@@ -214,6 +213,18 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         package=facts.environment.packages.onnxruntime.build_name,
         files=(provider.path,) if provider is not None else (),
     )
+
+
+def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels: Iterable[str]) -> list[Fix]:
+    environment = facts.environment
+    locations = {wheel.location for wheel in environment.packages.nvidia}
+    for lib in culprits:
+        # Not the installer's: it would install beside that file, and the file would be found first again.
+        if lib.source == "nvidia wheels" and (home := os.path.dirname(lib.root)) not in locations:
+            off = remedies.off_the_path(environment, "PYTHONPATH", home)
+            return [off or manual(f"take {home} off the search path of this program")]
+    # Too old, or damaged and as new as can be: both are mended by the newest, whatever is on record.
+    return [remedies.install(environment, wheels, upgrade=True, again=True)]
 
 
 def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:

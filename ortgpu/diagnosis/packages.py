@@ -124,7 +124,7 @@ def broken_files(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
         evidence=evidence,
-        fixes=[remedies.install(facts.environment, [f"{owner.name}=={owner.version}"], again=True)],
+        fixes=[remedies.install(facts.environment, [remedies.published(owner.name, owner.version)], again=True)],
         package=owner.name,
         files=damaged,
     )
@@ -209,7 +209,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
-        fixes=_replace_cpu_build(facts),
+        fixes=_replace_build(facts),
         package=name,
         version=version,
     )
@@ -230,7 +230,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         "the CUDA provider library of ONNX Runtime is not there",
         evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
-        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        fixes=_replace_build(facts) if owner is None else [remedies.reinstall_onnxruntime(facts.environment)],
         package=owner.name if owner else installed.build_name,
         files=("onnxruntime/capi/libonnxruntime_providers_cuda.so",),
     )
@@ -369,7 +369,7 @@ def _first_install(facts: Facts) -> list[Fix]:
     return [remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
 
 
-def _replace_cpu_build(facts: Facts) -> list[Fix]:
+def _replace_build(facts: Facts) -> list[Fix]:
     if facts.environment.host.machine == "aarch64":
         return [manual(f"install a CUDA build for this machine: {_NO_WHEEL}", needs="host")]
     installed = facts.environment.packages.onnxruntime

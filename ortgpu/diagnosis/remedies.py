@@ -50,12 +50,19 @@ def reinstall_onnxruntime(
     return shell(" && ".join(steps))
 
 
+def published(name: str, version: str | None) -> str:
+    """A requirement for this version, as far as a package index has it: no local versions, and no nightly builds."""
+    public = (version or "").partition("+")[0]
+    return f"{name}=={public}" if re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) else name
+
+
 def gpu_requirement(environment: Environment) -> str:
     """The GPU package to install: the version that is here already, else the newest that the driver can run."""
     installed = environment.packages.onnxruntime
     versions = [owner.version for owner in installed.owners if owner.name == "onnxruntime-gpu" and owner.version]
     if versions:
-        return f"onnxruntime-gpu=={installed.build_version if installed.build_version in versions else versions[0]}"
+        version = installed.build_version if installed.build_version in versions else versions[0]
+        return published("onnxruntime-gpu", version)
     if environment.host.python < (3, 11):
         return GPU_PACKAGE[12]  # CUDA 13 builds need Python 3.11: Requires-Python of 1.27.0 and newer
     cuda = environment.driver.cuda_version or environment.driver.nvml.cuda_version

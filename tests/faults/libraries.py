@@ -91,6 +91,14 @@ def system_library_missing(lab: Lab, overlay: Overlay) -> None:
     overlay.replace(own_path(overlay, library("libcurand")), made)
 
 
+def lacking_symbols_and_first(lab: Lab, overlay: Overlay) -> None:
+    """`pip install --target` of something older, in a folder that PYTHONPATH names."""
+    folder = overlay.root / "first" / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    for soname in ("libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13", "libcurand.so.10"):
+        (folder / soname).write_bytes(lab.stubs.library(soname).read_bytes())
+
+
 def link_to_nothing(_lab: Lab, overlay: Overlay) -> None:
     path = own_path(overlay, library("libcurand"))
     overlay.remove(path)
@@ -570,6 +578,18 @@ CASES = in_group(
             silent_about=("different releases", "/other/"),
             needs=("driver", "host"),
             slow_break=True,
+        ),
+        Case(
+            "other-wheels-first-on-pythonpath",
+            "LibraryVersionError",
+            ("lacks", "first/nvidia", "unset PYTHONPATH"),
+            lacking_symbols_and_first,
+            env={"PYTHONPATH": "{overlay}/first"},
+            silent_about=("pip",),
+            plain="printed",
+            after="DriverUnusableError",  # of the stub
+            slow_fix=False,
+            **with_gpus(H200),
         ),
         Case(
             "library-unreadable",

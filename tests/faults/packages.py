@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 
 from tests.faults.case import (
@@ -137,6 +138,12 @@ def provider_of_another_architecture(_lab: Lab, overlay: Overlay) -> None:
     content = bytearray((overlay.site / CUDA_PROVIDER).read_bytes())
     content[18:20] = AARCH64.to_bytes(2, "little")
     overlay.replace(CUDA_PROVIDER, bytes(content))
+
+
+def copy_without_provider_first(_lab: Lab, overlay: Overlay) -> None:
+    """A copy that somebody trimmed, in a folder that PYTHONPATH names: no installer knows of it."""
+    trimmed = shutil.ignore_patterns("libonnxruntime_providers_cuda.so", "libonnxruntime_providers_tensorrt.so")
+    shutil.copytree(overlay.site / "onnxruntime", overlay.root / "copy" / "onnxruntime", ignore=trimmed)
 
 
 def old_cxx_library(lab: Lab, overlay: Overlay) -> None:
@@ -387,6 +394,17 @@ CASES = in_group(
             silent_about=("uninstall", "install onnxruntime"),
             cpu=False,
             plain="raised",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "trimmed-copy-first-on-pythonpath",
+            "BrokenPackageError",
+            ("the CUDA provider library", "copy/onnxruntime", "PYTHONPATH"),
+            copy_without_provider_first,
+            env={"PYTHONPATH": "{overlay}/copy"},
+            silent_about=("pip",),
+            plain="printed logged",
             after=MENDED,
             slow_fix=False,
         ),
