@@ -101,8 +101,8 @@ def doctor(
                       libraries, mapped, driver, variables: all facts; null is
                       unknown
       "probe"         steps (name, ok, detail, data), completed, returncode,
-                      signal, timed_out, died_in, seconds, output; null with
-                      --no-probe
+                      signal, timed_out, died_in, opening, seconds, output;
+                      null with --no-probe
       "training"      with --profile training only: environment (packages,
                       nccl, mpi, network, horovod, build_variables), ssh,
                       shared_folder
