@@ -617,6 +617,7 @@ CASES = in_group(
             ("libcurand.so.10", "undefined symbol", "nvidia-curand"),
             in_the_place_of_curand("refused", "int absent(void);\nint uses(void) { return absent(); }\n"),
             ask="probe",
+            cpu=False,
             plain="printed logged",
             after=MENDED,
         ),

@@ -32,6 +32,7 @@ def surrounded(
         breaks or (lambda _lab, _overlay: None),  # type: ignore[arg-type]
         prelude=prelude,
         ask=ask,
+        cpu=ask == "session",
         env=env or {},
         silent_about=("library-not-found", "broken-package", "conflicting"),
         needs=NO_DRIVER,
