@@ -89,7 +89,8 @@ class GPUSession(ThroughputMethods):
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model
     and the arguments, and opens and verifies again on arrival: of ``sess_options`` the properties and the documented
-    configuration entries, not registered libraries or initialisers, which cannot be read back.
+    configuration entries, not registered libraries, initialisers or overrides of free dimensions, which cannot be read
+    back.
 
     Not promised: that two runs give the same bits.
     """

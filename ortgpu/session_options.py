@@ -1,7 +1,7 @@
 """SessionOptions that travel between processes: ONNX Runtime's own object cannot be pickled.
 
 Its properties can be read back. Configuration entries cannot be listed, only asked for by name, so the documented ones
-are asked for. Custom operator libraries, initialisers and callbacks cannot be read back at all.
+are asked for. Custom operator libraries, initialisers, overrides of free dimensions and callbacks cannot be read back.
 """
 
 from __future__ import annotations
