@@ -138,7 +138,11 @@ def test_a_signal_takes_what_was_started_with_it(tmp_path: Path, name: str) -> N
     os.mkfifo(pipe)
     hangs = f"import time; pipe = open({str(pipe)!r}, 'w'); pipe.write('ready\\n'); pipe.flush(); time.sleep(100)"
     code = f"""
-import click, sys
+import signal, sys
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)  # under nohup they would be ignored, and stay so
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import click
 from ortgpu import cli
 from ortgpu.environment.child import run
 hang = click.Command("hang", callback=lambda: run([sys.executable, "-c", {hangs!r}], timeout=100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pydoc
 import subprocess
 import sys
@@ -83,5 +84,7 @@ print(text, missing, device.ordinal, fixes, ortgpu.sessions()[0].model, ortgpu.d
         str(tmp_path),
         str(source),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    # An installation in development may be found by an import hook, which mypy does not run.
+    env = {**os.environ, "PYTHONPATH": str(Path(ortgpu.__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env=env)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
