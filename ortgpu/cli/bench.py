@@ -131,9 +131,7 @@ def bench(
         output.show_error(console, problem)
         return 1
     if on_cpu_because:
-        output.show_error(console, on_cpu_because)
-        who = output.who_allowed_the_cpu(allow_cpu)
-        output.line(console, f"Measured on the CPU all the same, because {who}.", style="bold yellow")
+        output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
     if found:
         found.show(console, str(model))
     if plot is not None:

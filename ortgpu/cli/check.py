@@ -113,9 +113,7 @@ def check(
         output.show_error(console, problem)
         return 1
     if on_cpu_because:
-        output.show_error(console, on_cpu_because)
-        who = output.who_allowed_the_cpu(allow_cpu)
-        output.line(console, f"Opened on the CPU all the same, because {who}.", style="bold yellow")
+        output.show_why_on_cpu(console, on_cpu_because, "Opened", by_option=allow_cpu)
     elif found:
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     if found:

@@ -127,8 +127,11 @@ def table(console: Console, columns: Iterable[str], rows: Iterable[Iterable[obje
         console.print(f"{_INDENT}{text.rstrip()}", soft_wrap=True)
 
 
-def who_allowed_the_cpu(by_option: bool) -> str:
-    return "--allow-cpu was given" if by_option else "ORTGPU_ALLOW_CPU is set"
+def show_why_on_cpu(console: Console, error: Exception, what: str, *, by_option: bool) -> None:
+    """What keeps a model off the GPU, and who allowed the CPU; ``what`` was done there all the same."""
+    show_error(console, error)
+    who = "--allow-cpu was given" if by_option else "ORTGPU_ALLOW_CPU is set"
+    line(console, f"{what} on the CPU all the same, because {who}.", style="bold yellow")
 
 
 def show_error(console: Console, error: Exception) -> None:
