@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -103,7 +104,7 @@ def take_figures(
             title, needs_gpu, take = figures[each]
             no_gpu = gpus.reason if needs_gpu and not gpus.visible else None
             progress = f"[{number}/{len(chosen)}, {time.monotonic() - started:.0f} s] {title}"
-            outcome = _measure(each, lambda take=take: take(benchmark), no_gpu, record)  # type: ignore[misc]
+            outcome = _measure(each, functools.partial(take, benchmark), no_gpu, record)
             print(f"{progress}: {outcome}", file=sys.stderr, flush=True)
             record["seconds"] = time.monotonic() - started
             if options.json:

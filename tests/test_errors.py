@@ -234,7 +234,7 @@ def test_no_field_is_hidden_from_one_who_passes_an_error_on(cls: type[GPUError])
     """As Ray does: an object of a subclass, without attributes of its own, that asks the original for what it lacks."""
     original = full(cls)
 
-    class PassedOn(cls):  # type: ignore[misc, valid-type]
+    class PassedOn(cls):  # type: ignore[misc, valid-type]  # the base is a parameter
         def __init__(self) -> None:
             pass
 

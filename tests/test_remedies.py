@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -144,8 +145,8 @@ def test_a_cpu_package_that_no_installer_sees_is_not_uninstalled() -> None:
     )
     shadowing = replace(folder, elsewhere=(ENGINE,))
 
-    def fixes(**changes: object) -> list[str]:
-        changed = replace(environment(PYTHONPATH="/elsewhere"), provider=None, libraries=(), **changes)  # type: ignore[arg-type]
+    def fixes(**changes: Any) -> list[str]:
+        changed = replace(environment(PYTHONPATH="/elsewhere"), provider=None, libraries=(), **changes)
         return list(first(replace(HEALTHY, environment=changed)).fixes)
 
     packages = HEALTHY.environment.packages

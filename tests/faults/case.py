@@ -19,6 +19,10 @@ OWN = "own"  # the row of a fault that the corpus does not have
 MENDED = "DriverNotFoundError"
 
 
+def nothing(_lab: Lab, _overlay: Overlay) -> None:
+    """Of an environment in which everything is whole."""
+
+
 class Code(str):
     """An argument that is written into the child as it is, not as a string."""
 
@@ -54,7 +58,7 @@ class Case:
     name: str
     error: str
     says: tuple[str, ...]
-    breaks: Break = lambda _lab, _overlay: None
+    breaks: Break = nothing
     group: str = ""
     rows: tuple[str, ...] = (OWN,)
     cuda: Cuda | None = None

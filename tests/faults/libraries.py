@@ -145,7 +145,7 @@ def bundled_without_wheels(_lab: Lab, overlay: Overlay) -> None:
     overlay.remove("nvidia", "nvidia_*.dist-info")
 
 
-def release(version: str, *patterns: str) -> object:
+def release(version: str, *patterns: str) -> Break:
     """Another release of ONNX Runtime among the CUDA libraries of the installed one, without some of those."""
 
     def breaks(lab: Lab, overlay: Overlay) -> None:
@@ -394,7 +394,7 @@ CASES = in_group(
             "first-release-of-cuda-13-without-the-runtime",
             "LibraryNotFoundError",
             ("libcudart.so.13", "nvidia-cuda-runtime"),
-            release(FIRST_OF_CUDA_13, library("libcudart")),  # type: ignore[arg-type]
+            release(FIRST_OF_CUDA_13, library("libcudart")),
             rows=("A06", "A08"),
             cpu=False,
             plain="raised",
@@ -405,7 +405,7 @@ CASES = in_group(
             "first-release-of-cuda-13-without-nvrtc",
             "LibraryNotFoundError",
             ("libnvrtc.so.13", "nvidia-cuda-nvrtc"),
-            release(FIRST_OF_CUDA_13, library("libnvrtc")),  # type: ignore[arg-type]
+            release(FIRST_OF_CUDA_13, library("libnvrtc")),
             rows=("B06", "B14"),
             plain="raised",
             after=MENDED,
@@ -415,7 +415,7 @@ CASES = in_group(
             "last-release-of-cuda-12-among-cuda-13-wheels",
             "LibraryVersionError",
             ("libcublas.so.12", "libcublas.so.13", "built for CUDA 12"),
-            release(LAST_OF_CUDA_12),  # type: ignore[arg-type]
+            release(LAST_OF_CUDA_12),
             rows=("A10", "A12"),
             plain="printed logged",
             after="LibraryConflictError",  # cuDNN has the same name for both
@@ -425,7 +425,7 @@ CASES = in_group(
             "first-release-of-cuda-13-without-cudnn",
             "LibraryNotFoundError",
             ("libcudnn.so.9", "nvidia-cudnn-cu13"),
-            release(FIRST_OF_CUDA_13, "nvidia/cudnn"),  # type: ignore[arg-type]
+            release(FIRST_OF_CUDA_13, "nvidia/cudnn"),
             rows=("B08",),
             plain="raised",
             after=MENDED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tests.faults.case import MENDED, Case, in_group
+from tests.faults.case import MENDED, Break, Case, in_group, nothing
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 
@@ -19,7 +19,7 @@ def leftovers_of_pip(_lab: Lab, overlay: Overlay) -> None:
 def surrounded(
     name: str,
     *,
-    breaks: object = None,
+    breaks: Break = nothing,
     prelude: str = "",
     env: dict[str, str] | None = None,
     ask: Literal["session", "probe"] = "session",
@@ -29,7 +29,7 @@ def surrounded(
         name,
         MENDED,
         ("libcuda.so.1", "NVIDIA driver"),
-        breaks or (lambda _lab, _overlay: None),  # type: ignore[arg-type]
+        breaks,
         prelude=prelude,
         ask=ask,
         cpu=ask == "session",
