@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from .background import ForkSafeLock
@@ -67,6 +69,8 @@ class CudaRuntime:
         library.cudaStreamCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
         library.cudaStreamDestroy.argtypes = library.cudaStreamSynchronize.argtypes = (pointer,)
         library.cudaStreamQuery.argtypes = (pointer,)
+        library.cudaStreamEndCapture.argtypes = (pointer, ctypes.POINTER(pointer))
+        library.cudaGraphDestroy.argtypes = (pointer,)
         library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
         library.cudaEventRecord.argtypes = (pointer, pointer)
         library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
@@ -126,6 +130,15 @@ class CudaRuntime:
             self.use_device()
             self.synchronise(LEGACY_STREAM)
 
+    def end_capture(self, stream: int) -> None:
+        """Drop what the calling thread is capturing from ``stream``, if it is. Raises nothing."""
+        graph = ctypes.c_void_p()
+        with contextlib.suppress(CudaCallError):  # a capture that failed has no graph, and this call says so
+            self._call("cudaStreamEndCapture", stream, ctypes.byref(graph))
+        if graph.value:
+            with contextlib.suppress(CudaCallError):
+                self._call("cudaGraphDestroy", graph)
+
     def is_done(self, stream: int) -> bool:
         """Whether all is done that was put into ``stream``."""
         try:
@@ -181,10 +194,43 @@ class CudaRuntime:
             raise CudaCallError(code, f"{(words or b'').decode()} ; GPU={self._ordinal} ; expr={function}")
 
 
+class DeviceBuffer:
+    """Memory of the device, freed with this object."""
+
+    def __init__(self, runtime: CudaRuntime, size: int) -> None:
+        self.address = runtime.allocate(size)
+        self.size = size
+        _free_with(self, runtime.free, self.address)
+
+
+class Stream:
+    """A stream that waits for no other, destroyed with this object."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self.handle = runtime.new_stream()
+        _free_with(self, runtime.destroy_stream, self.handle)
+
+
+def _free_with(owner: object, free: Callable[[int], None], handle: int) -> None:
+    weakref.finalize(owner, _free, free, handle, os.getpid()).atexit = False
+
+
+def _free(free: Callable[[int], None], handle: int, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # CUDA does not survive a fork: it is the parent's
+    try:
+        free(handle)
+    except RuntimeError:
+        pass  # a CUDA that is lost has lost this too
+
+
 def runtime_of(device: Device) -> CudaRuntime | None:
     """The CUDA runtime for a session on ``device``; None on the CPU, and where the provider links no shared one."""
+    return runtime_on(device.ordinal) if device.is_gpu and device.ordinal is not None else None
+
+
+def runtime_on(ordinal: int) -> CudaRuntime | None:
+    """The CUDA runtime for a session on this GPU; None where the provider links no shared one."""
     report = load_runtime().preload
     path = report.path_of("libcudart") if report is not None else None
-    if not device.is_gpu or device.ordinal is None or path is None:
-        return None
-    return CudaRuntime(path, device.ordinal)
+    return CudaRuntime(path, ordinal) if path is not None else None

@@ -34,6 +34,7 @@ from .throughput import ThroughputMethods  # noqa: E402
 
 if TYPE_CHECKING:
     from .cuda_graph import CapturingSession
+    from .cudart import Stream
     from .devices import Device, DeviceRequest
     from .opening import SessionRequest
     from .pinned import PinnedMemory
@@ -101,6 +102,7 @@ class GPUSession(ThroughputMethods):
     _request: SessionRequest
     _sess: Any
     _chooses_options = True
+    _stream: Stream | None = None
     _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
@@ -158,9 +160,10 @@ class GPUSession(ThroughputMethods):
             self.device, self.placement = verified.device, verified.placement
             self.options_chosen = verified.options_chosen
             if cuda_graph:
-                from .cuda_graph import captured
+                from .graph_requests import captured
 
                 self._sess = self._capturing = captured(self)
+                self._stream = None  # which lives as long as the C++ session
             lifetime.watch(self)
         except GPUError as error:
             from . import registry
@@ -367,7 +370,7 @@ class GPUSession(ThroughputMethods):
         lifetime.refuse_if_lost()
 
     def _let_go(self) -> None:
-        for name in (*_HELD, "_model_bytes"):
+        for name in (*_HELD, "_model_bytes", "_stream"):
             self.__dict__.pop(name, None)
 
 
