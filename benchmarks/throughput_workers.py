@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import models
 from benchmarks.common import report
-from benchmarks.workers import feed_of, plain_session
+from benchmarks.workers import feed_of, plain_session, report_turns
 from ortgpu.timing import in_turns
 
 DIFFERENT_FEEDS = 4  # arrays that take turns, so that no cache holds all of a large batch
@@ -35,8 +35,8 @@ def relative_error(found: list[Any], expected: list[Any]) -> float:
 
 
 def throughput(model: str, batch: int, batches: int, rounds: int, device: str, torch_model: str | None) -> None:
-    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy; and by
-    other libraries, where PyTorch has ``torch_model`` and they work here."""
+    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy. Then once
+    more mapped, and by other libraries, where PyTorch has ``torch_model`` and they work here."""
     session, plain = ours(model, device), plain_session(model, device)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
     pinned = []
@@ -44,7 +44,7 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
         pinned.append({name: session.pinned_empty(array.shape, array.dtype) for name, array in feed.items()})
         for name, array in feed.items():
             pinned[-1][name][...] = array
-    bindings = [resident(plain, feed, device) for feed in feeds]
+    bindings = {each: [resident(each, feed, device) for feed in feeds] for each in (session, plain)}
 
     def mapped(which: list[dict[str, Any]]) -> None:
         for _ in session.map(itertools.islice(itertools.cycle(which), batches)):
@@ -54,9 +54,9 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
         for feed in itertools.islice(itertools.cycle(feeds), batches):
             plain.run(None, feed)
 
-    def bound() -> None:
-        for binding in itertools.islice(itertools.cycle(bindings), batches):
-            plain.run_with_iobinding(binding)
+    def bound(each: Any) -> None:
+        for binding in itertools.islice(itertools.cycle(bindings[each]), batches):
+            each.run_with_iobinding(binding)
 
     results = [plain.run(None, feed) for feed in feeds]
     errors = [relative_error(found, right) for found, right in zip(session.map(feeds), results, strict=True)]
@@ -65,10 +65,14 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
         "ours": lambda: mapped(feeds),
         "plain": looped,
         "ours, pinned arrays": lambda: mapped(pinned),
-        "plain, data on the device": bound,
-        **(other_libraries(torch_model, plain, feeds, batches, device) if torch_model is not None else {}),
+        "ours, data on the device": lambda: bound(session),
+        "plain, data on the device": lambda: bound(plain),
     }
-    report("seconds", take_turns(actions, batches, rounds))
+    take_turns(actions, batches, rounds)
+    if torch_model is not None:
+        others = other_libraries(torch_model, plain, feeds, batches, device)
+        if others:
+            take_turns({"ours": actions["ours"], **others}, batches, rounds, "seconds of others")
 
 
 def other_libraries(
@@ -133,7 +137,7 @@ def latency(model: str, batch: int, calls: int, rounds: int, device: str, *, cud
 
         return action
 
-    report("seconds", take_turns({"ours": repeated(session.run), "plain": repeated(plain.run)}, calls, rounds))
+    take_turns({"ours": repeated(session.run), "plain": repeated(plain.run)}, calls, rounds)
 
 
 def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
@@ -150,7 +154,7 @@ def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
 
     actions = {name: action(name) for name in sessions}
     in_turns(actions, 2)
-    report("seconds", in_turns(actions, rounds))
+    report_turns(actions, rounds)
 
 
 def first_run(model: str, batch: int, rounds: int, device: str) -> None:
@@ -172,7 +176,7 @@ def first_run(model: str, batch: int, rounds: int, device: str) -> None:
 
     actions = {name: action(name) for name in makers}
     in_turns(actions, 1)
-    report("seconds", in_turns(actions, rounds))
+    report_turns(actions, rounds)
 
 
 def resident(session: Any, feed: dict[str, Any], device: str) -> Any:
@@ -187,13 +191,12 @@ def resident(session: Any, feed: dict[str, Any], device: str) -> Any:
     return binding
 
 
-def take_turns(actions: dict[str, Callable[[], None]], count: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each action divided by ``count``, after a round that is not counted."""
-    timers = {name: functools.partial(timed, action) for name, action in actions.items()}
+def take_turns(actions: dict[str, Callable[[], None]], count: int, rounds: int, name: str = "seconds") -> None:
+    """Report the seconds of each action divided by ``count``, after a round that is not counted."""
+    timers = {action: functools.partial(timed, actions[action]) for action in actions}
     in_turns(timers, 1)
     gc.collect()
-    seconds = in_turns(timers, rounds)
-    return {name: [each / count for each in taken] for name, taken in seconds.items()}
+    report_turns(timers, rounds, count=count, name=name)
 
 
 def timed(action: Callable[[], object]) -> float:
