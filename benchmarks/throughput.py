@@ -50,7 +50,7 @@ class Benchmark:
     def throughput(self, name: str, batch: int) -> Figure:
         batches = max(8, min(self.repeats.samples // batch, 300))
         torch_model = name if self.others and self._stand_in(name) in models.TORCH else None
-        reports = self._take(
+        reports = self.take(
             "throughput", name, batch=batch, batches=batches, rounds=self.repeats.rounds, torch_model=torch_model
         )
         seconds, others = reports["seconds"], reports.get("seconds of others", {})
@@ -76,16 +76,17 @@ class Benchmark:
 
     def _latency(self, name: str, batch: int, calls: int, *, cuda_graph: bool) -> Figure:
         rounds = self.repeats.rounds
-        reports = self._take("latency", name, batch=batch, calls=calls, rounds=rounds, cuda_graph=cuda_graph)
+        reports = self.take("latency", name, batch=batch, calls=calls, rounds=rounds, cuda_graph=cuda_graph)
         return self._figure(name, reports, {"calls a round": calls})
 
     def new_shape(self, name: str, batch: int) -> Figure:
-        return self._figure(name, self._take("new_shape", name, batch=batch, rounds=self.repeats.first), {})
+        return self._figure(name, self.take("new_shape", name, batch=batch, rounds=self.repeats.first), {})
 
     def first_run(self, name: str, batch: int) -> Figure:
-        return self._figure(name, self._take("first_run", name, batch=batch, rounds=self.repeats.first), {})
+        return self._figure(name, self.take("first_run", name, batch=batch, rounds=self.repeats.first), {})
 
-    def _take(self, worker: str, name: str, **arguments: Any) -> Any:
+    def take(self, worker: str, name: str, **arguments: Any) -> Any:
+        """What a worker reports about a model."""
         if self.no_gpu is not None:
             raise NotApplicableError(f"needs an NVIDIA GPU, or --cpu: {self.no_gpu}")
         env = (

@@ -10,7 +10,8 @@ import gc
 import importlib
 import itertools
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks import models
@@ -39,11 +40,7 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
     more mapped, and by other libraries, where PyTorch has ``torch_model`` and they work here."""
     session, plain = ours(model, device), plain_session(model, device)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
-    pinned = []
-    for feed in feeds:
-        pinned.append({name: session.pinned_empty(array.shape, array.dtype) for name, array in feed.items()})
-        for name, array in feed.items():
-            pinned[-1][name][...] = array
+    pinned = [in_pinned_memory(session, feed) for feed in feeds]
     bindings = {each: [resident(each, feed, device) for feed in feeds] for each in (session, plain)}
 
     def mapped(which: list[dict[str, Any]]) -> None:
@@ -73,6 +70,38 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
         others = other_libraries(torch_model, plain, feeds, batches, device)
         if others:
             take_turns({"ours": actions["ours"], **others}, batches, rounds, "seconds of others")
+
+
+def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list[int], device: str) -> None:
+    """Mean seconds of a batch by the number of threads that run and stage."""
+    from ortgpu.pipeline import in_order, staged_run
+
+    session, plain = ours(model, device), plain_session(model, device)
+    feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
+    pinned = [in_pinned_memory(session, feed) for feed in feeds]
+    bindings = [resident(plain, feed, device) for feed in feeds]
+
+    def some(values: list[Any]) -> Iterator[Any]:
+        return itertools.islice(itertools.cycle(values), batches)
+
+    def in_threads(which: list[dict[str, Any]], count: int) -> None:
+        deque(in_order(functools.partial(staged_run, session, None), some(which), None, count), 0)
+
+    actions = {
+        "plain": lambda: deque((plain.run(None, feed) for feed in some(feeds)), 0),
+        "plain, data on the device": lambda: deque((plain.run_with_iobinding(each) for each in some(bindings)), 0),
+    }
+    for count in threads:
+        actions[f"{count} threads"] = functools.partial(in_threads, feeds, count)
+        actions[f"{count} threads, pinned arrays"] = functools.partial(in_threads, pinned, count)
+    take_turns(actions, batches, rounds)
+
+
+def in_pinned_memory(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
+    found = {name: session.pinned_empty(array.shape, array.dtype) for name, array in feed.items()}
+    for name, array in feed.items():
+        found[name][...] = array
+    return found
 
 
 def other_libraries(
@@ -191,7 +220,7 @@ def resident(session: Any, feed: dict[str, Any], device: str) -> Any:
     return binding
 
 
-def take_turns(actions: dict[str, Callable[[], None]], count: int, rounds: int, name: str = "seconds") -> None:
+def take_turns(actions: Mapping[str, Callable[[], object]], count: int, rounds: int, name: str = "seconds") -> None:
     """Report the seconds of each action divided by ``count``, after a round that is not counted."""
     timers = {action: functools.partial(timed, actions[action]) for action in actions}
     in_turns(timers, 1)
@@ -207,6 +236,7 @@ def timed(action: Callable[[], object]) -> float:
 
 WORKERS: dict[str, Callable[..., None]] = {
     "throughput": throughput,
+    "concurrency": concurrency,
     "latency": latency,
     "new_shape": new_shape,
     "first_run": first_run,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -233,4 +234,10 @@ def runtime_on(ordinal: int) -> CudaRuntime | None:
     """The CUDA runtime for a session on this GPU; None where the provider links no shared one."""
     report = load_runtime().preload
     path = report.path_of("libcudart") if report is not None else None
-    return CudaRuntime(path, ordinal) if path is not None else None
+    return _runtime(path, ordinal) if path is not None else None
+
+
+@functools.cache
+def _runtime(path: str, ordinal: int) -> CudaRuntime:
+    """Made once: a run with arrays of other libraries asks for it each time."""
+    return CudaRuntime(path, ordinal)

@@ -31,6 +31,20 @@ def test_throughput_takes_every_figure(tmp_path: Path) -> None:
         assert name in child.stdout
 
 
+def test_concurrency_names_the_best_number_of_threads(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.concurrency", "--quick", "--cpu", "--json", str(results)]
+    command += ["--only", "resnet50-b8", "--only", "encoder-b1"]
+    child = run_child(command, env=child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")}), deadline=110)
+    assert child.returncode == 0, child.explain()
+    figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
+    assert list(figures) == ["resnet50-b8", "encoder-b1"]
+    for figure in figures.values():
+        rates = {name: float(rate) for name, rate in figure["notes"]["samples a second"].items()}
+        assert len(rates) == 14
+        assert rates[figure["notes"]["best"]] == max(rates[f"{count} threads"] for count in (1, 2, 3, 4, 6, 8))
+
+
 def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_TEST_MODELS": str(tmp_path)})
     child = run_child([sys.executable, "-m", "benchmarks.throughput"], env=env, deadline=60)

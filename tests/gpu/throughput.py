@@ -7,6 +7,7 @@ import gc
 import importlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.common import report
@@ -179,6 +180,32 @@ def graphs(model: str, batches: list[int]) -> None:
     attempt("run after close", lambda: run(feeds[0]))
 
 
+def graph_order() -> None:
+    """Copies and replays of 64 MB each, with one pinned array that is written to again as soon as run returns."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    size = 16 << 20
+    session = GPUSession(elementwise("n"), cuda_graph=True)
+    pinned = session.pinned_empty(size)
+    ordinary = np.empty(size, np.float32)
+    report("type", memory_type(address_of(pinned)))
+    for name, array in {"pinned": pinned, "ordinary": ordinary}.items():
+
+        def wrong(array: Any = array) -> list[int]:
+            found = []
+            for value in range(1, 25):
+                array[:] = value
+                (result,) = session.run(None, {"x": array})
+                array[:] = 0
+                found += [value] if (result != -value).any() else []
+            return found
+
+        attempt(name, wrong)
+    session.close()
+
+
 def uncapturable() -> None:
     import numpy as np
     import onnx.parser
@@ -200,6 +227,11 @@ def uncapturable() -> None:
     island, feed = MODELS["island"](), FEEDS["island"]()
     attempt("nodes on the CPU", lambda: GPUSession(island, cpu_nodes="allow", cuda_graph=True).close())
     attempt("the same without", lambda: len(GPUSession(island, cpu_nodes="allow").run(None, feed)))
+    usual = GPUSession(elementwise("n"))
+
+    def pinned_type() -> int:
+        return memory_type(address_of(usual.pinned_empty(1 << 20)))
+
     counting = model("counting (float[n] x) => (int64[r, m] y) { y = NonZero(x) }")
 
     def count() -> list[list[int]]:
@@ -208,6 +240,8 @@ def uncapturable() -> None:
         return ones
 
     attempt("shape that depends on data", count)
+    # A capture that was left open would keep every thread from memory
+    attempt("memory in another thread", lambda: ThreadPoolExecutor(1).submit(pinned_type).result())
     attempt(
         "another session", lambda: float(GPUSession(elementwise("n")).run(None, {"x": np.ones(4, np.float32)})[0][0])
     )
@@ -309,6 +343,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "pinned": pinned,
     "second_device": second_device,
     "graphs": graphs,
+    "graph_order": graph_order,
     "uncapturable": uncapturable,
     "arrays": arrays,
     "chosen_options": chosen_options,
