@@ -293,7 +293,7 @@ def _failed(cause: BaseException) -> ProviderRequestError:
         evidence=[
             telling_line(str(cause)),
             "either an operator waits for the GPU while it runs, as those do whose output shapes depend on data",
-            "or another thread of this process allocated GPU memory at that moment",
+            "or another thread of this process used CUDA at that moment, for memory or to wait, which spoils a capture",
         ],
         fixes=[LEAVE_OUT, manual("or make the first run of each shape while nothing else uses the GPU")],
         requested="cuda_graph",

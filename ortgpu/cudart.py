@@ -29,7 +29,7 @@ _NOT_READY = 600  # cudaErrorNotReady
 LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
 
 # While a graph is captured in cudaStreamCaptureModeGlobal, the mode of ONNX Runtime's cuda_graph.cc, CUDA refuses an
-# allocation in any thread, and the capture is lost. Whoever allocates, frees or captures holds this.
+# allocation in any thread, and the capture is lost. Whoever allocates, frees, captures or asks about memory holds this.
 allocating = ForkSafeLock()
 
 
@@ -91,7 +91,7 @@ class CudaRuntime:
     def is_pinned(self, address: int) -> bool:
         """Whether whoever allocated this host memory had it page-locked."""
         found = _PointerAttributes()
-        with self._on_device():
+        with allocating, self._on_device():
             self._call("cudaPointerGetAttributes", ctypes.byref(found), address)
         return bool(found.type == _MEMORY_TYPE_HOST)
 

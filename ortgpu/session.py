@@ -83,11 +83,11 @@ class GPUSession(ThroughputMethods):
 
     With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, and the shapes of
     its outputs must follow from those of the inputs; else ProviderRequestError or PlacementError, when the session is
-    made where that is known, or at the first run. That run is slow, and no other thread may allocate GPU memory during
-    it. Buffers of the 16 shapes used last are kept. ONNX Runtime keeps every graph until ``close()``: 64 are captured,
-    and further shapes run without. Only ``run`` and ``map`` work, one run at a time, those of other threads than the
-    main one handed over to one thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run
-    without a graph.
+    made where that is known, or at the first run. That run is slow, and no other thread may use CUDA meanwhile. Buffers
+    of the 16 shapes used last are kept. ONNX Runtime keeps every graph until ``close()``: 64 are captured, and further
+    shapes run without. Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one
+    handed over to one thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a
+    graph.
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model
     and the arguments, and opens and verifies again on arrival: of ``sess_options`` the properties and the documented
