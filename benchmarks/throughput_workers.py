@@ -19,6 +19,7 @@ from benchmarks.common import report
 from benchmarks.workers import feed_of, plain_session, report_turns
 from ortgpu.timing import in_turns
 
+LARGEST_OF_GRAPHS = 8  # batches that may gain by a CUDA graph
 DIFFERENT_FEEDS = 4  # arrays that take turns, so that no cache holds all of a large batch
 
 
@@ -43,9 +44,8 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
     pinned = [in_pinned_memory(session, feed) for feed in feeds]
     bindings = {each: [resident(each, feed, device) for feed in feeds] for each in (session, plain)}
 
-    def mapped(which: list[dict[str, Any]]) -> None:
-        for _ in session.map(itertools.islice(itertools.cycle(which), batches)):
-            pass
+    def mapped(which: list[dict[str, Any]], session: Any = session) -> None:
+        deque(session.map(itertools.islice(itertools.cycle(which), batches)), 0)
 
     def looped() -> None:
         for feed in itertools.islice(itertools.cycle(feeds), batches):
@@ -65,11 +65,21 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
         "ours, data on the device": lambda: bound(session),
         "plain, data on the device": lambda: bound(plain),
     }
+    left_out: dict[str, str] = {}
+    if device == "cuda" and batch <= LARGEST_OF_GRAPHS:
+        try:
+            graphs = ours(model, device, cuda_graph=True)
+            deque(graphs.map(feeds), 0)
+        except Exception as error:
+            left_out["ours, CUDA graph"] = f"{type(error).__name__}: {error}"[:300]
+        else:
+            actions["ours, CUDA graph"] = lambda: mapped(feeds, graphs)
     take_turns(actions, batches, rounds)
     if torch_model is not None:
-        others = other_libraries(torch_model, plain, feeds, batches, device)
+        others = other_libraries(torch_model, plain, feeds, batches, device, left_out)
         if others:
             take_turns({"ours": actions["ours"], **others}, batches, rounds, "seconds of others")
+    report("left out", left_out)
 
 
 def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list[int], device: str) -> None:
@@ -105,18 +115,17 @@ def in_pinned_memory(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
 
 
 def other_libraries(
-    model: str, plain: Any, feeds: list[dict[str, Any]], batches: int, device: str
+    model: str, plain: Any, feeds: list[dict[str, Any]], batches: int, device: str, why_not: dict[str, str]
 ) -> dict[str, Callable[[], None]]:
-    """PyTorch's eager mode, torch.compile and optimum, from ordinary arrays to arrays; what does not work here is
-    reported."""
-    why_not: dict[str, str] = {}
+    """PyTorch's eager mode, torch.compile and optimum, from ordinary arrays to arrays; ``why_not`` gets what does not
+    work here."""
     actions: dict[str, Callable[[], None]] = {}
     try:
         torch: Any = importlib.import_module("torch")
         if device == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("the installed PyTorch has no CUDA that works here")
     except Exception as error:
-        report("left out", {"torch": f"{type(error).__name__}: {error}"[:300]})
+        why_not["torch"] = f"{type(error).__name__}: {error}"[:300]
         return {}
     torch.set_float32_matmul_precision("high")  # TF32, which ONNX Runtime uses too unless told otherwise
     inputs = [torch.from_numpy(array) for feed in feeds for array in feed.values()]  # of one input each
@@ -139,7 +148,6 @@ def other_libraries(
             why_not[name] = f"{type(error).__name__}: {error}"[:300]
         else:
             actions[name] = functools.partial(loop, run, batches)
-    report("left out", why_not)
     return actions
 
 

@@ -16,9 +16,10 @@ import re
 import threading
 import weakref
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .devices import Device
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger("ortgpu")
 
@@ -102,7 +105,9 @@ class CapturingSession:
         self._uncaptured = _run_options("-1")
         self._lock = threading.Lock()
         self._unusable: GPUError | None = None
-        self._executor = ThreadPoolExecutor(1, "ortgpu-graph")
+        # The thread must not refer to this object: it would not be let go.
+        self._run_in = run_in = {threading.main_thread().ident}
+        self._executor = ThreadPoolExecutor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
         # The C++ session uses it to its end, which metadata that a caller keeps may delay.
         weakref.finalize(inner, _let_go_of, stream).atexit = False
@@ -144,10 +149,22 @@ class CapturingSession:
             self._graphs.clear()
         self._executor.shutdown()
 
+    def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Call ``function`` in the thread that the session keeps.
+
+        Raises:
+            GPUError: the session is closed.
+        """
+        try:
+            return self._executor.submit(function, *arguments)
+        except RuntimeError:
+            self._refuse_if_unusable()
+            raise
+
     def _in_its_thread(self, function: Any, *arguments: Any) -> Any:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() in self._run_in:
             return function(*arguments)
-        return self._executor.submit(function, *arguments).result()
+        return self.submit(function, *arguments).result()
 
     def _run_uncaptured(self, output_names: Any, feed: Any, run_options: Any) -> Any:
         with self._lock:

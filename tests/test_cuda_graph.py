@@ -203,6 +203,30 @@ def test_threads_get_their_own_results_and_two_threads_do_all_runs(with_stub: An
     assert found == [[], ["MainThread", "ortgpu-graph_0"], True, [], 0]
 
 
+def test_a_map_goes_straight_to_the_thread_that_runs(with_stub: Any) -> None:
+    """But for arrays that are staged, which other threads copy meanwhile."""
+    found = with_stub("""
+        from ortgpu.pinned import PinnedMemory
+        session = capturing(NEG)
+        session._pinned = PinnedMemory(runtime, 1 << 24)
+        results = session.map(feeds(50))
+        right = [next(results)[0].tolist() == [0] * 4]
+        small = threads()
+        right += [result[0].tolist() == [-n] * 4 for n, result in enumerate(results, 1)]
+        given = [{"x": np.full(50_000 if n % 2 else 3, n, np.float32)} for n in range(50)]
+        results = session.map(given)
+        right += [bool((next(results)[0] == 0).all())]
+        both = {each[:10] for each in threads()}
+        right += [bool((result[0] == -n).all()) for n, result in enumerate(results, 1)]
+        results = session.map(feeds(50), in_flight=1)
+        next(results)
+        session.close()
+        report([len(right), all(right), small, sorted(both), outcome(lambda: next(results))["type"], threads(),
+                stub.stub_pinned_bytes()])
+    """)
+    assert found == [100, True, ["ortgpu-graph_0"], ["ortgpu-gra", "ortgpu-map"], "ExecutionError", [], 0]
+
+
 def test_other_ways_to_run_are_refused(with_stub: Any) -> None:
     found = with_stub("""
         import onnxruntime
