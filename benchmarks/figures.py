@@ -54,15 +54,6 @@ class Figure:
 Figures = dict[str, tuple[str, bool, Callable[[Benchmark], Figure]]]
 
 
-def made_model(name: str) -> str:
-    """Path of a model, made in a child if it is not kept."""
-    if not models.kept(name):
-        child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=240)
-        if "path" not in child.reports.get(name, {}):
-            raise RuntimeError(f"the model {name} could not be made: {child.explain()}")
-    return str(models.path_of(name))
-
-
 class _Budget:
     """Seconds that this program may still take."""
 
@@ -78,6 +69,16 @@ class _Budget:
 
 
 _budget = _Budget()
+
+
+def made_model(name: str) -> str:
+    """Path of a model, made in a child if it is not kept."""
+    if not models.kept(name):
+        deadline = max(0.0, min(240, _budget.left))
+        child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=deadline)
+        if "path" not in child.reports.get(name, {}):
+            raise RuntimeError(f"the model {name} could not be made: {child.explain()}")
+    return str(models.path_of(name))
 
 
 def run_worker(

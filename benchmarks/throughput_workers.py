@@ -216,6 +216,44 @@ def first_run(model: str, batch: int, rounds: int, device: str) -> None:
     report_turns(actions, rounds)
 
 
+def options(model: str, options: dict[str, str], first: int, batches: list[int], rounds: int, device: str) -> None:
+    """Plain sessions with ``options`` ("ours") and without: seconds of the constructor, of the first run, of runs that
+    are warm, and of the first run of a new shape."""
+    chosen = {"ours": options if device == "cuda" else {}, "plain": {}}
+    sessions: dict[str, Any] = {}
+
+    def made(name: str) -> Callable[[], float]:
+        def seconds() -> float:
+            sessions.pop(name, None)
+            gc.collect()
+            return timed(lambda: sessions.update({name: plain_session(model, device, options=chosen[name])}))
+
+        return seconds
+
+    def run(name: str, batch: int, calls: int = 1) -> Callable[[], float]:
+        def seconds() -> float:
+            feed = feed_of(sessions[name], batch, 1)
+            return timed(lambda: [sessions[name].run(None, feed) for _ in range(calls)]) / calls
+
+        return seconds
+
+    constructors = {name: made(name) for name in chosen}
+    in_turns(constructors, 1)
+    report_turns(constructors, rounds, name="seconds, constructor")
+    firsts: dict[str, list[float]] = {name: [] for name in chosen}
+    for _ in range(3):
+        in_turns(constructors, 1)
+        for name, taken in in_turns({name: run(name, first) for name in chosen}, 1).items():
+            firsts[name] += taken
+    report("seconds, first run", firsts)
+    sizes = {name: itertools.count(first + 1) for name in chosen}
+    report_turns({name: lambda name=name: run(name, next(sizes[name]))() for name in chosen}, rounds)
+    for batch in batches:
+        actions = {name: run(name, batch, 5) for name in chosen}
+        in_turns(actions, 2)
+        report_turns(actions, rounds, name=f"seconds, batches of {batch}")
+
+
 def resident(session: Any, feed: dict[str, Any], device: str) -> Any:
     """A binding whose inputs are on the device, and whose outputs stay there."""
     import onnxruntime
@@ -245,6 +283,7 @@ def timed(action: Callable[[], object]) -> float:
 WORKERS: dict[str, Callable[..., None]] = {
     "throughput": throughput,
     "concurrency": concurrency,
+    "options": options,
     "latency": latency,
     "new_shape": new_shape,
     "first_run": first_run,

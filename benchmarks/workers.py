@@ -31,13 +31,14 @@ def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, 
     return {each.name: array([n if isinstance(n, int) else batch for n in each.shape]) for each in inputs}
 
 
-def plain_session(model: str, device: str = "cuda", ordinal: int = 0) -> Any:
-    """ONNX Runtime's own session, known to be on the device."""
+def plain_session(model: str, device: str = "cuda", ordinal: int = 0, options: Mapping[str, str] | None = None) -> Any:
+    """ONNX Runtime's own session, known to be on the device; with further options of the CUDA provider."""
     import onnxruntime
 
     names = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
-    options = [{"device_id": str(ordinal)}] + [{}] * (len(names) - 1) if ordinal and device == "cuda" else None
-    session = onnxruntime.InferenceSession(model, providers=names, provider_options=options)
+    given = {**({"device_id": str(ordinal)} if ordinal else {}), **(options or {})}
+    of_each = [given] + [{}] * (len(names) - 1) if given and device == "cuda" else None
+    session = onnxruntime.InferenceSession(model, providers=names, provider_options=of_each)
     if session.get_providers()[0] != names[0]:
         raise RuntimeError("the plain session is on the CPU: there is nothing to compare with")
     return session

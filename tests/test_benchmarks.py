@@ -45,6 +45,20 @@ def test_concurrency_names_the_best_number_of_threads(tmp_path: Path) -> None:
         assert rates[figure["notes"]["best"]] == max(rates[f"{count} threads"] for count in (1, 2, 3, 4, 6, 8))
 
 
+def test_options_are_compared_with_none(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.options", "--quick", "--cpu", "--json", str(results)]
+    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
+    child = run_child([*command, "--only", "heuristic"], env=env, deadline=110)
+    assert child.returncode == 0, child.explain()
+    figure = json.loads(results.read_text(encoding="utf-8"))["figures"]["heuristic"]
+    assert len(figure["values"]["ours"]) == 3
+    assert figure["notes"]["options"] == {"cudnn_conv_algo_search": "HEURISTIC"}
+    for name in ("constructor", "first run", "batches of 1", "batches of 8", "batches of 64"):
+        assert figure["notes"][name]["median"] > 0
+        assert float(figure["notes"][f"{name} / plain"]) > 0
+
+
 def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_TEST_MODELS": str(tmp_path)})
     child = run_child([sys.executable, "-m", "benchmarks.throughput"], env=env, deadline=60)
