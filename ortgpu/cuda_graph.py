@@ -240,7 +240,7 @@ class CapturingSession:
         if thread in graph.captured_by:
             self._inner.run_with_iobinding(graph.binding, graph.replay)
             return
-        with allocating:
+        with allocating.alone():
             try:
                 self._inner.run_with_iobinding(graph.binding, graph.capture)
             except Exception as error:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from .background import ForkSafeLock
+from .background import SharedLock
 from .environment.cuda import context_is_active
 from .runtime import load_runtime
 
@@ -29,8 +29,9 @@ _NOT_READY = 600  # cudaErrorNotReady
 LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
 
 # While a graph is captured in cudaStreamCaptureModeGlobal, the mode of ONNX Runtime's cuda_graph.cc, CUDA refuses an
-# allocation in any thread, and the capture is lost. Whoever allocates, frees, captures or asks about memory holds this.
-allocating = ForkSafeLock()
+# allocation in any thread, and the capture is lost. Whoever allocates, frees, waits or asks about memory shares this;
+# who captures holds it alone.
+allocating = SharedLock()
 
 
 class _PointerAttributes(ctypes.Structure):

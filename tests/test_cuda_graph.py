@@ -321,6 +321,38 @@ def test_what_else_fails_while_capturing_is_itself_and_ends_the_capture(
     assert found[2] == 0
 
 
+def test_memory_is_asked_for_before_or_after_a_capture(stubs: Stubs) -> None:
+    """By threads of this library: CUDA would refuse it, and spoil the capture."""
+    found = child(
+        SETUP
+        + textwrap.dedent("""
+        import ctypes
+        from ortgpu.pinned import PinnedMemory
+        memory, others, started = PinnedMemory(runtime, 1 << 20), [], threading.Event()
+        class Capturing(Recorded):
+            def run_with_iobinding(self, binding, options):
+                runtime.synchronise(self.stream)
+                stub.stub_begin_capture(ctypes.c_void_p(self.stream))
+                others.append(threading.Thread(target=lambda: (started.set(), pinned.append(memory.empty(1000)))))
+                others[-1].start()
+                started.wait(30)
+                others[-1].join(0.3)
+                blocked.append(others[-1].is_alive())
+                runtime.end_capture(self.stream)
+                spoilt.append(stub.stub_last_error())
+                self.inner.run_with_iobinding(binding, options)
+        blocked, spoilt, pinned = [], [], []
+        session = capturing(NEG)
+        session._sess._inner = Capturing(session._sess._inner.inner, session._sess._inner.stream)
+        result = session.run(None, feeds(2)[1])[0].tolist()
+        others[0].join(30)
+        report([result, blocked, spoilt, memory.bytes_in_use])
+        """),
+        str(stubs.cudart),
+    )
+    assert found == [[-1] * 4, [True], [0], 65536]
+
+
 def test_the_callers_arrays_are_free_when_a_run_has_ended(with_stub: Any) -> None:
     """Copies from pinned memory go on after the call that begins them."""
     found = with_stub("""
