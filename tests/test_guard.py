@@ -347,11 +347,12 @@ def test_sessions_are_listed_in_order(sessions: Any, models: Models) -> None:
 def test_who_created_a_session(sessions: Any) -> None:
     own, by_library, by_subclass, *_, unguarded = [one["created_by"] for one in sessions["all"]]
     library = str(PROGRAMS.with_name("guarded_sessions.py"))
-    assert own.startswith(f"{PROGRAMS}:")
+    program = str(PROGRAMS.with_name("guarded_verified.py"))
+    assert own.startswith(f"{program}:")
     assert own.endswith(" list_sessions")
     assert by_library.startswith(f"{library}:")
     assert by_library.endswith(" make_one")
-    assert by_subclass.startswith(f"{PROGRAMS}:"), "not the constructor of the subclass"
+    assert by_subclass.startswith(f"{program}:"), "not the constructor of the subclass"
     assert unguarded is None
 
 
