@@ -12,9 +12,9 @@ if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
 
 pytest.register_assert_rewrite("tests.lab")
 
-from tests.lab.fixtures import lab, models, stubs, wheels  # noqa: E402 - after the rewriting of its assertions is on
+from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - after the rewriting of its assertions is on
 
-__all__ = ["lab", "models", "stubs", "wheels"]
+__all__ = ["lab", "models", "module_lab", "stubs", "wheels"]
 
 
 @pytest.fixture(scope="session")

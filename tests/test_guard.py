@@ -22,8 +22,6 @@ from tests.lab import Cuda, Machine
 from tests.lab.child import ChildResult
 from tests.lab.fixtures import Lab
 from tests.lab.models import Models
-from tests.lab.stubs import Stubs
-from tests.lab.wheels import Wheels
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = Path(__file__).with_name("guarded_programs.py")
@@ -35,9 +33,9 @@ ON_CPU = "CPUExecutionProvider"
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory, stubs: Stubs, models: Models, wheels: Wheels) -> Machine:
+def machine(module_lab: Lab) -> Machine:
     """Everything installed, and no driver."""
-    return Lab(tmp_path_factory.mktemp("guard"), stubs, models, wheels).machine(env={"PYTHONPATH": str(ROOT)})
+    return module_lab.machine(env={"PYTHONPATH": str(ROOT)})
 
 
 Run = Callable[..., Any]

@@ -10,13 +10,12 @@ import contextlib
 import json
 import os
 import pickle
-import shutil
 import socket
 import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from ortgpu.errors import RendezvousError
 from tests.lab import Machine, Stubs, launchers
 from tests.lab.fixtures import Lab, with_gpus
 from tests.lab.launchers import Job, launch, launch_command
-from tests.lab.models import Models
-from tests.lab.wheels import Wheels
 
 CALLS = [["all_reduce", "float32", 1000, 1], ["all_gather", "float16", 10, 1], ["reduce_scatter", "bfloat16", 10, 1]]
 TIMEOUT = 6.0  # seconds: what a rank that hangs costs a test
@@ -38,13 +35,9 @@ ARRIVAL = 4.0  # seconds of a preflight in which not all come: half of them are 
 
 
 @pytest.fixture(scope="module")
-def machine(
-    tmp_path_factory: pytest.TempPathFactory, stubs: Stubs, models: Models, wheels: Wheels
-) -> Iterator[Machine]:
-    """With three GPUs and NCCL; made once, for the tests that leave it as it is."""
-    folder = tmp_path_factory.mktemp("preflight")
-    yield Lab(folder, stubs, models, wheels).machine_with_nccl()
-    shutil.rmtree(folder, ignore_errors=True)
+def machine(module_lab: Lab) -> Machine:
+    """With three GPUs and NCCL."""
+    return module_lab.machine_with_nccl()
 
 
 def run(
