@@ -10,9 +10,9 @@ from benchmarks.common import GPUs, find_gpus
 if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
     os.environ.setdefault("ORTGPU_GPU", "require")
 
-pytest.register_assert_rewrite("tests.lab")
+pytest.register_assert_rewrite("tests.lab", "tests.doctor_runs")
 
-from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - after the rewriting of its assertions is on
+from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - after the rewriting of their assertions is on
 
 __all__ = ["lab", "models", "module_lab", "stubs", "wheels"]
 
