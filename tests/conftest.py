@@ -12,7 +12,7 @@ if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
 
 pytest.register_assert_rewrite("tests.lab", "tests.doctor_runs")
 
-from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - after the rewriting of their assertions is on
+from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - their assertions are rewritten
 
 __all__ = ["lab", "models", "module_lab", "stubs", "wheels"]
 
