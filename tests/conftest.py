@@ -10,7 +10,7 @@ from benchmarks.common import GPUs, find_gpus
 if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
     os.environ.setdefault("ORTGPU_GPU", "require")
 
-pytest.register_assert_rewrite("tests.lab", "tests.doctor_runs")
+pytest.register_assert_rewrite("tests.lab", "tests.doctor_runs", "tests.preflight_runs")
 
 from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - their assertions are rewritten
 
