@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.case import library, own_path
-from tests.faults.packages import BRIDGE, CUDA_PROVIDER, EXTENSION
+from tests.faults.package_files import BRIDGE, CUDA_PROVIDER, EXTENSION
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
 

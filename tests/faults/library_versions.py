@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 
 from tests.faults.case import H200, MENDED, Break, Case, in_group, library, own_path, with_gpus
-from tests.faults.packages import CUDA_PROVIDER
+from tests.faults.package_files import CUDA_PROVIDER
 from tests.lab import Cuda, Overlay
 from tests.lab.fixtures import Lab
 
