@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tests.lab import Machine, launchers
@@ -27,10 +27,12 @@ def run(
     return launch(machine, launcher, ranks, "preflight", {"timeout": 20.0, **arguments}, env=env)
 
 
-def assert_all_raise(job: Job, ranks: int, error_type: str, *, named: list[int], phase: str | None = None) -> None:
-    """Every rank that is still there raises the same, which names ranks and phase; and nothing is left."""
+def assert_all_raise(
+    job: Job, there: Iterable[int], error_type: str, *, named: list[int], phase: str | None = None
+) -> None:
+    """The ranks that are still there all raise the same, which names ranks and phase; and nothing is left."""
     assert job.left == ()
-    assert job.ranks, job.result.output
+    assert set(job.ranks) == set(there), job.result.output
     for number in job.ranks:
         error = job.error(number)
         assert error.type == error_type, error.text

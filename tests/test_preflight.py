@@ -69,7 +69,7 @@ def test_many_calls(machine: Machine) -> None:
             "1": [["all_reduce", "float32", 1, MOST_CALLS - 1], ["all_reduce", "int32", 1, 1]],
         },
     )
-    assert_all_raise(job, 2, "CollectiveMismatchError", named=[1], phase="exchange")
+    assert_all_raise(job, range(2), "CollectiveMismatchError", named=[1], phase="exchange")
     assert f"call {MOST_CALLS} on rank 1: all_reduce of 1 int32" in job.error(0).evidence
 
 
@@ -134,8 +134,7 @@ def test_something_else_listens_there(machine: Machine) -> None:
         job = run(machine, timeout=ARRIVAL, address=address, misbehaving={"0": "absent"})
         server.shutdown(socket.SHUT_RDWR)
         greeting.join(10)
-    assert set(job.ranks) == {1}
-    assert_all_raise(job, 1, "RendezvousError", named=[0], phase="rendezvous")
+    assert_all_raise(job, {1}, "RendezvousError", named=[0], phase="rendezvous")
     assert any(fact.startswith("what listens there does not answer as rank 0 does: ") for fact in job.error(1).evidence)
 
 
@@ -143,7 +142,7 @@ def test_port_is_taken(machine: Machine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         job = run(machine, timeout=ARRIVAL, address=address)
-    assert_all_raise(job, 2, "RendezvousError", named=[0], phase="rendezvous")
+    assert_all_raise(job, range(2), "RendezvousError", named=[0], phase="rendezvous")
     assert any(address in fact.replace(", port ", ":") for fact in job.error(0).evidence)
     assert any("Address already in use" in fact for fact in job.error(0).evidence)
 
