@@ -311,15 +311,14 @@ def test_a_part_of_cudnn_that_is_gone_or_damaged_is_named_where_it_is_needed(
     assert any("nvidia-cudnn-cu" in fix for fix in error.fixes)
 
 
+@each(lambda release: {release.cudnn} & set(release.opened))
 def test_a_library_that_is_opened_at_need_is_named_where_it_is_needed(
-    release: Release, machine: Machine, tiny: Path, models: Models
+    machine: Machine, tiny: Path, models: Models, soname: str
 ) -> None:
     """Where cuDNN is linked, it is one of the cases above."""
-    if release.cudnn not in release.opened:
-        return
-    machine.overlay.remove(f"nvidia/*/lib/{release.cudnn}")
+    machine.overlay.remove(f"nvidia/*/lib/{soname}")
     error = refusal(machine.open_session(models.conv), "LibraryNotFoundError")
-    assert error.details["missing"] == [release.cudnn]
+    assert error.details["missing"] == [soname]
     refusal(machine.open_session(tiny), "DriverNotFoundError")
 
 
