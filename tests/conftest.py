@@ -1,5 +1,6 @@
 """Fixtures that every test may ask for."""
 
+import importlib.metadata
 import os
 
 import pytest
@@ -15,6 +16,14 @@ pytest.register_assert_rewrite("tests.lab", "tests.doctor_runs", "tests.prefligh
 from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - their assertions are rewritten
 
 __all__ = ["lab", "models", "module_lab", "stubs", "wheels"]
+
+
+@pytest.fixture(scope="session")
+def provider_library() -> str:
+    """Path of the installed CUDA provider."""
+    files = importlib.metadata.files("onnxruntime-gpu") or []
+    (path,) = [str(file.locate()) for file in files if file.name == "libonnxruntime_providers_cuda.so"]
+    return path
 
 
 @pytest.fixture(scope="session")

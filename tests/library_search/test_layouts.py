@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.libraries import SearchPlaces
 from tests.library_search.trees import (
     CUDNN,
     LAZY,
@@ -20,7 +20,6 @@ from tests.library_search.trees import (
     prepare,
     reasons,
     search,
-    vars_of,
 )
 
 # Wheels
@@ -112,7 +111,7 @@ def test_a_link_to_a_toolkit_is_the_same_toolkit(tmp_path: Path, put: Put) -> No
 def test_variables_that_name_nothing(tmp_path: Path, put: Put) -> None:
     where = prepare(tmp_path, put, ORDER[2])
     variables = {"CUDA_HOME": "", "CUDA_PATH": str(tmp_path / "absent"), "CONDA_PREFIX": "", "CUDNN_HOME": "/dev/null"}
-    found = search(SearchPlaces(**{**vars_of(where), "variables": variables}))
+    found = search(replace(where, variables=variables))
     assert folders_chosen(found) == {str(tmp_path / "site/nvidia/cu13/lib")}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -117,10 +116,8 @@ def test_only_a_torch_of_the_same_major(torch: Torch | None, expected: str | Non
     assert (found.sys_path, found.machine, found.filesystem) == (tuple(sys.path), MACHINE, Path("/"))
 
 
-def test_what_is_installed_here_is_found() -> None:
-    files = importlib.metadata.files("onnxruntime-gpu") or []
-    (path,) = [str(file.locate()) for file in files if file.name == "libonnxruntime_providers_cuda.so"]
-    provider = read_provider(path)
+def test_what_is_installed_here_is_found(provider_library: str) -> None:
+    provider = read_provider(provider_library)
     assert provider.cuda_major is not None
     found = resolve(places_for(provider, None), provider.needed, provider.cuda_major)
     required = [one for one in found if one.required]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.libraries import SearchPlaces
 from tests.library_search.trees import (
     CUDNN,
     ORDER,
@@ -19,7 +19,6 @@ from tests.library_search.trees import (
     prepare,
     reasons,
     search,
-    vars_of,
 )
 
 # One root for the toolkit
@@ -28,7 +27,7 @@ from tests.library_search.trees import (
 def test_one_root_with_everything_before_an_earlier_one_with_a_part(tmp_path: Path, put: Put) -> None:
     where = prepare(tmp_path, put, ORDER[6], sonames=TOOLKIT)
     put(tmp_path / "given", "libcublas.so.13", "libcublasLt.so.13")
-    found = search(SearchPlaces(**{**vars_of(where), "directory": str(tmp_path / "given")}))
+    found = search(replace(where, directory=str(tmp_path / "given")))
     assert folders_chosen(found) == {str(tmp_path / "home/lib64")}
     assert [c.source for c in found["libcublas.so.13"].candidates] == ["environment variable", "directory"]
 
@@ -53,7 +52,7 @@ def test_no_root_with_everything_takes_each_from_the_first(tmp_path: Path, put: 
 def test_a_cudnn_that_the_caller_gave_is_taken(beside: tuple[str, ...], tmp_path: Path, put: Put) -> None:
     put(tmp_path / "given", *CUDNN)
     where = prepare(tmp_path, put, ORDER[2], sonames=(*TOOLKIT, *beside))
-    found = search(SearchPlaces(**{**vars_of(where), "directory": str(tmp_path / "given")}))
+    found = search(replace(where, directory=str(tmp_path / "given")))
     assert folders_chosen(found, CUDNN) == {str(tmp_path / "given")}
     assert folders_chosen(found) == {str(tmp_path / "site/nvidia/cu13/lib")}
 
@@ -72,7 +71,7 @@ def test_cudnn_is_taken_from_the_root_of_the_toolkit(tmp_path: Path, put: Put) -
 def test_the_rest_comes_from_where_the_loaded_one_is(tmp_path: Path, put: Put) -> None:
     where = prepare(tmp_path, put, ORDER[2], ORDER[3], sonames=TOOLKIT)
     loaded = str(tmp_path / "torch/lib/libcudart.so.13")
-    found = search(SearchPlaces(**{**vars_of(where), "mapped": (loaded,)}))
+    found = search(replace(where, mapped=(loaded,)))
     assert found["libcudart.so.13"].chosen is not None
     assert found["libcudart.so.13"].chosen.source == "already loaded"
     assert folders_chosen(found) == {str(tmp_path / "torch/lib")}
@@ -91,7 +90,7 @@ def test_a_loaded_library_is_known_by_its_soname(tmp_path: Path, put: Put) -> No
 def test_a_loaded_library_of_another_major_is_passed_over(tmp_path: Path, put: Put) -> None:
     loaded = put(tmp_path / "torch12", "libcublas.so.12") / "libcublas.so.12"
     where = prepare(tmp_path, put, ORDER[2])
-    found = search(SearchPlaces(**{**vars_of(where), "mapped": (str(loaded),)}))["libcublas.so.13"]
+    found = search(replace(where, mapped=(str(loaded),)))["libcublas.so.13"]
     assert found.chosen is not None
     assert found.chosen.source == "nvidia wheels"
     assert reasons(found) == {str(loaded): "is libcublas.so.12, libcublas.so.13 is needed"}

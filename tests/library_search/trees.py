@@ -116,10 +116,6 @@ def prepare(tmp_path: Path, put: Put, *chosen_places: Place, sonames: Sequence[s
     return places(tmp_path, **changes)
 
 
-def vars_of(where: SearchPlaces) -> dict[str, Any]:
-    return {name: getattr(where, name) for name in SearchPlaces.__slots__}
-
-
 def loader_cache(
     entries: Mapping[str, str], *, flags: int = 0x0303, before: bytes = b"", count: int | None = None
 ) -> bytes:
