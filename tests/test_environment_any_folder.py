@@ -107,6 +107,22 @@ assert not {"onnxruntime", "torch", "onnx", "numpy", "rich"} & set(sys.modules)
     assert child(code, tmp_path).strip() == str(tmp_path / "onnxruntime")
 
 
+def test_no_library_is_opened(tmp_path: Path) -> None:
+    """They have gigabytes, and a session waits meanwhile: of a library its size alone is compared."""
+    install(tmp_path, "onnxruntime_gpu", "1.31.1", ENGINE)
+    code = f"""
+import sys
+from ortgpu.environment.packages import read_packages
+opened = []
+sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
+read_packages()
+print(*[path.rpartition("/")[2] for path in opened if path.startswith({str(tmp_path)!r})])
+"""
+    opened = child(code, tmp_path).split()
+    assert "RECORD" in opened
+    assert not [name for name in opened if name.endswith(".so")]
+
+
 def test_what_is_loaded_counts_not_what_would_be(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     install(old, "onnxruntime", "1.20.0", {"onnxruntime/__init__.py": ""})

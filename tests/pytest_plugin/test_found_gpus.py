@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from ortgpu import testing
-from ortgpu.errors import GPUError, NoDeviceError
+from ortgpu.errors import GPUError
 from tests.lab import GPU, NVML, Cuda, Machine
 from tests.lab.fixtures import Lab
 from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, GiB
@@ -179,6 +178,16 @@ def test_the_leak_check_asks_nvml(lab: Lab, tmp_path: Path) -> None:
     assert "by all processes" in seen["reasons"]["test_leak[not shown]"]
 
 
+def test_no_visible_gpu(lab: Lab) -> None:
+    hidden = lab.machine(cuda=Cuda(devices=(LARGE,)), nvml=NVML((LARGE,)), env={"CUDA_VISIBLE_DEVICES": ""})
+    code = """
+from ortgpu import testing
+found = testing.find_gpus()
+report([found.gpus, found.problem.as_dict()["code"]])
+"""
+    assert hidden.run(code).ok().json == [[], "no-device"]
+
+
 # This machine
 
 
@@ -201,17 +210,8 @@ def test_find_gpus_needs_a_session_that_ran(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_find_gpus_on_this_machine() -> None:
-    """Whatever this machine is: GPUs or a problem, and this process stays as it was."""
+    """Whatever this machine is: GPUs or a problem."""
     found = testing.find_gpus()
     assert found.gpus or found.problem is not None
     assert found.problem is None or isinstance(found.problem, GPUError)
     assert all(device.is_gpu for device in found.gpus)
-
-
-def test_no_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = testing.find_gpus()
-    assert found.gpus == ()
-    assert found.problem is not None
-    assert json.dumps(found.problem.as_dict())
-    assert isinstance(found.problem, NoDeviceError) or found.problem.code != "no-device"
