@@ -1,11 +1,10 @@
-"""A function in a thread of its own, and locks that survive a fork."""
+"""A function in a thread of its own, and a lock that survives a fork."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -57,49 +56,3 @@ class ForkSafeLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-class SharedLock:
-    """Held by many threads, or by one :meth:`alone`. A forked child finds it free.
-
-    A thread that holds it may take it again, as the garbage collector makes it do at any moment; but not ask to be
-    alone while it shares it.
-    """
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._changed = threading.Condition()
-        self._holders: dict[int, int] = {}  # how often, by thread
-        self._alone: int | None = None
-
-    def __enter__(self) -> None:
-        thread = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: self._alone in (None, thread))
-            self._holders[thread] = self._holders.get(thread, 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        thread = threading.get_ident()
-        with self._changed:
-            # Taken out first: the garbage collector may have this thread come by in between.
-            if times := self._holders.pop(thread) - 1:
-                self._holders[thread] = times
-            else:
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait until no other thread holds it, and keep others waiting."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._alone is None and not self._holders)
-            self._alone = threading.get_ident()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._alone = None
-                self._changed.notify_all()

@@ -25,7 +25,15 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from .cudart import CudaCallError, CudaRuntime, DeviceBuffer, Stream, allocating
+from .background import ForkSafeLock
+from .cudart import (
+    CAPTURE_MODE_GLOBAL,
+    CAPTURE_MODE_RELAXED,
+    CudaCallError,
+    CudaRuntime,
+    DeviceBuffer,
+    Stream,
+)
 from .diagnosis.messages import telling_line
 from .errors import GPUError, ProviderRequestError, manual
 from .lifetime import anew
@@ -39,6 +47,9 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 logger = logging.getLogger("ortgpu")
+
+# Whoever captures, or makes ONNX Runtime take memory for it, holds this: one capture spoils another.
+_capturing = ForkSafeLock()
 
 MAX_SHAPES = 16
 
@@ -184,7 +195,8 @@ class CapturingSession:
                 if self._captures == MAX_CAPTURES:
                     return self._inner.run(output_names, feed, self._uncaptured)
                 # Without capturing, to learn the shapes of the outputs; wrong feeds end here, as in any session.
-                values = self._inner.run(self._output_names, feed, self._uncaptured)
+                with _capturing:
+                    values = self._inner.run(self._output_names, feed, self._uncaptured)
                 if not all(tensor.size for tensor in tensors) or not all(value.size for value in values):
                     return [values[self._output_names.index(name)] for name in output_names]
                 graph = self._bind(tensors, values)
@@ -223,6 +235,7 @@ class CapturingSession:
     def _run_captured(self, graph: _Graph, tensors: list[_Tensor], output_names: Any) -> list[Any]:
         runtime, stream = self._runtime, self._stream
         runtime.use_device()  # which ONNX Runtime does for any run but a replay
+        before = runtime.exchange_capture_mode(CAPTURE_MODE_RELAXED)  # another session may capture at this moment
         try:
             for buffer, tensor in zip(graph.inputs, tensors, strict=True):
                 runtime.copy(buffer.address, tensor.address, tensor.size, stream)
@@ -232,24 +245,31 @@ class CapturingSession:
             with contextlib.suppress(CudaCallError):
                 runtime.synchronise(stream)  # nothing reads the caller's arrays any more
             raise
-        runtime.synchronise(stream)
-        return results
+        else:
+            runtime.synchronise(stream)
+            return results
+        finally:
+            runtime.exchange_capture_mode(before)
 
     def _replay_or_capture(self, graph: _Graph) -> None:
         thread = threading.get_ident()
         if thread in graph.captured_by:
             self._inner.run_with_iobinding(graph.binding, graph.replay)
             return
-        with allocating.alone():
+        with _capturing:
+            # An operator that does what no graph can hold must fail: in the relaxed mode a replay would leave it out.
+            relaxed = self._runtime.exchange_capture_mode(CAPTURE_MODE_GLOBAL)
             try:
                 self._inner.run_with_iobinding(graph.binding, graph.capture)
             except Exception as error:
-                # ONNX Runtime leaves it open, and until its end CUDA refuses memory to every thread.
+                # ONNX Runtime may leave it open, and until its end CUDA refuses memory to other threads.
                 self._runtime.end_capture(self._stream)
                 if not _CAPTURE_FAILED.search(str(error)):
                     raise
                 self._unusable = failed = _failed(error)
                 raise anew(failed) from error
+            finally:
+                self._runtime.exchange_capture_mode(relaxed)
         graph.captured_by.add(thread)
 
     def _result(self, output: _Output) -> NDArray[Any]:

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from .background import SharedLock
 from .environment.cuda import context_is_active
 from .runtime import load_runtime
 
@@ -28,10 +27,11 @@ _STREAM_NON_BLOCKING = 1
 _NOT_READY = 600  # cudaErrorNotReady
 LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
 
-# While a graph is captured in cudaStreamCaptureModeGlobal, the mode of ONNX Runtime's cuda_graph.cc, CUDA refuses an
-# allocation in any thread, and the capture is lost. Whoever allocates, frees, waits or asks about memory shares this;
-# who captures holds it alone.
-allocating = SharedLock()
+# How a thread keeps away from graphs that are being captured. ONNX Runtime captures in the global mode (cuda_graph.cc):
+# CUDA then refuses memory to threads in theirs, which is where each begins, and the capture is lost. What is done here
+# belongs to no graph, and is let pass in the relaxed mode (cudaThreadExchangeStreamCaptureMode in cuda_runtime_api.h).
+CAPTURE_MODE_GLOBAL = 0
+CAPTURE_MODE_RELAXED = 2
 
 
 class _PointerAttributes(ctypes.Structure):
@@ -73,6 +73,7 @@ class CudaRuntime:
         library.cudaStreamQuery.argtypes = (pointer,)
         library.cudaStreamEndCapture.argtypes = (pointer, ctypes.POINTER(pointer))
         library.cudaGraphDestroy.argtypes = (pointer,)
+        library.cudaThreadExchangeStreamCaptureMode.argtypes = (ctypes.POINTER(ctypes.c_int),)
         library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
         library.cudaEventRecord.argtypes = (pointer, pointer)
         library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
@@ -81,41 +82,41 @@ class CudaRuntime:
     def allocate_pinned(self, size: int) -> int:
         """Address of ``size`` bytes of page-locked host memory."""
         address = ctypes.c_void_p()
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaHostAlloc", ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
         return address.value or 0
 
     def free_pinned(self, address: int) -> None:
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaFreeHost", address)
 
     def is_pinned(self, address: int) -> bool:
         """Whether whoever allocated this host memory had it page-locked."""
         found = _PointerAttributes()
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaPointerGetAttributes", ctypes.byref(found), address)
         return bool(found.type == _MEMORY_TYPE_HOST)
 
     def allocate(self, size: int) -> int:
         """Address of ``size`` bytes on the device."""
         address = ctypes.c_void_p()
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaMalloc", ctypes.byref(address), size)
         return address.value or 0
 
     def free(self, address: int) -> None:
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaFree", address)
 
     def new_stream(self) -> int:
         """A stream that waits for no other."""
         stream = ctypes.c_void_p()
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaStreamDestroy", stream)
 
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
@@ -128,9 +129,12 @@ class CudaRuntime:
 
     def synchronise_legacy_stream(self) -> None:
         """Wait for what was put into LEGACY_STREAM, which each device has one of."""
-        with allocating:  # such a wait, too, is refused while a graph is captured
-            self.use_device()
+        self.use_device()
+        before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
+        try:
             self.synchronise(LEGACY_STREAM)
+        finally:
+            self.exchange_capture_mode(before)
 
     def end_capture(self, stream: int) -> None:
         """Drop what the calling thread is capturing from ``stream``, if it is. Raises nothing."""
@@ -169,6 +173,22 @@ class CudaRuntime:
     def use_device(self) -> None:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
         self._call("cudaSetDevice", self._ordinal)
+
+    def exchange_capture_mode(self, mode: int) -> int:
+        """Set how the calling thread keeps away from captures. Returns what it was, to be set again."""
+        exchanged = ctypes.c_int(mode)
+        self._call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(exchanged))
+        return exchanged.value
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """On this device, whatever is captured by then."""
+        with self._on_device():
+            before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
+            try:
+                yield
+            finally:
+                self.exchange_capture_mode(before)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:

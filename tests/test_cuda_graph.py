@@ -321,36 +321,68 @@ def test_what_else_fails_while_capturing_is_itself_and_ends_the_capture(
     assert found[2] == 0
 
 
-def test_memory_is_asked_for_before_or_after_a_capture(stubs: Stubs) -> None:
-    """By threads of this library: CUDA would refuse it, and spoil the capture."""
+CAPTURING = """
+import ctypes
+modes = []
+class Capturing(Recorded):
+    # Captures as ONNX Runtime does, with something else at that moment
+    meanwhile = staticmethod(lambda: None)
+    def run_with_iobinding(self, binding, options):
+        modes.append(stub.stub_capture_mode())
+        runtime.synchronise(self.stream)
+        if len(modes) == 1:
+            stub.stub_begin_capture(ctypes.c_void_p(self.stream))
+            worker = threading.Thread(target=self.meanwhile)
+            worker.start()
+            worker.join(30)
+            runtime.end_capture(self.stream)
+        self.inner.run_with_iobinding(binding, options)
+session = capturing(NEG)
+session._sess._inner = Capturing(session._sess._inner.inner, session._sess._inner.stream)
+"""
+
+
+def test_what_other_threads_do_here_spoils_no_capture(stubs: Stubs) -> None:
     found = child(
-        SETUP
+        f"{SETUP}{CAPTURING}"
         + textwrap.dedent("""
-        import ctypes
         from ortgpu.pinned import PinnedMemory
-        memory, others, started = PinnedMemory(runtime, 1 << 20), [], threading.Event()
-        class Capturing(Recorded):
-            def run_with_iobinding(self, binding, options):
-                runtime.synchronise(self.stream)
-                stub.stub_begin_capture(ctypes.c_void_p(self.stream))
-                others.append(threading.Thread(target=lambda: (started.set(), pinned.append(memory.empty(1000)))))
-                others[-1].start()
-                started.wait(30)
-                others[-1].join(0.3)
-                blocked.append(others[-1].is_alive())
-                runtime.end_capture(self.stream)
-                spoilt.append(stub.stub_last_error())
-                self.inner.run_with_iobinding(binding, options)
-        blocked, spoilt, pinned = [], [], []
-        session = capturing(NEG)
-        session._sess._inner = Capturing(session._sess._inner.inner, session._sess._inner.stream)
-        result = session.run(None, feeds(2)[1])[0].tolist()
-        others[0].join(30)
-        report([result, blocked, spoilt, memory.bytes_in_use])
+        memory, other, outcomes = PinnedMemory(runtime, 1 << 20), capturing(NEG), []
+        captures = threading.Thread(target=lambda: other.run(None, feeds(1)[0]))
+        captures.start()
+        captures.join(30)
+        dropped = [memory.empty(70_000, np.uint8)]
+        def meanwhile():
+            outcomes.append(outcome(lambda: runtime.is_pinned(memory.empty(1000).__array_interface__["data"][0])))
+            outcomes.append(outcome(lambda: other.run(None, feeds(4)[3])[0].tolist()))
+            outcomes.append(outcome(runtime.synchronise_legacy_stream))
+            dropped.clear()
+            memory.close()
+            outcomes.append(stub.stub_capture_mode())
+        Capturing.meanwhile = staticmethod(meanwhile)
+        runs = [session.run(None, feed)[0].tolist() for feed in feeds(3)[1:]]
+        report([runs, outcomes, stub.stub_last_error(), memory.bytes_in_use, stub.stub_pinned_bytes()])
         """),
         str(stubs.cudart),
     )
-    assert found == [[-1] * 4, [True], [0], 65536]
+    runs, outcomes, *after = found
+    assert runs == [[-1] * 4, [-2] * 4]
+    assert outcomes == [{"returned": True}, {"returned": [-3] * 4}, {"returned": None}, 0]
+    assert after == [0, 0, 0]
+
+
+def test_a_capture_is_strict_and_a_replay_is_not(stubs: Stubs) -> None:
+    """What an operator does beside the stream must fail while it is captured: replays would leave it out."""
+    found = child(
+        f"{SETUP}{CAPTURING}"
+        + textwrap.dedent("""
+        before = runtime.exchange_capture_mode(1)
+        runs = [session.run(None, feed)[0].tolist() for feed in feeds(3)[1:]]
+        report([runs, modes, stub.stub_capture_mode(), before])
+        """),
+        str(stubs.cudart),
+    )
+    assert found == [[[-1] * 4, [-2] * 4], [0, 2], 1, 0]
 
 
 def test_the_callers_arrays_are_free_when_a_run_has_ended(with_stub: Any) -> None:

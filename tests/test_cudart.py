@@ -75,7 +75,8 @@ def kind(parameter: str) -> Any:
     """What ctypes must be told of a parameter: an opaque handle is a pointer, one to be filled in a pointer to one."""
     stars = parameter.count("*") + len(re.findall(r"\bcuda(?:Stream|Event|Graph)_t\b", parameter))
     if stars:
-        return "pointer" if stars == 1 and not re.match(r"(float|int|struct \w+) ?\*", parameter) else "pointer to one"
+        is_filled_in = stars == 2 or re.match(r"(float|int|struct \w+|enum \w+) ?\*", parameter)
+        return "pointer to one" if is_filled_in else "pointer"
     first = parameter.removeprefix("const ").split()[0]
     return {"size_t": ctypes.c_size_t, "unsigned": ctypes.c_uint}.get(first, ctypes.c_int)  # else an int or an enum
 
@@ -102,6 +103,8 @@ def test_values_are_those_of_the_headers(headers: Headers) -> None:
     assert headers.enumerator("cudaMemoryTypeHost") == cudart._MEMORY_TYPE_HOST
     assert headers.enumerator("cudaMemcpyDefault") == cudart._MEMCPY_DEFAULT
     assert headers.enumerator("cudaErrorNotReady") == cudart._NOT_READY
+    assert headers.enumerator("cudaStreamCaptureModeGlobal") == cudart.CAPTURE_MODE_GLOBAL
+    assert headers.enumerator("cudaStreamCaptureModeRelaxed") == cudart.CAPTURE_MODE_RELAXED
 
 
 def test_attributes_of_a_pointer_fit(headers: Headers) -> None:

@@ -114,6 +114,12 @@ def test_copies_and_replays_come_in_their_order() -> None:
     assert report.returned("pinned") == report.returned("ordinary") == []
 
 
+def test_memory_and_replays_of_other_threads_spoil_no_capture() -> None:
+    report = run_program("captures_beside_others")
+    assert report.returned("captured") == [-size for size in range(1, 41)]
+    assert report.returned("disturbed") is True
+
+
 @pytest.fixture(scope="module")
 def uncapturable() -> Report:
     return run_program("uncapturable")

@@ -206,6 +206,44 @@ def graph_order() -> None:
     session.close()
 
 
+def captures_beside_others() -> None:
+    """Shapes are captured while another thread pins and frees memory, and replays what another session captured."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+    from ortgpu.pinned import memory_of
+
+    session, other = (GPUSession(elementwise("n"), cuda_graph=True) for _ in range(2))
+    usual = GPUSession(elementwise("n"))
+    ended = threading.Event()
+    rounds: list[bool] = []
+
+    def disturb() -> int:
+        while not ended.is_set():
+            pinned = usual.pinned_empty((1 << 20) + (len(rounds) << 16))
+            pinned[:] = 3
+            rounds.append(bool((other.run(None, {"x": pinned[:1000]})[0] == -3).all()))
+            del pinned
+            if len(rounds) % 5 == 0:
+                memory_of(usual).close()  # frees what was pinned
+                usual._pinned = None
+        return len(rounds)
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(other.run, None, {"x": np.ones(1000, np.float32)}).result()  # captured in the thread it keeps
+        disturbing = executor.submit(disturb)
+        try:
+            attempt(
+                "captured",
+                lambda: [
+                    float(session.run(None, {"x": np.full(size, size, np.float32)})[0][-1]) for size in range(1, 41)
+                ],
+            )
+        finally:
+            ended.set()
+        attempt("disturbed", lambda: disturbing.result() > 0 and all(rounds))
+
+
 def uncapturable() -> None:
     import numpy as np
     import onnx.parser
@@ -344,6 +382,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "second_device": second_device,
     "graphs": graphs,
     "graph_order": graph_order,
+    "captures_beside_others": captures_beside_others,
     "uncapturable": uncapturable,
     "arrays": arrays,
     "chosen_options": chosen_options,

@@ -8,8 +8,9 @@
  *   STUB_CUDART_LATE                       a variable: copies from and to pinned memory are made when their stream is
  *                                          waited for, as late as CUDA may make them
  *
- * A copy that leaves an allocation is refused. While a stream is captured, in cudaStreamCaptureModeGlobal, memory is
- * refused to every thread, and so is waiting for that stream; either spoils the capture.
+ * A copy that leaves an allocation is refused. While a stream is captured, in cudaStreamCaptureModeGlobal, memory and
+ * waiting for the default streams are refused to threads in the global mode, and to all of them waiting for that stream;
+ * that spoils the capture.
  *
  * What a test asks:
  *
@@ -19,6 +20,7 @@
  *   stub_late_copies                       that are still to be made
  *   stub_begin_capture(stream)             what ONNX Runtime does, by cudaStreamBeginCapture
  *   stub_captures                          that were begun and not ended
+ *   stub_capture_mode                      of the calling thread
  *   stub_fail(code)                        from now on every allocation returns this cudaError_t; 0 ends it
  *   stub_last_error                        what cudaGetLastError would return, without taking it
  */
@@ -42,7 +44,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Allocation allocations[MAX_ALLOCATIONS];
 static int failure, allocated;
 static atomic_int streams, captures, late_copies;
-static __thread int current, last_error;
+static __thread int current, last_error, capture_mode;
 
 static int result(int code) {
     if (code) last_error = code;
@@ -76,8 +78,11 @@ typedef struct {
 
 static _Atomic(Stream *) captured;
 
-/* cudaErrorStreamCaptureUnsupported */
-#define FAIL_IF_CAPTURING() do { Stream *of = captured; if (of) { of->capturing = 2; return result(900); } } while (0)
+/* cudaErrorStreamCaptureUnsupported; 2 is cudaStreamCaptureModeRelaxed */
+#define FAIL_IF_CAPTURING() do { \
+        Stream *of = captured; \
+        if (of && capture_mode != 2) { of->capturing = 2; return result(900); } \
+    } while (0)
 
 static void make_late_copies(Stream *stream) {
     if ((uintptr_t)stream <= 2) return;
@@ -228,7 +233,11 @@ int cudaStreamDestroy(void *stream) {
     return 0;
 }
 int cudaStreamSynchronize(void *stream) {
-    if ((uintptr_t)stream <= 2 || ((Stream *)stream)->capturing) FAIL_IF_CAPTURING();
+    if ((uintptr_t)stream <= 2) FAIL_IF_CAPTURING();
+    else if (((Stream *)stream)->capturing) {
+        ((Stream *)stream)->capturing = 2;
+        return result(900);
+    }
     wait_for(stream);
     make_late_copies(stream);
     FAIL_IF_TOLD();
@@ -279,6 +288,14 @@ int cudaStreamEndCapture(void *stream, void **graph) {
     *graph = malloc(1);
     return 0;
 }
+int cudaThreadExchangeStreamCaptureMode(int *mode) {
+    int before = capture_mode;
+    if (*mode < 0 || *mode > 2) return result(1);
+    capture_mode = *mode;
+    *mode = before;
+    return 0;
+}
+int stub_capture_mode(void) { return capture_mode; }
 int cudaGraphDestroy(void *graph) {
     free(graph);
     return 0;
