@@ -211,27 +211,25 @@ def captures_beside_others() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.pinned import memory_of
 
     session, other = (GPUSession(elementwise("n"), cuda_graph=True) for _ in range(2))
-    usual = GPUSession(elementwise("n"))
-    ended = threading.Event()
+    usual = GPUSession(elementwise("n"), pinned_memory_limit=16 << 20)  # so that some is freed for what comes next
+    begun, ended = threading.Event(), threading.Event()
     rounds: list[bool] = []
 
     def disturb() -> int:
         while not ended.is_set():
-            pinned = usual.pinned_empty((1 << 20) + (len(rounds) << 16))
+            pinned = usual.pinned_empty((1 << 20) * (1 + len(rounds) % 3))
             pinned[:] = 3
             rounds.append(bool((other.run(None, {"x": pinned[:1000]})[0] == -3).all()))
             del pinned
-            if len(rounds) % 5 == 0:
-                memory_of(usual).close()  # frees what was pinned
-                usual._pinned = None
+            begun.set()
         return len(rounds)
 
     with ThreadPoolExecutor(1) as executor:
         executor.submit(other.run, None, {"x": np.ones(1000, np.float32)}).result()  # captured in the thread it keeps
         disturbing = executor.submit(disturb)
+        begun.wait(30)
         try:
             attempt(
                 "captured",
