@@ -385,6 +385,20 @@ def test_a_capture_is_strict_and_a_replay_is_not(stubs: Stubs) -> None:
     assert found == [[[-1] * 4, [-2] * 4], [0, 2], 1, 0]
 
 
+@pytest.mark.parametrize("end", ["session.close()", "del session", "session.close(); del session"])
+def test_graphs_are_destroyed_whatever_is_captured_at_that_moment(with_stub: Any, end: str) -> None:
+    found = with_stub(f"""
+        import weakref
+        modes, session = [], capturing(NEG)
+        weakref.finalize(session._sess._inner.inner, lambda: modes.append(stub.stub_capture_mode()))
+        session.run(None, feeds(1)[0])
+        {end}
+        gc.collect()
+        report([modes, stub.stub_capture_mode(), stub.stub_device_bytes(), stub.stub_streams()])
+    """)
+    assert found == [[2], 0, 0, 0]
+
+
 def test_the_callers_arrays_are_free_when_a_run_has_ended(with_stub: Any) -> None:
     """Copies from pinned memory go on after the call that begins them."""
     found = with_stub("""
