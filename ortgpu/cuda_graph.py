@@ -59,8 +59,8 @@ MAX_CAPTURES = 64
 
 _ID = "gpu_graph_id"
 _NO_WAIT = "disable_synchronize_execution_providers"
-# cudaErrorStreamCapture... and cudaErrorCapturedEvent in driver_types.h
-_CAPTURE_FAILED = re.compile(r"CUDA failure 90[0-8]\b|[Gg]raph capture did not complete")
+# driver_types.h: cudaErrorStreamCapture..., cudaErrorCapturedEvent, and cudaErrorNotPermitted, which cudaFreeHost gives
+_CAPTURE_FAILED = re.compile(r"CUDA failure (?:800|90[0-8])\b|[Gg]raph capture did not complete")
 LEAVE_OUT = manual("leave cuda_graph out")
 
 
