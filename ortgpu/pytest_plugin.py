@@ -34,6 +34,8 @@ _HELP = (
     f"Default: {VARIABLE}, then the ini setting gpu, then auto"
 )
 
+_LISTINGS = ("collectonly", "showfixtures", "show_fixtures_per_test")  # runs that collect tests and run none
+
 # The entry point's name, and the module's for -p and PYTEST_PLUGINS: one module under two names.
 _NAMES = ("ortgpu", "ortgpu.pytest_plugin")
 
@@ -300,7 +302,7 @@ class _TestFailedError(Exception):
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     """One line below the header, if there are tests that need a GPU: otherwise none is looked for."""
     needed = any(_REQUIREMENT in item.stash for item in items)
-    if not needed or config.getoption("collectonly", False) or config.getoption("verbose") < 0:
+    if not needed or any(config.getoption(name, False) for name in _LISTINGS) or config.getoption("verbose") < 0:
         return None
     return f"gpu: {config.stash[_STATE].line()}"
 

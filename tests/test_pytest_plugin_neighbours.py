@@ -108,6 +108,14 @@ def test_no_timeout_counts_the_look(pytester: pytest.Pytester) -> None:
     assert Path("looks").read_text(encoding="utf-8") == "timed=False "
 
 
+@pytest.mark.parametrize("listing", ["--collect-only", "--fixtures", "--fixtures-per-test"])
+def test_lists_need_no_look(pytester: pytest.Pytester, listing: str) -> None:
+    pytester.makeconftest(NO_GPU)
+    pytester.makepyfile("import pytest\n@pytest.mark.gpu\ndef test_it(): pass")
+    assert run(pytester, listing).ret == 0
+    assert not Path("looks").exists()
+
+
 def test_a_test_that_was_refused_may_be_tried_again(pytester: pytest.Pytester) -> None:
     """As pytest-rerunfailures does: what the second try says is not the first one's refusal."""
     pytester.makeconftest(
