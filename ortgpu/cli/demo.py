@@ -39,7 +39,10 @@ def demo(timeout: float) -> int:
 
     output.heading(console, "1. Plain ONNX Runtime")
     output.line(console, f"  onnxruntime.InferenceSession(model, providers={list(plain.REQUEST)})")
-    alone = plain.observe(model, BATCH, LAYERS[0], timeout=timeout)
+    try:
+        alone = plain.observe(model, BATCH, LAYERS[0], timeout=timeout)
+    except OSError as error:
+        raise click.ClickException(f"a folder for the model is needed, such as TMPDIR can name: {error}") from None
     _show_plain(console, alone)
 
     output.line(console)
