@@ -41,7 +41,7 @@ def demo(timeout: float) -> int:
     output.line(console, f"  onnxruntime.InferenceSession(model, providers={list(plain.REQUEST)})")
     try:
         alone = plain.observe(model, BATCH, LAYERS[0], timeout=timeout)
-    except OSError as error:
+    except FileNotFoundError as error:  # by tempfile
         raise click.ClickException(f"a folder for the model is needed, such as TMPDIR can name: {error}") from None
     _show_plain(console, alone)
 
