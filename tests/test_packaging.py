@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.environments import call, kept_environment
+from tests.lab.environments import call, install, kept_environment
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
 
@@ -61,7 +61,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, working: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: str | Path, working: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONWARNINGS": "error"}
     return subprocess.run(
         [sys.executable, *arguments],
@@ -109,3 +109,17 @@ def test_types_reach_a_users_program(installed: Path, tmp_path: Path) -> None:
     if "No module named mypy" in checked.stderr:
         pytest.skip("mypy is in the extra dev, which is not installed")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_oldest_click_and_rich(tmp_path: Path) -> None:
+    """Much else depends on them, and pins them."""
+    site = install("command-line", ["click==8.1.0", "rich==13.0.0"])
+    over = os.pathsep.join([str(site), str(ROOT)])
+    for arguments, status, said in (
+        ([], 2, "Usage:"),
+        (["explain", "nccl"], 0, "NCCLError"),
+        (["check"], 1, "To fix it"),
+    ):
+        done = run(over, tmp_path, "-m", "ortgpu", *arguments)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
