@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import Stubs
@@ -59,3 +60,29 @@ def test_demo_without_a_folder_for_temporary_files(stubs: Stubs, tmp_path: Path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr, done.stderr
     assert "TMPDIR" in done.stderr
+
+
+def test_errors_of_others_have_the_same_keys(tmp_path: Path) -> None:
+    """A program that reads ``error["fixes"]`` must not fail over an invalid model."""
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"no model")
+    keys = ["type", "code", "summary", "evidence", "fixes", "details", "others"]  # as `ortgpu check --help` has them
+    ours, theirs = (documented_error("check", "--json"), documented_error("check", "--json", "--allow-cpu", str(model)))
+    assert [key for key in keys if key not in ours] == [key for key in keys if key not in theirs] == []
+    assert theirs["type"] == "InvalidProtobuf"
+    assert theirs["code"] is None
+    assert theirs["fixes"] == []
+
+
+def documented_error(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ortgpu", *arguments],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    error: dict[str, Any] = json.loads(done.stdout)["error"]
+    return error

@@ -158,10 +158,11 @@ def show_error(console: Console, error: Exception) -> None:
 
 
 def error_document(error: Exception) -> dict[str, object]:
-    """The error as plain data, with everything else that the same diagnosis found."""
+    """The error as plain data, with everything else that the same diagnosis found. One of ONNX Runtime's own has the
+    same keys, and no code."""
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
-    return {"type": type(error).__name__, "code": None, "summary": str(error)}
+    return {**GPUError(str(error)).as_dict(), "type": type(error).__name__, "code": None}
 
 
 def document(*, ok: bool, **content: object) -> dict[str, object]:
