@@ -56,7 +56,8 @@ ROWS: tuple[Row, ...] = (
     not_here("C16", "a display device of the kernel cannot be made here; the line is logged and harms no session, as "
                     "every machine of this table shows"),
     not_here("C17", "it takes a GPU that is defective"),
-    not_here("C18", "it takes a GPU that is partitioned; names of partitions are tested in tests/test_requests.py"),
+    not_here("C18", "it takes a GPU that is partitioned; names of partitions are tested in "
+                    "tests/test_device_requests.py"),
     elsewhere("D07", f"{_GUARD}::test_set_providers"),
     gpu("D11", "tests/gpu/test_requests.py::test_cuda_goes_first"),
     gpu("D12", "tests/gpu/test_models.py::test_every_computing_node_is_on_cuda"),
