@@ -6,16 +6,11 @@ shows itself; nobody sees a traceback for it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import importlib.metadata
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from types import FrameType
 
 import click
 
@@ -82,32 +77,11 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # as a shell reports it
-
-
-@contextlib.contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """What ends this process at once would leave a child alive that hangs in the driver: so it ends as by an error."""
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, _leave)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
-
-
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code; nothing but a bug of this program raises."""
     output.prepare_streams()
     try:
-        with _signals_as_exceptions():
-            result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
+        result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:  # wrong usage, mostly: click shows it with a hint at --help
         error.show()
