@@ -135,7 +135,7 @@ def show_why_on_cpu(console: Console, error: Exception, what: str, *, by_option:
 
 
 def show_error(console: Console, error: Exception) -> None:
-    """A GPUError in the order of every message: what failed, the facts, the fixes; then what else was found, the code.
+    """A GPUError in the order of every message: what failed, the facts, the fixes, what else was found, where more is.
 
     Other exceptions are ONNX Runtime's own, about the model: what they say is all there is.
     """
@@ -154,7 +154,7 @@ def show_error(console: Console, error: Exception) -> None:
         heading(console, "Also found:")
     for other in error.others:
         line(console, f"  - {other.code}: {other.summary}")
-    line(console, f"code: {error.code}", style="dim")
+    line(console, f"More: ortgpu explain {error.code}", style="dim")
 
 
 def error_document(error: Exception) -> dict[str, object]:
