@@ -26,6 +26,7 @@ def died(facts: Facts) -> GPUError | None:
     if probe is None or probe.completed or probe.died_in == "training":
         return None  # of training.py is the last
     how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
+    patience = [_more_time_than(probe.seconds)] if probe.timed_out else []
     evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
     if probe.died_in == "driver":
@@ -34,7 +35,7 @@ def died(facts: Facts) -> GPUError | None:
         return DriverUnusableError(
             f"{what_of_it} {how}",
             evidence=evidence,
-            fixes=[manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
+            fixes=[*patience, manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
         )
     if probe.died_in in ("libraries", "import", "provider"):
         what = {
@@ -46,13 +47,19 @@ def died(facts: Facts) -> GPUError | None:
         return BrokenPackageError(
             f"{what[probe.died_in]} {how}",
             evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
-            fixes=[fix],
+            fixes=[*patience, fix],
             package=package,
             files=(probe.opening,) if probe.opening else (),
         )
     if probe.died_in == "start":
         return None  # the interpreter itself did not come up: nothing was learned of the GPU
-    return ProviderFallbackError(f"opening a session on the GPU {how}", evidence=evidence)
+    return ProviderFallbackError(f"opening a session on the GPU {how}", evidence=evidence, fixes=patience)
+
+
+def _more_time_than(seconds: float) -> Fix:
+    """Before anything is installed again: gigabytes are read here, and a GPU takes seconds to start."""
+    enough = min(max(120, 4 * round(seconds)), 3600)
+    return manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")
 
 
 def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:

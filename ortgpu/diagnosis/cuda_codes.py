@@ -118,6 +118,6 @@ def meaning_of(code: int) -> Meaning:
         or OF_THE_DEVICE.get(code)
         or Meaning(
             "the driver refuses to work",
-            (manual("read the kernel log for messages of the nvidia driver", needs="root"),),
+            (shell("sudo dmesg | grep -iE 'xid|nvrm'", needs="root"),),
         )
     )

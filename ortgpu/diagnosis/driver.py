@@ -42,7 +42,8 @@ def not_found(facts: Facts) -> GPUError | None:
     evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
     if host.container:
         capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
-        evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES={capabilities or 'not set'}")
+        value = f"={capabilities}" if capabilities else " is not set"
+        evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
     fixes = _ways_to_a_driver(facts)
     if host.display_vendors and _AMD in host.display_vendors and _NVIDIA not in host.display_vendors:
         evidence.append("the only GPU of this machine is AMD's")
