@@ -60,6 +60,9 @@ from tests.made_facts import (
     without,
 )
 
+NO_MODULE: dict[str, Any] = {"available": False, "error": "Driver Not Loaded", "driver_version": None,
+    "cuda_version": None, "gpus": (), "code": 9}  # fmt: skip
+
 # name, what is changed, the finding's class, its severity, what its text holds
 
 
@@ -195,10 +198,11 @@ CASES = [
     Case("no driver in WSL", all_of(NO_DRIVER, part("host", wsl=True)), "DriverNotFoundError", "/usr/lib/wsl/lib"),
     Case("an AMD GPU", all_of(NO_DRIVER, part("host", display_vendors=frozenset({0x1002}))), "DriverNotFoundError",
         "onnxruntime-rocm"),
-    Case("an old driver", part("driver", cuda_version=(12, 8)), "DriverTooOldError", "CUDA up to 12.8",
-        details={"driver_cuda": (12, 8), "needed_cuda": (13, 0), "driver_version": "580.65.06"}),
-    Case("an old driver, as NVML says", all_of(part("driver", cuda_version=None), nvml(cuda_version=(11, 4))),
-        "DriverTooOldError", "CUDA up to 11.4"),
+    Case("an old driver", all_of(part("driver", cuda_version=(12, 8), kernel_version="570.86.15"),
+        nvml(cuda_version=(12, 8), driver_version="570.86.15")), "DriverTooOldError", "CUDA up to 12.8",
+        details={"driver_cuda": (12, 8), "needed_cuda": (13, 0), "driver_version": "570.86.15"}),
+    Case("an old driver, as NVML says", all_of(part("driver", cuda_version=None, kernel_version="470.57.02"),
+        nvml(cuda_version=(11, 4), driver_version="470.57.02")), "DriverTooOldError", "CUDA up to 11.4"),
     Case("an old driver, as CUDA says", cuda_failed(35), "DriverTooOldError", "580.65"),
     *(
         Case(f"cuInit {code}", cuda_failed(code), "DriverUnusableError", says, details={"cuda_code": code})
@@ -225,10 +229,32 @@ CASES = [
     Case("no file for unified memory in a container", all_of(part("host", container="docker"),
         part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")), cuda_failed(999)), "DriverUnusableError",
         "give it /dev/nvidia-uvm too"),
-    Case("no memory left", cuda_failed(2), "InsufficientDeviceMemoryError", "MiB free",
-        details={"free": H200.memory_free, "total": H200.memory_total}),
+    Case("no host memory left", cuda_failed(2), "DriverUnusableError", "vm.overcommit_memory",
+        details={"cuda_code": 2}),
     Case("a poisoned context", cuda_failed(700), "PoisonedContextError", "restart this process",
         details={"cuda_code": 700}),
+    Case("no right to the memory of a Jetson", all_of(part("driver", device_nodes=("/dev/nvidiactl", "/dev/nvmap")),
+        refused(RefusedNode("/dev/nvmap", "EACCES", "video")), cuda_failed(999)), "DriverUnusableError",
+        "make this user a member of video"),
+    Case("a driver for Linux in WSL", all_of(part("host", wsl=True), cuda_failed(100),
+        part("driver", libcuda="/usr/lib/x86_64-linux-gnu/libcuda.so.535.171.04")), "DriverUnusableError",
+        "/usr/lib/wsl/lib"),
+    Case("the kernel module is not loaded", all_of(nvml(**NO_MODULE), part("driver", kernel_version=None),
+        cuda_failed(100)), "DriverUnusableError", "sudo modprobe nvidia", details={"cuda_code": 100}),
+    Case("the kernel module of a container's host is not loaded", all_of(nvml(**NO_MODULE), cuda_failed(999),
+        part("driver", kernel_version=None), part("host", container="docker")), "DriverUnusableError", "on the host"),
+    Case("a container without a GPU on a host with its driver", all_of(nvml(**NO_MODULE), cuda_failed(100),
+        part("host", container="docker"), variables(NVIDIA_VISIBLE_DEVICES="none")), "NoDeviceError",
+        "NVIDIA_VISIBLE_DEVICES='none': no GPU"),
+    Case("upgraded and not started anew", all_of(part("driver", libcuda="/usr/lib/libcuda.so.590.44.01"),
+        cuda_failed(804)), "DriverUnusableError", "reboot", details={"cuda_code": 804}),
+    Case("an image with the library of another driver", all_of(part("driver", libcuda="/usr/lib/libcuda.so.535.171.04"),
+        part("host", container="docker"), cuda_failed(803)), "DriverUnusableError", "out of the image"),
+    Case("an older library beside the driver's", all_of(part("driver", libcuda="/opt/libcuda.so.535.171.04"),
+        cuda_failed(803)), "DriverUnusableError", "be found before /opt/libcuda.so.535.171.04"),
+    Case("cuda-compat in the loader's configuration",
+        all_of(part("driver", libcuda="/usr/local/cuda-13.0/compat/libcuda.so.580.65.06"), cuda_failed(803)),
+        "DriverUnusableError", "the loader's configuration"),
     # What was tried
     Case("the driver's library is an older one",
         part("driver", libcuda="/old/libcuda.so.1", cuda_version=(12, 2)), "DriverTooOldError",
@@ -323,6 +349,15 @@ HARMLESS: dict[str, Change] = {
     "CUDA could not be asked": observed(cuda=CudaState(None, None, 1)),
     "CUDA 1.27 in the extension": observed(
         import_error="ImportError: libcudart.so.13: cannot open shared object file: No such file"
+    ),
+    "a Jetson": part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap")),
+    "one GPU of two that is lost": nvml(error="GPU is lost", code=15),
+    "WSL": all_of(
+        part("host", wsl=True),
+        part("driver", libcuda="/usr/lib/wsl/lib/libcuda.so.1", device_nodes=("/dev/dxg",), kernel_version=None),
+    ),
+    "a MIG instance in a GPU that says nothing of MIG": all_of(
+        nvml(gpus=(replace(H200, mig_enabled=None),)), variables(CUDA_VISIBLE_DEVICES="MIG-1")
     ),
     "the probe did not start": probed(died_in="start"),
     "a model of usual operators": request(

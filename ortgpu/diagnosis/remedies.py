@@ -145,6 +145,10 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
     return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
 
 
+def wsl_driver_first() -> Fix:
+    return shell('export LD_LIBRARY_PATH="/usr/lib/wsl/lib:$LD_LIBRARY_PATH"', needs="host")
+
+
 def update_driver(cuda_major: int) -> Fix:
     version = LOWEST_DRIVER.get(cuda_major)
     return manual(
