@@ -16,7 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortgpu.environment.driver import parse_cuda_number, parse_kernel_version, parse_mapped_file
+from ortgpu.environment.driver import (
+    parse_cuda_number,
+    parse_kernel_version,
+    parse_library_version,
+    parse_mapped_file,
+)
 
 LAB = Path(__file__).parent / "lab"
 COMPILER = shutil.which("cc")

@@ -1,8 +1,8 @@
 """Does the libcuda.so.1 that is loaded belong to the driver in the kernel?
 
-Others that are found in its place: one of the package cuda-compat, one that a container image holds though the
-container runtime brings that of the host, that of a driver for Linux inside WSL, and that of a driver that was installed
-and not started yet.
+Others that are found in its place: one of the package cuda-compat; one that a container's image holds, though the
+container runtime brings that of the host; that of a driver for Linux inside WSL; that of a driver that is installed and
+was not started yet.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for, wheel_name
 from ..environment.libraries import Candidate, Resolution
@@ -80,24 +80,43 @@ def _judge_missing(
     evidence.append(_where_needed(facts))
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
     unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
+    late = {
+        s: path for s, file in passed_over if (path := remedies.lacks_thread_storage(file.problem or "")) is not None
+    }
+    unfit = {soname: file for soname, file in passed_over if file.unfit_for is not None}
     closed = _closed(facts, absent)
     foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
-    to_install = [library for library in absent if library.soname not in {**unmapped, **foreign, **closed}]
+    to_install = [
+        library for library in absent if library.soname not in {**unmapped, **late, **unfit, **foreign, **closed}
+    ]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     dead = [file.path for _, file in passed_over if _is_dead_link(file)]
     fixes = []
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
         fixes.append(remedies.let_it_be_mapped(facts.environment, folder))
+    if late:
+        fixes.append(remedies.load_at_start(facts.environment, late.values()))
+    if unfit:
+        evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
+        fixes += _ways_to_one_copy(unfit, facts)
     if closed:
         evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
         fixes.append(remedies.let_it_be_read(facts.environment, closed.values()))
     if foreign:
-        fixes.append(_system_package(list(dict.fromkeys(foreign.values()))))
+        fixes.append(remedies.system_package(foreign.values()))
     if wheels:
         fixes.append(remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead))
     if any(library.wheel is None for library in to_install):
-        fixes.append(_system_package([library.soname for library in to_install if not library.wheel]))
+        fixes.append(remedies.system_package(library.soname for library in to_install if not library.wheel))
+    if len(unfit) == len(absent):
+        return LibraryConflictError(
+            f"{reason} {_enumerate(sonames)}, and no copy fits what this process has already loaded",
+            evidence=evidence,
+            fixes=fixes,
+            severity=severity,
+            libraries=tuple(file.unfit_for or "" for file in unfit.values()),
+        )
     others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
     if len(others) == len(absent):
         return LibraryVersionError(
@@ -131,8 +150,16 @@ def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     return closed
 
 
-def _system_package(sonames: list[str]) -> Fix:
-    return manual(f"install the system package that has {_enumerate(sonames)}", needs="root")
+def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:
+    """Libraries of one toolkit go together; what another part of the program loaded before stays in the process."""
+    loaded = list(dict.fromkeys(file.unfit_for for file in unfit.values() if file.unfit_for is not None))
+    fixes = [remedies.off_the_path(facts.environment, "LD_PRELOAD", path) for path in loaded]
+    return [fix for fix in fixes if fix is not None] or [
+        manual(
+            f"let one place serve the whole process: make the first GPUSession before what loads {_enumerate(loaded)}, "
+            "or keep it from being loaded"
+        )
+    ]
 
 
 def _is_dead_link(file: Candidate) -> bool:

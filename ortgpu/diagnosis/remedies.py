@@ -101,7 +101,35 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
 
 def cannot_be_mapped(words: str) -> bool:
     """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
-    return re.search(r"failed to map segment|annot allocate memory", words) is not None
+    return re.search(r"failed to map segment|annot allocate memory(?! in static TLS)", words) is not None
+
+
+def lacks_thread_storage(words: str) -> str | None:
+    """The file for which glibc's loader has no room left: it keeps little for the thread-local storage of libraries
+    that are opened after the start."""
+    match = re.search(r"(\S+): cannot allocate memory in static TLS block", words)
+    return match[1] if match else None
+
+
+def load_at_start(environment: Environment, paths: Iterable[str]) -> Fix:
+    already = environment.variables.now.get("LD_PRELOAD", "")
+    return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [*paths, already])))}")
+
+
+# Of Debian and Ubuntu, for what slim images leave out.
+_SYSTEM_PACKAGES = {
+    "libstdc++.so.6": "libstdc++6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libgomp.so.1": "libgomp1",
+    "libz.so.1": "zlib1g",
+}
+
+
+def system_package(sonames: Iterable[str]) -> Fix:
+    wanted = list(dict.fromkeys(sonames))
+    known = [_SYSTEM_PACKAGES[soname] for soname in wanted if soname in _SYSTEM_PACKAGES]
+    named = f" (Debian and Ubuntu: {' '.join(known)})" if known else ""
+    return manual(f"install the system package that has {' and '.join(wanted)}{named}", needs="root")
 
 
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
