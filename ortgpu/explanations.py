@@ -357,10 +357,13 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "the driver is there and refuses to work",
         "`cuInit`, the first call of every CUDA program, failed or never returned. `cuda_code` is what it returned.",
         (
-            "3: the process was forked from one that had used CUDA.",
+            "3: the process was forked from one that had used CUDA; in a new process, a fault of the open kernel "
+            "module on some kernels (heterogeneous memory management, HMM).",
             "34: the libcuda.so.1 that was found is the toolkit's stub, which is there to link against.",
             "102: a virtual GPU without a license.",
             "304: a call of the operating system failed in the driver: a limit of the process, or a sandbox.",
+            "500: the driver's library does not find a part of itself, as in a container on WSL that was given only "
+            "some of its files.",
             "802: the NVSwitch fabric is not ready; its manager is not running, or of another version than the "
             "driver.",
             "803: the driver's library and its kernel module differ in version: an upgrade without a reboot, or a "
@@ -369,6 +372,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "805 to 809: the Multi-Process Service (MPS) does not take the process: it is not running, or is full.",
             "999: the driver failed without a reason: after a suspend, after a GPU error (Xid), or without "
             "`nvidia_uvm`.",
+            "The process gets too little host memory or address space: 2, which here is not about memory of the GPU.",
+            "The kernel module is not loaded (an upgraded kernel, Secure Boot, nouveau), or a GPU is lost or has to be "
+            "reset: CUDA has only a number for it, and NVML the word.",
             "This process may not open `/dev/nvidiactl`, `/dev/nvidia-uvm` or the GPU's own file, or one of them is "
             "missing. A container that ran well loses them when `systemctl daemon-reload` runs on its host.",
         ),
@@ -381,12 +387,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "803: reboot, or reload the nvidia kernel modules.",
             "999: reload `nvidia_uvm`; if it comes back, look for Xid errors: the hardware may be failing.",
             "802: start the fabric manager of the driver's version.",
+            "3, without a fork: `options nvidia_uvm uvm_disable_hmm=1` in /etc/modprobe.d, then reload `nvidia_uvm`.",
             "Device files: `ls -l /dev/nvidia*`; a container is started again, with `--gpus all`.",
             "34 and 804: take the `stubs` or `cuda-compat` folder out of LD_LIBRARY_PATH.",
             "One bad GPU of several can break `cuInit` for all: hide it with CUDA_VISIBLE_DEVICES.",
         ),
         ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381",
-         "NVIDIA/nvidia-container-toolkit#48"),
+         "NVIDIA/nvidia-container-toolkit#48", "NVIDIA/nvidia-container-toolkit#520",
+         "NVIDIA/open-gpu-kernel-modules#901"),
     ),
     # Devices
     Explanation(
