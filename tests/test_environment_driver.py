@@ -179,6 +179,18 @@ def test_files_below_a_root(tmp_path: Path) -> None:
     assert (found["kernel_version"], found["device_nodes"]) == (None, [])
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="folders of Linux")
+def test_a_driver_where_the_loader_does_not_look(tmp_path: Path) -> None:
+    """Only where there is none that it finds: here one that cannot be loaded comes first."""
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    folder = tmp_path / "usr/local/nvidia/lib64"
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.1").touch()
+    (tmp_path / "usr/lib/wsl/lib/libcuda.so.1").mkdir(parents=True)
+    found = child(f"show(driver.read_driver(Path({str(tmp_path)!r})))", library=tmp_path)
+    assert found["libcuda_elsewhere"] == ["/usr/local/nvidia/lib64/libcuda.so.1"]
+
+
 NOBODY = 65534
 
 

@@ -64,6 +64,16 @@ def test_loaded_at_the_start_there_is_room(lab: Lab) -> None:
     assert machine.run(ASK, first=fix).ok().json == []
 
 
+@pytest.mark.parametrize(
+    "words", [f"{MAPPED}: Permission denied", "cannot restore segment prot after reloc: Permission denied"]
+)
+def test_what_may_not_be_mapped_may_be_read(words: str) -> None:
+    """SELinux, or a file system without execution: chmod changes neither."""
+    error = first(preloaded(missing=(passed_over("libcublas.so.13", words),)))
+    assert [fix.kind for fix in error.fixes] == ["manual"]
+    assert "SELinux" in error.fixes[0]
+
+
 def test_a_copy_that_does_not_fit_what_is_loaded_is_not_installed_again() -> None:
     missing = (passed_over("libcublas.so.13", UNFIT, "/opt/cuda/libcublasLt.so.13"),)
     error = first(preloaded(missing=missing))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from ..environment.driver import TEGRA_MEMORY, RefusedNode
@@ -39,6 +40,7 @@ def not_found(facts: Facts) -> GPUError | None:
     if driver.kernel_version:
         evidence.append(f"kernel module: {driver.kernel_version}")
     evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
+    evidence += [f"there, where the loader does not look: {path}" for path in driver.libcuda_elsewhere]
     if host.container:
         capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
         evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES={capabilities or 'not set'}")
@@ -60,9 +62,11 @@ def not_found(facts: Facts) -> GPUError | None:
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     environment = facts.environment
     major = environment.provider.cuda_major if environment.provider else None
+    if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
+        return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
     if environment.host.wsl:
         return [
-            remedies.wsl_driver_first(),
+            remedies.look_first_in(remedies.WSL_DRIVER),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
     fixes = [] if environment.host.container else [remedies.update_driver(major or 13)]

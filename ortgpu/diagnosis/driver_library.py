@@ -82,7 +82,7 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
         "a libcuda.so.1 that is not WSL's is loaded, and in WSL there is no other driver than that of Windows",
         evidence=[f"loaded: {path}", *([f"cuInit returned {code} ({name_of(code)})"] if code else [])],
         fixes=[
-            remedies.wsl_driver_first(),
+            remedies.look_first_in(remedies.WSL_DRIVER),
             manual(
                 "or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)", needs="root"
             ),

@@ -144,10 +144,14 @@ def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
     closed: dict[str, str] = {}
     for library in absent:
-        files = [file.path for file in library.rejected if "permission denied" in (file.problem or "").lower()]
+        files = [file.path for file in library.rejected if _is_closed(file.problem or "")]
         if files or (folders and not library.rejected):
             closed[library.soname] = (files or folders)[0]
     return closed
+
+
+def _is_closed(problem: str) -> bool:
+    return "permission denied" in problem.lower() and not remedies.cannot_be_mapped(problem)
 
 
 def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:

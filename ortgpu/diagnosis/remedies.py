@@ -101,7 +101,8 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
 
 def cannot_be_mapped(words: str) -> bool:
     """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
-    return re.search(r"failed to map segment|annot allocate memory(?! in static TLS)", words) is not None
+    refusals = r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
+    return re.search(refusals, words) is not None
 
 
 def lacks_thread_storage(words: str) -> str | None:
@@ -141,7 +142,10 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
             "and CUDA maps many times that",
             needs="host",
         )
-    return manual(f"give this process more memory, or mount the file system of {folder} without noexec", needs="host")
+    return manual(
+        f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
+        needs="host",
+    )
 
 
 def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
@@ -173,8 +177,12 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
     return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
 
 
-def wsl_driver_first() -> Fix:
-    return shell('export LD_LIBRARY_PATH="/usr/lib/wsl/lib:$LD_LIBRARY_PATH"', needs="host")
+WSL_DRIVER = "/usr/lib/wsl/lib"
+
+
+def look_first_in(folder: str) -> Fix:
+    """For a library of the system: whether it is there, the machine at hand decides."""
+    return shell(f'export LD_LIBRARY_PATH="{folder}:$LD_LIBRARY_PATH"', needs="host")
 
 
 def update_driver(cuda_major: int) -> Fix:
