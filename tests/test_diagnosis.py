@@ -179,6 +179,8 @@ CASES = [
     Case("a GPU that is too old", gpus((6, 1)), "UnsupportedDeviceError", "sm_80, sm_90a",
         details={"compute_capability": (6, 1), "architectures": ("sm_80", "sm_90a")}),
     Case("a GPU that is too new", gpus((12, 1)), "UnsupportedDeviceError", "12.1"),
+    Case("machine code that CUDA is told to pass over", variables(CUDA_FORCE_PTX_JIT="1"), "UnsupportedDeviceError",
+        "unset CUDA_FORCE_PTX_JIT", details={"compute_capability": (9, 0)}),
     Case("two of them", gpus((6, 1), (7, 0)), "UnsupportedDeviceError", "6.1"),
     Case("the one that is named", all_of(gpus((9, 0), (7, 0)), request(device="GPU-1")), "UnsupportedDeviceError",
         "7.0"),
@@ -353,6 +355,8 @@ HARMLESS: dict[str, Change] = {
     "CUDA 1.27 in the extension": observed(
         import_error="ImportError: libcudart.so.13: cannot open shared object file: No such file"
     ),
+    "PTX that is not needed is passed over": variables(CUDA_DISABLE_PTX_JIT="1"),
+    "machine code is not passed over": variables(CUDA_FORCE_PTX_JIT="0"),
     "a Jetson": part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap")),
     "one GPU of two that is lost": nvml(error="GPU is lost", code=15),
     "WSL": all_of(

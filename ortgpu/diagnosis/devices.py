@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .. import devices
 from ..environment.driver import GPU
 from ..environment.inspection import Environment
+from ..environment.wheel import PASSED_OVER
 from ..errors import (
     DeviceBusyError,
     DeviceNotFoundError,
@@ -140,10 +142,14 @@ def unsupported(facts: Facts) -> GPUError | None:
     capabilities = _capabilities(facts)
     if provider is None or not capabilities:
         return None
-    if any(provider.coverage(capability) != "none" for _, capability in capabilities):
+    variables = facts.environment.variables.now
+    if any(provider.coverage(capability, variables) != "none" for _, capability in capabilities):
         return None
-    name, capability = capabilities[0]
     held = tuple(str(architecture) for architecture in provider.architectures or ())
+    for name, capability in capabilities:
+        if provider.coverage(capability) != "none":
+            return _passed_over(name, capability, held, variables)
+    name, capability = capabilities[0]
     version = facts.environment.packages.onnxruntime.build_version
     fix = _release_for(facts, capability)
     return UnsupportedDeviceError(
@@ -156,6 +162,26 @@ def unsupported(facts: Facts) -> GPUError | None:
         fixes=[fix]
         if fix is not None
         else [manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")],
+        device=name,
+        compute_capability=capability,
+        architectures=held,
+    )
+
+
+def _passed_over(
+    name: str | None, capability: tuple[int, int], held: tuple[str, ...], variables: Mapping[str, str]
+) -> UnsupportedDeviceError:
+    """There is code for the GPU, and a variable keeps CUDA from it: releases from 1.29 on hold no PTX at all."""
+    guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
+    evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
+    return UnsupportedDeviceError(
+        f"CUDA is told to pass over the code that the installed ONNX Runtime holds for {name or 'this GPU'} "
+        f"(compute capability {capability[0]}.{capability[1]})",
+        evidence=[
+            *(f"{variable}=1: no {code} is used" for variable, code in guilty.items()),
+            f"held: {', '.join(held)}",
+        ],
+        fixes=[shell(f"unset {' '.join(guilty)}")],
         device=name,
         compute_capability=capability,
         architectures=held,
