@@ -177,10 +177,7 @@ def _passed_over(
     return UnsupportedDeviceError(
         f"CUDA is told to pass over the code that the installed ONNX Runtime holds for {name or 'this GPU'} "
         f"(compute capability {capability[0]}.{capability[1]})",
-        evidence=[
-            *(f"{variable}=1: no {code} is used" for variable, code in guilty.items()),
-            f"held: {', '.join(held)}",
-        ],
+        evidence=[*evidence, f"held: {', '.join(held)}"],
         fixes=[shell(f"unset {' '.join(guilty)}")],
         device=name,
         compute_capability=capability,
