@@ -208,8 +208,9 @@ def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Ca
 
 
 def _part_is_missing(part: Resolution, refused: list[Candidate], driver_missing: bool) -> bool:
-    if driver_missing and any("libcuda.so.1" in (candidate.problem or "") for candidate in refused):
-        return False  # cuDNN's run-time compiler links the driver: that is the driver's absence, not its own
+    of_the_driver = r"libcuda\.so\.1" if driver_missing else r"undefined symbol: cu[A-Z]"
+    if any(re.search(of_the_driver, candidate.problem or "") for candidate in refused):
+        return False  # cuDNN's run-time compiler links the driver: that is the driver's fault, not its own
     is_core = part.spec.stem in CUDNN_CORE_PARTS.get(major_of(part.soname) or 0, ())
     return is_core or part.required or bool(refused or part.damaged)
 

@@ -167,8 +167,14 @@ def unusable(facts: Facts) -> GPUError | None:
     explained = (not_accessible, driver_library.of_linux_in_wsl, kernel_module.not_ready)
     if cuda is None or not cuda.code or cuda.code == _NO_DEVICE or any(check(facts) for check in explained):
         return None
-    evidence = [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"]
+    evidence = [f"cuInit returned {cuda.code} ({name_of(cuda.code)})", *_printed_by_it(facts)]
     return _lacks_host_memory(facts, evidence) if cuda.code == 2 else for_code(cuda.code, facts, evidence)
+
+
+def _printed_by_it(facts: Facts) -> list[str]:
+    """What the driver says for itself, as that of a Jetson does: "NvRmMemInitNvmap failed with Permission denied"."""
+    step = facts.observed.probe.step("driver") if facts.observed.probe is not None else None
+    return [f"it printed: {line}" for line in step.data.get("printed", ())] if step is not None else []
 
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
