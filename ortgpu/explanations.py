@@ -226,6 +226,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "means that they are not there either.",
             "LD_LIBRARY_PATH was set in `os.environ`: the loader reads it once, when the process starts.",
             "The file is there, and a pointer, a fragment, or for another processor.",
+            "A slim image leaves out what ONNX Runtime itself links: libstdc++.so.6, libgcc_s.so.1.",
         ),
         (
             "The evidence says of each library `found nowhere`, or names the files and why they were passed over.",
@@ -279,6 +280,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Both nvidia-cudnn-cu12 and nvidia-cudnn-cu13 are installed: they write into the same folder.",
             "Parts of cuDNN are of different releases: a file was copied into a wheel's folder, or something loaded "
             "parts of another cuDNN first.",
+            "A part of one toolkit was loaded first, by LD_PRELOAD say, and does not have what those of another take "
+            "from it.",
         ),
         (
             "`libraries` names the file. On Linux `grep cudnn /proc/PID/maps` shows what a process really has.",
@@ -312,6 +315,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "The container was started without its GPU, or with the capability `utility` alone. `nvidia-smi` works "
             "then, and CUDA does not.",
             "In WSL, a Linux driver was installed and hides the one that Windows provides in `/usr/lib/wsl/lib`.",
+            "The driver is in a folder of its own where the loader does not look, and LD_LIBRARY_PATH was replaced: "
+            "`/usr/local/nvidia/lib64` on Kubernetes Engine, `/run/opengl-driver/lib` on NixOS.",
         ),
         (
             "`ldconfig -p | grep libcuda.so.1` shows nothing. `nvidia-smi` proves nothing: it uses another library.",
@@ -335,6 +340,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "ONNX Runtime was upgraded to 1.27 or newer, which is built for CUDA 13, on a machine with a driver for "
             "CUDA 12.",
             "A container image brought a newer CUDA than the driver of its host can run.",
+            "A libcuda.so.1 that is older than the driver is found first: of cuda-compat, or of the container's image.",
         ),
         (
             "`nvidia-smi` shows the driver, and as `CUDA Version` the newest that it supports.",
@@ -473,6 +479,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "The GPU is older than the build: ONNX Runtime for CUDA 13 begins with compute capability 7.5.",
             "The GPU is newer than the build, or between what it holds: 1.29 to 1.31 have no code for 10.0 (B200, "
             "GB200) and no PTX from which the driver could make it.",
+            "CUDA_FORCE_PTX_JIT=1: CUDA passes over the machine code, and there is no PTX.",
         ),
         (
             "`compute_capability` is the GPU's, `architectures` is what the file holds.",
@@ -573,7 +580,10 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "ONNX Runtime left the GPU and no check knows why",
         "The last resort: the session is not where it was asked to be, or opening one ended the process that tried, "
         "and nothing that is known explains it.",
-        ("A cause that nobody has met yet, or that hides its traces.",),
+        (
+            "A cause that nobody has met yet, or that hides its traces.",
+            "The system ended the process that tried: host memory ran out (SIGKILL), a sandbox or a limit.",
+        ),
         (
             "`bound` holds the providers that ONNX Runtime bound; the evidence has its words.",
             "ONNX Runtime's own log says more with `onnxruntime.set_default_logger_severity(0)`.",
