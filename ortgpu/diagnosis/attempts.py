@@ -128,8 +128,9 @@ def session_failed(facts: Facts) -> GPUError | None:
     step = _failed(facts, "session")
     if step is None:
         return None
+    fixes = [remedies.let_it_have_threads()] if remedies.lacks_threads(step.detail) else []
     return of_construction(step.detail, facts) or ProviderFallbackError(
-        "a session on the GPU could not be opened and run", evidence=[step.detail]
+        "a session on the GPU could not be opened and run", evidence=[step.detail], fixes=fixes
     )
 
 

@@ -60,12 +60,13 @@ UNUSABLE: dict[int, Meaning] = {
             manual("else install the driver again", needs="driver"),
         ),
     ),
-    802: Meaning(  # pytorch issue 35710
+    802: Meaning(  # pytorch issue 35710, NVIDIA/nvtrust issue 56
         "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
         (
             shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),
             manual(
-                "where there is no such service, install nvidia-fabricmanager of the driver's very version",
+                "where there is no such service, install nvidia-fabricmanager of the driver's very version; a GPU in "
+                "confidential computing is made ready by nvidia-smi conf-compute -srs 1",
                 needs="root",
             ),
             manual("in a virtual machine or a container, all of this is its host's to do", needs="host"),

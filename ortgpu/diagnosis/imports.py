@@ -50,6 +50,12 @@ def failed(facts: Facts) -> GPUError | None:
             missing=(absent[1],),
         )
     unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
+    if threads := [line for line in _printed_meanwhile(facts) if remedies.lacks_threads(line)]:
+        return BrokenPackageError(
+            "import onnxruntime fails: this process may have no further thread",
+            evidence=[text, threads[0]],
+            fixes=[remedies.let_it_have_threads()],
+        )
     if unmapped is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
@@ -70,10 +76,18 @@ def failed(facts: Facts) -> GPUError | None:
     )
 
 
+def _printed_meanwhile(facts: Facts) -> list[str]:
+    """What was written while the probe imported it: NumPy's traceback among it, of which the import's own text says
+    "import numpy failed"."""
+    step = facts.observed.probe.step("import") if facts.observed.probe is not None else None
+    return list(step.data.get("printed", ())) if step is not None else []
+
+
 def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
-    """Those of the import, or of a CUDA library before it: NumPy says "import numpy failed" and not why."""
+    """Those of the import, or of a CUDA library before it."""
     tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
-    return next((words for words in (text, *tried) if remedies.cannot_be_mapped(words)), None)
+    words = (text, *_printed_meanwhile(facts), *tried)
+    return next((each for each in words if remedies.cannot_be_mapped(each)), None)
 
 
 def _cxx_library_of_another(facts: Facts, text: str, version: str) -> GPUError | None:

@@ -158,7 +158,7 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
         elif "end" in entry:
             data = entry.get("data", {})
             if not entry.get("ok") and (printed := [each for each in rest[before:] if each.strip()]):
-                data = {**data, "printed": printed[-5:]}
+                data = {**data, "printed": printed[-20:]}
             steps.append(ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), data))
             current = opening = None
         opening = entry.get("opening", opening)

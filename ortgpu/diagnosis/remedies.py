@@ -112,6 +112,19 @@ def lacks_thread_storage(words: str) -> str | None:
     return match[1] if match else None
 
 
+def lacks_threads(words: str) -> bool:
+    """Whether the system gave a thread pool, ONNX Runtime's or OpenBLAS's, no further thread."""
+    return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
+
+
+def let_it_have_threads() -> Fix:
+    return manual(
+        "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "
+        "fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions",
+        needs="host",
+    )
+
+
 def load_at_start(environment: Environment, paths: Iterable[str]) -> Fix:
     already = environment.variables.now.get("LD_PRELOAD", "")
     return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [*paths, already])))}")
