@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,9 @@ report([[problem.code, str(problem)] for problem in problems if problem.code != 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="capabilities and limits of Linux")
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to become another user")
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="on one processor OpenBLAS makes no thread")
-def test_numpy_is_not_installed_again(lab: Lab) -> None:
+def test_numpy_is_not_installed_again(lab: Lab, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(0o755)  # the other user's right, too
     ((code, text),) = lab.machine().run(LIMITED).ok().json
     assert code == "broken-package"
     assert "no further thread" in text
