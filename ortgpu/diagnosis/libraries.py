@@ -54,9 +54,12 @@ def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
     report = facts.observed.preload
-    tried = report.missing if report is not None else facts.observed.not_loaded
-    if tried is not None:
-        return tuple(library for library in tried if library.required == required)
+    if report is not None:
+        return tuple(library for library in report.missing if library.required == required)
+    if facts.observed.not_loaded is not None:
+        own = _only_in_this_process(facts)
+        tried = facts.observed.not_loaded
+        return tuple(library for library in tried if library.required == required and library.soname not in own)
     provider = facts.environment.provider
     major = provider.cuda_major if provider else None
     return tuple(
@@ -64,6 +67,12 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
         for found in facts.environment.libraries
         if found.required == required and not found.candidates and _must_be_there(found)
     )
+
+
+def _only_in_this_process(facts: Facts) -> set[str]:
+    """What this process has loaded, or has because of that, and a child that starts anew does not find."""
+    sources = ("already loaded", "beside a loaded one")
+    return {found.soname for found in facts.environment.libraries if any(c.source in sources for c in found.candidates)}
 
 
 def _must_be_there(found: Resolution) -> bool:
