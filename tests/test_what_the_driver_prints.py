@@ -8,6 +8,7 @@ from tests.lab.fixtures import Lab
 TEGRA = """
 #include <stdio.h>
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuTensorMapEncodeTiled(void) { return 801; }  /* which the provider links */
 int cuInit(unsigned flags) {
     (void)flags;
     fprintf(stderr, "NvRmMemInitNvmap failed with Permission denied\\n\\n****NvRmMemMgrInit failed****\\n");
