@@ -145,7 +145,7 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
     chosen = choose_visible(device, cuda.devices)
     provider = why.runtime.preload.provider if why.runtime.preload is not None else None
     capability = chosen.compute_capability
-    if provider is not None and capability is not None and provider.coverage(capability) == "none":
+    if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
         raise why.unusable()
     return chosen
 
