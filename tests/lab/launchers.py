@@ -120,8 +120,19 @@ def launch_command(
     timeout: float = 60.0,
 ) -> Job:
     """Run the machine's Python with these arguments in each rank, and wait for the launcher's end."""
-    mark = uuid.uuid4().hex
     starts = starts_of(launcher, ranks, [str(machine.overlay.python), *arguments])
+    return launch_commands(machine, starts, env=env, timeout=timeout)
+
+
+def launch_commands(
+    machine: Machine,
+    starts: Sequence[tuple[Sequence[str], Mapping[str, str]]],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 60.0,
+) -> Job:
+    """Run these commands at the same time, each with variables of its own, and wait for the end of all."""
+    mark = uuid.uuid4().hex
     variables = {**AS_ROOT, MARK: mark, **(env or {})}
     code = (
         f"import os, subprocess\n"
