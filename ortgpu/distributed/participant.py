@@ -344,6 +344,8 @@ class Participant:
     def _unfinished(self, ranks: tuple[int, ...], summary: str, evidence: Sequence[str]) -> DistributedError:
         cls = CollectiveTimeoutError if self._has_exchanged else RendezvousError
         fixes = [manual(f"look at the output of {named(ranks)}")]
+        if not self._rank.on_one_host:
+            fixes.append(verdicts.BETWEEN_HOSTS)
         return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=self._step)
 
     def _rank_0_not_found(self, refusals: Mapping[str, Iterable[Address]]) -> RendezvousError:

@@ -18,6 +18,10 @@ from ..errors import (
 from .reports import named
 
 RENDEZVOUS, EXCHANGE = "rendezvous", "exchange"
+BETWEEN_HOSTS = manual(
+    "look at the network between the hosts: whether it was up all the time, and passes packets as large as the MTU of "
+    "its ends, as `ping -M do -s 1472 HOST` shows for 1500"
+)
 _REMOTE_ERROR = 6  # ncclRemoteError
 
 
@@ -141,6 +145,8 @@ def _unfinished(
 ) -> DistributedError:
     cls = CollectiveTimeoutError if known.has_exchanged else RendezvousError
     fixes = [manual(fix), manual("if it was only slow, give it more time: the timeout")]
+    if len(set(known.hosts.values())) > 1:
+        fixes.append(BETWEEN_HOSTS)
     return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=phase)
 
 
