@@ -275,7 +275,7 @@ def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherCon
         fixes=[
             manual("start the program with torchrun, mpirun or srun; or unset these variables, if they are left over"),
             manual(
-                "or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE: the last two count the processes of a "
+                "or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE: the last two count processes of a "
                 "host, 0 and 1 where it has one"
             ),
         ],
