@@ -6,6 +6,7 @@ the lab's. NCCL's own traffic is none of it: the stub passes what ranks hand in 
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 import time
@@ -26,6 +27,7 @@ from tests.lab.wheels import Wheels
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 ADDRESS = "node1:23456"
+CALLS = {"all": [["all_reduce", "float32", 1000, 1]]}
 TIMEOUT = 8.0  # seconds of a preflight that fails: half of them for the ranks to arrive
 
 
@@ -65,8 +67,7 @@ def run(
     """A preflight with ``each`` so many ranks on every host. ``by_host``: variables, where nothing launches."""
     if launcher != "environment":
         launchers.need(launcher)
-    calls = {"all": [["all_reduce", "float32", 1000, 1]]}
-    arguments = {"calls": calls, "timeout": 20.0, **arguments}
+    arguments = {"calls": CALLS, "timeout": 20.0, **arguments}
     command = [str(machine.overlay.python), *rank_program("preflight", arguments)]
     starts = starts_between_hosts(launcher, network, each, command, by_host)
     return launch_commands(machine, starts)
@@ -128,7 +129,19 @@ def one_name(network: Network) -> None:
         host.run("hostname localhost")
 
 
-@pytest.mark.parametrize("odd", [debian, ipv6_only, an_address_that_swallows_packets, one_name])
+def ipv6_off(network: Network) -> None:
+    for host in network.hosts:
+        host.run("mount -o remount,rw /proc/sys 2>/dev/null || :; echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6")
+
+
+def ipv6_by_itself(network: Network) -> None:
+    """A listener for IPv6 takes no IPv4, unless it says so."""
+    network.hosts[0].run("echo 1 > /proc/sys/net/ipv6/bindv6only")
+
+
+@pytest.mark.parametrize(
+    "odd", [debian, ipv6_off, ipv6_by_itself, ipv6_only, an_address_that_swallows_packets, one_name]
+)
 def test_odd_and_sound(machine: Machine, network: Network, odd: Callable[[Network], None]) -> None:
     odd(network)
     job = run(machine, network, address=ADDRESS)
@@ -140,6 +153,32 @@ def test_rank_0_calls_itself_localhost(machine: Machine, network: Network) -> No
     """As the first pod of a job in Kubernetes does."""
     job = run(machine, network, by_host={"node1": {"MASTER_ADDR": "localhost"}})
     assert len(job.returned(1)["ranks"]) == 2
+
+
+def test_temporary_folder_is_shared(machine: Machine, network: Network, tmp_path: Path) -> None:
+    """Two jobs, one on each host, that say the same of themselves: by the defaults of DeepSpeed's launcher, say."""
+    here = {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    starts: list[tuple[list[str], dict[str, str]]] = []
+    for number, host in enumerate(network.hosts):
+        python = [str(machine.overlay.python), *rank_program("preflight", {"timeout": TIMEOUT, "calls": CALLS})]
+        for command, variables in launchers.starts_of("environment", 2, python):
+            folder = tmp_path / f"reports{number}"
+            folder.mkdir(exist_ok=True)
+            alike = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK_REPORTS": str(folder)}
+            assignments = [f"{name}={value}" for name, value in {**here, **variables, **alike}.items()]
+            starts.append((host.command(["env", *assignments, *command]), {}))
+    launch_commands(machine, starts)
+    for number in range(2):
+        reports = [json.loads(path.read_text()) for path in (tmp_path / f"reports{number}").glob("*.json")]
+        assert [report["error"] for report in reports] == [None, None], reports
+
+
+def test_a_folder_of_all_hosts_or_of_each(machine: Machine, network: Network, tmp_path: Path) -> None:
+    """What `ortgpu doctor --shared-folder` asks."""
+    for folder, missing in ((str(tmp_path), [[], []]), (network.hosts[0].variables["TMPDIR"], [[1], [0]])):
+        command = [str(machine.overlay.python), *rank_program("meet", {"folder": folder, "timeout": 5.0})]
+        job = launch_commands(machine, starts_between_hosts("environment", network, 1, command))
+        assert [job.returned(number)["missing"] for number in range(2)] == missing
 
 
 # Rank 0 is not found

@@ -455,10 +455,11 @@ def test_no_timeout(timeout: float) -> None:
 
 def test_nowhere_to_meet() -> None:
     """mpirun over several hosts names none of them."""
-    with pytest.raises(RendezvousError, match="nothing says where") as caught:
-        preflight(rank=Rank(0, 4, 0, 2, "openmpi"))
-    assert "ortgpu preflight --address HOST:PORT" in caught.value.fixes[0]
-    pickle.loads(pickle.dumps(caught.value))
+    for number, host in enumerate([socket.gethostname(), "HOST"]):
+        with pytest.raises(RendezvousError, match="nothing says where") as caught:
+            preflight(rank=Rank(number, 4, number, 2, "openmpi"))
+        assert f"ortgpu preflight --address {host}:PORT" in caught.value.fixes[0]
+        pickle.loads(pickle.dumps(caught.value))
 
 
 def test_no_folder_to_meet_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

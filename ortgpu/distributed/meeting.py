@@ -78,7 +78,7 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
     if rank.on_one_host and (rank.launcher is not None or rank.world_size == 1):
         own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
         try:
-            return _Published(runtime_folder() / f"meeting-{short_name(own)}")
+            return _Published(runtime_folder() / f"meeting-{short_name(f'{own} {_loopback()}')}")
         except OSError as error:
             raise RendezvousError(
                 "there is no folder by which the ranks of this host can find each other",
@@ -92,13 +92,14 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
             ) from error
     identity = identity_between_hosts(rank)
     if rank.master_address is None or identity is None:
+        host = socket.gethostname() if rank.rank == 0 else "HOST"
         raise RendezvousError(
             f"nothing says where the {rank.world_size} ranks can meet",
             evidence=[f"launcher: {rank.launcher or 'none'}", f"ranks on this host: {rank.local_world_size}"],
             fixes=[
                 manual(
                     "name a host name of rank 0's machine and a free port of it, the same on every rank: "
-                    "ortgpu preflight --address HOST:PORT, or preflight(address=...)"
+                    f"ortgpu preflight --address {host}:PORT, or preflight(address=...)"
                 ),
             ],
             ranks=(rank.rank,),
@@ -184,6 +185,15 @@ def _listen(host: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
+
+
+def _loopback() -> str:
+    """Which 127.0.0.1 is meant: hosts that share the folder have one each, and so have containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return f"{boot.strip()} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
 
 
 class _Published:
