@@ -272,6 +272,7 @@ def test_the_cable_is_pulled_out_of_a_collective(machine: Machine, network: Netw
         done = job.result()
     assert_all_raise(done, {0: ("CollectiveTimeoutError", [1]), 1: ("CollectiveTimeoutError", [0])})
     assert done.error(0).details["phase"] == "all_reduce of 1000 float32"
+    assert any("NCCL_SOCKET_IFNAME" in fix for fix in done.error(0).fixes)
     assert done.error(1).text.startswith("rank 0 went silent during: ")
 
 

@@ -101,6 +101,7 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
                     "name a host name of rank 0's machine and a free port of it, the same on every rank: "
                     f"ortgpu preflight --address {host}:PORT, or preflight(address=...)"
                 ),
+                *([manual("or set MASTER_ADDR and MASTER_PORT")] if rank.launcher == "environment" else []),
             ],
             ranks=(rank.rank,),
             phase="rendezvous",

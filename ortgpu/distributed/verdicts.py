@@ -23,6 +23,10 @@ BETWEEN_HOSTS = manual(
     "its ends, as `ping -M do -s 1472 HOST` shows for 1500"
 )
 _REMOTE_ERROR = 6  # ncclRemoteError
+NCCL_BETWEEN_HOSTS = manual(
+    "if NCCL chose a network interface that other hosts do not reach, name the right one: NCCL_SOCKET_IFNAME. "
+    "NCCL_DEBUG=INFO shows its choice"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ def out_of_time(known: Known) -> DistributedError:
         late, summary = silent, f"{named(silent)} did not come back from this by the deadline: {furthest}"
     else:
         late, summary = tuple(positions), f"no rank came back from this by the deadline: {furthest}"
-    return _unfinished(
+    error = _unfinished(
         known,
         tuple(sorted(late)),
         furthest,
@@ -138,6 +142,9 @@ def out_of_time(known: Known) -> DistributedError:
         [f"rank {rank} on {known.hosts[rank]}: {position.step}" for rank, position in sorted(positions.items())],
         f"look at {named(late)} first: the last step that it began is named above",
     )
+    if known.has_exchanged and BETWEEN_HOSTS in error.fixes:
+        error.fixes = (*error.fixes, NCCL_BETWEEN_HOSTS)
+    return error
 
 
 def _unfinished(
