@@ -22,6 +22,7 @@ from tests.lab.fixtures import Lab
 from tests.lab.hosts import Network, network_in
 from tests.lab.launchers import Job, launch_commands, rank_program, starts_between_hosts
 from tests.lab.models import Models
+from tests.lab.slurm import slurm_on
 from tests.lab.wheels import Wheels
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -43,10 +44,10 @@ def machine(
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Network]:
-    """node1 and node2, with two GPUs each."""
+    """node1 and node2."""
     with network_in(tmp_path / "network") as network:
-        for number in (1, 2):
-            network.add(f"node{number}", gpus(number))
+        for name in ("node1", "node2"):
+            network.add(name)
         yield network
 
 
@@ -62,15 +63,18 @@ def run(
     *,
     each: int = 1,
     by_host: Mapping[str, Mapping[str, str]] | None = None,
+    env: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> Job:
-    """A preflight with ``each`` so many ranks on every host. ``by_host``: variables, where nothing launches."""
-    if launcher != "environment":
+    """A preflight with ``each`` so many ranks on every host, which has two GPUs. ``by_host``: variables, where nothing
+    launches."""
+    if launcher in launchers.LAUNCHERS:
         launchers.need(launcher)
-    arguments = {"calls": CALLS, "timeout": 20.0, **arguments}
+    variables = {str(rank): gpus(rank // each) for rank in range(each * len(network.hosts))}
+    arguments = {"calls": CALLS, "variables": variables, "timeout": 20.0, **arguments}
     command = [str(machine.overlay.python), *rank_program("preflight", arguments)]
     starts = starts_between_hosts(launcher, network, each, command, by_host)
-    return launch_commands(machine, starts)
+    return launch_commands(machine, starts, env=env)
 
 
 def assert_all_raise(job: Job, expected: Mapping[int, tuple[str, list[int]]]) -> None:
@@ -92,7 +96,17 @@ def assert_all_raise(job: Job, expected: Mapping[int, tuple[str, list[int]]]) ->
 def test_ranks_of_two_hosts(machine: Machine, network: Network, launcher: str) -> None:
     """mpirun says nothing of where rank 0 is; with the others it is not asked of the user."""
     named_by_launcher = launcher in ("torchrun", "environment")
-    job = run(machine, network, launcher, each=2, address=None if named_by_launcher else ADDRESS)
+    assert_passed(run(machine, network, launcher, each=2, address=None if named_by_launcher else ADDRESS))
+
+
+def test_srun_on_two_hosts(machine: Machine, network: Network, tmp_path: Path) -> None:
+    with slurm_on(network, tmp_path) as variables:
+        assert_passed(run(machine, network, "srun", each=2, env=variables))
+        job = run(machine, network, "srun", env=variables, timeout=TIMEOUT, misbehaving={"1": "absent"})
+        assert_all_raise(job, {0: ("RendezvousError", [1])})
+
+
+def assert_passed(job: Job) -> None:
     reports = [job.returned(number) for number in range(4)]
     assert job.left == ()
     assert [facts["host"] for facts in reports[0]["ranks"]] == ["node1", "node1", "node2", "node2"]

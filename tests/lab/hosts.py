@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 _TOOLS = ("unshare", "nsenter", "mount", "ip")  # of util-linux and iproute2
-_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # which is not every user's
 _OF_A_HOST = ("--net", "--mount", "--uts", "--ipc")
 _DEADLINE = 30.0
 
@@ -36,7 +36,7 @@ def why_not_here() -> str | None:
     """Why this machine cannot be several hosts, or None when it can."""
     if sys.platform != "linux":
         return f"hosts are namespaces of Linux, and this is {sys.platform}"
-    missing = [tool for tool in _TOOLS if shutil.which(tool, path=_PATH) is None]
+    missing = [tool for tool in _TOOLS if shutil.which(tool, path=PATH) is None]
     if missing:
         return f"hosts are made by {', '.join(missing)}, which is not here: apt install util-linux iproute2"
     try:
@@ -173,7 +173,7 @@ class Network:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PATH": _PATH}
+    return {**os.environ, "PATH": PATH}
 
 
 def _run(command: Sequence[str]) -> str:

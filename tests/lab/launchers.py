@@ -102,13 +102,15 @@ def starts_between_hosts(
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", f"--nproc-per-node={each}"]
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.name}:29400", f"--rdzv-id={uuid.uuid4().hex}"]
         return [(host.command([*torchrun, *meeting, "--no-python", *python]), {}) for host in hosts]
+    if launcher == "srun":
+        return [(first.command(["srun", f"--nodes={len(hosts)}", f"--ntasks-per-node={each}", *python]), {})]
     found = _path_of(launcher)
     assert found is not None, why_not_here(launcher)
     agent = str(network.agent())
     places = ",".join(f"{host.name}:{each}" for host in hosts)
     options = {
         "openmpi": ["--mca", "plm_rsh_agent", agent, "--host", places],
-        "mpich": ["-launcher", "ssh", "-launcher-exec", agent, "-hosts", places, "-genvnone"],
+        "mpich": ["-launcher", "ssh", "-launcher-exec", agent, "-hosts", places],
     }
     return [(first.command([found, *options[launcher], "-n", str(size), *python]), {})]
 
