@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from ortgpu.distributed import Collective, Rank, preflight
-from ortgpu.distributed.meeting import parse_address, ports_of
+from ortgpu.distributed.meeting import parse_address, ports_of, resolve
 from ortgpu.distributed.preflighting import MOST_CALLS
 from ortgpu.errors import RendezvousError
 from tests.lab import Machine, Stubs, launchers
@@ -435,6 +435,13 @@ def test_a_resolver_that_never_answers(stubs: Stubs) -> None:
     )
     assert done.stdout.decode() == "(0,) the resolver gave no answer in time: node1:23456\n", done
     assert launchers.processes_with(mark) == ()
+
+
+@pytest.mark.parametrize("name", ["a" * 70, "node..1", "a b"])
+def test_no_name_of_a_host(name: str) -> None:
+    with pytest.raises(OSError, match=r"no host has such a name|not known|name resolution") as caught:
+        resolve(name, 30)
+    assert "\n" not in str(caught.value)
 
 
 def test_addresses() -> None:

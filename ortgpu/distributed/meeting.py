@@ -33,8 +33,8 @@ _RESOLVE = """
 import json, socket
 try:
     print(json.dumps([entry[4][0] for entry in socket.getaddrinfo(sys.argv[1], None, type=socket.SOCK_STREAM)]))
-except OSError as error:
-    sys.exit(str(error))
+except (OSError, UnicodeError) as error:
+    sys.exit(f"no host has such a name: {error}" if isinstance(error, UnicodeError) else str(error))
 """
 
 

@@ -23,6 +23,7 @@ from .verdicts import RENDEZVOUS, RUN
 from .wire import FROM_RANK_0, Connection, GarbledError, Message, error_from_message, error_to_message
 
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
+_ASK_AGAIN = 1.0  # seconds between two questions for a name
 _HANDSHAKE = 2.0  # seconds in which whatever listens there has to prove that it is rank 0
 _GIVING_BACK = 5.0  # seconds that a child may take to give its communicator back
 _FACTS, _ID = "facts", "id"
@@ -58,6 +59,7 @@ class Participant:
         self._from_hub: list[Message] = []
         self._from_child: list[Message] = []
         self._resolved: dict[str, list[str]] = {}  # numeric addresses by host
+        self._unresolved: dict[str, tuple[OSError, float]] = {}  # why not, and when to ask again
         self._failure: GPUError | None = None
         self._child_may_end = False
         self._has_joined = False
@@ -194,11 +196,9 @@ class Participant:
         return str(answer.get("refused", "what listens there does not answer as rank 0 does"))
 
     def _connected(self, address: Address) -> socket.socket:
-        if address.host not in self._resolved:
-            self._resolved[address.host] = resolve(address.host, max(self._schedule.arrival - time.monotonic(), _RETRY))
+        hosts = self._addresses_of(address.host)
         until = min(time.monotonic() + _HANDSHAKE, self._schedule.arrival)
         refusal: OSError | None = None
-        hosts = self._resolved[address.host]
         for tried, host in enumerate(hosts):  # time is left for each: packets to one may come to nothing
             share = (until - time.monotonic()) / (len(hosts) - tried)
             try:
@@ -206,6 +206,19 @@ class Participant:
             except OSError as error:
                 refusal = refusal or error
         raise refusal or OSError("it has no address")
+
+    def _addresses_of(self, host: str) -> list[str]:
+        """Numeric ones. A name that is not known may be later, as that of a pod, and each question costs a process."""
+        now = time.monotonic()
+        if host in self._unresolved and now < self._unresolved[host][1]:
+            raise self._unresolved[host][0]
+        if host not in self._resolved:
+            try:
+                self._resolved[host] = resolve(host, max(self._schedule.arrival - now, _RETRY))
+            except OSError as error:
+                self._unresolved[host] = (error, time.monotonic() + _ASK_AGAIN)
+                raise
+        return self._resolved[host]
 
     def _describe(self) -> list[Described]:
         own = self._from_own_child("facts")
