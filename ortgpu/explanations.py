@@ -746,10 +746,16 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "mpirun.",
             "One launcher was started inside another. Only srun that starts torchrun or mpirun, once on each host, is "
             "known to be meant.",
-            "RANK and WORLD_SIZE were set by hand, without LOCAL_RANK and LOCAL_WORLD_SIZE.",
+            "RANK and WORLD_SIZE were set without LOCAL_RANK and LOCAL_WORLD_SIZE: by hand, or by an operator of "
+            "Kubernetes.",
+            "Another launcher started the process: horovodrun, jsrun, Flux. Its variables are not read, and a "
+            "process of several is not taken for the only one.",
         ),
         ("`env | grep -E 'RANK|WORLD|OMPI|PMI|SLURM'` in the processes.",),
-        ("Unset the variables of the launcher that is not used: no guess would be right for every rank.",),
+        (
+            "Unset the variables of the launcher that is not used: no guess would be right for every rank.",
+            "Or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, from what the launcher does say.",
+        ),
         ("Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, Slurm 22.05.8",),
     ),
     Explanation(
@@ -775,13 +781,20 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "A process died at its start, or was never started.",
             "The address is wrong, or a firewall lies between the machines.",
+            "A machine has another address for rank 0's name: its own 127.0.1.1, by /etc/hosts, or that of a bridge "
+            "for containers.",
             "mpirun gives no address to meet at: between machines one has to be named.",
+            "Machines have different releases of ortgpu, or were told of different numbers of ranks.",
         ),
         (
             "`ranks` names those that are missing; their own output says why.",
             "Where rank 0 is missing, nobody can know of the others: only rank 0 is named then.",
         ),
-        ("Look at the missing ranks first.", "Check that they can reach the address and the port."),
+        (
+            "Look at the missing ranks first.",
+            "Check that they can reach the address and the port. Where the launcher names rank 0's host, the port is "
+            "one of 21000 to 28999, by the job; --address HOST:PORT chooses another.",
+        ),
         (),
     ),
     Explanation(
@@ -791,13 +804,17 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "for ever.",
         (
             "A rank raised an exception, took another way through the program, or was killed.",
-            "The network between the GPUs does not carry NCCL's traffic.",
+            "The network between the GPUs does not carry NCCL's traffic: NCCL chose an interface that other hosts do "
+            "not reach, or packets of its size are lost on the way.",
         ),
         (
             "`ranks` names who is behind the others, `phase` what they wait in.",
             "`NCCL_DEBUG=INFO` shows what NCCL waits for.",
         ),
-        ("See why the missing rank is not there; its own output comes first.",),
+        (
+            "See why the missing rank is not there; its own output comes first.",
+            "Between hosts, NCCL_SOCKET_IFNAME names the network interface that NCCL is to use.",
+        ),
         (),
     ),
     Explanation(
