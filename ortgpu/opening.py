@@ -78,7 +78,7 @@ def open_verified(
     }
     requested = requested.with_cuda_options({name: value for name, (value, _) in options_chosen.items()})
     if request.cuda_graph:
-        from .cuda_graph import with_capture
+        from .graph_requests import with_capture
 
         requested = with_capture(requested)
     device = _device_asked_for(requested, request.device)
@@ -120,6 +120,10 @@ def _construct(
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not _keeps_cpu_out(options)), chosen)
     _refuse_providers_in(options)
     record_placement(options)
+    if request.cuda_graph:
+        from .graph_requests import on_own_stream
+
+        asked = on_own_stream(session, asked)
 
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
@@ -323,7 +327,7 @@ def _capture_refused(
     asked: requests.ProviderList,
     request: SessionRequest,
 ) -> GPUError | None:
-    from .cuda_graph import is_refusal, why_not_captured, without_capture
+    from .graph_requests import is_refusal, why_not_captured, without_capture
 
     if not is_refusal(cause):
         return None

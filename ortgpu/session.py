@@ -34,6 +34,7 @@ from .throughput import ThroughputMethods  # noqa: E402
 
 if TYPE_CHECKING:
     from .cuda_graph import CapturingSession
+    from .cudart import Stream
     from .devices import Device, DeviceRequest
     from .opening import SessionRequest
     from .pinned import PinnedMemory
@@ -82,10 +83,11 @@ class GPUSession(ThroughputMethods):
 
     With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, and the shapes of
     its outputs must follow from those of the inputs; else ProviderRequestError or PlacementError, when the session is
-    made where that is known, or at the first run. That run is slow, and no other thread may allocate GPU memory during
-    it. Buffers of the 16 shapes used last are kept; ONNX Runtime keeps every graph until ``close()``. Only ``run`` and
-    ``map`` work, one run at a time, those of other threads than the main one handed over to one thread. Random numbers
-    repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
+    made where that is known, or at the first run. That run is slow, and no other thread may use CUDA meanwhile. Buffers
+    of the 16 shapes used last are kept. ONNX Runtime keeps every graph until ``close()``: 64 are captured, and further
+    shapes run without. Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one
+    handed over to one thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a
+    graph.
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model
     and the arguments, and opens and verifies again on arrival: of ``sess_options`` the properties and the documented
@@ -101,6 +103,7 @@ class GPUSession(ThroughputMethods):
     _request: SessionRequest
     _sess: Any
     _chooses_options = True
+    _stream: Stream | None = None
     _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
@@ -158,9 +161,10 @@ class GPUSession(ThroughputMethods):
             self.device, self.placement = verified.device, verified.placement
             self.options_chosen = verified.options_chosen
             if cuda_graph:
-                from .cuda_graph import captured
+                from .graph_requests import captured
 
                 self._sess = self._capturing = captured(self)
+                self._stream = None  # which lives as long as the C++ session
             lifetime.watch(self)
         except GPUError as error:
             from . import registry
@@ -367,7 +371,7 @@ class GPUSession(ThroughputMethods):
         lifetime.refuse_if_lost()
 
     def _let_go(self) -> None:
-        for name in (*_HELD, "_model_bytes"):
+        for name in (*_HELD, "_model_bytes", "_stream"):
             self.__dict__.pop(name, None)
 
 
