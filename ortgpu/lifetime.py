@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .environment.cuda import initialised_in
 from .errors import ForkedSessionError, GPUError, PoisonedContextError, manual, python
+
+if TYPE_CHECKING:
+    from .devices import Device
 
 _live: weakref.WeakSet[Any] = weakref.WeakSet()
 _poison: GPUError | None = None
@@ -87,9 +90,7 @@ def explained(session: Any, error: Exception) -> Exception:
     inner = session.__dict__.get("_sess")
     if isinstance(inner, Refusal):  # ONNX Runtime compared it with something before it was used
         return anew(inner.error)
-    from .diagnosis.execution import of_run
-
-    found = of_run(str(error), type(error).__name__, getattr(session, "device", None))
+    found = _found(session, str(error), type(error).__name__)
     if found is None:
         return error
     found.__cause__ = error
@@ -107,11 +108,18 @@ def noted(error: GPUError) -> GPUError:
 
 def note_text(session: Any, text: str) -> None:
     """As :func:`noted`, for a failure that ONNX Runtime reports as text alone."""
-    from .diagnosis.execution import of_run
-
-    found = of_run(text, "", getattr(session, "device", None))
+    found = _found(session, text, None)
     if found is not None:
         noted(found)
+
+
+def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
+    device: Device | None = getattr(session, "device", None)
+    if device is not None and not device.is_gpu:  # where the CPU was allowed: the same words mean its memory there
+        return None
+    from .diagnosis.execution import of_run
+
+    return of_run(text, exception, device)
 
 
 def refuse(session: Any, error: GPUError) -> None:

@@ -22,10 +22,12 @@ warnings.simplefilter("ignore")
 import numpy as np, onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as C
 from ortgpu import GPUSession, GPUError, lifetime
+from ortgpu.devices import Device
 from ortgpu.diagnosis.probe_child import RELU
 
 def session():
     made = GPUSession(RELU, allow_cpu=True)
+    made.device = Device("cuda", 0, None, "GPU", (9, 0), None, None)
     lifetime.watch(made)
     return made
 
