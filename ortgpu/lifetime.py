@@ -90,6 +90,8 @@ def explained(session: Any, error: Exception) -> Exception:
     inner = session.__dict__.get("_sess")
     if isinstance(inner, Refusal):  # ONNX Runtime compared it with something before it was used
         return anew(inner.error)
+    if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
+        return error  # of the arguments, or out of the caller's own objects
     found = _found(session, str(error), type(error).__name__)
     if found is None:
         return error

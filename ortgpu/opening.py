@@ -25,9 +25,7 @@ from .errors import GPUError, PlacementError, ProviderFallbackError, ProviderReq
 from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
-from .session_options import config_entry
-
-_CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
+from .session_options import CPU_FALLBACK_KEY, config_entry, keeps_cpu_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ def _construct(
 ) -> tuple[requests.ProviderList, CudaDevice | None]:
     chosen = _choose(why.device, why)
     options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
-    asked = _with_device(requests.cuda_first(requested, keep_cpu=not _keeps_cpu_out(options)), chosen)
+    asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(options)), chosen)
     _refuse_providers_in(options)
     record_placement(options)
 
@@ -286,11 +284,6 @@ def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
         check_loadable(runtime.provider_library)
 
 
-def _keeps_cpu_out(options: Any) -> bool:
-    """With this entry ONNX Runtime refuses a list that names the CPU provider (issue 16016)."""
-    return config_entry(options, _CPU_FALLBACK_KEY) == "1"
-
-
 def record_placement(options: Any) -> None:
     if config_entry(options, placements.RECORDING_KEY) is None:
         options.add_session_config_entry(placements.RECORDING_KEY, "1")
@@ -311,7 +304,7 @@ def _placement_refused(cause: BaseException) -> PlacementError | None:
         return None
     return PlacementError(
         "nodes of this model are on the CPU, and the session options forbid that",
-        evidence=[str(cause).strip().splitlines()[0], f"{_CPU_FALLBACK_KEY}=1, which counts shape nodes too"],
+        evidence=[str(cause).strip().splitlines()[0], f"{CPU_FALLBACK_KEY}=1, which counts shape nodes too"],
         fixes=[manual('leave that entry out and pass cpu_nodes="forbid": it tells compute nodes from shape nodes')],
     )
 

@@ -51,8 +51,8 @@ _HELD = (
     "_output_meminfos", "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
 )  # fmt: skip
 
-# Called without super(): a tenth of a microsecond a call is what a session may cost.
-_plain_run: Any = onnxruntime.InferenceSession.run
+# Named: super() costs a tenth of a microsecond a call. Its method is looked up then: tracers put theirs in its place.
+_Plain: Any = onnxruntime.InferenceSession
 
 
 class GPUSession(ThroughputMethods):
@@ -87,8 +87,9 @@ class GPUSession(ThroughputMethods):
     ``map`` work, one run at a time, those of other threads than the main one handed over to one thread. Random numbers
     repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
 
-    A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model
-    and the arguments, and opens and verifies again on arrival: of ``sess_options`` the properties and the documented
+    A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
+    the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
+    without the constructor of the subclass. Of ``sess_options`` it carries the properties and the documented
     configuration entries, not registered libraries, initialisers or overrides of free dimensions, which cannot be read
     back.
 
@@ -104,6 +105,7 @@ class GPUSession(ThroughputMethods):
     _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
+    _own_names: frozenset[str] = frozenset()  # of attributes that this class and ONNX Runtime's set
 
     def __init__(
         self,
@@ -119,6 +121,7 @@ class GPUSession(ThroughputMethods):
         pinned_memory_limit: int = _PINNED_MEMORY_LIMIT,
         **kwargs: Any,
     ) -> None:
+        others = vars(self).keys() - self._own_names
         if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
         if cpu_nodes not in ("allow", "warn", "forbid"):
@@ -166,7 +169,7 @@ class GPUSession(ThroughputMethods):
             from . import registry
 
             self._let_go()
-            if not _cpu_is_allowed(allow_cpu, error):
+            if not _cpu_is_allowed(allow_cpu, request["sess_options"], error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
             from .opening import SessionRequest, open_on_cpu
@@ -182,6 +185,7 @@ class GPUSession(ThroughputMethods):
             if driver is not None:
                 driver.result()  # whatever was raised, no thread is left behind
         registry.register(self)
+        self._own_names = frozenset((*vars(self), "_own_names", "_pinned")) - others
 
     @classmethod
     def for_rank(
@@ -221,7 +225,7 @@ class GPUSession(ThroughputMethods):
         ProviderRequestError.
         """
         try:
-            return _plain_run(self, output_names, input_feed, run_options)
+            return _Plain.run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from .device_arrays import with_values
 
@@ -322,23 +326,13 @@ class GPUSession(ThroughputMethods):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        request = self._request
-        model = request.model if isinstance(request.model, bytes) else os.path.abspath(request.model)
-        given = (
-            model,
-            session_options.state_of(request.sess_options),
-            request.providers,
-            request.provider_options,
-        )
-        settings = {
-            "device": request.device,
-            "cpu_nodes": request.cpu_nodes,
-            "allow_cpu": self._allow_cpu,
-            "cuda_graph": request.cuda_graph,
-            "pinned_memory_limit": self._pinned_memory_limit,
-            **request.kwargs,
-        }
-        return _reopen, (type(self), given, settings)
+        from .pickling import reduced
+
+        return reduced(self)
+
+    def _open_again(self, *arguments: Any, **settings: Any) -> None:
+        """Unpickling does not call the constructor of a subclass, which may take other arguments."""
+        GPUSession.__init__(self, *arguments, **settings)
 
     @property
     def _enable_fallback(self) -> bool:
@@ -371,15 +365,12 @@ class GPUSession(ThroughputMethods):
             self.__dict__.pop(name, None)
 
 
-def _reopen(cls: type[GPUSession], given: tuple[Any, ...], settings: dict[str, Any]) -> GPUSession:
-    model, options, providers, provider_options = given
-    return cls(model, session_options.from_state(options), providers, provider_options, **settings)
-
-
-def _cpu_is_allowed(allow_cpu: bool, error: GPUError) -> bool:
+def _cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
     """A request that is wrong in itself stays an error: the CPU would not mend it."""
     of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
     if isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError):
+        return False
+    if session_options.keeps_cpu_out(options):
         return False
     return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 

@@ -35,6 +35,9 @@ _ENTRIES = (
 )  # fmt: skip
 
 
+CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
+
+
 def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
     """Plain data; None for no options."""
     if options is None:
@@ -59,6 +62,11 @@ def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
     for key, value in state["entries"].items():
         options.add_session_config_entry(key, value)
     return options
+
+
+def keeps_cpu_out(options: Any) -> bool:
+    """With this entry ONNX Runtime refuses a list that names the CPU provider (issue 16016)."""
+    return options is not None and config_entry(options, CPU_FALLBACK_KEY) == "1"
 
 
 def config_entry(options: Any, key: str) -> str | None:

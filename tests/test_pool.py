@@ -24,7 +24,7 @@ from tests.lab.stubs import GPU, NVML, Cuda
 DEADLINE = 60
 
 PRELUDE = """
-import gc, itertools, logging, os, pickle, signal, sys, threading, time, warnings, weakref
+import dataclasses, gc, itertools, logging, os, pickle, signal, sys, threading, time, warnings, weakref
 from concurrent.futures import CancelledError, Future, wait
 warnings.simplefilter("ignore")
 import numpy as np
@@ -37,6 +37,7 @@ from ortgpu.diagnosis.probe_child import RELU
 def open_pool(devices=2, **options):
     made = GPUSessionPool(RELU, range(devices), allow_cpu=True, **options)
     for session in made.sessions:
+        session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0, name=None)
         lifetime.watch(session)  # as the constructor does on a GPU
     return made
 
@@ -563,12 +564,12 @@ def test_a_lost_gpu_is_taken_out_and_its_work_done_by_another(failure: str) -> N
     """)
     assert found["values"] == list(range(50))
     assert found["sizes"] == [4, 2, 1]
-    assert found["why"][:2] == ["cpu", "ProviderFailureError"]
+    assert found["why"][:2] == ["cuda:0", "ProviderFailureError"]
     assert found["why"][3] is True
     assert len(found["log"]) == 1
     level, text = found["log"][0]
     assert level == "WARNING"
-    assert text == f"cpu is out of the pool [provider-failure]: {found['why'][2]}"
+    assert text == f"cuda:0 is out of the pool [provider-failure]: {found['why'][2]}"
     assert found["session"] == ["ProviderFailureError"] * 2
     assert found["left"] == []
 

@@ -207,9 +207,13 @@ def test_names_that_are_there(names: tuple[str, ...]) -> None:
         ("CUDA_Execution_Provider", CUDA),
         ("TensorRTExecutionProvider", TENSORRT),
         ("TRTExecutionProvider", None),
+        ("tensorrt", TENSORRT),
+        ("cuda:0", CUDA),
+        ("GPU", CUDA),
+        ("GPUExecutionProvider", CUDA),
+        ("NVIDIA", CUDA),
         ("cpu", CPU_PROVIDER),
         ("CPUExecutionProviders", CPU_PROVIDER),
-        ("migraphx", "MIGraphXExecutionProvider"),
     ],
 )
 def test_misspelt_names(name: str, suggestion: str | None) -> None:
@@ -222,7 +226,7 @@ def test_misspelt_names(name: str, suggestion: str | None) -> None:
     assert ", ".join(AVAILABLE) in caught.value.evidence[0]
 
 
-@pytest.mark.parametrize("name", ["", "gpu please", "☃", "x" * 10_000])
+@pytest.mark.parametrize("name", ["", "gpu please", "☃", "x" * 10_000, "migraphx", "npu", "MLUExecutionProvider"])
 def test_names_without_a_suggestion(name: str) -> None:
     with pytest.raises(ProviderRequestError) as caught:
         check_names(ProviderList((name,)), ALL_KNOWN, AVAILABLE)

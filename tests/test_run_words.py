@@ -59,9 +59,23 @@ def test_the_node_in_a_branch_is_the_one_that_failed() -> None:
     assert found.details()["cuda_code"] == 719
 
 
-@pytest.mark.parametrize("exception", ["InvalidArgument", "ValueError", "KeyError", "OutOfMemoryError"])
-def test_wrong_arguments_and_exceptions_of_the_caller_are_theirs(exception: str) -> None:
-    assert of_run("Invalid input name: CUDA failure 700: x", exception, GPU) is None
+def test_wrong_arguments_and_exceptions_of_the_caller_are_theirs() -> None:
+    said = child(
+        """
+        from ortgpu.devices import Device
+
+        class Lazy(dict):
+            def keys(self):
+                raise KeyError("CUDA failure 700: x")
+
+        session = GPUSession(NEG)
+        session.device = Device("cuda", 0, None, None, None, None, None)
+        x = feeds(1)[0]["x"]
+        wrong = ({}, {"CUDA failure 700: x": x}, {"x": x, "CUDA failure 700: x": x}, Lazy())
+        report([outcome(lambda: session.run(None, feed)) for feed in wrong])
+        """
+    )
+    assert [each["type"] for each in said] == ["ValueError", "ValueError", "InvalidArgument", "KeyError"]
 
 
 @pytest.mark.parametrize(

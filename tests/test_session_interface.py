@@ -96,6 +96,46 @@ def test_one_gpu_named_twice_the_same(device: str | int) -> None:
     assert [each["type"] for each in found] == ["DriverNotFoundError", "ProviderRequestError"]
 
 
+def test_methods_that_somebody_puts_in_the_place_of_onnx_runtimes_are_called() -> None:
+    """As tracers do, and tests with unittest.mock."""
+    called = child(
+        """
+        import onnxruntime
+        from unittest import mock
+
+        session = GPUSession(NEG)
+        called = []
+        for name in ("run", "run_with_ort_values", "run_with_iobinding", "io_binding"):
+            original = getattr(onnxruntime.InferenceSession, name)
+            def traced(*arguments, name=name, original=original, **options):
+                called.append(name)
+                return original(*arguments, **options)
+            with mock.patch.object(onnxruntime.InferenceSession, name, traced):
+                value = onnxruntime.OrtValue.ortvalue_from_numpy(feeds(1)[0]["x"])
+                session.run(None, feeds(1)[0])
+                session.run_with_ort_values(None, {"x": value})
+                binding = session.io_binding()
+                binding.bind_ortvalue_input("x", value)
+                binding.bind_output("y")
+                session.run_with_iobinding(binding)
+        report(called)
+        """
+    )
+    assert called == ["run", "run_with_ort_values", "run_with_iobinding", "io_binding"]
+
+
+def test_options_that_keep_the_cpu_out_outweigh_a_permission() -> None:
+    raised = child(
+        """
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        report(outcome(lambda: GPUSession(NEG, options, allow_cpu=True)))
+        """
+    )
+    assert raised["type"] in ("DriverNotFoundError", "NoDeviceError")
+
+
 def test_a_closed_session_is_closed_for_every_use() -> None:
     found = child(
         """

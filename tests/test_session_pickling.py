@@ -1,0 +1,68 @@
+"""Sessions that are pickled and copied with what a subclass or a user added to them. On the CPU."""
+
+from __future__ import annotations
+
+from tests.cpu_session import child
+
+DETECTOR = """
+import copy, pickle, sys
+
+class Detector(GPUSession):
+    def __init__(self, path, size=640, *, labels=()):
+        self.size = size
+        super().__init__(path)
+        self.labels, self._seen = labels, {"twice": self}
+
+def state(detector):
+    return [type(detector).__name__, detector.size, detector.labels, detector._seen["twice"] is detector,
+            str(detector.device), detector.run(None, feeds(2)[1])[0].tolist()]
+
+def arrived(session, protocol=pickle.HIGHEST_PROTOCOL):
+    return pickle.loads(pickle.dumps(session, protocol))
+"""
+EXPECTED = ["Detector", 320, ["cat"], True, "cpu", [-1] * 4]
+
+
+def test_a_subclass_with_a_constructor_of_its_own_arrives_whole() -> None:
+    found = child(
+        DETECTOR
+        + """
+detector = Detector(NEG, 320, labels=["cat"])
+again = arrived(detector)
+report([state(again), state(arrived(again)), state(copy.deepcopy(detector)),
+        [state(arrived(detector, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]])
+"""
+    )
+    *whole, by_protocol = found
+    assert whole == [EXPECTED] * 3
+    assert by_protocol == [EXPECTED] * len(by_protocol)
+
+
+def test_what_a_run_left_behind_stays() -> None:
+    found = child(
+        DETECTOR
+        + """
+session = GPUSession(NEG)
+session.pinned_empty(4)
+list(session.map(feeds(2)))
+session.note = "mine"
+session.__init__(NEG)
+again = arrived(session)
+report([again.note, copy.copy(session).note, sorted(vars(again).keys() ^ vars(session).keys())])
+"""
+    )
+    assert found[:2] == ["mine", "mine"]
+    assert set(found[2]) <= {"_pinned"}
+
+
+def test_what_cannot_be_pickled_says_so() -> None:
+    found = child(
+        DETECTOR
+        + """
+session = GPUSession(NEG)
+session.lock = threading.Lock()
+report(outcome(lambda: pickle.dumps(session)))
+"""
+    )
+    assert found["type"] == "TypeError"
+    assert "lock" in found["text"]
