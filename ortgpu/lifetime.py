@@ -17,7 +17,7 @@ from .errors import ForkedSessionError, GPUError, PoisonedContextError, manual, 
 if TYPE_CHECKING:
     from .devices import Device
 
-_live: weakref.WeakSet[Any] = weakref.WeakSet()
+_live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
 _forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
 
@@ -53,7 +53,12 @@ def anew(error: GPUError) -> GPUError:
 
 def watch(session: Any) -> None:
     """Let ``session`` refuse when the process loses the GPU. Held weakly."""
-    _live.add(session)
+    key = id(session)
+
+    def forget(_reference: object, live: dict[int, weakref.ref[Any]] = _live, key: int = key) -> None:
+        live.pop(key, None)
+
+    _live[key] = weakref.ref(session, forget)
 
 
 def refuse_if_lost() -> None:
@@ -116,7 +121,7 @@ def note_text(session: Any, text: str) -> None:
 
 
 def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
-    device: Device | None = getattr(session, "device", None)
+    device: Device | None = vars(session).get("device")  # a guarded class may have a property of this name
     if device is not None and not device.is_gpu:  # where the CPU was allowed: the same words mean its memory there
         return None
     from .diagnosis.execution import of_run
@@ -139,8 +144,10 @@ def refuses(session: Any) -> bool:
 
 
 def _refuse_all(error: GPUError) -> None:
-    for session in list(_live):
-        refuse(session, error)
+    for reference in list(_live.values()):
+        session = reference()
+        if session is not None:
+            refuse(session, error)
 
 
 def _forked(creator: int) -> ForkedSessionError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from . import session_options
@@ -14,8 +13,12 @@ if TYPE_CHECKING:
 def reduced(session: GPUSession) -> tuple[Any, ...]:
     """For ``__reduce__``: the model and the arguments, and as state what is neither ours nor ONNX Runtime's."""
     request = session._request
-    model = request.model if isinstance(request.model, bytes) else os.path.abspath(request.model)
-    arguments = (model, session_options.state_of(request.sess_options), request.providers, request.provider_options)
+    arguments = (
+        request.model,
+        session_options.state_of(request.sess_options),
+        request.providers,
+        request.provider_options,
+    )
     settings = {
         "device": request.device,
         "cpu_nodes": request.cpu_nodes,

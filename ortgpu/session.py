@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import warnings
@@ -35,7 +36,7 @@ from .throughput import ThroughputMethods  # noqa: E402
 if TYPE_CHECKING:
     from .cuda_graph import CapturingSession
     from .devices import Device, DeviceRequest
-    from .opening import SessionRequest
+    from .opening import SessionRequest, Verified
     from .pinned import PinnedMemory
     from .placement import CPUNodes, Placement
     from .placement_details import PlacementDetails
@@ -158,8 +159,7 @@ class GPUSession(ThroughputMethods):
             self._request = SessionRequest(**request)
             verified = open_verified(self, super().__init__, self._request, driver)
             check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
-            self.device, self.placement = verified.device, verified.placement
-            self.options_chosen = verified.options_chosen
+            self._keep(verified)
             if cuda_graph:
                 from .cuda_graph import captured
 
@@ -176,8 +176,7 @@ class GPUSession(ThroughputMethods):
 
             self._request = SessionRequest(**request)
             verified = open_on_cpu(self, super().__init__, self._request)
-            self.device, self.placement = verified.device, verified.placement
-            self.options_chosen = verified.options_chosen
+            self._keep(verified)
         except BaseException:
             self._let_go()
             raise
@@ -355,6 +354,15 @@ class GPUSession(ThroughputMethods):
             fixes=[manual("open another GPUSession with these providers")],
             requested=providers,
         )
+
+    def _keep(self, verified: Verified) -> None:
+        """Not by assignment: a class that the guard takes in may have a property of such a name."""
+        self.__dict__.update(
+            device=verified.device, placement=verified.placement, options_chosen=verified.options_chosen
+        )
+        model = self._request.model
+        if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
+            self._request = dataclasses.replace(self._request, model=os.path.abspath(model))
 
     def _refuse_if_lost(self) -> None:
         """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""

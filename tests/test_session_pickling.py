@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.cpu_session import child
 
 DETECTOR = """
@@ -53,6 +55,24 @@ report([again.note, copy.copy(session).note, sorted(vars(again).keys() ^ vars(se
     )
     assert found[:2] == ["mine", "mine"]
     assert set(found[2]) <= {"_pinned"}
+
+
+def test_a_relative_path_is_that_of_the_process_that_opened_it(tmp_path: Path) -> None:
+    found = child(
+        DETECTOR
+        + """
+folder = sys.argv[1]
+os.makedirs(os.path.join(folder, "elsewhere"))
+with open(os.path.join(folder, "neg.onnx"), "wb") as file:
+    file.write(NEG)
+os.chdir(folder)
+session = GPUSession("neg.onnx")
+os.chdir("elsewhere")
+report([session._model_path, arrived(session).run(None, feeds(2)[1])[0].tolist()])
+""",
+        str(tmp_path),
+    )
+    assert found == ["neg.onnx", [-1] * 4]
 
 
 def test_what_cannot_be_pickled_says_so() -> None:
