@@ -253,22 +253,28 @@ def _all_providers(available: Sequence[str]) -> list[str]:
 
 
 def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -> DeviceRequest:
-    in_options = requested.options_of(requests.CUDA).get("device_id")
-    if in_options is None:
+    """The device of the argument and of the options of CUDA and TensorRT, which have to work on the same one."""
+    options = {name: requested.options_of(name).get("device_id", "") for name in (requests.CUDA, *requests.TENSORRT)}
+    named = {name: int(text) for name, text in options.items() if text.strip().isdecimal()}
+    if not named:
         return device
-    if device is not None and ordinal_of(device) != int(in_options):
+    ordinal = next(iter(named.values()))
+    if set(named.values()) != {ordinal} or (device is not None and ordinal_of(device) != ordinal):
+        given = [f"device_id={number} in the options of {name}" for name, number in named.items()]
         raise ProviderRequestError(
-            f"device={device!r} and the provider option device_id={in_options} name different GPUs",
+            "this session is asked for on different GPUs",
+            evidence=[*([f"device={device!r}"] if device is not None else []), *given],
             fixes=[manual("name the GPU once")],
             requested=requested.names,
         )
-    return int(in_options)
+    return ordinal
 
 
 def _with_device(asked: requests.ProviderList, chosen: CudaDevice | None) -> requests.ProviderList:
     """``asked`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
     warning about plugin providers."""
-    if chosen is None or (chosen.ordinal == 0 and "device_id" not in asked.options_of(requests.CUDA)):
+    named = any("device_id" in options for options in asked.options.values())
+    if chosen is None or (chosen.ordinal == 0 and not named):
         return asked
     on_device = {
         name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names

@@ -31,7 +31,7 @@ def kinds():
 session, other = Theirs(NEG), Theirs(NEG)
 found = [type(session).__name__, isinstance(session, GPUSession), kinds(), session.run(None, feeds(2)[1])[0].tolist()]
 session._sess = Failing()
-report([*found, outcome(lambda: session.run(None, feeds(1)[0]))["type"], outcome(lambda: other.run(None, feeds(1)[0]))["type"]])
+report(found + [outcome(lambda: each.run(None, feeds(1)[0]))["type"] for each in (session, other)])
 """
 
 CLASSES = {
