@@ -57,6 +57,23 @@ report([again.note, copy.copy(session).note, sorted(vars(again).keys() ^ vars(se
     assert set(found[2]) <= {"_pinned"}
 
 
+def test_entries_of_the_session_options_that_only_the_installed_release_has() -> None:
+    found = child(
+        DETECTOR
+        + """
+import onnxruntime
+options = onnxruntime.SessionOptions()
+entries = {"session.intra_op.spin_duration_us": "7", "ep.cuda.fpa_intb_gemm": "1",
+           "optimization.constant_folding_max_output_size_in_bytes": "999"}
+for name, value in entries.items():
+    options.add_session_config_entry(name, value)
+carried = arrived(GPUSession(NEG, options)).get_session_options()
+report([entries, {name: carried.get_session_config_entry(name) for name in entries}])
+"""
+    )
+    assert found[0] == found[1]
+
+
 def test_a_relative_path_is_that_of_the_process_that_opened_it(tmp_path: Path) -> None:
     found = child(
         DETECTOR
