@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from .placement_details import PlacementDetails
 
 _PINNED_MEMORY_LIMIT = 2 << 30
-
 _TRUE = ("1", "true", "yes", "on")
 
 # Everything that keeps the C++ session, its options or the model's bytes alive: of an InferenceSession in any release
@@ -87,9 +86,9 @@ class GPUSession(ThroughputMethods):
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
     the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
-    without the constructor of the subclass. Of ``sess_options`` it carries the properties and the documented
-    configuration entries, not registered libraries, initialisers or overrides of free dimensions, which cannot be read
-    back.
+    without the constructor of the subclass. Of ``sess_options`` it carries the properties and the configuration entries
+    that the installed release knows, not registered libraries, initialisers or overrides of free dimensions, which
+    cannot be read back.
 
     Not promised: that two runs give the same bits.
     """
@@ -282,6 +281,18 @@ class GPUSession(ThroughputMethods):
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
+    if hasattr(InferenceSession, "create_ortvalue_from_shape_and_type"):
+
+        def create_ortvalue_from_shape_and_type(
+            self, shape: Any, element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+        ) -> Any:
+            """As InferenceSession.create_ortvalue_from_shape_and_type; see the class for what is raised."""
+            try:
+                make = super().create_ortvalue_from_shape_and_type
+                return make(shape, element_type, device_type, device_id, vendor_id)
+            except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+                raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
+
     def explain_placement(self) -> PlacementDetails:
         """Why each node is where it is, and where ONNX Runtime copies between devices.
 
@@ -355,9 +366,8 @@ class GPUSession(ThroughputMethods):
 
     def _keep(self, verified: Verified) -> None:
         """Not by assignment: a class that the guard takes in may have a property of such a name."""
-        self.__dict__.update(
-            device=verified.device, placement=verified.placement, options_chosen=verified.options_chosen
-        )
+        for name in ("device", "placement", "options_chosen"):
+            self.__dict__[name] = getattr(verified, name)
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
             self._request = dataclasses.replace(self._request, model=os.path.abspath(model))
