@@ -25,11 +25,10 @@ from ..errors import (
 from .cuda_codes import RUNTIME_NAMES, STICKY, name_of, poisoned
 from .libraries import by_folder, mixed
 from .library_status import read_library_status
-from .messages import ALLOCATION, CUDA_FAILURE, TENSORRT, telling_line, tensorrt_failed
+from .messages import ALLOCATION, CUDA_FAILURE, LIMIT, TENSORRT, telling_line, tensorrt_failed
 
 _MIB = 1 << 20
 
-_LIMIT = re.compile(r"Available memory of (\d+) is smaller than requested bytes")
 _POOL = re.compile(r"cudaMallocFromPoolAsync failed.* \((\d+)\), size=(\d+)")
 _NAMED = re.compile(rf"\b({'|'.join(RUNTIME_NAMES)}): ")
 
@@ -149,7 +148,7 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
 def _lack(requested: int | None, total: int | None, text: str) -> tuple[str, list[str]]:
     """What was too little, and what helps beside a smaller batch."""
     asked = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
-    if _LIMIT.search(text):
+    if LIMIT.search(text):
         return f"the session's gpu_mem_limit is reached{asked}", ["or raise that provider option"]
     if requested is not None and total is not None and requested > total:
         # issue 22702: a request out of all proportion comes from a shape that went wrong

@@ -11,6 +11,7 @@ import re
 from ..devices import not_found
 from ..errors import (
     GPUError,
+    InsufficientDeviceMemoryError,
     LibraryNotFoundError,
     NoDeviceError,
     ProviderFailureError,
@@ -30,6 +31,7 @@ _OPTION_VALUE = re.compile(
     r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
 )
 ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
+LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
 TENSORRT = re.compile(r"\bTensorRT EP\b")
 
 # Found before a provider is asked. These texts quote the path, and nodes by their names, which may say anything.
@@ -64,6 +66,13 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
             fixes=[manual(f"correct the value of {option!r}")],
             provider="CUDAExecutionProvider",
             option=option,
+        )
+    if match := LIMIT.search(text):
+        return InsufficientDeviceMemoryError(
+            "this session needs more GPU memory than its gpu_mem_limit leaves it",
+            evidence=[telling_line(text)],
+            fixes=[manual("raise the provider option gpu_mem_limit, or leave it out")],
+            requested=int(match[1]),
         )
     if match := ALLOCATION.search(text):
         return lacks_memory(facts, [telling_line(text)], int(match[1]))
