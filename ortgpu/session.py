@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 from .runtime import load_runtime, why_no_module
 
@@ -125,8 +125,7 @@ class GPUSession(ThroughputMethods):
             raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
         if operator.index(pinned_memory_limit) < 0:
             raise ValueError(f"pinned_memory_limit must be at least 0, not {pinned_memory_limit}")
-        if isinstance(device, SupportsIndex) and not isinstance(device, int):
-            device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
+        device = arguments.checked_device(device)
         if int(kwargs.pop("enable_fallback", 0)):
             raise _no_fallback("enable_fallback=1 was passed")
         if kwargs:

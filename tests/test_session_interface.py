@@ -124,6 +124,21 @@ def test_methods_that_somebody_puts_in_the_place_of_onnx_runtimes_are_called() -
     assert called == ["run", "run_with_ort_values", "run_with_iobinding", "io_binding"]
 
 
+@pytest.mark.parametrize(
+    ("device", "outcome_"),
+    [
+        ("cuda:x", "DeviceNotFoundError"),
+        (-1, "DeviceNotFoundError"),
+        (1.5, "TypeError"),
+        ("cpu", "cpu"),
+        ("cuda:9", "cpu"),
+    ],
+)
+def test_a_device_that_is_none_is_a_mistake_where_the_cpu_is_allowed_too(device: object, outcome_: str) -> None:
+    found = child(f"report(outcome(lambda: GPUSession(NEG, device={device!r}, allow_cpu=True).device.kind))")
+    assert found.get("type", found.get("returned")) == outcome_
+
+
 def test_options_that_keep_the_cpu_out_outweigh_a_permission() -> None:
     raised = child(
         """
