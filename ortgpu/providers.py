@@ -122,7 +122,7 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
             raise ProviderRequestError(
                 f"there is no execution provider {name!r}" + (f"; did you mean {meant!r}?" if meant else ""),
                 evidence=[f"providers in this build: {', '.join(available)}"],
-                fixes=[manual(f"write {meant!r}")] if meant else [],
+                fixes=[manual(f"write {meant!r}" if meant else f"leave {name!r} out")],
                 requested=requested.names,
             )
         if name not in available and name != CUDA:
