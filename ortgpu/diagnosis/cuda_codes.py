@@ -124,6 +124,15 @@ OF_ANOTHER_DRIVER = frozenset({803, 804})
 # process must be terminated and relaunched". The process, not the device: nothing is promised for its other GPUs.
 STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
 
+# By name, as in the exceptions of thrust, which ONNX Runtime passes on (system_error.h, cuda_error_category)
+RUNTIME_NAMES = {
+    "cudaErrorMemoryAllocation": 2, "cudaErrorNoKernelImageForDevice": 209, "cudaErrorContained": 226,
+    "cudaErrorIllegalAddress": 700, "cudaErrorLaunchTimeout": 702, "cudaErrorAssert": 710,
+    "cudaErrorHardwareStackError": 714, "cudaErrorIllegalInstruction": 715, "cudaErrorMisalignedAddress": 716,
+    "cudaErrorInvalidAddressSpace": 717, "cudaErrorInvalidPc": 718, "cudaErrorLaunchFailure": 719,
+    "cudaErrorTensorMemoryLeak": 721, "cudaErrorMpsClientTerminated": 810,
+}  # fmt: skip
+
 # Errors that say of a device that it is gone, whatever is asked of it, and nothing of the process (cuda.h): not
 # available, not there any more, memory or NVLink beyond correction, its context destroyed, a failure without a reason.
 LOST = frozenset({46, 100, 101, 214, 220, 709, 999})
