@@ -440,7 +440,9 @@ def test_no_more_than_so_many_shapes_are_ever_captured(with_stub: Any) -> None:
 
 def test_out_of_memory_is_told_as_such_and_the_session_works_on(with_stub: Any) -> None:
     found = with_stub("""
+        import dataclasses
         session = capturing(NEG)
+        session.device = dataclasses.replace(session.device, kind="cuda")
         stub.stub_fail(2)
         failed = outcome(lambda: session.run(None, feeds(1)[0]))
         stub.stub_fail(0)
