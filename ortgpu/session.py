@@ -159,7 +159,6 @@ class GPUSession(ThroughputMethods):
                 from .cuda_graph import captured
 
                 self._sess = self._capturing = captured(self)
-            lifetime.watch(self)
         except GPUError as error:
             from . import registry
 
