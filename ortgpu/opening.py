@@ -76,7 +76,7 @@ def open_verified(
     }
     requested = requested.with_cuda_options({name: value for name, (value, _) in options_chosen.items()})
     if request.cuda_graph:
-        from .cuda_graph import with_capture
+        from .graph_requests import with_capture
 
         requested = with_capture(requested)
     device = _device_asked_for(requested, request.device)
@@ -118,6 +118,10 @@ def _construct(
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(options)), chosen)
     _refuse_providers_in(options)
     record_placement(options)
+    if request.cuda_graph:
+        from .graph_requests import on_own_stream
+
+        asked = on_own_stream(session, asked)
 
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
@@ -143,7 +147,7 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
     chosen = choose_visible(device, cuda.devices)
     provider = why.runtime.preload.provider if why.runtime.preload is not None else None
     capability = chosen.compute_capability
-    if provider is not None and capability is not None and provider.coverage(capability) == "none":
+    if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
         raise why.unusable()
     return chosen
 
@@ -322,7 +326,7 @@ def _capture_refused(
     asked: requests.ProviderList,
     request: SessionRequest,
 ) -> GPUError | None:
-    from .cuda_graph import is_refusal, why_not_captured, without_capture
+    from .graph_requests import is_refusal, why_not_captured, without_capture
 
     if not is_refusal(cause):
         return None
