@@ -171,9 +171,9 @@ def test_rank_0_calls_itself_localhost(machine: Machine, network: Network) -> No
 
 def test_temporary_folder_is_shared(machine: Machine, network: Network, tmp_path: Path) -> None:
     """Two jobs, one on each host, that say the same of themselves: by the defaults of DeepSpeed's launcher, say."""
-    here = {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     starts: list[tuple[list[str], dict[str, str]]] = []
     for number, host in enumerate(network.hosts):
+        here = {**gpus(number), "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
         python = [str(machine.overlay.python), *rank_program("preflight", {"timeout": TIMEOUT, "calls": CALLS})]
         for command, variables in launchers.starts_of("environment", 2, python):
             folder = tmp_path / f"reports{number}"
