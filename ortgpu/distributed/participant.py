@@ -24,7 +24,8 @@ from .wire import FROM_RANK_0, Connection, GarbledError, Message, error_from_mes
 
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
 _ASK_AGAIN = 1.0  # seconds between two questions for a name
-_HANDSHAKE = 2.0  # seconds in which whatever listens there has to prove that it is rank 0
+_CONNECTION = 2.0  # seconds in which an address has to take a connection
+_ANSWER = 5.0  # and what listens there to prove that it is rank 0, which may have much else to do
 _GIVING_BACK = 5.0  # seconds that a child may take to give its communicator back
 _FACTS, _ID = "facts", "id"
 
@@ -168,7 +169,7 @@ class Participant:
         except OSError as error:
             return error.strerror or str(error)
         now = time.monotonic()
-        until = min(now + _HANDSHAKE, self._schedule.arrival)
+        until = min(now + _ANSWER, self._schedule.arrival)
         link = Connection(connected, FROM_RANK_0)
         self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
         hello = {
@@ -197,7 +198,7 @@ class Participant:
 
     def _connected(self, address: Address) -> socket.socket:
         hosts = self._addresses_of(address.host)
-        until = min(time.monotonic() + _HANDSHAKE, self._schedule.arrival)
+        until = min(time.monotonic() + _CONNECTION, self._schedule.arrival)
         refusal: OSError | None = None
         for tried, host in enumerate(hosts):  # time is left for each: packets to one may come to nothing
             share = (until - time.monotonic()) / (len(hosts) - tried)
