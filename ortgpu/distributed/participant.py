@@ -16,7 +16,7 @@ from . import contract, verdicts
 from .child import Child
 from .contract import Described
 from .hub import LAST, Deadlines, Hub
-from .meeting import Address, Meeting, is_loopback, resolve
+from .meeting import Address, Meeting, is_own, resolve
 from .ranks import Rank
 from .reports import Collective, CollectiveResult, PreflightReport, differences, named
 from .verdicts import RENDEZVOUS, RUN
@@ -367,11 +367,11 @@ class Participant:
         names = {name: found for name, found in self._resolved.items() if found != [name]}
         looked_for = {address.host for addresses in refusals.values() for address in addresses}
         fixes = [f"make {name} known to {here}, by DNS or /etc/hosts" for name in looked_for - set(self._resolved)]
-        if not self._rank.on_one_host:
+        if self._rank.local_rank == 0:  # as rank 0's is, which is therefore on another host
             fixes += [
-                f"correct /etc/hosts of {here}, or name rank 0's host otherwise: {name} is {here} itself there"
-                for name, found in names.items()
-                if all(map(is_loopback, found))
+                f"name rank 0's host, or correct /etc/hosts of {here}: {name} leads to {here} itself there"
+                for name, found in self._resolved.items()
+                if all(map(is_own, found))
             ]
         return RendezvousError(
             "rank 0 was not at the rendezvous in time",
