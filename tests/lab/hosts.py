@@ -131,15 +131,17 @@ class Network:
 
     def agent(self) -> Path:
         """A program that mpirun can call in ssh's place: options, a host, and what is to be run there."""
-        cases = [
-            f'{host.name}) exec {shlex.join(host.command(["sh", "-c"], from_host=True))} "$*";;' for host in self.hosts
+        commands = {host.name: shlex.join(host.command(["sh", "-c"], from_host=True)) for host in self.hosts}
+        lines = [
+            "#!/bin/sh",
+            'while [ "${1#-}" != "$1" ]; do shift; done',
+            "host=$1; shift",
+            "case $host in",
+            *(f'{name}) exec {command} "$*";;' for name, command in commands.items()),
+            'esac; echo "no host $host" >&2; exit 255\n',
         ]
         path = self._folder / "agent"
-        path.write_text(
-            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
-            f'case $host in\n{chr(10).join(cases)}\nesac\necho "no host $host" >&2; exit 255\n',
-            encoding="utf-8",
-        )
+        path.write_text("\n".join(lines), encoding="utf-8")
         path.chmod(0o755)
         return path
 
