@@ -758,7 +758,10 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Unset the variables of the launcher that is not used: no guess would be right for every rank.",
             "Or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, from what the launcher does say.",
         ),
-        ("Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, Slurm 22.05.8",),
+        (
+            "Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, Slurm 22.05.8, "
+            "DeepSpeed 0.19.8",
+        ),
     ),
     Explanation(
         "rank-device",
