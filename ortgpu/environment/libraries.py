@@ -8,8 +8,8 @@ The search order, first to last:
 4. the libraries inside an installed torch of the same CUDA major;
 5. conda: CONDA_PREFIX and the interpreter's own prefix;
 6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, then the toolkits under /usr/local;
-7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was when the process started, the loader's
-   cache, the default folders.
+7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was at the start, its cache, the defaults;
+8. the folders of CUDA libraries that this process has loaded from none of these.
 
 Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
 the root of a toolkit library that is already loaded comes first. cuDNN is taken from that root too, where it has one (a
@@ -36,8 +36,9 @@ from .variables import read_variables
 from .wheel import ProviderLibrary
 
 Source = Literal[
-    "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit", "system loader"
-]
+    "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit",
+    "system loader", "beside a loaded one"
+]  # fmt: skip
 
 _CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
 
@@ -60,6 +61,7 @@ class Candidate:
     source: Source
     root: str
     problem: str | None = None
+    unfit_for: str | None = None  # the library of this process that does not have what this file takes from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,7 @@ def find_roots(places: SearchPlaces, cuda_major: int) -> tuple[Root, ...]:
 
 
 def _each_root(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
-    for step in _STEPS:
-        yield from (root for root in step(places, cuda_major) if root.files)
+    return (root for step in _STEPS for root in step(places, cuda_major) if root.files)
 
 
 def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
@@ -183,6 +184,11 @@ def _system_loader(places: SearchPlaces, _: int) -> Iterator[Root]:
         yield _root("system loader", folder, [folder])
 
 
+def _beside_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for folder in _distinct(os.path.dirname(path) for path in places.mapped if _is_cuda(os.path.basename(path))):
+        yield _root("beside a loaded one", folder, [folder])
+
+
 _STEPS = (
     _already_loaded,
     _explicit_directory,
@@ -192,6 +198,7 @@ _STEPS = (
     _variables,
     _default_toolkits,
     _system_loader,
+    _beside_loaded,
 )
 
 
@@ -254,6 +261,8 @@ def _resolve_one(
             if not name.startswith(f"{spec.stem}.so.") or path in seen:
                 continue
             if folders is not None and folders.isdisjoint(folders_of(path)):
+                continue
+            if root.source == "beside a loaded one" and os.path.realpath(path) in map(os.path.realpath, seen):
                 continue
             if not _names_soname(name, soname):
                 if name.count(".") <= soname.count("."):

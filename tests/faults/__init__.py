@@ -4,7 +4,17 @@ One table of cases, in groups: :data:`CASES`. A case is data and one function th
 advice runner and the command ``python -m tests.faults`` all go through it. What is no case here, and why: ``rows.py``.
 """
 
-from tests.faults import driver, libraries, library_versions, package_files, packages, process, requests
+from tests.faults import (
+    driver,
+    driver_library,
+    libraries,
+    library_versions,
+    loader,
+    package_files,
+    packages,
+    process,
+    requests,
+)
 from tests.faults.case import OWN, Case, Code
 
 GROUPS = {
@@ -20,7 +30,9 @@ CASES: tuple[Case, ...] = (
     *package_files.CASES,
     *libraries.CASES,
     *library_versions.CASES,
+    *loader.CASES,
     *driver.CASES,
+    *driver_library.CASES,
     *requests.CASES,
     *process.CASES,
 )
