@@ -33,7 +33,7 @@ from ortgpu.errors import (
     shell,
 )
 from ortgpu.placement import PlacedNode
-from tests.lab import GPU, NVML, Cuda, Machine
+from tests.lab import GPU, NVML, WITHOUT_ITS_FOLDER, Cuda, Machine
 from tests.lab.child import ChildResult
 from tests.lab.fixtures import Lab
 
@@ -273,7 +273,7 @@ def test_working_directory_that_is_gone(lab: Lab, options: tuple[str, ...]) -> N
     machine = lab.machine(**EVERYTHING)
     code = "import os, tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())\n"
     code += f"from ortgpu.__main__ import main; report(main({['doctor', '--no-probe', *options]!r}))"
-    result = machine.run(code)
+    result = machine.run(code, env=WITHOUT_ITS_FOLDER)
     assert result.json == 0, result.output
     assert result.stderr == ""
 

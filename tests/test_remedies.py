@@ -108,7 +108,14 @@ def test_one_command_brings_every_library_that_is_missing() -> None:
             "ImportError: numpy.core.multiarray failed to import",
             (Distribution("numpy", "2.3.0", SITE),),
             "1.18.1",
-            "the installed numpy 2.3.0 cannot be imported",
+            "ONNX Runtime 1.18.1 is too old for numpy 2.3.0",
+            "install 'numpy<2'",
+        ),
+        (
+            "ImportError",  # NumPy prints its reason, and raises this without a word
+            (Distribution("numpy", "2.3.0", SITE),),
+            "1.18.1",
+            "ONNX Runtime 1.18.1 is too old for numpy 2.3.0",
             "install 'numpy<2'",
         ),
         ("ModuleNotFoundError: No module named 'google.protobuf'", (), "1.31.1", "protobuf, which", "install protobuf"),

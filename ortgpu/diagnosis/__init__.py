@@ -17,7 +17,7 @@ from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..errors import GPUError, UnsupportedPlatformError
 from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
-from . import attempts, devices, driver, libraries, packages, permissions, training
+from . import attempts, devices, driver, imports, libraries, packages, permissions, training
 from . import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
 from .probe import ProbeResult, run_probe
@@ -36,7 +36,7 @@ CHECKS: tuple[Check, ...] = (
     packages.cpu_only,
     packages.provider_missing,
     packages.library_damaged,
-    packages.import_failed,
+    imports.import_failed,
     model_checks.collective_ops_missing,  # no library, driver or device would mend it
     libraries.missing,
     libraries.provider_unloadable,

@@ -119,13 +119,14 @@ def unsupported(facts: Facts) -> GPUError | None:
         return None
     name, capability = capabilities[0]
     held = tuple(str(architecture) for architecture in provider.architectures or ())
-    version = facts.environment.packages.onnxruntime.build_version
+    installed = facts.environment.packages.onnxruntime
+    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
     fix = _release_for(facts, capability)
     return UnsupportedDeviceError(
         f"the installed ONNX Runtime holds no code for {name or 'this GPU'} "
         f"(compute capability {capability[0]}.{capability[1]})",
         evidence=[
-            f"onnxruntime-gpu {version or ''} holds {', '.join(held)}".replace("  ", " "),
+            f"{build} holds {', '.join(held)}",
             f"read from {provider.path}",
         ],
         fixes=[fix]

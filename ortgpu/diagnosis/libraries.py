@@ -169,12 +169,8 @@ def _other_version(library: MissingLibrary) -> str | None:
 def _where_needed(facts: Facts) -> str:
     provider, installed = facts.environment.provider, facts.environment.packages.onnxruntime
     major = provider.cuda_major if provider else None
-    version = installed.build_version or _version(facts) or ""
-    return f"onnxruntime-gpu {version} is built for CUDA {major or 'of unknown version'}"
-
-
-def _version(facts: Facts) -> str | None:
-    return next((owner.version for owner in facts.environment.packages.onnxruntime.owners), None)
+    version = installed.version or ""
+    return f"{installed.build_name or 'onnxruntime-gpu'} {version} is built for CUDA {major or 'of unknown version'}"
 
 
 def provider_unloadable(facts: Facts) -> GPUError | None:

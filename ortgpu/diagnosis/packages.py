@@ -13,7 +13,6 @@ from ..errors import (
     CPUOnlyPackageError,
     Fix,
     GPUError,
-    LibraryVersionError,
     OnnxRuntimeNotInstalledError,
     UnsupportedPlatformError,
     manual,
@@ -160,7 +159,7 @@ def conflicting(facts: Facts) -> GPUError | None:
     if len(owners) < 2 or not installed.importable:
         return None
     build = next((owner for owner in owners if owner.name == installed.build_name), None)
-    gpu_build = installed.provider_library is not None and "gpu" in (installed.build_name or "gpu")
+    gpu_build = installed.provider_library is not None and _is_for_cuda(installed.build_name or "gpu")
     whole = build is not None and not any(map(is_vital, (*build.missing_files, *build.altered_files)))
     works = gpu_build and whole
     evidence = [_owner_line(owner) for owner in owners]
@@ -199,7 +198,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
         return None
     owner = installed.owners[0] if len(installed.owners) == 1 else None
     name = installed.build_name or (owner.name if owner else "onnxruntime")
-    if "gpu" in name and (available is None or "CUDAExecutionProvider" in available):
+    if _is_for_cuda(name) and (available is None or "CUDAExecutionProvider" in available):
         return None  # a GPU build whose provider file is gone: provider_missing says it
     version = installed.build_version or (owner.version if owner else None)
     evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
@@ -221,7 +220,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
     if (
         not installed.importable
         or installed.provider_library is not None
-        or "gpu" not in (installed.build_name or _names(facts))
+        or not _is_for_cuda(installed.build_name or _names(facts))
     ):
         return None
     owner = installed.owners[0] if installed.owners else None
@@ -258,111 +257,6 @@ def library_damaged(facts: Facts) -> GPUError | None:
     )
 
 
-def import_failed(facts: Facts) -> GPUError | None:
-    """`import onnxruntime` raised, or gave a module without InferenceSession."""
-    text = facts.observed.import_error
-    if text is None:
-        if facts.observed.has_session is not False:
-            return None
-        text = "AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'"
-    installed = facts.environment.packages.onnxruntime
-    if installed.folder is None or not installed.importable:
-        return None  # not_installed or broken_files says it
-    if re.search(r"lib(cu|nv)\w+\.so[\w.]*: cannot open shared object", text):
-        return None  # the extension itself links CUDA (1.27.0): libraries_missing says it
-    libc = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", text)
-    if libc is not None and (old := _cxx_library_of_another(facts, text, libc[0])) is not None:
-        return old
-    if libc is not None:
-        host = facts.environment.host
-        return UnsupportedPlatformError(
-            f"the installed ONNX Runtime needs {libc[0]}, which this system's C or C++ library does not have",
-            evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
-            fixes=[manual("use a newer operating system or container image", needs="host")],
-            system=host.system,
-            machine=host.machine,
-        )
-    if (dependency := _dependency_missing(facts, text)) is not None:
-        return dependency
-    fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
-    if "sys.modules" in text:
-        fixes = [
-            manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
-        ]
-    if remedies.cannot_be_mapped(text):
-        fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
-    if "executable stack" in text:
-        fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
-    return BrokenPackageError(
-        "import onnxruntime fails", evidence=[text], fixes=fixes, package=installed.build_name, files=()
-    )
-
-
-def _cxx_library_of_another(facts: Facts, text: str, version: str) -> GPUError | None:
-    """The C++ library that was too old is not the system's: one from conda, or another on LD_LIBRARY_PATH."""
-    named = re.search(r"(/\S*libstdc\+\+\S*): version ", text)
-    if named is None or re.match(r"(/usr)?/lib(64)?/", named[1]):
-        return None
-    path = named[1]
-    off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(path))
-    return LibraryVersionError(
-        f"import onnxruntime fails: the C++ library that this process loads, {path}, is too old for it",
-        evidence=[text],
-        fixes=[off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")],
-        needed=(version,),
-        found={os.path.basename(path): path},
-    )
-
-
-_DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
-
-
-def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
-    """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
-    absent = re.search(r"No module named '(\w+)", text)
-    module = absent[1] if absent else "numpy" if re.search(r"numpy\S* failed|_ARRAY_API not found", text) else None
-    if module in (None, "onnxruntime"):
-        return None
-    name = _DISTRIBUTIONS.get(module, module)
-    packages = facts.environment.packages
-    found = next((one for one in packages.others if one.name == name), None)
-    own = packages.numpy_file if name == "numpy" else None
-    if found is not None and own is not None and not _is_below(own, found.location):
-        return BrokenPackageError(
-            f"import onnxruntime fails: {own} is imported instead of the installed {name}",
-            evidence=[text],
-            fixes=[manual(f"rename {own}, or take its folder off the search path of this program")],
-            package=name,
-            files=(own,),
-        )
-    if found is None:
-        summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
-        fix = remedies.install(facts.environment, [name])
-    else:
-        summary = (
-            f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
-        )
-        fix = remedies.install(facts.environment, [f"{name}=={found.version}" if found.version else name], again=True)
-        if (
-            name == "numpy"
-            and _before(packages.onnxruntime.build_version, (1, 19))
-            and not _before(found.version, (2,))
-        ):
-            fix = remedies.install(facts.environment, ["numpy<2"])  # 1.19 was the first release for NumPy 2
-    return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """By name or in truth: an installer may have made the package of links to a store of its own."""
-    return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
-
-
-def _before(version: str | None, other: tuple[int, ...]) -> bool:
-    """Whether a version is known, and below another."""
-    numbers = tuple(map(int, re.findall(r"\d+", version or "")))
-    return bool(numbers) and numbers[: len(other)] < other
-
-
 def _first_install(facts: Facts) -> list[Fix]:
     if facts.environment.host.machine == "aarch64":
         return [manual(f"install a build for this machine: {_NO_WHEEL}", needs="host")]
@@ -378,11 +272,16 @@ def _replace_build(facts: Facts) -> list[Fix]:
         return [remedies.reinstall_onnxruntime(facts.environment)]
     # A folder that somebody put on the search path: installers leave alone what lies there.
     off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
-    gpu = any("gpu" in other.name for other in installed.elsewhere)
+    gpu = any(_is_for_cuda(other.name) for other in installed.elsewhere)
     first = [] if gpu else _first_install(facts)
     if off is not None and all(fix.executable for fix in first):
         return [shell(" && ".join((off, *first)))]
     return [off or manual(f"take {home} off the search path of this program"), *first]
+
+
+def _is_for_cuda(names: str) -> bool:
+    """By a name that ends in -gpu, as onnxruntime-gpu and ort-nightly-gpu do; onnxruntime-webgpu has no CUDA."""
+    return "gpu" in re.split(r"[-_\s]", names)
 
 
 def _names(facts: Facts) -> str:

@@ -80,6 +80,11 @@ class OnnxRuntime:
     # field that environment would look healthy.
     shadowed_by: str | None = None
 
+    @property
+    def version(self) -> str | None:
+        """As the build says it, else as the metadata does: 1.18.1 has no file that would say it."""
+        return self.build_version or next((owner.version for owner in self.owners), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Torch:

@@ -11,6 +11,7 @@ from tests.faults.case import (
     AS_A_USER,
     MENDED,
     OWN,
+    Break,
     Case,
     in_group,
     own_path,
@@ -23,6 +24,7 @@ from tests.lab.fixtures import Lab
 
 CUDA_PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 BRIDGE = "onnxruntime/capi/libonnxruntime_providers_shared.so"
+BUILD = "onnxruntime/capi/build_and_package_info.py"
 EXTENSION = "onnxruntime/capi/onnxruntime_pybind11_state*.so"
 
 # Older than the package under test, and of the same CUDA: what a dependency with an upper bound brings.
@@ -59,19 +61,25 @@ def gpu_twin_gone_again(lab: Lab, overlay: Overlay) -> None:
     overlay.add_wheel(lab.wheels.cpu_twin).uninstall("onnxruntime-gpu")
 
 
-def other_twin_over_gpu(lab: Lab, overlay: Overlay) -> None:
-    """The CPU build under the name of another package that owns the same folder."""
-    overlay.add_wheel(lab.wheels.cpu_twin)
-    folder = own_path(overlay, "onnxruntime-*.dist-info")
-    renamed = folder.replace("onnxruntime-", "onnxruntime_openvino-")
-    overlay.rename(folder, renamed)
-    for name, old, new in (
-        ("METADATA", b"Name: onnxruntime\n", b"Name: onnxruntime-openvino\n"),
-        ("RECORD", folder.encode(), renamed.encode()),
-    ):
-        text = (overlay.site / renamed / name).read_bytes()
-        assert old in text, text[:200]
-        overlay.replace(f"{renamed}/{name}", text.replace(old, new))
+def other_twin_over_gpu(name: str) -> Break:
+    """The CPU build under the name of another package that owns the same folder, which the build says too."""
+
+    def breaks(lab: Lab, overlay: Overlay) -> None:
+        overlay.add_wheel(lab.wheels.cpu_twin)
+        folder = own_path(overlay, "onnxruntime-*.dist-info")
+        renamed = folder.replace("onnxruntime-", f"{name.replace('-', '_')}-")
+        overlay.rename(folder, renamed)
+        for file, old, new in (
+            (BUILD, rb"= 'onnxruntime'", f"= '{name}'"),
+            (f"{renamed}/METADATA", rb"(?m)^Name: onnxruntime$", f"Name: {name}"),
+            (f"{renamed}/RECORD", re.escape(folder).encode(), renamed),
+            (f"{renamed}/RECORD", rb"(?m)^(%s),.*$" % re.escape(BUILD).encode(), r"\1,,"),
+        ):
+            text, count = re.subn(old, new.encode(), (overlay.site / file).read_bytes())
+            assert count, file
+            overlay.replace(file, text)
+
+    return breaks
 
 
 def another_environment_first(lab: Lab, overlay: Overlay) -> None:
@@ -120,6 +128,11 @@ def older_record_left(_lab: Lab, overlay: Overlay) -> None:
     overlay.replace(f"{older}/RECORD", record.replace(folder.encode(), older.encode()))
     overlay.replace(f"{older}/METADATA", b"Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.28.0\n")
     overlay.remove(CUDA_PROVIDER)
+
+
+def release_before_numpy_2(lab: Lab, overlay: Overlay) -> None:
+    """Installed with --no-deps: its metadata would have kept NumPy below 2."""
+    overlay.uninstall("onnxruntime-gpu").add_wheel(lab.wheels.get("onnxruntime-gpu", "1.18.1"))
 
 
 def extension_of_another_python(_lab: Lab, overlay: Overlay) -> None:
@@ -213,8 +226,16 @@ CASES = in_group(
             "another-build-over-gpu-package",
             "ConflictingPackagesError",
             ("onnxruntime-openvino", "onnxruntime-gpu", "uninstall"),
-            other_twin_over_gpu,
+            other_twin_over_gpu("onnxruntime-openvino"),
             rows=("A18",),
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "webgpu-build-over-gpu-package",  # a name with "gpu" in it, and no CUDA
+            "ConflictingPackagesError",
+            ("onnxruntime-webgpu", "onnxruntime-gpu", "the GPU build lost"),
+            other_twin_over_gpu("onnxruntime-webgpu"),
             plain="warned",
             after=MENDED,
         ),
@@ -396,6 +417,17 @@ CASES = in_group(
             plain="raised",
             after=MENDED,
             slow_fix=False,
+        ),
+        Case(
+            "numpy-2-and-a-release-before-it",
+            "BrokenPackageError",
+            ("1.18.1 is too old for numpy 2", "'numpy<2'"),
+            release_before_numpy_2,
+            silent_about=("uninstall", "install onnxruntime"),
+            cpu=False,
+            plain="raised",
+            after="LibraryVersionError",  # it is built for CUDA 11
+            slow_break=True,
         ),
         Case(
             "trimmed-copy-first-on-pythonpath",

@@ -1,0 +1,124 @@
+"""Why does `import onnxruntime` raise?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ..errors import (
+    BrokenPackageError,
+    Fix,
+    GPUError,
+    LibraryVersionError,
+    UnsupportedPlatformError,
+    manual,
+)
+from . import remedies
+from .facts import Facts
+
+
+def import_failed(facts: Facts) -> GPUError | None:
+    """`import onnxruntime` raised, or gave a module without InferenceSession."""
+    text = facts.observed.import_error
+    if text is None:
+        if facts.observed.has_session is not False:
+            return None
+        text = "AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'"
+    installed = facts.environment.packages.onnxruntime
+    if installed.folder is None or not installed.importable:
+        return None  # not_installed or broken_files says it
+    if re.search(r"lib(cu|nv)\w+\.so[\w.]*: cannot open shared object", text):
+        return None  # the extension itself links CUDA (1.27.0): libraries_missing says it
+    libc = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", text)
+    if libc is not None and (old := _cxx_library_of_another(facts, text, libc[0])) is not None:
+        return old
+    if libc is not None:
+        host = facts.environment.host
+        return UnsupportedPlatformError(
+            f"the installed ONNX Runtime needs {libc[0]}, which this system's C or C++ library does not have",
+            evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
+            fixes=[manual("use a newer operating system or container image", needs="host")],
+            system=host.system,
+            machine=host.machine,
+        )
+    if (dependency := _dependency_missing(facts, text)) is not None:
+        return dependency
+    fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
+    if "sys.modules" in text:
+        fixes = [
+            manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
+        ]
+    if remedies.cannot_be_mapped(text):
+        fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
+    if "executable stack" in text:
+        fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
+    return BrokenPackageError(
+        "import onnxruntime fails", evidence=[text], fixes=fixes, package=installed.build_name, files=()
+    )
+
+
+def _cxx_library_of_another(facts: Facts, text: str, version: str) -> GPUError | None:
+    """The C++ library that was too old is not the system's: one from conda, or another on LD_LIBRARY_PATH."""
+    named = re.search(r"(/\S*libstdc\+\+\S*): version ", text)
+    if named is None or re.match(r"(/usr)?/lib(64)?/", named[1]):
+        return None
+    path = named[1]
+    off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(path))
+    return LibraryVersionError(
+        f"import onnxruntime fails: the C++ library that this process loads, {path}, is too old for it",
+        evidence=[text],
+        fixes=[off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")],
+        needed=(version,),
+        found={os.path.basename(path): path},
+    )
+
+
+_DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
+
+
+def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
+    """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
+    absent = re.search(r"No module named '(\w+)", text)
+    packages = facts.environment.packages
+    installed_numpy = next((one.version for one in packages.others if one.name == "numpy"), None)
+    # 1.19 was the first release for NumPy 2. Before it NumPy prints why, and raises an ImportError without a word.
+    numpy_too_new = _before(packages.onnxruntime.version, (1, 19)) and not _before(installed_numpy or "1", (2,))
+    at_fault = numpy_too_new or re.search(r"numpy\S* failed|_ARRAY_API not found", text)
+    module = absent[1] if absent else "numpy" if at_fault else None
+    if module in (None, "onnxruntime"):
+        return None
+    name = _DISTRIBUTIONS.get(module, module)
+    found = next((one for one in packages.others if one.name == name), None)
+    own = packages.numpy_file if name == "numpy" else None
+    if found is not None and own is not None and not _is_below(own, found.location):
+        return BrokenPackageError(
+            f"import onnxruntime fails: {own} is imported instead of the installed {name}",
+            evidence=[text],
+            fixes=[manual(f"rename {own}, or take its folder off the search path of this program")],
+            package=name,
+            files=(own,),
+        )
+    if found is None:
+        summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
+        fix = remedies.install(facts.environment, [name])
+    else:
+        summary = (
+            f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
+        )
+        fix = remedies.install(facts.environment, [f"{name}=={found.version}" if found.version else name], again=True)
+        if name == "numpy" and numpy_too_new:
+            release = f"ONNX Runtime {packages.onnxruntime.version}"
+            summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
+            fix = remedies.install(facts.environment, ["numpy<2"])
+    return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """By name or in truth: an installer may have made the package of links to a store of its own."""
+    return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
+
+
+def _before(version: str | None, other: tuple[int, ...]) -> bool:
+    """Whether a version is known, and below another."""
+    numbers = tuple(map(int, re.findall(r"\d+", version or "")))
+    return bool(numbers) and numbers[: len(other)] < other
