@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import Facts, find_problems, remedies
+from ortgpu.diagnosis import Facts, find_problems, releases, remedies
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.variables import Variables
@@ -52,7 +52,7 @@ def test_a_frozen_program_is_not_told_to_run_pip() -> None:
         remedies.install(frozen, ["numpy"]),
         remedies.reinstall_onnxruntime(frozen),
         remedies.install_libraries(frozen, ["nvidia-cublas"]),
-        remedies.other_cuda(frozen, 12),
+        remedies.other_release(frozen, releases.FOR_CUDA_12),
     ):
         assert not fix.executable
         assert "frozen" in fix

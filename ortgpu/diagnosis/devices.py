@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from .. import devices
 from ..environment.driver import GPU
@@ -19,7 +18,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import remedies
+from . import releases, remedies
 from .cuda_codes import name_of
 from .facts import Facts
 
@@ -138,33 +137,13 @@ def unsupported(facts: Facts) -> GPUError | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
-    requirement: str
-    cuda_major: int
-    lowest: tuple[int, int]  # machine code for this compute capability and every later one below 10.0
-    exact: tuple[tuple[int, int], ...]  # machine code for these
-    ptx: tuple[int, int]  # this one and newer by just-in-time compilation
-
-    def runs_on(self, capability: tuple[int, int]) -> bool:
-        return self.lowest <= capability < (10, 0) or capability in self.exact or capability >= self.ptx
-
-
-# Read from the fat binaries of the wheels named; newest first.
-_RELEASES = (
-    _Release("onnxruntime-gpu==1.28.0", 13, (7, 5), ((10, 0), (12, 0)), (12, 0)),
-    _Release("onnxruntime-gpu>=1.24,<1.27", 12, (6, 0), (), (9, 0)),
-    _Release("onnxruntime-gpu==1.19.2", 12, (5, 2), (), (8, 0)),
-)
-
-
 def _release_for(facts: Facts, capability: tuple[int, int]) -> Fix | None:
     supported = facts.environment.driver.cuda_version or facts.environment.driver.nvml.cuda_version
-    for release in _RELEASES:
+    for release, code in releases.FOR_OTHER_GPUS:
         if supported is not None and supported[0] < release.cuda_major:
             continue
-        if release.runs_on(capability):
-            return remedies.other_release(facts.environment, release.requirement, release.cuda_major)
+        if code.runs_on(capability) and release.why_not_for(facts.environment.host) is None:
+            return remedies.other_release(facts.environment, release)
     return None
 
 

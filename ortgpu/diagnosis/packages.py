@@ -22,7 +22,7 @@ from . import remedies
 from .facts import Facts
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
-_NO_WHEEL = "the package index has CUDA builds for Linux x86_64 and Windows x86_64 only"
+_WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
 
 
 def has_cuda(system: str | None, machine: str | None) -> bool:
@@ -35,7 +35,7 @@ def platform_unsupported(facts: Facts) -> GPUError | None:
         return None
     return UnsupportedPlatformError(
         f"there is no CUDA on {host.system} {host.machine}",
-        evidence=[_NO_WHEEL],
+        evidence=[_WHEELS],
         fixes=[
             manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
             manual("or pass allow_cpu=True, to run on the CPU knowingly"),
@@ -258,14 +258,14 @@ def library_damaged(facts: Facts) -> GPUError | None:
 
 
 def _first_install(facts: Facts) -> list[Fix]:
-    if facts.environment.host.machine == "aarch64":
-        return [manual(f"install a build for this machine: {_NO_WHEEL}", needs="host")]
-    return [remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
+    instead = remedies.why_none_fits(facts.environment)
+    return [instead or remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
 
 
 def _replace_build(facts: Facts) -> list[Fix]:
-    if facts.environment.host.machine == "aarch64":
-        return [manual(f"install a CUDA build for this machine: {_NO_WHEEL}", needs="host")]
+    instead = remedies.why_none_fits(facts.environment)
+    if instead is not None:
+        return [instead]
     installed = facts.environment.packages.onnxruntime
     home = os.path.dirname(installed.folder or "")
     if os.path.basename(home) in ("site-packages", "dist-packages"):

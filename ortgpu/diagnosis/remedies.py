@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from ..environment.catalogue import LIBRARIES, spec_for, wheel_name
 from ..environment.inspection import Environment
 from ..errors import Fix, manual, shell
+from .releases import FOR_CUDA_12, FOR_CUDA_13, Release, newest_for
 
 # Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 
-# The newest release on the package index per CUDA major; 1.27.0 was the first for CUDA 13.
-GPU_PACKAGE = {12: "onnxruntime-gpu>=1.20,<1.27", 13: "onnxruntime-gpu>=1.28"}
+GPU_PACKAGE = {release.cuda_major: release.requirement for release in (FOR_CUDA_12, FOR_CUDA_13)}
 
 
 def install(
@@ -63,21 +63,30 @@ def gpu_requirement(environment: Environment) -> str:
     if versions:
         version = installed.build_version if installed.build_version in versions else versions[0]
         return published("onnxruntime-gpu", version)
-    if environment.host.python < (3, 11):
-        return GPU_PACKAGE[12]  # CUDA 13 builds need Python 3.11: Requires-Python of 1.27.0 and newer
-    cuda = environment.driver.cuda_version or environment.driver.nvml.cuda_version
-    return GPU_PACKAGE[12] if cuda is not None and cuda < (13, 0) else GPU_PACKAGE[13]
+    return newest_release(environment).requirement
 
 
-def other_cuda(environment: Environment, cuda_major: int) -> Fix:
-    """Install the ONNX Runtime and the libraries of another CUDA major."""
-    return other_release(environment, GPU_PACKAGE[cuda_major], cuda_major)
+def newest_release(environment: Environment) -> Release:
+    return newest_for(environment.host, environment.driver.cuda_version or environment.driver.nvml.cuda_version)
 
 
-def other_release(environment: Environment, requirement: str, cuda_major: int) -> Fix:
-    """Install one release of ONNX Runtime with the libraries of its CUDA major."""
-    wheels = dict.fromkeys(spec.wheels[cuda_major] for spec in LIBRARIES if cuda_major in spec.wheels)
-    return install(environment, [requirement, *wheels])
+def why_none_fits(environment: Environment) -> Fix | None:
+    """What to do where the package index has no wheel of ONNX Runtime for this machine; None: it has."""
+    release = newest_release(environment)
+    driver = environment.driver.cuda_version or environment.driver.nvml.cuda_version
+    instead = release.why_not_for(environment.host)
+    if instead is None and driver is not None and driver[0] < release.cuda_major:
+        instead = (
+            f"take the build of this machine's vendor, or a driver for CUDA {release.cuda_major}: "
+            f"the wheels for {environment.host.machine} need that"
+        )
+    return manual(instead, needs="host") if instead is not None else None
+
+
+def other_release(environment: Environment, release: Release) -> Fix:
+    """Install another release of ONNX Runtime with the libraries of its CUDA major."""
+    wheels = dict.fromkeys(spec.wheels[release.cuda_major] for spec in LIBRARIES if release.cuda_major in spec.wheels)
+    return install(environment, [release.requirement, *wheels])
 
 
 def install_libraries(environment: Environment, wheels: Iterable[str], dead_links: Iterable[str] = ()) -> Fix:
