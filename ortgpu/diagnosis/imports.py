@@ -51,7 +51,8 @@ def import_failed(facts: Facts) -> GPUError | None:
     if remedies.cannot_be_mapped(text):
         fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
     if "executable stack" in text:
-        fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
+        newest = remedies.newest_release(facts.environment).requirement
+        fixes = [remedies.install(facts.environment, [newest], upgrade=True)]
     return BrokenPackageError(
         "import onnxruntime fails", evidence=[text], fixes=fixes, package=installed.build_name, files=()
     )
@@ -105,7 +106,8 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         summary = (
             f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
         )
-        fix = remedies.install(facts.environment, [f"{name}=={found.version}" if found.version else name], again=True)
+        same = f"{name}=={found.version}" if found.version else name
+        fix = remedies.install(facts.environment, [same], again=True, instead_of=found.location)
         if name == "numpy" and numpy_too_new:
             release = f"ONNX Runtime {packages.onnxruntime.version}"
             summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"

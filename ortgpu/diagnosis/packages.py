@@ -123,10 +123,17 @@ def broken_files(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
         evidence=evidence,
-        fixes=[remedies.install(facts.environment, [remedies.published(owner.name, owner.version)], again=True)],
+        fixes=[_same_again(facts, owner)],
         package=owner.name,
         files=damaged,
     )
+
+
+def _same_again(facts: Facts, owner: Distribution) -> Fix:
+    wanted = remedies.published(owner.name, owner.version)
+    if "==" not in wanted:  # what somebody built, or a nightly build: no index that is known here has it
+        return remedies.reinstall_onnxruntime(facts.environment)
+    return remedies.install(facts.environment, [wanted], again=True, instead_of=owner.location)
 
 
 def _leftover(facts: Facts) -> GPUError:
@@ -263,16 +270,16 @@ def _first_install(facts: Facts) -> list[Fix]:
 
 
 def _replace_build(facts: Facts) -> list[Fix]:
-    instead = remedies.why_none_fits(facts.environment)
-    if instead is not None:
-        return [instead]
-    installed = facts.environment.packages.onnxruntime
+    installed, installer = facts.environment.packages.onnxruntime, facts.environment.installer
     home = os.path.dirname(installed.folder or "")
-    if os.path.basename(home) in ("site-packages", "dist-packages"):
-        return [remedies.reinstall_onnxruntime(facts.environment)]
-    # A folder that somebody put on the search path: installers leave alone what lies there.
-    off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
+    packages = facts.environment.packages
     gpu = any(_is_for_cuda(other.name) for other in installed.elsewhere)
+    shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
+    of_python = os.path.basename(home) in ("site-packages", "dist-packages")
+    if shared or (of_python and (not gpu or installer.owns(home))):  # off the path, it would take the others with it
+        return [remedies.reinstall_onnxruntime(facts.environment)]
+    # A folder that somebody put on the search path: what is behind it is taken once it is off.
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
     first = [] if gpu else _first_install(facts)
     if off is not None and all(fix.executable for fix in first):
         return [shell(" && ".join((off, *first)))]

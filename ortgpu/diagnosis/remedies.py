@@ -19,17 +19,49 @@ GPU_PACKAGE = {release.cuda_major: release.requirement for release in (FOR_CUDA_
 
 
 def install(
-    environment: Environment, requirements: Iterable[str], *, again: bool = False, upgrade: bool = False
+    environment: Environment,
+    requirements: Iterable[str],
+    *,
+    again: bool = False,
+    upgrade: bool = False,
+    instead_of: str | None = None,
 ) -> Fix:
-    """One command; ``again`` replaces what the installer believes to be there."""
+    """One command; ``again`` replaces what the installer believes to be there, in the folder ``instead_of``."""
     wanted = list(requirements)
     if environment.host.frozen:
         return _bundle(wanted)
-    words = " ".join(map(shlex.quote, wanted))
+    if instead_of is not None and _comes_first(environment, instead_of):
+        return shell(_install_into(environment, instead_of, wanted))
+    return _where_it_may_be_written(environment, _install(environment, wanted, again=again, upgrade=upgrade))
+
+
+def _install(environment: Environment, wanted: list[str], *, again: bool = False, upgrade: bool = False) -> str:
+    installer = environment.installer
     options = " --upgrade" if upgrade else ""
     if again:
-        options += " --reinstall --no-deps" if environment.installer.name == "uv" else " --force-reinstall --no-deps"
-    return shell(f"{environment.installer.install}{options} {words}")
+        options += " --reinstall --no-deps" if installer.name == "uv" else " --force-reinstall --no-deps"
+    return f"{installer.install}{options} {' '.join(map(shlex.quote, wanted))}"
+
+
+def _install_into(environment: Environment, folder: str, wanted: list[str]) -> str:
+    """For a folder that neither pip nor uv takes for its own: they replace there what they are told to put there."""
+    again = "--reinstall" if environment.installer.name == "uv" else "--upgrade"
+    words = " ".join(map(shlex.quote, wanted))
+    return f"{environment.installer.install} --target {shlex.quote(folder)} {again} --no-deps {words}"
+
+
+def _comes_first(environment: Environment, folder: str) -> bool:
+    """Whether what is imported from a folder is neither the installer's to change nor hidden by what it installs."""
+    installer = environment.installer
+    return not installer.owns(folder) and not installer.hides(folder)
+
+
+def _where_it_may_be_written(environment: Environment, command: str) -> Fix:
+    installer = environment.installer
+    if installer.writable:
+        return shell(command)
+    where = f"{installer.folder} is not this user's to write: as its owner, or where its image is built, run"
+    return manual(f"{where} {command}", needs="root")
 
 
 def reinstall_onnxruntime(
@@ -40,30 +72,58 @@ def reinstall_onnxruntime(
     wanted = requirement or gpu_requirement(environment)
     if environment.host.frozen:
         return _bundle([wanted])
+    if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
+        return instead
+    installed, installer = environment.packages.onnxruntime, environment.installer
+    home = os.path.dirname(installed.folder) if installed.folder is not None else None
+    if home is not None and not installer.owns(home):
+        if installer.hides(home):
+            return install(environment, [wanted], again=True)
+        return _replace_in(home, environment, wanted)
     # An installer removes one record of a name at a time, and a killed upgrade leaves two.
-    names = [owner.name for owner in environment.packages.onnxruntime.owners]
+    names = [owner.name for owner in installed.owners]
     again = dict.fromkeys(name for name in names if names.count(name) > 1)
-    steps = [f"{environment.installer.uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
+    steps = [f"{installer.uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
     if leftover is not None:
         steps.append(f"rm -rf {shlex.quote(leftover)}")
-    steps.append(f"{environment.installer.install} {shlex.quote(wanted)}")
-    return shell(" && ".join(steps))
+    steps.append(f"{installer.install} {shlex.quote(wanted)}")
+    return _where_it_may_be_written(environment, " && ".join(steps))
+
+
+def _replace_in(home: str, environment: Environment, wanted: str) -> Fix:
+    """In a folder of the search path that is no installer's. Only what an installer put there is deleted: the rest may
+    be somebody's sources or build."""
+    owners = environment.packages.onnxruntime.owners
+    records = [one.folder for one in owners if one.location == home and one.folder is not None]
+    if records and len(records) == len(owners):
+        words = " ".join(shlex.quote(os.path.join(home, name)) for name in ("onnxruntime", *records))
+        return shell(f"rm -rf {words} && {_install_into(environment, home, [wanted])}")
+    off, then = off_the_path(environment, "PYTHONPATH", home), install(environment, [wanted], again=True)
+    if off is not None and then.executable:
+        return shell(f"{off} && {then}")
+    return manual(f"{off or f'take {home} off the search path of this program'}, then: {then}", needs=then.needs)
 
 
 def published(name: str, version: str | None) -> str:
-    """A requirement for this version, as far as a package index has it: no local versions, and no nightly builds."""
-    public = (version or "").partition("+")[0]
-    return f"{name}=={public}" if re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) else name
+    """A requirement for this version, as far as a package index has it: no nightly builds, nor anybody's own. What is
+    "+cu130" elsewhere is there without that."""
+    public, _, local = (version or "").partition("+")
+    known = re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) and re.fullmatch(r"(cu[0-9]+)?", local)
+    return f"{name}=={public}" if known else name
 
 
 def gpu_requirement(environment: Environment) -> str:
     """The GPU package to install: the version that is here already, else the newest that the driver can run."""
-    installed = environment.packages.onnxruntime
-    versions = [owner.version for owner in installed.owners if owner.name == "onnxruntime-gpu" and owner.version]
+    installed, versions = environment.packages.onnxruntime, _gpu_versions(environment)
     if versions:
         version = installed.build_version if installed.build_version in versions else versions[0]
         return published("onnxruntime-gpu", version)
     return newest_release(environment).requirement
+
+
+def _gpu_versions(environment: Environment) -> list[str]:
+    owners = environment.packages.onnxruntime.owners
+    return [owner.version for owner in owners if owner.name == "onnxruntime-gpu" and owner.version]
 
 
 def newest_release(environment: Environment) -> Release:
@@ -101,11 +161,11 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
     damaged = [name for name in map(wheel_name, wanted) if name in present]
     first = [f"rm -f {' '.join(map(shlex.quote, links))}"] if (links := list(dead_links)) else []
     if not damaged:
-        return shell(" && ".join([*first, install(environment, wanted)]))
+        return _where_it_may_be_written(environment, " && ".join([*first, _install(environment, wanted)]))
     pinned = [f"{name}=={present[name]}" if present[name] else name for name in damaged]
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
-    commands = [*first, install(environment, pinned, again=True)] + ([install(environment, new)] if new else [])
-    return shell(" && ".join(commands))
+    steps = [*first, _install(environment, pinned, again=True)] + ([_install(environment, new)] if new else [])
+    return _where_it_may_be_written(environment, " && ".join(steps))
 
 
 def cannot_be_mapped(words: str) -> bool:

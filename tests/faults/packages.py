@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 
+from tests.faults.advice import own
 from tests.faults.case import (
     AARCH64,
     AS_A_USER,
@@ -26,6 +27,9 @@ CUDA_PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
 BRIDGE = "onnxruntime/capi/libonnxruntime_providers_shared.so"
 BUILD = "onnxruntime/capi/build_and_package_info.py"
 EXTENSION = "onnxruntime/capi/onnxruntime_pybind11_state*.so"
+
+#: Beside an environment, outside of its prefix: no installer of it takes it for its own. The blank is for the shell.
+OTHER_FOLDER = "environment elsewhere"
 
 # Older than the package under test, and of the same CUDA: what a dependency with an upper bound brings.
 OLDER_CPU_PACKAGE = "1.30.0"
@@ -92,6 +96,25 @@ def _unpack(lab: Lab, overlay: Overlay, folder: object) -> None:
 
     with zipfile.ZipFile(lab.wheels.cpu_twin) as archive:
         archive.extractall(str(folder))
+
+
+def in_another_folder(*breaks: Break, behind: bool = False) -> Break:
+    """ONNX Runtime in a folder that is not the environment's own, and broken there: one that the case puts into
+    PYTHONPATH, or ``behind`` the environment's own, as the packages are that it shares with another interpreter."""
+
+    def break_there(lab: Lab, overlay: Overlay) -> None:
+        for each in breaks:
+            each(lab, overlay)
+        other = overlay.root.parent / OTHER_FOLDER
+        shutil.rmtree(other, ignore_errors=True)
+        other.mkdir()
+        for entry in (overlay.site / "onnxruntime", *overlay.site.glob("onnxruntime*.dist-info")):
+            own(overlay, entry)  # pip replaces no folder that is a link
+            entry.rename(other / entry.name)
+        if behind:
+            (overlay.site / "onnxruntime_elsewhere.pth").write_text(f"{other}\n", encoding="utf-8")
+
+    return break_there
 
 
 def source_checkout(lab: Lab, overlay: Overlay) -> None:
@@ -361,6 +384,34 @@ CASES = in_group(
             plain="warned",
             after=MENDED,
             slow_fix=False,
+        ),
+        Case(
+            "damaged-in-a-folder-of-pythonpath",
+            "BrokenPackageError",
+            ("libonnxruntime_providers_cuda.so", "--target", OTHER_FOLDER),
+            in_another_folder(removing(CUDA_PROVIDER)),
+            env={"PYTHONPATH": f"{{overlay}}/../{OTHER_FOLDER}"},
+            plain="printed logged",
+            after=MENDED,
+        ),
+        Case(
+            "conflict-in-a-folder-of-pythonpath",
+            "ConflictingPackagesError",
+            ("the GPU build lost", "rm -rf", "--target", OTHER_FOLDER),
+            in_another_folder(cpu_over_gpu),
+            silent_about=("uninstall -y",),
+            env={"PYTHONPATH": f"{{overlay}}/../{OTHER_FOLDER}"},
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "conflict-in-packages-that-are-shared",
+            "ConflictingPackagesError",
+            ("the GPU build lost", "--force-reinstall --no-deps onnxruntime-gpu=="),
+            in_another_folder(cpu_over_gpu, behind=True),
+            silent_about=("uninstall -y", "rm -rf"),
+            plain="warned",
+            after=MENDED,
         ),
         Case(
             "module-of-the-users-own",
