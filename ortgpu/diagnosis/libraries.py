@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
-from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for, wheel_name
+from ..environment.catalogue import CUDNN_CORE_PARTS, TOOLKIT_MAJORS, major_of, spec_for, wheel_name
 from ..environment.libraries import Candidate, Resolution
 from ..errors import (
     BrokenPackageError,
@@ -96,8 +97,8 @@ def _judge_missing(
         fixes.append(_system_package(list(dict.fromkeys(foreign.values()))))
     if wheels:
         fixes.append(remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead))
-    if any(library.wheel is None for library in to_install):
-        fixes.append(_system_package([library.soname for library in to_install if not library.wheel]))
+    if unknown := [library.soname for library in to_install if not library.wheel]:
+        fixes += _newer_cuda(facts, unknown) or [_system_package(unknown)]
     others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
     if len(others) == len(absent):
         return LibraryVersionError(
@@ -129,6 +130,19 @@ def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
         if files or (folders and not library.rejected):
             closed[library.soname] = (files or folders)[0]
     return closed
+
+
+def _newer_cuda(facts: Facts, sonames: list[str]) -> list[Fix]:
+    """For a CUDA that came after this version of ortgpu, so that the names of its wheels are not known here."""
+    environment = facts.environment
+    major = environment.provider.cuda_major if environment.provider is not None else None
+    if major is None or major <= TOOLKIT_MAJORS[-1] or not all(map(spec_for, sonames)):
+        return []
+    fixes: list[Fix] = [manual(f"install CUDA {major}, as NVIDIA's wheels or its toolkit: {_enumerate(sonames)}")]
+    known, version = remedies.newest_release(environment), environment.packages.onnxruntime.version
+    if version is not None and known.why_not_for(environment.host) is None:
+        fixes.append(remedies.other_release(environment, replace(known, requirement=f"{known.requirement},<{version}")))
+    return fixes
 
 
 def _system_package(sonames: list[str]) -> Fix:

@@ -4,7 +4,7 @@ One table of cases, in groups: :data:`CASES`. A case is data and one function th
 advice runner and the command ``python -m tests.faults`` all go through it. What is no case here, and why: ``rows.py``.
 """
 
-from tests.faults import driver, libraries, packages, process, requests
+from tests.faults import driver, libraries, newer, packages, process, requests
 from tests.faults.case import OWN, Case, Code
 
 GROUPS = {
@@ -18,6 +18,7 @@ GROUPS = {
 CASES: tuple[Case, ...] = (
     *packages.CASES,
     *libraries.CASES,
+    *newer.CASES,
     *driver.CASES,
     *requests.CASES,
     *process.CASES,

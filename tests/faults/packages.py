@@ -14,6 +14,7 @@ from tests.faults.case import (
     OWN,
     Break,
     Case,
+    edit,
     in_group,
     own_path,
     removing,
@@ -73,15 +74,10 @@ def other_twin_over_gpu(name: str) -> Break:
         folder = own_path(overlay, "onnxruntime-*.dist-info")
         renamed = folder.replace("onnxruntime-", f"{name.replace('-', '_')}-")
         overlay.rename(folder, renamed)
-        for file, old, new in (
-            (BUILD, rb"= 'onnxruntime'", f"= '{name}'"),
-            (f"{renamed}/METADATA", rb"(?m)^Name: onnxruntime$", f"Name: {name}"),
-            (f"{renamed}/RECORD", re.escape(folder).encode(), renamed),
-            (f"{renamed}/RECORD", rb"(?m)^(%s),.*$" % re.escape(BUILD).encode(), r"\1,,"),
-        ):
-            text, count = re.subn(old, new.encode(), (overlay.site / file).read_bytes())
-            assert count, file
-            overlay.replace(file, text)
+        edit(overlay, BUILD, rb"= 'onnxruntime'", f"= '{name}'")
+        edit(overlay, f"{renamed}/METADATA", rb"(?m)^Name: onnxruntime$", f"Name: {name}")
+        edit(overlay, f"{renamed}/RECORD", re.escape(folder).encode(), renamed)
+        edit(overlay, f"{renamed}/RECORD", rb"(?m)^(%s),.*$" % re.escape(BUILD).encode(), r"\1,,")
 
     return breaks
 
