@@ -164,6 +164,14 @@ def test_a_cpu_package_that_no_installer_sees_is_not_uninstalled() -> None:
     assert elsewhere == ["take /elsewhere off the search path of this program"]
 
 
+def test_a_whole_package_that_ends_the_process_is_not_installed_again() -> None:
+    """1.24.1 ends a process without /proc at its import, 1.29.0 one without /bin (issue 32501), and others do not."""
+    assert SEEN_HEALTHY.observed.probe is not None
+    died = replace(SEEN_HEALTHY.observed.probe, completed=False, died_in="import", steps=(), signal="SIGABRT")
+    facts = replace(SEEN_HEALTHY, observed=replace(SEEN_HEALTHY.observed, probe=died))
+    assert list(first(facts).fixes) == [f"{PIP} install 'onnxruntime-gpu>=1.28,!=1.31.1'"]
+
+
 @pytest.mark.parametrize("symbol", ["cuTensorMapEncodeTiled", "cuMemCreate"])
 def test_a_function_of_the_driver_is_looked_for_in_the_driver(symbol: str) -> None:
     text = f"/x/libonnxruntime_providers_cuda.so: undefined symbol: {symbol}"
