@@ -157,7 +157,13 @@ def refusal(placement: Placement) -> PlacementError | None:
         + ", ".join(f"{op} ({n})" if n > 1 else op for op, n in counts.most_common(8)),
         evidence=[f"{node}: {node.reason}" for node in nodes[:12]]
         + ([f"... {len(nodes)} in all"] if len(nodes) > 12 else []),
-        fixes=[manual('export the model with operators that have CUDA kernels, or accept it: cpu_nodes="allow"')],
+        fixes=[
+            manual(
+                "export the model with operators that have CUDA kernels; often a lower opset is enough, since a new "
+                "version of an operator comes before its kernel"
+            ),
+            manual('or accept it: cpu_nodes="allow"'),
+        ],
         nodes=nodes,
     )
 

@@ -112,7 +112,7 @@ def test_the_same_version_again_needs_no_table() -> None:
     "release", [FOR_CUDA_12, FOR_CUDA_13, FOR_AARCH64, *(release for release, _ in FOR_OTHER_GPUS)], ids=str
 )
 def test_the_index_has_what_the_table_says(release: Release) -> None:
-    """Its page of onnxruntime-gpu lists a wheel of this range for these Pythons on each platform, and for none later."""
+    """Its page lists a wheel of this range for the first and the last Python on each platform, and none for later."""
     import re
     import urllib.request
 

@@ -4,7 +4,17 @@ One table of cases, in groups: :data:`CASES`. A case is data and one function th
 advice runner and the command ``python -m tests.faults`` all go through it. What is no case here, and why: ``rows.py``.
 """
 
-from tests.faults import driver, libraries, newer, packages, process, requests
+from tests.faults import (
+    driver,
+    libraries,
+    library_versions,
+    newer,
+    package_files,
+    package_places,
+    packages,
+    process,
+    requests,
+)
 from tests.faults.case import OWN, Case, Code
 
 GROUPS = {
@@ -17,7 +27,10 @@ GROUPS = {
 
 CASES: tuple[Case, ...] = (
     *packages.CASES,
+    *package_files.CASES,
+    *package_places.CASES,
     *libraries.CASES,
+    *library_versions.CASES,
     *newer.CASES,
     *driver.CASES,
     *requests.CASES,

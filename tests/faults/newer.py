@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.case import MENDED, Case, edit, in_group, own_path
-from tests.faults.packages import BUILD, CUDA_PROVIDER
+from tests.faults.package_files import BUILD, CUDA_PROVIDER
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 
