@@ -72,6 +72,32 @@ def test_a_name_that_is_on_record_twice_is_removed_twice() -> None:
     ]
 
 
+def test_who_may_not_write_is_told_who_may() -> None:
+    here = HEALTHY.environment
+    closed = replace(here, installer=replace(here.installer, folder=SITE, writable=False))
+    for fix in (
+        remedies.install(closed, ["numpy"]),
+        remedies.reinstall_onnxruntime(closed),
+        remedies.install_libraries(closed, ["nvidia-cublas~=13.0"]),
+    ):
+        assert (fix.kind, fix.needs) == ("manual", "root")
+        assert f"{SITE} is not this user's to write" in fix
+        assert f"run {PIP} " in fix
+
+
+def test_sources_and_builds_of_somebody_are_not_deleted() -> None:
+    """An editable install, or a folder that no installer knows: it is only taken off the search path."""
+    here = environment(PYTHONPATH="/src")
+    for owners in ((replace(ENGINE, location="/elsewhere", folder="onnxruntime_gpu-1.31.1.dist-info"),), ()):
+        engine = replace(here.packages.onnxruntime, folder="/src/onnxruntime", owners=owners)
+        packages = replace(here.packages, onnxruntime=engine)
+        fix = remedies.reinstall_onnxruntime(
+            replace(here, packages=packages, installer=replace(here.installer, own=(SITE,)))
+        )
+        assert fix.startswith("unset PYTHONPATH && ")
+        assert "rm " not in fix
+
+
 def test_links_that_stop_pip_are_removed_first() -> None:
     fix = remedies.install_libraries(HEALTHY.environment, ["nvidia-cublas~=13.0"], ["/a b/libcublas.so.13"])
     assert fix == f"rm -f '/a b/libcublas.so.13' && {PIP} install --force-reinstall --no-deps nvidia-cublas==13.1.0"
