@@ -183,8 +183,8 @@ def _other_version(library: MissingLibrary) -> str | None:
 def _where_needed(facts: Facts) -> str:
     provider, installed = facts.environment.provider, facts.environment.packages.onnxruntime
     major = provider.cuda_major if provider else None
-    version = installed.version or ""
-    return f"{installed.build_name or 'onnxruntime-gpu'} {version} is built for CUDA {major or 'of unknown version'}"
+    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
+    return f"{build} is built for CUDA {major or 'of unknown version'}"
 
 
 def provider_unloadable(facts: Facts) -> GPUError | None:
