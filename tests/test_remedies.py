@@ -88,7 +88,9 @@ def test_who_may_not_write_is_told_who_may() -> None:
 def test_sources_and_builds_of_somebody_are_not_deleted() -> None:
     """An editable install, or a folder that no installer knows: it is only taken off the search path."""
     here = environment(PYTHONPATH="/src")
-    for owners in ((replace(ENGINE, location="/elsewhere", folder="onnxruntime_gpu-1.31.1.dist-info"),), ()):
+    editable = replace(ENGINE, location="/elsewhere", folder="onnxruntime_gpu-1.31.1.dist-info")
+    develop = replace(ENGINE, location="/src", folder="onnxruntime_gpu.egg-info", record_readable=False)
+    for owners in ((editable,), (develop,), ()):
         engine = replace(here.packages.onnxruntime, folder="/src/onnxruntime", owners=owners)
         packages = replace(here.packages, onnxruntime=engine)
         fix = remedies.reinstall_onnxruntime(
@@ -96,6 +98,7 @@ def test_sources_and_builds_of_somebody_are_not_deleted() -> None:
         )
         assert fix.startswith("unset PYTHONPATH && ")
         assert "rm " not in fix
+        assert "rm " not in remedies.reinstall_onnxruntime(replace(here, packages=packages))
 
 
 def test_links_that_stop_pip_are_removed_first() -> None:

@@ -80,28 +80,43 @@ def reinstall_onnxruntime(
         if installer.hides(home):
             return install(environment, [wanted], again=True)
         return _replace_in(home, environment, wanted)
-    # An installer removes one record of a name at a time, and a killed upgrade leaves two.
-    names = [owner.name for owner in installed.owners]
-    again = dict.fromkeys(name for name in names if names.count(name) > 1)
-    steps = [f"{installer.uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
+    steps = _removal(environment)
     if leftover is not None:
         steps.append(f"rm -rf {shlex.quote(leftover)}")
     steps.append(f"{installer.install} {shlex.quote(wanted)}")
     return _where_it_may_be_written(environment, " && ".join(steps))
 
 
+def _removal(environment: Environment) -> list[str]:
+    """Commands that remove everything that owns the import."""
+    installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
+    without_record = [one for one in installed.owners if not one.record_readable]
+    if without_record and (files := _recorded_in(os.path.dirname(installed.folder or ""), environment)):
+        return [f"rm -rf {files}"]  # "Cannot uninstall ..., no RECORD file was found", and what comes next is not run
+    # An installer removes one record of a name at a time, and a killed upgrade leaves two.
+    names = [owner.name for owner in installed.owners]
+    again = dict.fromkeys(name for name in names if names.count(name) > 1)
+    return [f"{uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
+
+
 def _replace_in(home: str, environment: Environment, wanted: str) -> Fix:
-    """In a folder of the search path that is no installer's. Only what an installer put there is deleted: the rest may
-    be somebody's sources or build."""
-    owners = environment.packages.onnxruntime.owners
-    records = [one.folder for one in owners if one.location == home and one.folder is not None]
-    if records and len(records) == len(owners):
-        words = " ".join(shlex.quote(os.path.join(home, name)) for name in ("onnxruntime", *records))
-        return shell(f"rm -rf {words} && {_install_into(environment, home, [wanted])}")
+    """In a folder of the search path that is no installer's."""
+    if files := _recorded_in(home, environment):
+        return shell(f"rm -rf {files} && {_install_into(environment, home, [wanted])}")
     off, then = off_the_path(environment, "PYTHONPATH", home), install(environment, [wanted], again=True)
     if off is not None and then.executable:
         return shell(f"{off} && {then}")
     return manual(f"{off or f'take {home} off the search path of this program'}, then: {then}", needs=then.needs)
+
+
+def _recorded_in(home: str, environment: Environment) -> str | None:
+    """Shell words for ONNX Runtime's folder and the records of it, where all of it was installed in this folder; else
+    None: it may be somebody's sources or build, beside which an egg-info lies, and which nobody deletes."""
+    owners = environment.packages.onnxruntime.owners
+    records = [one.folder for one in owners if one.location == home and one.folder is not None]
+    if not records or len(records) != len(owners) or not all(name.endswith(".dist-info") for name in records):
+        return None
+    return " ".join(shlex.quote(os.path.join(home, name)) for name in ("onnxruntime", *records))
 
 
 def published(name: str, version: str | None) -> str:

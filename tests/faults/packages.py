@@ -60,6 +60,12 @@ def other_twin_over_gpu(name: str) -> Break:
     return breaks
 
 
+def cpu_over_gpu_without_record(lab: Lab, overlay: Overlay) -> None:
+    """As images have it that were trimmed, and packages of some distributions: no installer can remove that."""
+    cpu_over_gpu(lab, overlay)
+    overlay.remove("onnxruntime-*.dist-info/RECORD")
+
+
 def another_environment_first(lab: Lab, overlay: Overlay) -> None:
     """`pip install --target` of the CPU package; the case puts that folder into PYTHONPATH."""
     _unpack(lab, overlay, overlay.root / "elsewhere")
@@ -163,6 +169,15 @@ CASES = in_group(
             ("onnxruntime-openvino", "onnxruntime-gpu", "uninstall"),
             other_twin_over_gpu("onnxruntime-openvino"),
             rows=("A18",),
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "cpu-package-without-record-over-gpu-package",
+            "ConflictingPackagesError",
+            ("onnxruntime ", "onnxruntime-gpu", "rm -rf"),
+            cpu_over_gpu_without_record,
+            silent_about=("uninstall -y",),
             plain="warned",
             after=MENDED,
         ),
