@@ -58,7 +58,7 @@ def test_its_own_packages_and_what_they_hide(environment: Path) -> None:
     assert found[str(site)] == [True, False]
     assert found[str(environment.parent / "behind")] == [False, True]
     assert found[str(environment.parent / "ahead")] == [False, False]
-    assert found["writable"]
+    assert found["obstacle"] is None
 
 
 @pytest.mark.parametrize(("folder", "owned"), [("ahead", False), ("environment/inside", True)])
@@ -80,7 +80,26 @@ def test_uv_owns_the_packages_alone(environment: Path, tmp_path: Path) -> None:
 def test_a_user_who_may_not_write(environment: Path) -> None:
     (site,) = environment.glob("lib/python*/site-packages")
     site.chmod(0o555)
-    assert not read(environment, prelude=AS_A_USER)["writable"]
+    obstacle = read(environment, prelude=AS_A_USER)["obstacle"]
+    assert f"{site.resolve()} is not this user's to write" in obstacle
+
+
+@pytest.mark.parametrize(
+    "prelude",
+    [
+        "import sys\nsys.modules['ensurepip'] = None\nfrom importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "PathFinder.find_spec = lambda name, *more: None if name == 'ensurepip' else find(name, *more)\n",
+        "import os, sys, sysconfig\nsys.base_prefix = sys.prefix\n"
+        "os.path.exists = lambda path, exists=os.path.exists: path.endswith('EXTERNALLY-MANAGED') or exists(path)\n",
+    ],
+    ids=["no ensurepip", "of the system, whose ensurepip refuses"],
+)
+def test_a_python_that_cannot_have_pip_by_itself(environment: Path, prelude: str) -> None:
+    """As Debian and Ubuntu deliver it, without python3-pip."""
+    found = read(environment, prelude=prelude)
+    assert "has no pip" in found["obstacle"]
+    assert "ensurepip" not in found["install"]
 
 
 def test_a_user_who_may_write_only_at_home(environment: Path, tmp_path: Path) -> None:
@@ -95,4 +114,4 @@ def test_a_user_who_may_write_only_at_home(environment: Path, tmp_path: Path) ->
     assert found["folder"].startswith(str((tmp_path / "home").resolve()))
     assert found["own"] == [found["folder"]]
     assert not found[str(closed)][0]
-    assert found["writable"]
+    assert found["obstacle"] is None

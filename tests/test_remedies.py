@@ -74,15 +74,15 @@ def test_a_name_that_is_on_record_twice_is_removed_twice() -> None:
 
 def test_who_may_not_write_is_told_who_may() -> None:
     here = HEALTHY.environment
-    closed = replace(here, installer=replace(here.installer, folder=SITE, writable=False))
+    obstacle = f"{SITE} is not this user's to write: as its owner"
+    closed = replace(here, installer=replace(here.installer, obstacle=obstacle))
     for fix in (
         remedies.install(closed, ["numpy"]),
         remedies.reinstall_onnxruntime(closed),
         remedies.install_libraries(closed, ["nvidia-cublas~=13.0"]),
     ):
         assert (fix.kind, fix.needs) == ("manual", "root")
-        assert f"{SITE} is not this user's to write" in fix
-        assert f"run {PIP} " in fix
+        assert fix.startswith(f"{obstacle}, run {PIP} ")
 
 
 def test_sources_and_builds_of_somebody_are_not_deleted() -> None:

@@ -32,7 +32,7 @@ def install(
         return _bundle(wanted)
     if instead_of is not None and _comes_first(environment, instead_of):
         return shell(_install_into(environment, instead_of, wanted))
-    return _where_it_may_be_written(environment, _install(environment, wanted, again=again, upgrade=upgrade))
+    return _past_the_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
 
 
 def _install(environment: Environment, wanted: list[str], *, again: bool = False, upgrade: bool = False) -> str:
@@ -56,12 +56,9 @@ def _comes_first(environment: Environment, folder: str) -> bool:
     return not installer.owns(folder) and not installer.hides(folder)
 
 
-def _where_it_may_be_written(environment: Environment, command: str) -> Fix:
-    installer = environment.installer
-    if installer.writable:
-        return shell(command)
-    where = f"{installer.folder} is not this user's to write: as its owner, or where its image is built, run"
-    return manual(f"{where} {command}", needs="root")
+def _past_the_obstacle(environment: Environment, command: str) -> Fix:
+    obstacle = environment.installer.obstacle
+    return shell(command) if obstacle is None else manual(f"{obstacle}, run {command}", needs="root")
 
 
 def reinstall_onnxruntime(
@@ -84,7 +81,7 @@ def reinstall_onnxruntime(
     if leftover is not None:
         steps.append(f"rm -rf {shlex.quote(leftover)}")
     steps.append(f"{installer.install} {shlex.quote(wanted)}")
-    return _where_it_may_be_written(environment, " && ".join(steps))
+    return _past_the_obstacle(environment, " && ".join(steps))
 
 
 def _removal(environment: Environment) -> list[str]:
@@ -176,11 +173,11 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
     damaged = [name for name in map(wheel_name, wanted) if name in present]
     first = [f"rm -f {' '.join(map(shlex.quote, links))}"] if (links := list(dead_links)) else []
     if not damaged:
-        return _where_it_may_be_written(environment, " && ".join([*first, _install(environment, wanted)]))
+        return _past_the_obstacle(environment, " && ".join([*first, _install(environment, wanted)]))
     pinned = [f"{name}=={present[name]}" if present[name] else name for name in damaged]
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
     steps = [*first, _install(environment, pinned, again=True)] + ([_install(environment, new)] if new else [])
-    return _where_it_may_be_written(environment, " && ".join(steps))
+    return _past_the_obstacle(environment, " && ".join(steps))
 
 
 def cannot_be_mapped(words: str) -> bool:

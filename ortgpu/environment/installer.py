@@ -29,7 +29,7 @@ class Installer:
     folder: str = ""  # that it installs into
     own: tuple[str, ...] = (os.sep,)  # below which it removes and replaces
     hidden: tuple[str, ...] = ()  # of the search path, behind ``folder``: what it installs is imported instead
-    writable: bool = True  # whether this user may write into ``folder``
+    obstacle: str | None = None  # what keeps this user from running these words here, and how to get past it
 
     def owns(self, folder: str) -> bool:
         return _is_below(os.path.realpath(folder), self.own)
@@ -52,9 +52,11 @@ def read_installer() -> Installer:
             f"uv pip uninstall --python {python}{managed}",
             *_reach(packages[0], packages),
         )
-    pip = f"{python} -m pip"
-    if not has_pip and PathFinder.find_spec("ensurepip") is not None:
+    pip, obstacle = f"{python} -m pip", None
+    if not has_pip and not managed and PathFinder.find_spec("ensurepip") is not None:
         pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
+    elif not has_pip:  # a Python of Debian has no ensurepip, or one that refuses
+        obstacle = f"{python} has no pip: once its system has brought it (apt-get install python3-pip)"
     folder = packages[0]
     if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
         folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
@@ -63,14 +65,18 @@ def read_installer() -> Installer:
     seen = _resolved(*site.getsitepackages(), folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     prefix = _resolved(sys.prefix) if _is_virtual() else (os.sep,)
     own = (folder,) if folder not in packages else tuple(one for one in seen if _is_below(one, prefix))
-    return Installer("pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", *_reach(folder, own))
+    return Installer("pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", *_reach(folder, own, obstacle))
 
 
-def _reach(folder: str, own: tuple[str, ...]) -> tuple[str, tuple[str, ...], tuple[str, ...], bool]:
+def _reach(
+    folder: str, own: tuple[str, ...], obstacle: str | None = None
+) -> tuple[str, tuple[str, ...], tuple[str, ...], str | None]:
     path = _resolved(*search_path())
     # The user's folder is put on the path, ahead of the others, once it is there.
     hidden = path[path.index(folder) + 1 :] if folder in path else _resolved(*site.getsitepackages())
-    return folder, own, hidden, os.access(_nearest_that_exists(folder), os.W_OK)
+    if not os.access(_nearest_that_exists(folder), os.W_OK):
+        obstacle = f"{folder} is not this user's to write: as its owner, or where its image is built"
+    return folder, own, hidden, obstacle
 
 
 def _nearest_that_exists(folder: str) -> str:
