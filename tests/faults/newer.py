@@ -42,6 +42,7 @@ CASES = in_group(
             onnxruntime_for_cuda_14,
             silent_about=("system package",),
             after=MENDED,
+            needs=("",),
         ),
         Case(
             "cuda-14-and-no-driver",
