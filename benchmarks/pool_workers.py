@@ -59,7 +59,7 @@ def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: s
         errors = [relative_error(found, right) for found, right in zip(several.map(feeds), expected, strict=True)]
         report("largest error", max(errors))
         actions = {"ours": ours(several), "plain": plain, "ours, one GPU": ours(one)}
-        report("seconds", take_turns(actions, gpus * batches, rounds))
+        take_turns(actions, gpus * batches, rounds)
 
 
 WORKERS: dict[str, Callable[..., None]] = {"pool": pool}

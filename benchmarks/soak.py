@@ -35,16 +35,20 @@ SAMPLES = 40  # of memory, for each way
 Way = Callable[[Iterable[Any]], Iterator[Any]]
 
 
-def open_ways(model: str, device: str, stack: ExitStack) -> dict[str, Way]:
+def open_map(model: str, device: str, stack: ExitStack) -> tuple[str, Way]:
+    return "map", stack.enter_context(ours(model, device)).map
+
+
+def open_pool(model: str, device: str, stack: ExitStack) -> tuple[str, Way]:
     from ortgpu import GPUSessionPool
 
-    session = stack.enter_context(ours(model, device))
     pool = stack.enter_context(GPUSessionPool(model, allow_cpu=device == "cpu"))
-    ways: dict[str, Way] = {"map": session.map, f"pool of {len(pool)}": pool.map}
-    if device == "cuda":
-        graph = stack.enter_context(ours(model, device, cuda_graph=True))
-        ways["graph"] = lambda feeds: (graph.run(None, feed) for feed in feeds)
-    return ways
+    return f"pool of {len(pool)}", pool.map
+
+
+def open_graph(model: str, device: str, stack: ExitStack) -> tuple[str, Way]:
+    session = stack.enter_context(ours(model, device, cuda_graph=True))
+    return "graph", lambda feeds: (session.run(None, feed) for feed in feeds)
 
 
 def soak(
@@ -116,12 +120,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     expected = [plain.run(None, feed) for feed in feeds]
     del plain
     failed = False
-    with ExitStack() as stack:
-        ways = open_ways(model, device, stack)
-        record["ways"] = found = {}
-        for name, way in ways.items():
-            seconds = options.minutes * 60 / len(ways)
-            outcome = found[name] = soak(way, feeds, expected, seconds, () if options.cpu else gpus.visible)
+    record["ways"] = found = {}
+    openers = (open_map, open_pool) if options.cpu else (open_map, open_pool, open_graph)
+    for opener in openers:
+        name = opener.__name__.removeprefix("open_")
+        try:
+            with ExitStack() as stack:
+                name, way = opener(model, device, stack)
+                seconds = options.minutes * 60 / len(openers)
+                outcome = soak(way, feeds, expected, seconds, () if options.cpu else gpus.visible)
+        except Exception as error:  # the others have their turn all the same
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+            failed = True
+            print(f"{name}: {found[name]['error']}", flush=True)
+        else:
+            found[name] = outcome
             grown = {kind: size for kind, size in outcome["growth"].items() if size > LEAK_MARGIN}
             failed = failed or bool(outcome["wrong"] or grown)
             told = ", ".join(f"{kind} {size / 2**20:+.1f} MiB" for kind, size in outcome["growth"].items())
@@ -130,8 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{outcome['largest error']:.1e}; memory {told or 'not sampled'}",
                 flush=True,
             )
-            if options.json:
-                options.json.write_text(json.dumps(record, indent=1) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
     print("FAILED" if failed else "OK")
     return int(failed)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, SupportsIndex
+
+from .devices import DeviceRequest, check_form, is_cpu
 
 #: What GPUSession takes and InferenceSession ignores.
 OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
@@ -17,6 +20,16 @@ def checked_flag(name: str, value: Any) -> bool:
     if value not in (False, True):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)
+
+
+def checked_device(device: Any) -> DeviceRequest:
+    """Raises TypeError and DeviceNotFoundError for what names no GPU anywhere: ``allow_cpu`` would not mend that."""
+    if isinstance(device, SupportsIndex) and not isinstance(device, int):
+        device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
+    if not is_cpu(device):
+        check_form(device)
+    requested: DeviceRequest = device
+    return requested
 
 
 def checked_options(options: Any, kind: type[Any]) -> Any:

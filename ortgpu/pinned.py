@@ -187,6 +187,12 @@ def _taken_out_of(blocks: deque[_Block]) -> list[_Block]:
     return taken
 
 
+def is_to_be_staged(feed: Any) -> bool:
+    """Whether some array of the feed is large enough."""
+    values = feed.values() if isinstance(feed, Mapping) else ()
+    return any(isinstance(value, np.ndarray) and value.nbytes >= STAGED_FROM for value in values)
+
+
 def memory_of(session: Any) -> PinnedMemory:
     """The pinned memory of a GPUSession, made at the first use.
 

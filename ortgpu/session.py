@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 from .runtime import load_runtime, why_no_module
 
@@ -30,18 +31,18 @@ from .errors import (  # noqa: E402
     ProviderRequestError,
     manual,
 )
-from .throughput import ThroughputMethods  # noqa: E402
+from .throughput import InferenceSession, ThroughputMethods  # noqa: E402
 
 if TYPE_CHECKING:
     from .cuda_graph import CapturingSession
+    from .cudart import Stream
     from .devices import Device, DeviceRequest
-    from .opening import SessionRequest
+    from .opening import SessionRequest, Verified
     from .pinned import PinnedMemory
     from .placement import CPUNodes, Placement
     from .placement_details import PlacementDetails
 
 _PINNED_MEMORY_LIMIT = 2 << 30
-
 _TRUE = ("1", "true", "yes", "on")
 
 # Everything that keeps the C++ session, its options or the model's bytes alive: of an InferenceSession in any release
@@ -50,9 +51,6 @@ _HELD = (
     "_request", "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos",
     "_output_meminfos", "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
 )  # fmt: skip
-
-# Called without super(): a tenth of a microsecond a call is what a session may cost.
-_plain_run: Any = onnxruntime.InferenceSession.run
 
 
 class GPUSession(ThroughputMethods):
@@ -82,15 +80,17 @@ class GPUSession(ThroughputMethods):
 
     With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, and the shapes of
     its outputs must follow from those of the inputs; else ProviderRequestError or PlacementError, when the session is
-    made where that is known, or at the first run. That run is slow, and no other thread may allocate GPU memory during
-    it. Buffers of the 16 shapes used last are kept; ONNX Runtime keeps every graph until ``close()``. Only ``run`` and
-    ``map`` work, one run at a time, those of other threads than the main one handed over to one thread. Random numbers
-    repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
+    made where that is known, or at the first run. That run is slow, and no other thread may use CUDA meanwhile. Buffers
+    of the 16 shapes used last are kept. ONNX Runtime keeps every graph until ``close()``: 64 are captured, and further
+    shapes run without. Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one
+    handed over to one thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a
+    graph.
 
-    A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model
-    and the arguments, and opens and verifies again on arrival: of ``sess_options`` the properties and the documented
-    configuration entries, not registered libraries, initialisers or overrides of free dimensions, which cannot be read
-    back.
+    A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
+    the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
+    without the constructor of the subclass. Of ``sess_options`` it carries the properties and the configuration entries
+    that the installed release knows, not registered libraries, initialisers or overrides of free dimensions, which
+    cannot be read back.
 
     Not promised: that two runs give the same bits.
     """
@@ -101,9 +101,11 @@ class GPUSession(ThroughputMethods):
     _request: SessionRequest
     _sess: Any
     _chooses_options = True
+    _stream: Stream | None = None
     _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
+    _own_names: frozenset[str] = frozenset()  # of attributes that this class and ONNX Runtime's set
 
     def __init__(
         self,
@@ -119,14 +121,14 @@ class GPUSession(ThroughputMethods):
         pinned_memory_limit: int = _PINNED_MEMORY_LIMIT,
         **kwargs: Any,
     ) -> None:
+        others = vars(self).keys() - self._own_names
         if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
         if cpu_nodes not in ("allow", "warn", "forbid"):
             raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
         if operator.index(pinned_memory_limit) < 0:
             raise ValueError(f"pinned_memory_limit must be at least 0, not {pinned_memory_limit}")
-        if isinstance(device, SupportsIndex) and not isinstance(device, int):
-            device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
+        device = arguments.checked_device(device)
         if int(kwargs.pop("enable_fallback", 0)):
             raise _no_fallback("enable_fallback=1 was passed")
         if kwargs:
@@ -155,26 +157,25 @@ class GPUSession(ThroughputMethods):
             self._request = SessionRequest(**request)
             verified = open_verified(self, super().__init__, self._request, driver)
             check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
-            self.device, self.placement = verified.device, verified.placement
-            self.options_chosen = verified.options_chosen
+            self._keep(verified)
             if cuda_graph:
-                from .cuda_graph import captured
+                from .graph_requests import captured
 
                 self._sess = self._capturing = captured(self)
+                self._stream = None  # which lives as long as the C++ session
             lifetime.watch(self)
         except GPUError as error:
             from . import registry
 
             self._let_go()
-            if not _cpu_is_allowed(allow_cpu, error):
+            if not _cpu_is_allowed(allow_cpu, request["sess_options"], error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
             from .opening import SessionRequest, open_on_cpu
 
             self._request = SessionRequest(**request)
             verified = open_on_cpu(self, super().__init__, self._request)
-            self.device, self.placement = verified.device, verified.placement
-            self.options_chosen = verified.options_chosen
+            self._keep(verified)
         except BaseException:
             self._let_go()
             raise
@@ -182,6 +183,7 @@ class GPUSession(ThroughputMethods):
             if driver is not None:
                 driver.result()  # whatever was raised, no thread is left behind
         registry.register(self)
+        self._own_names = frozenset((*vars(self), "_own_names", "_pinned")) - others
 
     @classmethod
     def for_rank(
@@ -221,7 +223,8 @@ class GPUSession(ThroughputMethods):
         ProviderRequestError.
         """
         try:
-            return _plain_run(self, output_names, input_feed, run_options)
+            # Not by super(), which costs a tenth of a microsecond; looked up now, for tracers put theirs in its place.
+            return InferenceSession.run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from .device_arrays import with_values
 
@@ -281,6 +284,18 @@ class GPUSession(ThroughputMethods):
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
+    if hasattr(InferenceSession, "create_ortvalue_from_shape_and_type"):
+
+        def create_ortvalue_from_shape_and_type(
+            self, shape: Any, element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+        ) -> Any:
+            """As InferenceSession.create_ortvalue_from_shape_and_type; see the class for what is raised."""
+            try:
+                make = super().create_ortvalue_from_shape_and_type
+                return make(shape, element_type, device_type, device_id, vendor_id)
+            except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+                raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
+
     def explain_placement(self) -> PlacementDetails:
         """Why each node is where it is, and where ONNX Runtime copies between devices.
 
@@ -322,23 +337,13 @@ class GPUSession(ThroughputMethods):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        request = self._request
-        model = request.model if isinstance(request.model, bytes) else os.path.abspath(request.model)
-        given = (
-            model,
-            session_options.state_of(request.sess_options),
-            request.providers,
-            request.provider_options,
-        )
-        settings = {
-            "device": request.device,
-            "cpu_nodes": request.cpu_nodes,
-            "allow_cpu": self._allow_cpu,
-            "cuda_graph": request.cuda_graph,
-            "pinned_memory_limit": self._pinned_memory_limit,
-            **request.kwargs,
-        }
-        return _reopen, (type(self), given, settings)
+        from .pickling import reduced
+
+        return reduced(self)
+
+    def _open_again(self, *arguments: Any, **settings: Any) -> None:
+        """Unpickling does not call the constructor of a subclass, which may take other arguments."""
+        GPUSession.__init__(self, *arguments, **settings)
 
     @property
     def _enable_fallback(self) -> bool:
@@ -362,24 +367,29 @@ class GPUSession(ThroughputMethods):
             requested=providers,
         )
 
+    def _keep(self, verified: Verified) -> None:
+        """Not by assignment: a class that the guard takes in may have a property of such a name."""
+        for name in ("device", "placement", "options_chosen"):
+            self.__dict__[name] = getattr(verified, name)
+        model = self._request.model
+        if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
+            self._request = dataclasses.replace(self._request, model=os.path.abspath(model))
+
     def _refuse_if_lost(self) -> None:
         """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""
         lifetime.refuse_if_lost()
 
     def _let_go(self) -> None:
-        for name in (*_HELD, "_model_bytes"):
+        for name in (*_HELD, "_model_bytes", "_stream"):
             self.__dict__.pop(name, None)
 
 
-def _reopen(cls: type[GPUSession], given: tuple[Any, ...], settings: dict[str, Any]) -> GPUSession:
-    model, options, providers, provider_options = given
-    return cls(model, session_options.from_state(options), providers, provider_options, **settings)
-
-
-def _cpu_is_allowed(allow_cpu: bool, error: GPUError) -> bool:
+def _cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
     """A request that is wrong in itself stays an error: the CPU would not mend it."""
     of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
     if isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError):
+        return False
+    if session_options.keeps_cpu_out(options):
         return False
     return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 

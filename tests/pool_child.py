@@ -15,7 +15,7 @@ from benchmarks.common import child_environment, run_child
 DEADLINE = 60
 
 PRELUDE = """
-import gc, itertools, logging, os, pickle, signal, sys, threading, time, warnings, weakref
+import dataclasses, gc, itertools, logging, os, pickle, signal, sys, threading, time, warnings, weakref
 from concurrent.futures import CancelledError, Future, wait
 warnings.simplefilter("ignore")
 import numpy as np
@@ -28,6 +28,7 @@ from ortgpu.diagnosis.probe_child import RELU
 def open_pool(devices=2, **options):
     made = GPUSessionPool(RELU, range(devices), allow_cpu=True, **options)
     for session in made.sessions:
+        session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0, name=None)
         lifetime.watch(session)  # as the constructor does on a GPU
     return made
 

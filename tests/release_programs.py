@@ -151,6 +151,7 @@ def fail_inside_a_provider(model: bytes) -> dict[str, Any]:
     import warnings
 
     from ortgpu import GPUSession
+    from ortgpu.devices import Device
     from ortgpu.errors import CPUExecutionWarning
 
     warnings.simplefilter("ignore", CPUExecutionWarning)
@@ -169,6 +170,7 @@ def fail_inside_a_provider(model: bytes) -> dict[str, Any]:
             raise EPFail("[ONNXRuntimeError] : 11 : EP_FAIL : made by the test")
 
     session = GPUSession(model, allow_cpu=True)
+    session.device = Device("cuda", 0, None, None, None, None, None)
     session._sess = Failing(session._sess)
     try:
         session.run(None, {"x": [[0.0, 0.0]]})

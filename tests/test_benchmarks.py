@@ -31,11 +31,78 @@ def test_throughput_takes_every_figure(tmp_path: Path) -> None:
         assert name in child.stdout
 
 
+def test_concurrency_names_the_best_number_of_threads(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.concurrency", "--quick", "--cpu", "--json", str(results)]
+    command += ["--only", "resnet50-b8", "--only", "encoder-b1"]
+    child = run_child(command, env=child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")}), deadline=110)
+    assert child.returncode == 0, child.explain()
+    figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
+    assert list(figures) == ["resnet50-b8", "encoder-b1"]
+    for figure in figures.values():
+        rates = {name: float(rate) for name, rate in figure["notes"]["samples a second"].items()}
+        assert len(rates) == 14
+        assert rates[figure["notes"]["best"]] == max(rates[f"{count} threads"] for count in (1, 2, 3, 4, 6, 8))
+
+
+def test_options_are_compared_with_none(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.options", "--quick", "--cpu", "--json", str(results)]
+    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
+    child = run_child([*command, "--only", "heuristic"], env=env, deadline=110)
+    assert child.returncode == 0, child.explain()
+    figure = json.loads(results.read_text(encoding="utf-8"))["figures"]["heuristic"]
+    assert len(figure["values"]["ours"]) == 3
+    assert figure["notes"]["options"] == {"cudnn_conv_algo_search": "HEURISTIC"}
+    for name in ("constructor", "first run", "batches of 1", "batches of 8", "batches of 64"):
+        assert figure["notes"][name]["median"] > 0
+        assert float(figure["notes"][f"{name} / plain"]) > 0
+
+
 def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_TEST_MODELS": str(tmp_path)})
     child = run_child([sys.executable, "-m", "benchmarks.throughput"], env=env, deadline=60)
     assert child.returncode == 0, child.explain()
     assert "left out: graph-small: needs an NVIDIA GPU, or --cpu: " in child.stdout
+
+
+def test_what_a_budget_cuts_short_is_kept_and_the_rest_left_out(tmp_path: Path) -> None:
+    """A worker that reports three rounds and hangs, one that reports two and hangs, and one that comes too late."""
+    code = """
+import functools, sys, time
+from benchmarks import figures
+from benchmarks.common import child_environment
+
+def take(_, rounds):
+    taken = {"seconds": {name: [0.5] * rounds for name in ("ours", "plain")}}
+    env = child_environment({"WORKER": repr(taken)})
+    reports = figures.run_worker("hangs", {}, env=env, deadline=8).reports
+    return figures.Figure(**reports["seconds"], notes={"cut short": reports["cut short"]})
+
+found = {name: (name, False, functools.partial(take, rounds=rounds)) for name, rounds in (("a", 3), ("b", 2), ("c", 3))}
+sys.exit(figures.take_figures("made up", "", found, lambda *_: None, sys.argv[1:]))
+"""
+    workers = tmp_path / "benchmarks"
+    workers.mkdir()
+    (workers / "workers.py").write_text(
+        "import ast, os, time\n"
+        "from benchmarks.common import report\n"
+        "for name, value in ast.literal_eval(os.environ['WORKER']).items():\n"
+        "    report(name, value)\n"
+        "time.sleep(100)\n"
+    )
+    code = f"from pathlib import Path\nfrom benchmarks import figures\nfigures.ROOT = Path({str(tmp_path)!r})\n{code}"
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-c", code, "--json", str(results), "--budget", "0.2"]
+    child = run_child(command, deadline=60)
+    assert child.returncode == 0, child.explain()
+    record = json.loads(results.read_text(encoding="utf-8"))
+    assert list(record["figures"]) == ["a"]
+    assert record["figures"]["a"]["values"]["ours"] == [0.5] * 3
+    assert "killed at its deadline" in record["figures"]["a"]["notes"]["cut short"]
+    assert record["left out"]["b"].startswith("no time was left for more than ")
+    assert record["left out"]["c"] == "no time was left"
+    assert record["failed"] == {}
 
 
 def test_pool_takes_every_figure(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,6 +176,26 @@ def test_steps_that_load_would_not_find(job: Path) -> None:
     assert sorted(os.listdir(job)) == ["step-1", f"step-{large}", "step-2"]
 
 
+def refuse_to_read(code: int, path: str) -> None:
+    raise OSError(code, os.strerror(code), path)
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"), [(errno.ENOSPC, "make room there"), (errno.EROFS, "name a folder that this user may write to")]
+)
+def test_what_to_do_about_a_folder(job: Path, monkeypatch: pytest.MonkeyPatch, code: int, fix: str) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("shutil.copyfile", refuse)
+    error = problem(lambda: checkpoint.save(job, 3, files=[__file__], rank=TWO))
+    assert error.fixes[0].startswith(fix)
+    monkeypatch.setattr("shutil.copyfile", lambda source, _: refuse_to_read(code, str(source)))
+    error = problem(lambda: checkpoint.save(job, 3, files=[__file__], rank=TWO))
+    assert error.fixes == (), "what is read is none of the folder"
+    assert sorted(os.listdir(job)) == ["step-1", "step-2"]
+
+
 def test_a_file_that_is_not_there(job: Path) -> None:
     error = problem(lambda: checkpoint.save(job, 3, files=["/no/such/file"], rank=TWO))
     assert "/no/such/file" in error.evidence[0]
@@ -320,6 +342,20 @@ def test_content_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypat
         pytest.skip("/proc tells which file a descriptor is")
     monkeypatch.setattr(os, "fsync", recording_sync)
     monkeypatch.setattr(Path, "rename", recording_rename)
+    checkpoint.save(tmp_path / "runs/job", 1, Recorded(), rank=TWO)
+    assert done[:2] == ["runs", tmp_path.name], "the new folders too"
+    assert sorted(done[2:4]) == ["manifest.json", "state.ckpt"]
+    assert done[4:] == [".partial-1", "rename to step-1", "job"]
+
+
+def test_a_file_system_that_synchronises_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync: Any = os.fsync
+
+    def sync_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_files)
     checkpoint.save(tmp_path / "job", 1, Recorded(), rank=TWO)
-    assert sorted(done[:2]) == ["manifest.json", "state.ckpt"]
-    assert done[2:] == [".partial-1", "rename to step-1", "job"]
+    assert checkpoint.load(tmp_path / "job").step == 1

@@ -1,13 +1,10 @@
-"""The command line: usage, exit codes, signals, and that nobody sees a traceback."""
+"""The command line: usage, exit codes, and that nobody sees a traceback."""
 
 from __future__ import annotations
 
 import os
-import select
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -65,43 +62,6 @@ def test_reader_that_leaves_is_no_error() -> None:
     )
     os.close(writer)
     assert (child.returncode, child.stderr) == (1, b"")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither the signals nor named pipes")
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_a_signal_takes_what_was_started_with_it(tmp_path: Path, name: str) -> None:
-    """`timeout 10 ortgpu doctor`, where a driver hangs: the child that hangs in it must not stay."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    hangs = f"import time; pipe = open({str(pipe)!r}, 'w'); pipe.write('ready\\n'); pipe.flush(); time.sleep(100)"
-    code = f"""
-import signal, sys
-for number in (signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_DFL)  # under nohup they would be ignored, and stay so
-signal.signal(signal.SIGINT, signal.default_int_handler)
-import click
-from ortgpu import cli
-from ortgpu.environment.child import run
-hang = click.Command("hang", callback=lambda: run([sys.executable, "-c", {hangs!r}], timeout=100))
-cli._Commands.get_command = lambda *_: hang
-sys.exit(cli.run(["hang"]))
-"""
-    number = getattr(signal, name)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-
-    def read() -> bytes:
-        assert select.select([reader], [], [], 30)[0], "nothing was written, and what holds the pipe is alive"
-        return os.read(reader, 100)
-
-    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as process:
-        try:
-            assert read() == b"ready\n"
-            process.send_signal(number)
-            assert process.wait(30) == 128 + number
-            assert read() == b""
-        finally:
-            process.kill()
-            os.close(reader)
 
 
 def test_error_that_a_command_lets_through(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

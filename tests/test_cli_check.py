@@ -67,7 +67,7 @@ def test_check_without_a_gpu() -> None:
     lines = result.stdout.splitlines()
     assert lines[0].partition(": ")[0] in {cls.__name__ for cls in catalogue().values()}
     assert "To fix it:" in lines
-    assert lines[-1].removeprefix("code: ") in catalogue()
+    assert lines[-1].removeprefix("More: ortgpu explain ") in catalogue()
 
 
 def test_check_json_without_a_gpu() -> None:

@@ -32,7 +32,7 @@ def test_plain_text_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
         "    Or load [bold]them[/bold] yourself.\n"
         "Also found:\n"
         "  - driver-not-found: there is no driver\n"
-        "code: library-not-found\n"
+        "More: ortgpu explain library-not-found\n"
     )
 
 

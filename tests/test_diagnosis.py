@@ -107,6 +107,17 @@ HARMLESS: dict[str, Change] = {
     "CUDA 1.27 in the extension": observed(
         import_error="ImportError: libcudart.so.13: cannot open shared object file: No such file"
     ),
+    "PTX that is not needed is passed over": variables(CUDA_DISABLE_PTX_JIT="1"),
+    "machine code is not passed over": variables(CUDA_FORCE_PTX_JIT="0"),
+    "a Jetson": part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap")),
+    "one GPU of two that is lost": nvml(error="GPU is lost", code=15),
+    "WSL": all_of(
+        part("host", wsl=True),
+        part("driver", libcuda="/usr/lib/wsl/lib/libcuda.so.1", device_nodes=("/dev/dxg",), kernel_version=None),
+    ),
+    "a MIG instance in a GPU that says nothing of MIG": all_of(
+        nvml(gpus=(replace(H200, mig_enabled=None),)), variables(CUDA_VISIBLE_DEVICES="MIG-1")
+    ),
     "the probe did not start": probed(died_in="start"),
     "a model of usual operators": request(
         model=ModelFacts("m.onnx", operators=frozenset({("Conv", ""), ("Gelu", "com.microsoft")}))

@@ -149,7 +149,9 @@ def test_section_of_one_error(capsys: pytest.CaptureFixture[str]) -> None:
 # The command
 
 
-@pytest.mark.parametrize("name", ["driver-not-found", "DriverNotFoundError", "DRIVER-NOT-FOUND", "driver_not_found"])
+@pytest.mark.parametrize(
+    "name", ["driver-not-found", "DriverNotFoundError", "DRIVER-NOT-FOUND", "driver_not_found", "driver-not-found:"]
+)
 def test_code_or_class_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", name]) == 0
     shown = capsys.readouterr().out

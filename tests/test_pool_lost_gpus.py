@@ -29,12 +29,12 @@ def test_a_lost_gpu_is_taken_out_and_its_work_done_by_another(failure: str) -> N
     """)
     assert found["values"] == list(range(50))
     assert found["sizes"] == [4, 2, 1]
-    assert found["why"][:2] == ["cpu", "ProviderFailureError"]
+    assert found["why"][:2] == ["cuda:0", "ProviderFailureError"]
     assert found["why"][3] is True
     assert len(found["log"]) == 1
     level, text = found["log"][0]
     assert level == "WARNING"
-    assert text == f"cpu is out of the pool [provider-failure]: {found['why'][2]}"
+    assert text == f"cuda:0 is out of the pool [provider-failure]: {found['why'][2]}"
     assert found["session"] == ["ProviderFailureError"] * 2
     assert found["left"] == []
 

@@ -104,7 +104,7 @@ def test_hosts_of_their_own_that_the_launcher_names(machine: Machine) -> None:
     run_id = uuid.uuid4().hex
     job = {"TORCHELASTIC_RUN_ID": run_id, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     variables = {number: {**own, **job} for number, own in OWN_GPU.items()}
-    first, *_ = ports_of(f"torchrun {run_id} 127.0.0.1 29500")
+    first, *_ = ports_of(f"torchrun {run_id} 29500")
     with socket.create_server(("127.0.0.1", first)):
         outcome = run(machine, variables=variables, apart=apart)
     assert [facts["uuid"][-1] for facts in outcome.returned(1)["ranks"]] == ["0", "1"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import uuid
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from ortgpu.distributed import Collective, Rank, preflight
-from ortgpu.distributed.meeting import parse_address, ports_of
+from ortgpu.distributed.meeting import parse_address, ports_of, resolve
 from ortgpu.distributed.preflighting import MOST_CALLS
 from ortgpu.errors import RendezvousError
 from tests.lab import Stubs, launchers
@@ -45,6 +46,13 @@ def test_a_resolver_that_never_answers(stubs: Stubs) -> None:
     assert launchers.processes_with(mark) == ()
 
 
+@pytest.mark.parametrize("name", ["a" * 70, "node..1", "a b"])
+def test_no_name_of_a_host(name: str) -> None:
+    with pytest.raises(OSError, match=r"no host has such a name|not known|name resolution") as caught:
+        resolve(name, 30)
+    assert "\n" not in str(caught.value)
+
+
 def test_addresses() -> None:
     assert parse_address("node1:80") == ("node1", 80)
     assert parse_address("[::1]:80") == ("::1", 80)
@@ -63,10 +71,11 @@ def test_no_timeout(timeout: float) -> None:
 
 def test_nowhere_to_meet() -> None:
     """mpirun over several hosts names none of them."""
-    with pytest.raises(RendezvousError, match="nothing says where") as caught:
-        preflight(rank=Rank(0, 4, 0, 2, "openmpi"))
-    assert "ortgpu preflight --address HOST:PORT" in caught.value.fixes[0]
-    pickle.loads(pickle.dumps(caught.value))
+    for number, host in enumerate([socket.gethostname(), "HOST"]):
+        with pytest.raises(RendezvousError, match="nothing says where") as caught:
+            preflight(rank=Rank(number, 4, number, 2, "openmpi"))
+        assert f"ortgpu preflight --address {host}:PORT" in caught.value.fixes[0]
+        pickle.loads(pickle.dumps(caught.value))
 
 
 def test_no_folder_to_meet_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,61 @@ def test_one_gpu_named_twice_the_same(device: str | int) -> None:
     assert [each["type"] for each in found] == ["DriverNotFoundError", "ProviderRequestError"]
 
 
+def test_methods_that_somebody_puts_in_the_place_of_onnx_runtimes_are_called() -> None:
+    """As tracers do, and tests with unittest.mock."""
+    called = child(
+        """
+        import onnxruntime
+        from unittest import mock
+
+        session = GPUSession(NEG)
+        called = []
+        for name in ("run", "run_with_ort_values", "run_with_iobinding", "io_binding"):
+            original = getattr(onnxruntime.InferenceSession, name)
+            def traced(*arguments, name=name, original=original, **options):
+                called.append(name)
+                return original(*arguments, **options)
+            with mock.patch.object(onnxruntime.InferenceSession, name, traced):
+                value = onnxruntime.OrtValue.ortvalue_from_numpy(feeds(1)[0]["x"])
+                session.run(None, feeds(1)[0])
+                session.run_with_ort_values(None, {"x": value})
+                binding = session.io_binding()
+                binding.bind_ortvalue_input("x", value)
+                binding.bind_output("y")
+                session.run_with_iobinding(binding)
+        report(called)
+        """
+    )
+    assert called == ["run", "run_with_ort_values", "run_with_iobinding", "io_binding"]
+
+
+@pytest.mark.parametrize(
+    ("device", "outcome_"),
+    [
+        ("cuda:x", "DeviceNotFoundError"),
+        (-1, "DeviceNotFoundError"),
+        (1.5, "TypeError"),
+        ("cpu", "cpu"),
+        ("cuda:9", "cpu"),
+    ],
+)
+def test_a_device_that_is_none_is_a_mistake_where_the_cpu_is_allowed_too(device: object, outcome_: str) -> None:
+    found = child(f"report(outcome(lambda: GPUSession(NEG, device={device!r}, allow_cpu=True).device.kind))")
+    assert found.get("type", found.get("returned")) == outcome_
+
+
+def test_options_that_keep_the_cpu_out_outweigh_a_permission() -> None:
+    raised = child(
+        """
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        report(outcome(lambda: GPUSession(NEG, options, allow_cpu=True)))
+        """
+    )
+    assert raised["type"] in ("DriverNotFoundError", "NoDeviceError")
+
+
 def test_a_closed_session_is_closed_for_every_use() -> None:
     found = child(
         """

@@ -6,16 +6,11 @@ shows itself; nobody sees a traceback for it.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import importlib.metadata
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -65,13 +60,18 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
         ctx.exit()
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it.")
-def ortgpu() -> None:
+@click.pass_context
+def ortgpu(ctx: click.Context) -> int:
     """ONNX Runtime on the GPU, or the reason why not.
 
     Exit codes: 0 all is well, 1 a problem was found, 2 wrong usage.
     """
+    if ctx.invoked_subcommand is None:  # left to click, the exit code would depend on its release
+        click.echo(ctx.get_help(), err=True)
+        return 2
+    return 0
 
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EIO, errno.EBADF)  # a full disk; a terminal or a file that is gone
@@ -81,32 +81,11 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)  # as a shell reports it
-
-
-@contextlib.contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """What ends this process at once would leave a child alive that hangs in the driver: so it ends as by an error."""
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    for number in ours:
-        signal.signal(number, _leave)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
-
-
 def run(argv: list[str]) -> int:
     """Run one command line and return its exit code; nothing but a bug of this program raises."""
     output.prepare_streams()
     try:
-        with _signals_as_exceptions():
-            result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
+        result = ortgpu.main(args=argv, prog_name="ortgpu", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:  # wrong usage, mostly: click shows it with a hint at --help
         error.show()

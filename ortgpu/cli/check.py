@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ortgpu.cli import output
+from ortgpu.cli import output, signals
 from ortgpu.errors import CPUExecutionWarning, GPUError
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ def _look_closer(model: Path | None, device: str | None, page: Path | None) -> P
     from ortgpu.placement_details import explain_placement
     from ortgpu.placement_page import render
 
-    with output.progress("Opening the model once more, to see why its nodes are where they are"):
+    doing = "Opening the model once more, to see why its nodes are where they are"
+    with output.progress(doing), signals.as_exceptions():
         details = explain_placement(str(model) if model else example_model(), device=device)
     if page is not None:
         page.write_text(render(details), encoding="utf-8")

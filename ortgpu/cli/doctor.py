@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ortgpu.cli import output
+from ortgpu.cli import output, signals
 from ortgpu.errors import LauncherConflictError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def doctor(
     from ortgpu.diagnosis.training_requirements import check_training
 
     what = "Looking" if no_probe else _OPENED[profile]
-    with output.progress(f"{what} ..."):
+    with output.progress(f"{what} ..."), signals.as_exceptions():
         if profile == "inference":
             if hosts or shared_folder is not None:
                 raise click.UsageError("--ssh and --shared-folder need --profile training")

@@ -135,7 +135,7 @@ def show_why_on_cpu(console: Console, error: Exception, what: str, *, by_option:
 
 
 def show_error(console: Console, error: Exception) -> None:
-    """A GPUError in the order of every message: what failed, the facts, the fixes; then what else was found, the code.
+    """A GPUError in the order of every message: what failed, the facts, the fixes, what else was found, where more is.
 
     Other exceptions are ONNX Runtime's own, about the model: what they say is all there is.
     """
@@ -154,14 +154,15 @@ def show_error(console: Console, error: Exception) -> None:
         heading(console, "Also found:")
     for other in error.others:
         line(console, f"  - {other.code}: {other.summary}")
-    line(console, f"code: {error.code}", style="dim")
+    line(console, f"More: ortgpu explain {error.code}", style="dim")
 
 
 def error_document(error: Exception) -> dict[str, object]:
-    """The error as plain data, with everything else that the same diagnosis found."""
+    """The error as plain data, with everything else that the same diagnosis found. One of ONNX Runtime's own has the
+    same keys, and no code."""
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
-    return {"type": type(error).__name__, "code": None, "summary": str(error)}
+    return {**GPUError(str(error)).as_dict(), "type": type(error).__name__, "code": None}
 
 
 def document(*, ok: bool, **content: object) -> dict[str, object]:

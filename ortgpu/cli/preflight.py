@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortgpu.cli import output
+from ortgpu.cli import output, signals
 from ortgpu.errors import DistributedError, GPUError
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     rank: Rank | None = None
     try:
         rank = current_rank()
-        report = run(timeout, rank=rank, address=address)
+        with signals.as_exceptions():
+            report = run(timeout, rank=rank, address=address)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--address") from None
     except GPUError as error:

@@ -17,7 +17,18 @@ from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..errors import GPUError, UnsupportedPlatformError
 from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
-from . import attempts, devices, driver, imports, libraries, packages, permissions, training
+from . import (
+    attempts,
+    devices,
+    driver,
+    driver_library,
+    imports,
+    kernel_module,
+    libraries,
+    packages,
+    permissions,
+    training,
+)
 from . import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
 from .probe import ProbeResult, run_probe
@@ -36,7 +47,7 @@ CHECKS: tuple[Check, ...] = (
     packages.cpu_only,
     packages.provider_missing,
     packages.library_damaged,
-    imports.import_failed,
+    imports.failed,
     model_checks.collective_ops_missing,  # no library, driver or device would mend it
     libraries.missing,
     libraries.provider_unloadable,
@@ -48,8 +59,10 @@ CHECKS: tuple[Check, ...] = (
     devices.named_device,
     devices.unsupported,
     driver.not_found,
+    driver_library.of_linux_in_wsl,
     driver.too_old,
     driver.not_accessible,
+    kernel_module.not_ready,
     devices.none_visible,
     driver.unusable,
     devices.busy,
@@ -72,7 +85,7 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     ),
     "driver-not-found": frozenset({"no-device", "driver-too-old"}),
     "driver-too-old": frozenset({"driver-unusable", "no-device"}),
-    "driver-unusable": frozenset({"no-device"}),
+    "driver-unusable": frozenset({"driver-too-old", "no-device"}),
     "library-not-found": frozenset({"provider-fallback"}),
     "no-device": frozenset({"device-not-found"}),
 }

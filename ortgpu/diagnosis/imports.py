@@ -1,4 +1,4 @@
-"""Why does `import onnxruntime` raise?"""
+"""Why does `import onnxruntime` fail?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ..errors import (
     BrokenPackageError,
     Fix,
     GPUError,
+    LibraryNotFoundError,
     LibraryVersionError,
     UnsupportedPlatformError,
     manual,
@@ -17,7 +18,7 @@ from . import remedies
 from .facts import Facts
 
 
-def import_failed(facts: Facts) -> GPUError | None:
+def failed(facts: Facts) -> GPUError | None:
     """`import onnxruntime` raised, or gave a module without InferenceSession."""
     text = facts.observed.import_error
     if text is None:
@@ -41,21 +42,53 @@ def import_failed(facts: Facts) -> GPUError | None:
             system=host.system,
             machine=host.machine,
         )
-    if (dependency := _dependency_missing(facts, text)) is not None:
+    if (absent := re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)) is not None:
+        return LibraryNotFoundError(
+            f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
+            evidence=[text],
+            fixes=[remedies.system_package([absent[1]])],
+            missing=(absent[1],),
+        )
+    unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
+    if threads := [line for line in _printed_meanwhile(facts) if remedies.lacks_threads(line)]:
+        return BrokenPackageError(
+            "import onnxruntime fails: this process may have no further thread",
+            evidence=[text, threads[0]],
+            fixes=[remedies.let_it_have_threads()],
+        )
+    if unmapped is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
     if "sys.modules" in text:
         fixes = [
             manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
         ]
-    if remedies.cannot_be_mapped(text):
+    if (late := remedies.lacks_thread_storage(text)) is not None:
+        fixes = [remedies.load_at_start(facts.environment, [late])]
+    evidence = [text]
+    if unmapped is not None:
+        evidence = list(dict.fromkeys((text, unmapped)))
         fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
     if "executable stack" in text:
         newest = remedies.newest_release(facts.environment).requirement
         fixes = [remedies.install(facts.environment, [newest], upgrade=True)]
     return BrokenPackageError(
-        "import onnxruntime fails", evidence=[text], fixes=fixes, package=installed.build_name, files=()
+        "import onnxruntime fails", evidence=evidence, fixes=fixes, package=installed.build_name, files=()
     )
+
+
+def _printed_meanwhile(facts: Facts) -> list[str]:
+    """What was written while the probe imported it: NumPy's traceback among it, of which the import's own text says
+    "import numpy failed"."""
+    step = facts.observed.probe.step("import") if facts.observed.probe is not None else None
+    return list(step.data.get("printed", ())) if step is not None else []
+
+
+def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
+    """Those of the import, or of a CUDA library before it."""
+    tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
+    words = (text, *_printed_meanwhile(facts), *tried)
+    return next((each for each in words if remedies.cannot_be_mapped(each)), None)
 
 
 def _cxx_library_of_another(facts: Facts, text: str, version: str) -> GPUError | None:

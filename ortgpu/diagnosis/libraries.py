@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 
-from ..environment.catalogue import CUDNN_CORE_PARTS, TOOLKIT_MAJORS, major_of, spec_for, wheel_name
+from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for, wheel_name
 from ..environment.libraries import Candidate, Resolution
 from ..errors import (
     BrokenPackageError,
@@ -55,9 +54,12 @@ def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
     report = facts.observed.preload
-    tried = report.missing if report is not None else facts.observed.not_loaded
-    if tried is not None:
-        return tuple(library for library in tried if library.required == required)
+    if report is not None:
+        return tuple(library for library in report.missing if library.required == required)
+    if facts.observed.not_loaded is not None:
+        own = _only_in_this_process(facts)
+        tried = facts.observed.not_loaded
+        return tuple(library for library in tried if library.required == required and library.soname not in own)
     provider = facts.environment.provider
     major = provider.cuda_major if provider else None
     return tuple(
@@ -65,6 +67,12 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
         for found in facts.environment.libraries
         if found.required == required and not found.candidates and _must_be_there(found)
     )
+
+
+def _only_in_this_process(facts: Facts) -> set[str]:
+    """What this process has loaded, or has because of that, and a child that starts anew does not find."""
+    sources = ("already loaded", "beside a loaded one")
+    return {found.soname for found in facts.environment.libraries if any(c.source in sources for c in found.candidates)}
 
 
 def _must_be_there(found: Resolution) -> bool:
@@ -81,24 +89,43 @@ def _judge_missing(
     evidence.append(_where_needed(facts))
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
     unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
+    late = {
+        s: path for s, file in passed_over if (path := remedies.lacks_thread_storage(file.problem or "")) is not None
+    }
+    unfit = {soname: file for soname, file in passed_over if file.unfit_for is not None}
     closed = _closed(facts, absent)
     foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
-    to_install = [library for library in absent if library.soname not in {**unmapped, **foreign, **closed}]
+    to_install = [
+        library for library in absent if library.soname not in {**unmapped, **late, **unfit, **foreign, **closed}
+    ]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     dead = [file.path for _, file in passed_over if _is_dead_link(file)]
     fixes = []
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
         fixes.append(remedies.let_it_be_mapped(facts.environment, folder))
+    if late:
+        fixes.append(remedies.load_at_start(facts.environment, late.values()))
+    if unfit:
+        evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
+        fixes += _ways_to_one_copy(unfit, facts)
     if closed:
         evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
         fixes.append(remedies.let_it_be_read(facts.environment, closed.values()))
     if foreign:
-        fixes.append(_system_package(list(dict.fromkeys(foreign.values()))))
+        fixes.append(remedies.system_package(foreign.values()))
     if wheels:
         fixes.append(remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead))
     if unknown := [library.soname for library in to_install if not library.wheel]:
-        fixes += _newer_cuda(facts, unknown) or [_system_package(unknown)]
+        fixes += remedies.newer_cuda(facts.environment, unknown) or [remedies.system_package(unknown)]
+    if len(unfit) == len(absent):
+        return LibraryConflictError(
+            f"{reason} {_enumerate(sonames)}, and no copy fits what this process has already loaded",
+            evidence=evidence,
+            fixes=fixes,
+            severity=severity,
+            libraries=tuple(file.unfit_for or "" for file in unfit.values()),
+        )
     others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
     if len(others) == len(absent):
         return LibraryVersionError(
@@ -126,27 +153,26 @@ def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
     closed: dict[str, str] = {}
     for library in absent:
-        files = [file.path for file in library.rejected if "permission denied" in (file.problem or "").lower()]
+        files = [file.path for file in library.rejected if _is_closed(file.problem or "")]
         if files or (folders and not library.rejected):
             closed[library.soname] = (files or folders)[0]
     return closed
 
 
-def _newer_cuda(facts: Facts, sonames: list[str]) -> list[Fix]:
-    """For a CUDA that came after this version of ortgpu, so that the names of its wheels are not known here."""
-    environment = facts.environment
-    major = environment.provider.cuda_major if environment.provider is not None else None
-    if major is None or major <= TOOLKIT_MAJORS[-1] or not all(map(spec_for, sonames)):
-        return []
-    fixes: list[Fix] = [manual(f"install CUDA {major}, as NVIDIA's wheels or its toolkit: {_enumerate(sonames)}")]
-    known, version = remedies.newest_release(environment), environment.packages.onnxruntime.version
-    if version is not None and known.why_not_for(environment.host) is None:
-        fixes.append(remedies.other_release(environment, replace(known, requirement=f"{known.requirement},<{version}")))
-    return fixes
+def _is_closed(problem: str) -> bool:
+    return "permission denied" in problem.lower() and not remedies.cannot_be_mapped(problem)
 
 
-def _system_package(sonames: list[str]) -> Fix:
-    return manual(f"install the system package that has {_enumerate(sonames)}", needs="root")
+def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:
+    """Libraries of one toolkit go together; what another part of the program loaded before stays in the process."""
+    loaded = list(dict.fromkeys(file.unfit_for for file in unfit.values() if file.unfit_for is not None))
+    fixes = [remedies.off_the_path(facts.environment, "LD_PRELOAD", path) for path in loaded]
+    return [fix for fix in fixes if fix is not None] or [
+        manual(
+            f"let one place serve the whole process: make the first GPUSession before what loads {_enumerate(loaded)}, "
+            "or keep it from being loaded"
+        )
+    ]
 
 
 def _is_dead_link(file: Candidate) -> bool:

@@ -28,7 +28,10 @@ NVML = "NVML"  # what ``ProbeResult.opening`` says of it: nvidia-ml-py knows whe
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One thing that was tried. ``detail``: what it gave, or the words of its failure."""
+    """One thing that was tried. ``detail``: what it gave, or the words of its failure.
+
+    ``data`` holds what the step measured, and under "printed" what libraries wrote while one failed.
+    """
 
     name: str
     ok: bool
@@ -138,6 +141,7 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
     current: str | None = None
     opening: str | None = None
     rest: list[str] = []
+    before = 0  # lines of the rest that were there when the current step began
     completed = False
     for line in text.splitlines():
         if not line.startswith(MARK):
@@ -150,11 +154,12 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
         if not isinstance(entry, dict):  # a library printed it
             continue
         if "begin" in entry:
-            current = entry["begin"]
+            current, before = entry["begin"], len(rest)
         elif "end" in entry:
-            steps.append(
-                ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), entry.get("data", {}))
-            )
+            data = entry.get("data", {})
+            if not entry.get("ok") and (printed := [each for each in rest[before:] if each.strip()]):
+                data = {**data, "printed": printed[-20:]}
+            steps.append(ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), data))
             current = opening = None
         opening = entry.get("opening", opening)
         completed = completed or "done" in entry

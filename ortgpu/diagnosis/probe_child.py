@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from ..environment.driver import LIBCUDA, load_libcuda, read_nvml
 from ..preloading import OPENING, logger, preload
 from .probe import MARK, NVML
 
@@ -27,8 +28,8 @@ Outcome = tuple[bool, str, dict[str, Any]]
 
 def main(model: str) -> None:
     """Try everything in order; what stands on steps that failed is left out."""
-    grounds = [_step("driver", _driver), _step("libraries", _libraries), _step("import", _import)]
-    if all(grounds) and _step("provider", _provider):
+    driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
+    if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
         _step("session", lambda: _session(RELU))
         if model:
             _step("model", lambda: _session(model))
@@ -64,7 +65,6 @@ def _report(entry: dict[str, Any]) -> None:
 
 def _driver() -> Outcome:
     from ..environment.cuda import initialise
-    from ..environment.driver import LIBCUDA, load_libcuda, read_nvml
 
     # What this process survives, the one that started it will ask for itself.
     _report({"opening": NVML})

@@ -6,8 +6,9 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 
-from ..environment.catalogue import LIBRARIES, spec_for, wheel_name
+from ..environment.catalogue import LIBRARIES, TOOLKIT_MAJORS, spec_for, wheel_name
 from ..environment.inspection import Environment
 from ..errors import Fix, manual, shell
 from .releases import FOR_CUDA_12, FOR_CUDA_13, Release, newest_for
@@ -161,6 +162,18 @@ def other_release(environment: Environment, release: Release) -> Fix:
     return install(environment, [release.requirement, *wheels])
 
 
+def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
+    """For libraries of a CUDA that came after this version of ortgpu: the names of its wheels are not known here."""
+    major = environment.provider.cuda_major if environment.provider is not None else None
+    if major is None or major <= TOOLKIT_MAJORS[-1] or not all(map(spec_for, sonames)):
+        return []
+    fixes: list[Fix] = [manual(f"install CUDA {major}, as NVIDIA's wheels or its toolkit: {', '.join(sonames)}")]
+    known, version = newest_release(environment), environment.packages.onnxruntime.version
+    if version is not None and known.why_not_for(environment.host) is None:
+        fixes.append(other_release(environment, replace(known, requirement=f"{known.requirement},<{version}")))
+    return fixes
+
+
 def install_libraries(environment: Environment, wheels: Iterable[str], dead_links: Iterable[str] = ()) -> Fix:
     """Install wheels, again where the installer has them on record and their libraries are still not there.
 
@@ -182,7 +195,49 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
 
 def cannot_be_mapped(words: str) -> bool:
     """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
-    return re.search(r"failed to map segment|annot allocate memory", words) is not None
+    refusals = r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
+    return re.search(refusals, words) is not None
+
+
+def lacks_thread_storage(words: str) -> str | None:
+    """The file for which glibc's loader has no room left: it keeps little for the thread-local storage of libraries
+    that are opened after the start."""
+    match = re.search(r"(\S+): cannot allocate memory in static TLS block", words)
+    return match[1] if match else None
+
+
+def lacks_threads(words: str) -> bool:
+    """Whether the system gave a thread pool, ONNX Runtime's or OpenBLAS's, no further thread."""
+    return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
+
+
+def let_it_have_threads() -> Fix:
+    return manual(
+        "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "
+        "fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions",
+        needs="host",
+    )
+
+
+def load_at_start(environment: Environment, paths: Iterable[str]) -> Fix:
+    already = environment.variables.now.get("LD_PRELOAD", "")
+    return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [*paths, already])))}")
+
+
+# Of Debian and Ubuntu, for what slim images leave out.
+_SYSTEM_PACKAGES = {
+    "libstdc++.so.6": "libstdc++6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libgomp.so.1": "libgomp1",
+    "libz.so.1": "zlib1g",
+}
+
+
+def system_package(sonames: Iterable[str]) -> Fix:
+    wanted = list(dict.fromkeys(sonames))
+    known = [_SYSTEM_PACKAGES[soname] for soname in wanted if soname in _SYSTEM_PACKAGES]
+    named = f" (Debian and Ubuntu: {' '.join(known)})" if known else ""
+    return manual(f"install the system package that has {' and '.join(wanted)}{named}", needs="root")
 
 
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
@@ -194,7 +249,10 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
             "and CUDA maps many times that",
             needs="host",
         )
-    return manual(f"give this process more memory, or mount the file system of {folder} without noexec", needs="host")
+    return manual(
+        f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
+        needs="host",
+    )
 
 
 def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
@@ -224,6 +282,14 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
     if len(kept) == len(list(filter(None, entries))):
         return None
     return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
+
+
+WSL_DRIVER = "/usr/lib/wsl/lib"
+
+
+def look_first_in(folder: str) -> Fix:
+    """For a library of the system: whether it is there, the machine at hand decides."""
+    return shell(f'export LD_LIBRARY_PATH="{folder}:$LD_LIBRARY_PATH"', needs="host")
 
 
 def update_driver(cuda_major: int) -> Fix:

@@ -11,6 +11,7 @@ refused, but where folders cannot be locked (Windows, NFS).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import operator
@@ -32,6 +33,11 @@ _STATE: Final = "state.ckpt"
 _PARTIAL: Final = ".partial-"
 _NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
 _PHASE: Final = "checkpoint"
+_NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # of folders, on file systems that cannot: PostgreSQL's fsync_fname
+_FIXES: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there: older checkpoints may be deleted, a folder each"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a folder that this user may write to"),
+}
 
 
 class State(Protocol):
@@ -124,7 +130,7 @@ def save(
     root = Path(folder)
     target = root / f"step-{step}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        _make(root)
         with _only_writer(root):
             if target.exists():
                 raise _error(f"{target} exists already", ["a checkpoint is never overwritten"])
@@ -132,7 +138,8 @@ def save(
     except DistributedError:
         raise
     except Exception as error:  # ONNX Runtime raises a bare RuntimeError where it cannot write
-        raise _error(f"the checkpoint of step {step} could not be written to {root}", [_text(error)]) from error
+        summary = f"the checkpoint of step {step} could not be written to {root}"
+        raise _error(summary, [_text(error)], _fixes(error, sources)) from error
     return target
 
 
@@ -176,6 +183,14 @@ def _names(folder: str | os.PathLike[str]) -> list[str]:
         return os.listdir(folder)
     except (OSError, ValueError):  # absent, no folder, or not to be read; ValueError: a NUL in the path
         return []
+
+
+def _make(root: Path) -> None:
+    """The folder, and those above it, also after a crash."""
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        _sync(folder.parent)
 
 
 @contextlib.contextmanager
@@ -284,8 +299,17 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in _NO_SYNC):
+            raise
     finally:
         os.close(descriptor)
+
+
+def _fixes(error: Exception, sources: Iterable[Path]) -> list[Fix]:
+    if isinstance(error, OSError) and error.errno in _FIXES and error.filename not in map(str, sources):
+        return [manual(_FIXES[error.errno])]
+    return []
 
 
 def _text(error: BaseException) -> str:

@@ -8,8 +8,8 @@ The search order, first to last:
 4. the libraries inside an installed torch of the same CUDA major;
 5. conda: CONDA_PREFIX and the interpreter's own prefix;
 6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, then the toolkits under /usr/local;
-7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was when the process started, the loader's
-   cache, the default folders.
+7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was at the start, its cache, the defaults;
+8. the folders of CUDA libraries that this process has loaded from none of these.
 
 Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
 the root of a toolkit library that is already loaded comes first. cuDNN is taken from that root too, where it has one (a
@@ -30,14 +30,16 @@ from typing import Literal
 from .catalogue import LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, major_of, spec_for
 from .elf import read_elf, this_machine, wrong_machine
 from .loader_cache import read_loader_cache
+from .mapped import read_mapped_libraries
 from .metadata import search_path
 from .packages import Torch
 from .variables import read_variables
 from .wheel import ProviderLibrary
 
 Source = Literal[
-    "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit", "system loader"
-]
+    "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit",
+    "system loader", "beside a loaded one"
+]  # fmt: skip
 
 _CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
 
@@ -60,6 +62,7 @@ class Candidate:
     source: Source
     root: str
     problem: str | None = None
+    unfit_for: str | None = None  # the library of this process that does not have what this file takes from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +101,13 @@ class SearchPlaces:
     filesystem: Path = Path("/")  # where etc/ld.so.cache, usr/local/cuda... are
 
 
-def mapped_libraries(maps: str) -> tuple[str, ...]:
-    """Paths of the shared objects named in the text of /proc/self/maps, in order, each once."""
-    paths = (line.split(None, 5)[5].strip() for line in maps.splitlines() if line.count("/") and ".so" in line)
-    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
-
-
-def read_mapped_libraries() -> tuple[str, ...]:
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-            return mapped_libraries(file.read())
-    except OSError:
-        return ()
-
-
 def find_roots(places: SearchPlaces, cuda_major: int) -> tuple[Root, ...]:
     """All roots that hold any file of a CUDA library, in the documented order."""
     return tuple(_each_root(places, cuda_major))
 
 
 def _each_root(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
-    for step in _STEPS:
-        yield from (root for root in step(places, cuda_major) if root.files)
+    return (root for step in _STEPS for root in step(places, cuda_major) if root.files)
 
 
 def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
@@ -183,6 +171,11 @@ def _system_loader(places: SearchPlaces, _: int) -> Iterator[Root]:
         yield _root("system loader", folder, [folder])
 
 
+def _beside_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for folder in _distinct(os.path.dirname(path) for path in places.mapped if _is_cuda(os.path.basename(path))):
+        yield _root("beside a loaded one", folder, [folder])
+
+
 _STEPS = (
     _already_loaded,
     _explicit_directory,
@@ -192,6 +185,7 @@ _STEPS = (
     _variables,
     _default_toolkits,
     _system_loader,
+    _beside_loaded,
 )
 
 
@@ -267,6 +261,8 @@ def _resolve_one(
             if not name.startswith(f"{spec.stem}.so.") or path in seen:
                 continue
             if folders is not None and folders.isdisjoint(folders_of(path)):
+                continue
+            if root.source == "beside a loaded one" and os.path.realpath(path) in map(os.path.realpath, seen):
                 continue
             if not _names_soname(name, soname):
                 if name.count(".") <= soname.count("."):

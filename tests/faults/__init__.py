@@ -6,8 +6,10 @@ advice runner and the command ``python -m tests.faults`` all go through it. What
 
 from tests.faults import (
     driver,
+    driver_library,
     libraries,
     library_versions,
+    loader,
     newer,
     package_files,
     package_places,
@@ -32,7 +34,9 @@ CASES: tuple[Case, ...] = (
     *libraries.CASES,
     *library_versions.CASES,
     *newer.CASES,
+    *loader.CASES,
     *driver.CASES,
+    *driver_library.CASES,
     *requests.CASES,
     *process.CASES,
 )

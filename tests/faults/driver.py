@@ -146,8 +146,8 @@ CASES = in_group(
                 needs=needs,
             )
             for code, name, row, needs, words in (
-                (3, "CUDA_ERROR_NOT_INITIALIZED", "C04", ("",), ()),
-                (802, "CUDA_ERROR_SYSTEM_NOT_READY", "own", ("root",), ("fabric",)),
+                (3, "CUDA_ERROR_NOT_INITIALIZED", "C04", ("", "root"), ("spawn", "uvm_disable_hmm")),
+                (802, "CUDA_ERROR_SYSTEM_NOT_READY", "own", ("root", "root", "host"), ("fabric",)),
                 (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "C08", ("reboot",), ("reboot",)),
                 (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "own", (), ("cuda-compat", "LD_LIBRARY_PATH")),
                 (999, "CUDA_ERROR_UNKNOWN", "C10", ("root", "root"), ("nvidia_uvm",)),

@@ -40,7 +40,10 @@ def test_the_order_is_the_documented_one() -> None:
     from ortgpu.environment import libraries
 
     documented = re.findall(r"^\d\. (.*)", libraries.__doc__ or "", re.MULTILINE)
-    keywords = ("already loaded", "caller gave", "``nvidia``", "torch", "conda", "CUDA_HOME", "system loader")
+    keywords = (
+        *("already loaded", "caller gave", "``nvidia``", "torch", "conda", "CUDA_HOME", "system loader"),
+        "has loaded from none of these",
+    )
     assert [key in line for key, line in zip(keywords, documented, strict=True)] == [True] * len(keywords)
 
 
