@@ -81,7 +81,8 @@ def test_a_driver_for_cuda_12_is_given_a_release_only_where_there_is_one(
         driver=replace(
             HEALTHY.environment.driver,
             cuda_version=(12, 4),
-            nvml=replace(HEALTHY.environment.driver.nvml, cuda_version=(12, 4)),
+            kernel_version="550.54",
+            nvml=replace(HEALTHY.environment.driver.nvml, driver_version="550.54", cuda_version=(12, 4)),
         ),
     )
     problem = find_problems(replace(HEALTHY, environment=environment))[0]
