@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ortgpu
 from ortgpu.cli import COMMANDS
+from tests.lab.fixtures import Lab
 
 PACKAGE = Path(ortgpu.__file__).parent
 OTHERS = ["click", "rich", "numpy", "onnx", "onnxruntime", "pynvml", "torch", "ray", "matplotlib", "mpi4py", "nccl"]
@@ -25,3 +26,11 @@ def test_every_command() -> None:
 
 def test_every_public_name() -> None:
     assert {f"ortgpu.{home}" for home in ortgpu._HOMES.values()} <= imports_of("ortgpu")
+
+
+def test_the_demo_does_not_start_the_program_again(lab: Lab) -> None:
+    """In the place of the interpreter stands the program: it would start itself, and again from there."""
+    code = "import sys; sys.frozen = True\nfrom ortgpu.__main__ import main; report(main(['demo']))"
+    result = lab.machine().run(code)
+    assert result.json == 0, result.output
+    assert "this program is frozen: it has no interpreter" in result.stdout
