@@ -97,7 +97,7 @@ def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list
     def in_threads(which: list[dict[str, Any]], count: int) -> None:
         deque(in_order(functools.partial(staged_run, session, None), some(which), None, count), 0)
 
-    actions = {
+    actions: dict[str, Callable[[], object]] = {
         "plain": lambda: deque((plain.run(None, feed) for feed in some(feeds)), 0),
         "plain, data on the device": lambda: deque((plain.run_with_iobinding(each) for each in some(bindings)), 0),
     }
@@ -247,7 +247,11 @@ def options(model: str, options: dict[str, str], first: int, batches: list[int],
             firsts[name] += taken
     report("seconds, first run", firsts)
     sizes = {name: itertools.count(first + 1) for name in chosen}
-    report_turns({name: lambda name=name: run(name, next(sizes[name]))() for name in chosen}, rounds)
+
+    def run_new_shape(name: str) -> float:
+        return run(name, next(sizes[name]))()
+
+    report_turns({name: functools.partial(run_new_shape, name) for name in chosen}, rounds)
     for batch in batches:
         actions = {name: run(name, batch, 5) for name in chosen}
         in_turns(actions, 2)

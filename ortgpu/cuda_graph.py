@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -58,8 +59,8 @@ MAX_CAPTURES = 64
 
 _ID = "gpu_graph_id"
 _NO_WAIT = "disable_synchronize_execution_providers"
-# cudaErrorStreamCapture... and cudaErrorCapturedEvent in driver_types.h
-_CAPTURE_FAILED = re.compile(r"CUDA failure 90[0-8]\b|[Gg]raph capture did not complete")
+# driver_types.h: cudaErrorStreamCapture..., cudaErrorCapturedEvent, and cudaErrorNotPermitted, which cudaFreeHost gives
+_CAPTURE_FAILED = re.compile(r"CUDA failure (?:800|90[0-8])\b|[Gg]raph capture did not complete")
 LEAVE_OUT = manual("leave cuda_graph out")
 
 
@@ -157,8 +158,27 @@ class CapturingSession:
         """Wait for the run under way, and give the buffers back; later runs raise ``error``."""
         with self._lock:
             self._unusable = error
-            self._graphs.clear()
         self._executor.shutdown()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the C++ session, whose end destroys graphs.
+
+        CUDA refuses that to a thread in the global mode while another captures, and ONNX Runtime then ends the process
+        (pull request 32081).
+        """
+        try:
+            before = self._runtime.exchange_capture_mode(CAPTURE_MODE_RELAXED)
+        except CudaCallError:  # a CUDA that is lost
+            before = None
+        self._graphs.clear()
+        self._inner = None
+        if before is not None:
+            self._runtime.exchange_capture_mode(before)
+
+    def __del__(self) -> None:
+        if "_stream" in self.__dict__ and not sys.is_finalizing():
+            self._let_go()
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Call ``function`` in the thread that the session keeps.

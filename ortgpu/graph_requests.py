@@ -118,6 +118,7 @@ def captured(session: Any) -> CapturingSession:
     if session._stream is None:
         raise _impossible("no stream could be made on the GPU")
     session_on_device = CapturingSession(inner, runtime, device, session._stream)
+    session._stream = None  # from now on it lives as long as the C++ session
     if session_on_device.computes_nothing:
         raise _impossible("all its outputs are computed on the CPU")
     return session_on_device

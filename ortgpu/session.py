@@ -35,7 +35,6 @@ from .throughput import InferenceSession, ThroughputMethods  # noqa: E402
 
 if TYPE_CHECKING:
     from .cuda_graph import CapturingSession
-    from .cudart import Stream
     from .devices import Device, DeviceRequest
     from .opening import SessionRequest, Verified
     from .pinned import PinnedMemory
@@ -80,11 +79,10 @@ class GPUSession(ThroughputMethods):
 
     With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, and the shapes of
     its outputs must follow from those of the inputs; else ProviderRequestError or PlacementError, when the session is
-    made where that is known, or at the first run. That run is slow, and no other thread may use CUDA meanwhile. Buffers
-    of the 16 shapes used last are kept. ONNX Runtime keeps every graph until ``close()``: 64 are captured, and further
-    shapes run without. Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one
-    handed over to one thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a
-    graph.
+    made where that is known, or at the first run. That is slow, and no other thread may use CUDA meanwhile. Buffers of
+    16 shapes are kept. ONNX Runtime keeps every graph until ``close()``: 64 are captured, further shapes run without.
+    Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one handed over to one
+    thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
     the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
@@ -101,7 +99,7 @@ class GPUSession(ThroughputMethods):
     _request: SessionRequest
     _sess: Any
     _chooses_options = True
-    _stream: Stream | None = None
+    _stream: Any = None  # of a session that captures, while it is being made
     _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
@@ -162,8 +160,6 @@ class GPUSession(ThroughputMethods):
                 from .graph_requests import captured
 
                 self._sess = self._capturing = captured(self)
-                self._stream = None  # which lives as long as the C++ session
-            lifetime.watch(self)
         except GPUError as error:
             from . import registry
 
@@ -369,8 +365,7 @@ class GPUSession(ThroughputMethods):
 
     def _keep(self, verified: Verified) -> None:
         """Not by assignment: a class that the guard takes in may have a property of such a name."""
-        for name in ("device", "placement", "options_chosen"):
-            self.__dict__[name] = getattr(verified, name)
+        self.__dict__.update({name: getattr(verified, name) for name in ("device", "placement", "options_chosen")})
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
             self._request = dataclasses.replace(self._request, model=os.path.abspath(model))
@@ -387,9 +382,8 @@ class GPUSession(ThroughputMethods):
 def _cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
     """A request that is wrong in itself stays an error: the CPU would not mend it."""
     of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
-    if isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError):
-        return False
-    if session_options.keeps_cpu_out(options):
+    wrong_in_itself = isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
+    if wrong_in_itself or session_options.keeps_cpu_out(options):
         return False
     return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 

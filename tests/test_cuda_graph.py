@@ -1,53 +1,18 @@
-"""Sessions that replay CUDA graphs, as far as that goes without a GPU.
-
-The session is a real one on the CPU, "device" memory is a stub runtime's, and IOBinding is ONNX Runtime's own. The run
-options do nothing on the CPU; what is bound where, what is copied, kept and given back is the same. Copies come as late
-as CUDA may make them, and a run is made when its stream has come so far.
-"""
+"""What sessions that replay CUDA graphs give, keep and give back. See graph_sessions.py."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import pytest
 
-from tests.cpu_session import child
+from tests.graph_sessions import with_graphs
 from tests.lab.stubs import Stubs
-
-SETUP = """
-os.environ["STUB_CUDART_LATE"] = "1"
-from ortgpu.cuda_graph import MAX_CAPTURES, MAX_SHAPES, CapturingSession
-from ortgpu.cudart import Stream
-runtime, stub = stub_runtime(sys.argv[1])
-bound = []  # numbers of the graphs, in the order of their runs
-waiting = []  # whether each of these runs waits for the GPU
-
-class Recorded:
-    # The C++ session, and the run options that it is given
-    def __init__(self, inner, stream):
-        self.inner, self.stream = inner, stream
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-    def run_with_iobinding(self, binding, options):
-        bound.append(int(options.get_run_config_entry("gpu_graph_id")))
-        waiting.append("returned" not in outcome(
-            lambda: options.get_run_config_entry("disable_synchronize_execution_providers")))
-        runtime.synchronise(self.stream)
-        return self.inner.run_with_iobinding(binding, options)
-
-def capturing(model):
-    session = GPUSession(model)
-    inner, stream = session._sess, Stream(runtime)
-    session._sess = session._capturing = CapturingSession(inner, runtime, session.device, stream)
-    session._sess._inner = Recorded(inner, stream.handle)
-    return session
-"""
 
 
 @pytest.fixture
 def with_stub(stubs: Stubs) -> Any:
-    return lambda code: child(SETUP + textwrap.dedent(code), str(stubs.cudart))
+    return lambda code: with_graphs(stubs, code)
 
 
 def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -> None:
@@ -258,133 +223,6 @@ def test_closed_it_says_so(with_stub: Any) -> None:
     assert [each["type"] for each in found] == ["ExecutionError"] * 3
 
 
-FAILING = """
-class Failing(Recorded):
-    # Fails while it captures, as a kernel that asks CUDA for memory does
-    def run_with_iobinding(self, binding, options):
-        stub.stub_begin_capture(ctypes.c_void_p(self.stream))
-        raise RuntimeError(sys.argv[2])
-import ctypes
-session = capturing(NEG)
-inner = session._sess._inner
-session._sess._inner = Failing(inner, inner.stream)
-"""
-
-
-def test_a_failed_capture_is_told_by_this_run_and_the_next(stubs: Stubs) -> None:
-    found = child(
-        f"{SETUP}{FAILING}"
-        + textwrap.dedent("""
-        first = outcome(lambda: session.run(None, feeds(1)[0]))
-        session._sess._inner = inner
-        report([first, outcome(lambda: session.run(None, feeds(1)[0])), stub.stub_device_bytes(), stub.stub_captures(),
-                outcome(lambda: runtime.free(runtime.allocate(64))), stub.stub_last_error()])
-        """),
-        str(stubs.cudart),
-        "CUDA failure 900: operation not permitted when stream is capturing ; GPU=0",
-    )
-    first, second, *after = found
-    assert first == second
-    assert first["type"] == "ProviderRequestError"
-    assert "CUDA failure 900" in first["text"]
-    assert "whose output shapes depend on data" in first["text"]
-    assert after == [0, 0, {"returned": None}, 0]  # an open capture would keep all threads from memory
-
-
-@pytest.mark.parametrize(
-    ("text", "is_of_the_capture"),
-    [
-        ("CUDA failure 908: attempt to terminate a capture from another thread", True),
-        ("Graph capture did not complete after 3 runs", True),
-        ("CUBLAS failure 14: CUBLAS_STATUS_INTERNAL_ERROR", False),
-        ("CUDA failure 909: wait operation timed out", False),  # cudaErrorTimeout
-    ],
-)
-def test_what_else_fails_while_capturing_is_itself_and_ends_the_capture(
-    stubs: Stubs, text: str, is_of_the_capture: bool
-) -> None:
-    found = child(
-        f"{SETUP}{FAILING}"
-        + textwrap.dedent("""
-        feed = {"x": session.pinned_empty(70_000)}
-        first = outcome(lambda: session.run(None, feed))
-        session._sess._inner = inner
-        again = outcome(lambda: session.run(None, feeds(2)[1])[0].tolist())
-        report([first, again, stub.stub_captures()])
-        """),
-        str(stubs.cudart),
-        text,
-    )
-    assert text in found[0]["text"]
-    assert ("could not be captured" in found[0]["text"]) is is_of_the_capture
-    assert found[1] == (found[0] if is_of_the_capture else {"returned": [-1] * 4})
-    assert found[2] == 0
-
-
-CAPTURING = """
-import ctypes
-modes = []
-class Capturing(Recorded):
-    # Captures as ONNX Runtime does, with something else at that moment
-    meanwhile = staticmethod(lambda: None)
-    def run_with_iobinding(self, binding, options):
-        modes.append(stub.stub_capture_mode())
-        runtime.synchronise(self.stream)
-        if len(modes) == 1:
-            stub.stub_begin_capture(ctypes.c_void_p(self.stream))
-            worker = threading.Thread(target=self.meanwhile)
-            worker.start()
-            worker.join(30)
-            runtime.end_capture(self.stream)
-        self.inner.run_with_iobinding(binding, options)
-session = capturing(NEG)
-session._sess._inner = Capturing(session._sess._inner.inner, session._sess._inner.stream)
-"""
-
-
-def test_what_other_threads_do_here_spoils_no_capture(stubs: Stubs) -> None:
-    found = child(
-        f"{SETUP}{CAPTURING}"
-        + textwrap.dedent("""
-        from ortgpu.pinned import PinnedMemory
-        memory, other, outcomes = PinnedMemory(runtime, 1 << 20), capturing(NEG), []
-        captures = threading.Thread(target=lambda: other.run(None, feeds(1)[0]))
-        captures.start()
-        captures.join(30)
-        dropped = [memory.empty(70_000, np.uint8)]
-        def meanwhile():
-            outcomes.append(outcome(lambda: runtime.is_pinned(memory.empty(1000).__array_interface__["data"][0])))
-            outcomes.append(outcome(lambda: other.run(None, feeds(4)[3])[0].tolist()))
-            outcomes.append(outcome(runtime.synchronise_legacy_stream))
-            dropped.clear()
-            memory.close()
-            outcomes.append(stub.stub_capture_mode())
-        Capturing.meanwhile = staticmethod(meanwhile)
-        runs = [session.run(None, feed)[0].tolist() for feed in feeds(3)[1:]]
-        report([runs, outcomes, stub.stub_last_error(), memory.bytes_in_use, stub.stub_pinned_bytes()])
-        """),
-        str(stubs.cudart),
-    )
-    runs, outcomes, *after = found
-    assert runs == [[-1] * 4, [-2] * 4]
-    assert outcomes == [{"returned": True}, {"returned": [-3] * 4}, {"returned": None}, 0]
-    assert after == [0, 0, 0]
-
-
-def test_a_capture_is_strict_and_a_replay_is_not(stubs: Stubs) -> None:
-    """What an operator does beside the stream must fail while it is captured: replays would leave it out."""
-    found = child(
-        f"{SETUP}{CAPTURING}"
-        + textwrap.dedent("""
-        before = runtime.exchange_capture_mode(1)
-        runs = [session.run(None, feed)[0].tolist() for feed in feeds(3)[1:]]
-        report([runs, modes, stub.stub_capture_mode(), before])
-        """),
-        str(stubs.cudart),
-    )
-    assert found == [[[-1] * 4, [-2] * 4], [0, 2], 1, 0]
-
-
 def test_the_callers_arrays_are_free_when_a_run_has_ended(with_stub: Any) -> None:
     """Copies from pinned memory go on after the call that begins them."""
     found = with_stub("""
@@ -410,20 +248,6 @@ def test_the_callers_arrays_are_free_when_a_run_has_ended(with_stub: Any) -> Non
     assert found[2] == 0
 
 
-def test_no_more_than_so_many_shapes_are_ever_captured(with_stub: Any) -> None:
-    found = with_stub("""
-        warned = []
-        logging.getLogger("ortgpu").addFilter(lambda record: warned.append(record.getMessage()))
-        session = capturing(NEG)
-        right = [session.run(None, feeds(2, size)[1])[0].tolist() == [-1] * size for size in range(1, 2 * MAX_CAPTURES)]
-        right += [session.run(None, feeds(3, size)[2])[0].tolist() == [-2] * size for size in (1, MAX_CAPTURES)]
-        report([all(right), sorted(set(bound)) == list(range(1, MAX_CAPTURES + 1)), len(bound) - MAX_CAPTURES, warned])
-    """)
-    assert found[:3] == [True, True, 1]  # the shape that was captured last is replayed, the first is run
-    assert len(found[3]) == 1
-    assert "without a CUDA graph" in found[3][0]
-
-
 def test_out_of_memory_is_told_as_such_and_the_session_works_on(with_stub: Any) -> None:
     found = with_stub("""
         import dataclasses
@@ -440,9 +264,9 @@ def test_out_of_memory_is_told_as_such_and_the_session_works_on(with_stub: Any) 
 
 def test_a_forked_child_frees_nothing(with_stub: Any) -> None:
     found = with_stub("""
-        from ortgpu import lifetime
+        import dataclasses
         session = capturing(NEG)
-        lifetime.watch(session)
+        session.device = dataclasses.replace(session.device, kind="cuda")
         session.run(None, feeds(1)[0])
         read, write = os.pipe()
         if os.fork() == 0:
@@ -457,106 +281,3 @@ def test_a_forked_child_frees_nothing(with_stub: Any) -> None:
         report([json.loads(os.read(read, 1000)), session.run(None, feeds(2)[1])[0].tolist()])
     """)
     assert found == [["ForkedSessionError", 32], [-1] * 4]
-
-
-CONTROL_FLOW = (
-    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the graph capture feature as requested by the user as the "
-    "model has control flow nodes which can't be supported by CUDAExecutionProvider"
-)
-PARTITIONED = (
-    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the {} feature as requested by the user  as all compute "
-    "graph nodes have not been partitioned to the CUDAExecutionProvider"
-)
-
-
-def test_why_a_model_is_refused() -> None:
-    found = child(f"""
-        from ortgpu.graph_requests import is_refusal, why_not_captured
-        texts = [{CONTROL_FLOW!r}, {PARTITIONED.format("graph capture")!r}, {PARTITIONED.format("CUDA Graph")!r}]
-        branch = model('''branch (bool c, float[n] x) => (float[n] y) {{
-            y = If(c) <then_branch = then () => (float[n] z) {{ z = Neg(x) }},
-                       else_branch = other () => (float[n] z) {{ z = Abs(x) }}>
-        }}''')
-        placement = GPUSession(branch).placement
-        errors = [why_not_captured(RuntimeError(text), placement, branch) for text in texts]
-        described = [[type(e).__name__, e.summary, list(map(str, e.details().get("nodes", ())))] for e in errors]
-        report([[is_refusal(RuntimeError(text)) for text in (*texts, "no such file")], described])
-    """)
-    assert found[0] == [True, True, True, False]
-    (kind, summary, _), (second, _, nodes), (third, _, _) = found[1]
-    assert (kind, second, third) == ("ProviderRequestError", "PlacementError", "PlacementError")
-    assert summary == "this model cannot be captured as a CUDA graph: it has control flow, If"
-    assert any(node.startswith(("Neg", "Abs", "If")) for node in nodes)
-
-
-def test_what_cannot_be_captured_is_refused_when_the_session_is_made(with_stub: Any) -> None:
-    found = with_stub("""
-        from ortgpu import graph_requests
-        texts = GPUSession(model("t (string[n] x) => (string[n] y) { y = Identity(x) }"))
-        sequence = GPUSession(model("t (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct(x) }"))
-        usual = GPUSession(NEG)
-        no_runtime = outcome(lambda: graph_requests.captured(usual))
-        graph_requests.runtime_of = lambda device: runtime
-        no_stream = outcome(lambda: graph_requests.captured(usual))
-        usual._stream = Stream(runtime)
-        class Memory:
-            name = "Cuda"
-        class Elsewhere(Recorded):
-            input_meminfos = [Memory]  # not where the rest of a session on the CPU is
-        made = graph_requests.captured(usual)
-        usual._sess = Elsewhere(usual._sess, None)
-        others = [outcome(lambda: graph_requests.captured(each)) for each in (texts, sequence, usual)]
-        report([no_runtime, no_stream, *others, type(made).__name__])
-    """)
-    *refused, made = found
-    assert [each["type"] for each in refused] == ["ProviderRequestError"] * 5
-    reasons = (
-        "CUDA runtime",
-        "no stream",
-        "'x' is a tensor(string)",
-        "'y' is a seq(tensor(float))",
-        "input 'x' is read on the CPU",
-    )
-    for error, reason in zip(refused, reasons, strict=True):
-        assert reason in error["text"]
-    assert made == "CapturingSession"
-
-
-def test_the_option_is_set_and_must_not_contradict() -> None:
-    found = child("""
-        from ortgpu.graph_requests import with_capture
-        from ortgpu.providers import CUDA, parse
-        asked = [parse([CUDA], [each]) for each in ({"enable_cuda_graph": False}, {"user_compute_stream": "1234"})]
-        report([with_capture(parse(None, None)).options_of(CUDA),
-                *(outcome(lambda: str(with_capture(each))) for each in asked),
-                outcome(lambda: GPUSession(NEG, cuda_graph=True).device.kind)])  # the CPU, which was allowed, has none
-    """)
-    assert found[0] == {"enable_cuda_graph": "1"}
-    assert [each["type"] for each in found[1:3]] == ["ProviderRequestError"] * 2
-    assert found[3] == {"returned": "cpu"}
-
-
-def test_a_session_runs_in_the_stream_that_it_is_given(stubs: Stubs) -> None:
-    found = child(
-        SETUP
-        + textwrap.dedent("""
-        from ortgpu import graph_requests
-        from ortgpu.providers import CUDA, parse
-        class Session:
-            _stream = None
-        asked = parse([CUDA], [{"device_id": "1"}])
-        ordinals = []
-        graph_requests.runtime_on = lambda ordinal: ordinals.append(ordinal) or runtime
-        session = Session()
-        options = graph_requests.on_own_stream(session, asked).options_of(CUDA)
-        same = options["user_compute_stream"] == str(session._stream.handle)
-        streams = stub.stub_streams()
-        del session
-        os.environ["STUB_CUDART_FAIL"] = "cudaStreamCreateWithFlags=2"
-        without = Session()
-        report([same, ordinals, streams, stub.stub_streams(),
-                graph_requests.on_own_stream(without, asked).options_of(CUDA), without._stream])
-        """),
-        str(stubs.cudart),
-    )
-    assert found == [True, [1, 1], 1, 0, {"device_id": "1"}, None]
