@@ -9,10 +9,8 @@ the thread that captured them, and none is given up before the session is.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import threading
-import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,11 +20,12 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from .cudart import CudaRuntime, allocating, runtime_of
+from .cudart import CudaRuntime, DeviceBuffer, Stream, allocating, runtime_of
 from .diagnosis.messages import telling_line
 from .errors import GPUError, PlacementError, ProviderRequestError, manual
 from .lifetime import anew
 from .providers import CUDA, ProviderList
+from .tensors import DTYPES
 
 if TYPE_CHECKING:
     from .devices import Device
@@ -39,14 +38,6 @@ _OPTION = "enable_cuda_graph"
 _REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
 _CAPTURE_FAILED = re.compile(r"CUDA failure 90\d|[Gg]raph capture did not complete")  # 900 to 908: driver_types.h
 _LEAVE_OUT = manual("leave cuda_graph out")
-
-_DTYPES = {
-    f"tensor({name})": np.dtype(kind)
-    for name, kind in {
-        "float": "f4", "double": "f8", "float16": "f2", "bool": "?", "int8": "i1", "int16": "i2", "int32": "i4",
-        "int64": "i8", "uint8": "u1", "uint16": "u2", "uint32": "u4", "uint64": "u8",
-    }.items()
-}  # fmt: skip
 
 
 # When the session is made
@@ -100,24 +91,6 @@ def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> 
 # While it runs
 
 
-class _DeviceBuffer:
-    """Memory of the device, freed with this object."""
-
-    def __init__(self, runtime: CudaRuntime, size: int) -> None:
-        self.address = runtime.allocate(size)
-        self.size = size
-        weakref.finalize(self, _freed, runtime.free, self.address, os.getpid()).atexit = False
-
-
-def _freed(free: Any, handle: int, pid: int) -> None:
-    if os.getpid() != pid:
-        return  # CUDA does not survive a fork: it is the parent's
-    try:
-        free(handle)
-    except RuntimeError:
-        pass  # a CUDA that is lost has lost this too
-
-
 @dataclass(frozen=True, slots=True)
 class _Output:
     """``buffer`` None: ``constant`` is the output, computed on the CPU from shapes alone, so that it never changes."""
@@ -125,14 +98,14 @@ class _Output:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    buffer: _DeviceBuffer | None
+    buffer: DeviceBuffer | None
     constant: np.ndarray[Any, Any] | None
 
 
 class _Graph:
     """What is bound for one shape of inputs: their addresses are those of the captured graph."""
 
-    def __init__(self, number: int, inner: Any, inputs: dict[str, _DeviceBuffer], outputs: list[_Output]) -> None:
+    def __init__(self, number: int, inner: Any, inputs: dict[str, DeviceBuffer], outputs: list[_Output]) -> None:
         self.number = number
         self.inputs = inputs
         self.outputs = outputs
@@ -169,8 +142,7 @@ class CapturingSession:
         self._lock = threading.Lock()
         self._unusable: GPUError | None = None
         self._executor = ThreadPoolExecutor(1, "ortgpu-graph")
-        self._stream = runtime.new_stream()
-        weakref.finalize(self, _freed, runtime.destroy_stream, self._stream, os.getpid()).atexit = False
+        self._stream = Stream(runtime)
 
     @property
     def computes_nothing(self) -> bool:
@@ -242,11 +214,11 @@ class CapturingSession:
     def _bind(self, tensors: dict[str, _Tensor], values: list[Any]) -> _Graph:
         while len(self._graphs) >= MAX_SHAPES:
             self._give_up(self._graphs.popitem(last=False)[1])
-        inputs = {name: _DeviceBuffer(self._runtime, tensor.size) for name, tensor in tensors.items()}
+        inputs = {name: DeviceBuffer(self._runtime, tensor.size) for name, tensor in tensors.items()}
         outputs = []
         for name, value in zip(self._output_names, values, strict=True):
             on_cpu = name in self._on_cpu
-            buffer = None if on_cpu else _DeviceBuffer(self._runtime, value.nbytes)
+            buffer = None if on_cpu else DeviceBuffer(self._runtime, value.nbytes)
             outputs.append(_Output(name, value.shape, value.dtype, buffer, value if on_cpu else None))
         graph = _Graph(next(self._numbers), self._inner, inputs, outputs)
         for name, tensor in tensors.items():
@@ -267,8 +239,8 @@ class CapturingSession:
     def _replay(self, graph: _Graph, tensors: dict[str, _Tensor]) -> None:
         self._runtime.use_device()  # which ONNX Runtime does for any run but a replay
         for name, buffer in graph.inputs.items():
-            self._runtime.copy(buffer.address, tensors[name].address, buffer.size, self._stream)
-        self._runtime.synchronise(self._stream)
+            self._runtime.copy(buffer.address, tensors[name].address, buffer.size, self._stream.handle)
+        self._runtime.synchronise(self._stream.handle)
         thread = threading.get_ident()
         if thread in graph.captured_by:
             self._inner.run_with_iobinding(graph.binding, graph.options)
@@ -291,8 +263,8 @@ class CapturingSession:
                 if output.buffer is None:
                     result[...] = output.constant
                 else:
-                    self._runtime.copy(result.ctypes.data, output.buffer.address, output.buffer.size, self._stream)
-        self._runtime.synchronise(self._stream)
+                    self._runtime.copy(result.ctypes.data, output.buffer.address, output.buffer.size, self._stream.handle)
+        self._runtime.synchronise(self._stream.handle)
         return [results[name] for name in output_names]
 
     def _refuse_if_unusable(self) -> None:
@@ -318,8 +290,8 @@ def _tensor_of(value: Any) -> _Tensor | None:
             return None
         array = value if value.flags.c_contiguous else np.ascontiguousarray(value)
         return _Tensor(value.shape, array.dtype, array.__array_interface__["data"][0], array.nbytes, array)
-    if isinstance(value, onnxruntime.OrtValue) and value.is_tensor() and value.data_type() in _DTYPES:
-        dtype, shape = _DTYPES[value.data_type()], tuple(value.shape())
+    if isinstance(value, onnxruntime.OrtValue) and value.is_tensor() and value.data_type() in DTYPES:
+        dtype, shape = DTYPES[value.data_type()], tuple(value.shape())
         return _Tensor(shape, dtype, value.data_ptr(), dtype.itemsize * int(np.prod(shape)), value)
     return None
 
@@ -341,7 +313,7 @@ def captured(session: Any) -> CapturingSession:
         if memory.name.lower() != device.kind:
             raise _impossible(f"its input {value.name!r} is read on the CPU, whose work is in no graph")
     for value in (*inner.inputs_meta, *inner.outputs_meta):
-        if value.type not in _DTYPES:
+        if value.type not in DTYPES:
             raise _impossible(f"{value.name!r} is a {value.type}")
     session_on_device = CapturingSession(inner, runtime, device)
     if session_on_device.computes_nothing:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from .background import ForkSafeLock
@@ -179,6 +181,36 @@ class CudaRuntime:
             self._library.cudaGetLastError()  # else ONNX Runtime finds it after its next kernel, and blames that
             words = self._library.cudaGetErrorString(code)
             raise CudaCallError(code, f"{(words or b'').decode()} ; GPU={self._ordinal} ; expr={function}")
+
+
+class DeviceBuffer:
+    """Memory of the device, freed with this object."""
+
+    def __init__(self, runtime: CudaRuntime, size: int) -> None:
+        self.address = runtime.allocate(size)
+        self.size = size
+        _free_with(self, runtime.free, self.address)
+
+
+class Stream:
+    """A stream that waits for no other, destroyed with this object."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self.handle = runtime.new_stream()
+        _free_with(self, runtime.destroy_stream, self.handle)
+
+
+def _free_with(owner: object, free: Callable[[int], None], handle: int) -> None:
+    weakref.finalize(owner, _free, free, handle, os.getpid()).atexit = False
+
+
+def _free(free: Callable[[int], None], handle: int, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # CUDA does not survive a fork: it is the parent's
+    try:
+        free(handle)
+    except RuntimeError:
+        pass  # a CUDA that is lost has lost this too
 
 
 def runtime_of(device: Device) -> CudaRuntime | None:

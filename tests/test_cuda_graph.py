@@ -68,9 +68,9 @@ def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -
 
 def test_every_type_that_can_be_captured(with_stub: Any) -> None:
     found = with_stub("""
-        from ortgpu.cuda_graph import _DTYPES
+        from ortgpu.tensors import DTYPES
         found = {}
-        for name, dtype in _DTYPES.items():
+        for name, dtype in DTYPES.items():
             kind = name[len("tensor("):-1]
             session = capturing(model(f"t ({kind}[n] x) => ({kind}[n] y) {{ y = Identity(x) }}"))
             for array in (np.arange(5).astype(dtype), np.arange(5)[::-1].astype(dtype)):
