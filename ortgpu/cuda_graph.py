@@ -263,7 +263,9 @@ class CapturingSession:
                 if output.buffer is None:
                     result[...] = output.constant
                 else:
-                    self._runtime.copy(result.ctypes.data, output.buffer.address, output.buffer.size, self._stream.handle)
+                    self._runtime.copy(
+                        result.ctypes.data, output.buffer.address, output.buffer.size, self._stream.handle
+                    )
         self._runtime.synchronise(self._stream.handle)
         return [results[name] for name in output_names]
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .pinned import PinnedMemory
     from .placement import CPUNodes, Placement
     from .placement_details import PlacementDetails
+    from .staging import Staging
 
 _PINNED_MEMORY_LIMIT = 2 << 30
 
@@ -69,7 +70,8 @@ class GPUSession(ThroughputMethods):
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
-        pinned_memory_limit: bytes of host memory that ``map`` and ``pinned_empty`` may pin, 2 GiB unless given.
+        pinned_memory_limit: bytes of host memory that ``run``, ``map`` and ``pinned_empty`` may pin together, 2 GiB
+            unless given. With 0, ``run`` also makes no copies of its own.
 
     Raises:
         GPUError: a subclass that names the cause and what mends it. Nothing is left behind.
@@ -101,6 +103,7 @@ class GPUSession(ThroughputMethods):
     _chooses_options = True
     _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
+    _staging: Staging | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
 
     def __init__(
@@ -157,6 +160,10 @@ class GPUSession(ThroughputMethods):
                 from .cuda_graph import captured
 
                 self._sess = self._capturing = captured(self)
+            else:
+                from .staging import staging_of
+
+                self._staging = staging_of(self)
             lifetime.watch(self)
         except GPUError as error:
             from . import registry
@@ -215,8 +222,16 @@ class GPUSession(ThroughputMethods):
         Also takes arrays of other libraries, anything with ``__dlpack__``, without a copy where they are on this
         session's GPU. What their library still computes on them is waited for. On another GPU they are refused, with
         ProviderRequestError.
+
+        Large NumPy arrays are copied in several threads, through pinned memory. Large results may be in memory that is
+        used again when the array and all views of it are gone.
         """
         try:
+            staging = self._staging
+            if staging is not None and run_options is None and staging.pays(input_feed):
+                results = staging.run(self, output_names, input_feed)
+                if results is not None:
+                    return results
             return _plain_run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from .device_arrays import with_values
@@ -302,6 +317,9 @@ class GPUSession(ThroughputMethods):
             if self._capturing is not None:
                 self._capturing.close(error)
                 self._capturing = None
+            if self._staging is not None:
+                self._staging.close()
+                self._staging = None
             if self._pinned is not None:
                 self._pinned.close()
 

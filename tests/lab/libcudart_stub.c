@@ -3,12 +3,16 @@
  * Each device has a context from the start or never; the current device of a thread is remembered. A stream is a number
  * of operations that are under way, which libnccl_stub.c does and counts in `pending`; copies and events wait for them.
  *
- *   STUB_CUDART_FAIL                       a variable, "cudaMalloc=2": this function returns this code
+ *   STUB_CUDART_FAIL                       a variable, "cudaMalloc=2": this function returns this code; "cudaMalloc=2@3":
+ *                                          from its third call on, counted since the last stub_fail
+ *   STUB_CUDART_LATE                       a variable: copies from and to pinned memory are made when their stream is
+ *                                          waited for, as late as CUDA may make them
  *
  * What a test asks:
  *
  *   stub_pinned_bytes, stub_device_bytes   of what was allocated and not freed
  *   stub_allocations                       calls of cudaHostAlloc that succeeded
+ *   stub_streams                           that were created and not destroyed
  *   stub_fail(code)                        from now on every allocation returns this cudaError_t; 0 ends it
  *   stub_last_error                        what cudaGetLastError would return, without taking it
  */
@@ -31,6 +35,7 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Allocation allocations[MAX_ALLOCATIONS];
 static int failure, allocated;
+static atomic_int streams;
 static __thread int current, last_error;
 
 static int result(int code) {
@@ -38,16 +43,43 @@ static int result(int code) {
     return code;
 }
 
+static atomic_int calls; /* of the function that is to fail */
+
 static int told(const char *name) {
     const char *text = getenv("STUB_CUDART_FAIL");
     size_t length = strlen(name);
-    return text && !strncmp(text, name, length) && text[length] == '=' ? atoi(text + length + 1) : 0;
+    if (!text || strncmp(text, name, length) || text[length] != '=') return 0;
+    const char *from = strchr(text, '@');
+    return !from || atomic_fetch_add(&calls, 1) + 1 >= atoi(from + 1) ? atoi(text + length + 1) : 0;
 }
 #define FAIL_IF_TOLD() do { int code = told(__func__); if (code) return result(code); } while (0)
 
+typedef struct Copy {
+    void *to;
+    const void *from;
+    size_t size;
+    struct Copy *next;
+} Copy;
+
 typedef struct {
-    atomic_int pending;
+    atomic_int pending; /* first: libnccl_stub.c knows it */
+    pthread_mutex_t lock;
+    Copy *first, **end;
 } Stream;
+
+static void make_late_copies(Stream *stream) {
+    if ((uintptr_t)stream <= 2) return;
+    pthread_mutex_lock(&stream->lock);
+    for (Copy *copy = stream->first; copy; copy = stream->first) {
+        memcpy(copy->to, copy->from, copy->size);
+        stream->first = copy->next;
+        free(copy);
+    }
+    stream->end = &stream->first;
+    pthread_mutex_unlock(&stream->lock);
+}
+
+static int type_of(const void *address);
 
 static void wait_for(Stream *stream) {
     struct timespec pause = {0, 100000};
@@ -92,9 +124,13 @@ static size_t bytes_of(int type) {
 }
 
 int cudaHostAlloc(void **address, size_t size, unsigned flags) {
+    FAIL_IF_TOLD();
     return flags == 1 ? allocate(address, size, HOST) : result(1);
 }
-int cudaFreeHost(void *address) { return release(address, HOST); }
+int cudaFreeHost(void *address) {
+    FAIL_IF_TOLD();
+    return release(address, HOST);
+}
 int cudaMalloc(void **address, size_t size) {
     FAIL_IF_TOLD();
     return allocate(address, size, DEVICE);
@@ -110,19 +146,27 @@ typedef struct {
     long reserved[8];
 } Attributes;
 
-int cudaPointerGetAttributes(Attributes *found, const void *address) {
-    memset(found, 0, sizeof *found);
+static int type_of(const void *address) {
+    int type = 0;
     pthread_mutex_lock(&lock);
     for (int at = 0; at < MAX_ALLOCATIONS; at++) {
         char *from = allocations[at].address;
         if (from && from <= (const char *)address && (const char *)address < from + allocations[at].size)
-            found->type = allocations[at].type;
+            type = allocations[at].type;
     }
     pthread_mutex_unlock(&lock);
+    return type;
+}
+
+int cudaPointerGetAttributes(Attributes *found, const void *address) {
+    FAIL_IF_TOLD();
+    memset(found, 0, sizeof *found);
+    found->type = type_of(address);
     return 0;
 }
 
 int cudaGetDevice(int *device) {
+    FAIL_IF_TOLD();
     *device = current;
     return 0;
 }
@@ -141,15 +185,23 @@ const char *cudaGetErrorString(int code) { return code == 2 ? "out of memory" : 
 
 int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
     FAIL_IF_TOLD();
-    *stream = calloc(1, sizeof(Stream));
+    Stream *made = *stream = calloc(1, sizeof(Stream));
+    pthread_mutex_init(&made->lock, NULL);
+    made->end = &made->first;
+    streams++;
     return result(flags == 1 ? 0 : 1);
 }
 int cudaStreamDestroy(void *stream) {
+    FAIL_IF_TOLD();
+    make_late_copies(stream);
     free(stream);
+    streams--;
     return 0;
 }
 int cudaStreamSynchronize(void *stream) {
     wait_for(stream);
+    make_late_copies(stream);
+    FAIL_IF_TOLD();
     return 0;
 }
 int cudaStreamQuery(void *stream) {
@@ -160,7 +212,17 @@ int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *str
     FAIL_IF_TOLD();
     if (kind != 4) return result(1); /* cudaMemcpyDefault: the addresses say */
     wait_for(stream);
-    memcpy(to, from, size);
+    if (getenv("STUB_CUDART_LATE") && (type_of(to) == HOST || type_of(from) == HOST)) {
+        Stream *later = stream;
+        Copy *copy = malloc(sizeof *copy);
+        *copy = (Copy){to, from, size, NULL};
+        pthread_mutex_lock(&later->lock);
+        *later->end = copy;
+        later->end = &copy->next;
+        pthread_mutex_unlock(&later->lock);
+    } else {
+        memcpy(to, from, size);
+    }
     return 0;
 }
 
@@ -184,5 +246,9 @@ int cudaEventElapsedTime(float *milliseconds, void *start, void *end) {
 size_t stub_pinned_bytes(void) { return bytes_of(HOST); }
 size_t stub_device_bytes(void) { return bytes_of(DEVICE); }
 int stub_allocations(void) { return allocated; }
-void stub_fail(int code) { failure = code; }
+void stub_fail(int code) {
+    failure = code;
+    calls = 0;
+}
+int stub_streams(void) { return streams; }
 int stub_last_error(void) { return last_error; }
