@@ -17,6 +17,7 @@ from tests.lab.stubs import Stubs
 SETUP = """
 from ortgpu.copying import Copier
 from ortgpu.pinned import PinnedMemory
+from ortgpu.staged_runs import StagedRuns
 from ortgpu.staging import Staging
 os.environ["STUB_CUDART_LATE"] = "1"
 runtime, stub = stub_runtime(sys.argv[1])
@@ -32,9 +33,12 @@ class Noting(Staging):
 def staged(model, staged_from=64, threads=3, piece=1000, limit=64 * MIB, **arguments):
     session = GPUSession(model, pinned_memory_limit=limit, **arguments)
     session._pinned = PinnedMemory(runtime, limit)
-    session._staging = Noting(session, staged_from=staged_from, threads=threads, piece=piece)
-    session._staging._copier = Copier(runtime, threads, piece)
+    stage(session, staged_from, threads, piece)
     return session
+
+def stage(session, staged_from, threads, piece):
+    session._staging = Noting(session, staged_from=staged_from)
+    session._staging._runs = StagedRuns(session, runtime, staged_from, threads, piece)
 
 def same(found, expected):
     assert len(found) == len(expected) and type(found) is type(expected)
@@ -105,10 +109,9 @@ def test_results_are_those_of_run(with_stub: Any) -> None:
             session = reference
             session._pinned, before = memory, feed["x"].copy()
             expected = GPUSession.run(session, names, feed)
-            session._staging = Noting(session, staged_from=staged_from, threads=number, piece=piece)
-            session._staging._copier = Copier(runtime, number, piece)
+            session._pinned_memory_limit = limit
+            stage(session, staged_from, number, piece)
             try:
-                session._pinned_memory_limit = limit
                 first = session.run(names, feed)
                 assert same(first, expected)
                 assert same(session.run(names, feed), expected) and same(first, expected)
@@ -157,7 +160,7 @@ def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(with_stub: A
                     held[slot] = number, result if how == "keep" else memoryview(result[::3])
                 del result
                 assert stub.stub_pinned_bytes() == session._pinned.bytes_pinned <= limit
-                assert session._staging._ordinary.bytes_held <= limit
+                assert session._staging._runs._ordinary.bytes_held <= limit
                 assert all((np.asarray(array) == -value).all() for value, array in held.values())
             session.close()
             assert all((np.asarray(array) == -value).all() for value, array in held.values())
@@ -176,12 +179,12 @@ def test_results_that_are_kept_leave_pinned_memory_for_copies(with_stub: Any) ->
         session = staged(NEG, limit=4 * MIB)
         results = [session.run(None, big(number, MIB // 8))[0] for number in range(12)]
         pinned = [is_pinned(each) for each in results]
-        kept = session._staging._ordinary.bytes_in_use
+        kept = session._staging._runs._ordinary.bytes_in_use
         right = all((each == -number).all() for number, each in enumerate(results))
         most = stub.stub_pinned_bytes()
         del results
-        report([pinned, kept, right, most <= 4 * MIB, session._staging._ordinary.bytes_in_use,
-                session._staging._ordinary.bytes_held, all(ran)])
+        report([pinned, kept, right, most <= 4 * MIB, session._staging._runs._ordinary.bytes_in_use,
+                session._staging._runs._ordinary.bytes_held, all(ran)])
     """)
     pinned, kept, right, bounded, after, held, staged = found
     assert pinned == [True] * 4 + [False] * 8
@@ -289,9 +292,8 @@ def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(with_stub: Any) -> No
                 return getattr(self.inner, name)
         session = staged(several)
         inner, session._sess = session._sess, Mixed(session._sess)
-        session._staging = Noting(session, staged_from=64, threads=3, piece=1000)
-        session._staging._copier = Copier(runtime, 3, 1000)
-        placed = session._staging._inputs, session._staging._outputs
+        stage(session, 64, 3, 1000)
+        placed = session._staging._runs._inputs, session._staging._runs._outputs
         feed = {"x": big(2)["x"], "z": big(3)["x"]}
         right = same(session.run(None, feed), plain.run(None, feed))
         report([placed, right, ran])
@@ -363,11 +365,11 @@ def test_whatever_call_fails_the_run_is_done_and_nothing_is_lost(with_stub: Any,
 @pytest.mark.parametrize("function", ["cudaStreamCreateWithFlags", "cudaSetDevice"])
 def test_a_device_that_gives_no_streams_leaves_it_to_run(with_stub: Any, function: str) -> None:
     found = with_stub(f"""
-        from ortgpu import staging
+        from ortgpu import cudart
         session = staged(NEG)
-        session._staging._copier = None
-        staging.runtime_of = lambda device: runtime
-        os.environ["STUB_CUDART_FAIL"] = "{function}=2@3"
+        session._staging._runs = None
+        cudart.runtime_of = lambda device: runtime
+        os.environ["STUB_CUDART_FAIL"] = "{function}=2@2"
         failed = session.run(None, big(3))[0][0].item()
         del os.environ["STUB_CUDART_FAIL"]
         report([failed, session.run(None, big(4))[0][0].item(), ran])
@@ -411,7 +413,7 @@ def test_dropped_without_closing_only_what_results_use_stays(with_stub: Any) -> 
         ortgpu.pinned.runtime_of = lambda device: runtime
         results = [session.run(None, big(number, MIB // 8))[0] for number in range(5)]
         ordinary = [not is_pinned(each) for each in results]
-        owners = session._staging._ordinary._owners
+        owners = session._staging._runs._ordinary._owners
         del results[1:4], session
         gc.collect()
         left = stub.stub_pinned_bytes(), sum(each.nbytes for each in owners.values()), [int(r[0]) for r in results]
@@ -430,7 +432,7 @@ def test_a_run_under_way_when_the_session_is_closed_ends(with_stub: Any) -> None
                 entered.set()
                 assert closed.wait(20)
                 super().from_device(transfers)
-        session._staging._copier = Waiting(runtime, 3, 1000)
+        session._staging._runs._copier = Waiting(runtime, 3, 1000)
         results = []
         worker = threading.Thread(target=lambda: results.append(session.run(None, big(3))[0][-1].item()))
         worker.start()
