@@ -89,7 +89,8 @@ class StagedRuns:
             if host is None:
                 values.push_back(native.OrtValue.ortvalue_from_numpy(array, self._places[False]))
                 continue
-            # From the session's allocator, like the copy that plain run makes: memory and limits are the same.
+            # From the session's arena, like the copy that plain run makes: memory and limits are the same. Without a
+            # stream it gives only memory that no run still uses (safe_to_use in bfc_arena.cc).
             value = inner.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, self._places[True])
             transfers.append(Transfer(value.data_ptr(), host, None if host is array else array, value))
             values.push_back(value)

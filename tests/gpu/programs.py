@@ -490,10 +490,11 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 
 if __name__ == "__main__":
-    from tests.gpu import pooling, refused, running, throughput
+    from tests.gpu import pooling, refused, running, staging, throughput
 
     try:
-        programs = {**PROGRAMS, **running.PROGRAMS, **refused.PROGRAMS, **throughput.PROGRAMS, **pooling.PROGRAMS}
+        modules = running, refused, throughput, pooling, staging
+        programs = PROGRAMS | {name: program for module in modules for name, program in module.PROGRAMS.items()}
         programs[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())

@@ -1,0 +1,215 @@
+"""Programs about large arrays of ``run``, which are copied in threads through pinned memory; see programs.py."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.common import report
+from tests.gpu.programs import attempt, free_memory, random_feed
+from tests.gpu.running import elementwise
+from tests.gpu.throughput import address_of, memory_type
+
+
+class NotStaged(logging.Handler):
+    """What was said of runs that were not staged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+        logging.getLogger("ortgpu").setLevel(logging.DEBUG)
+        logging.getLogger("ortgpu").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "not staged" in record.getMessage():
+            self.messages.append(record.getMessage())
+
+
+def parsed(text: str) -> bytes:
+    import onnx.parser
+
+    data: bytes = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text).SerializeToString()
+    return data
+
+
+def plainly(session: Any, names: Any, feed: Any) -> Any:
+    """The same session's run without what is staged."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession.run(session, names, feed)
+
+
+def same(found: list[Any], expected: list[Any]) -> bool:
+    return len(found) == len(expected) and all(
+        type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def staged() -> None:
+    import numpy as np
+
+    from ortgpu import GPUSession
+    from ortgpu.staging import STAGED_FROM
+    from ortgpu.tensors import DTYPES
+
+    unstaged = NotStaged()
+    random = np.random.default_rng(0)
+    kinds = {}
+    for name, dtype in DTYPES.items():
+        kind = name[len("tensor(") : -1]
+        text = f"t ({kind}[n, m] x, float z) => ({kind}[m, n] y, {kind}[n, m] same, float w, int64[2] s)"
+        model = parsed(text + " { y = Transpose(x) same = Identity(x) w = Neg(z) s = Shape(x) }")
+        session = GPUSession(model, cpu_nodes="allow")  # whatever kernels there are
+        right = []
+        for count in (STAGED_FROM // dtype.itemsize, 3 * STAGED_FROM // dtype.itemsize + 12345, 100):
+            shape = (5, count // 5 + 1)
+            x = random.integers(0, 2 if kind == "bool" else 100, shape).astype(dtype)
+            for array in (x, np.asfortranarray(x), x[::-1, ::-1]):
+                feed = {"z": np.full((), 2.5, np.float32), "x": array}
+                calls = (None, ["w", "same"], ["s", "y"])
+                right += [same(session.run(names, feed), plainly(session, names, feed)) for names in calls]
+        kinds[kind] = all(right) and session._staging is not None
+        session.close()
+    report("kinds", kinds)
+    report("not staged", unstaged.messages)
+
+
+def results() -> None:
+    """Where results are, and whose."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    unstaged = NotStaged()
+    size = 16 << 20
+    count = size // 4
+    session = GPUSession(elementwise("n"), pinned_memory_limit=6 * size)
+    feeds = [{"x": np.full(count, number, np.float32)} for number in range(8)]
+    report("type", memory_type(address_of(session.run(None, feeds[1])[0])))
+    kept = [session.run(None, feed)[0] for feed in feeds]
+    report("types when kept", [memory_type(address_of(array)) for array in kept])
+    for feed in feeds:
+        session.run(None, feed)
+    report("intact", [bool((array == -number).all()) for number, array in enumerate(kept)])
+    report("bounded", session._pinned is not None and session._pinned.bytes_pinned <= 6 * size)
+    view = kept[3][::1000]
+    kept.clear()
+    for feed in feeds:
+        session.run(None, feed)
+    report("view", bool((view == -3).all()))
+    pinned = session.pinned_empty(count)
+    pinned[:] = 5
+    report("pinned input", float(session.run(None, {"x": pinned})[0].max()))
+    del pinned, view
+    session.close()
+    report("pinned after close", session._pinned.bytes_pinned if session._pinned else None)
+    report("not staged", unstaged.messages)
+
+
+def errors() -> None:
+    """As plain ``run`` raises them; afterwards the session works."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    session = GPUSession(parsed("t (float[n, 1024] x) => (float[n, 1024] y) { y = Neg(x) }"))
+    right = np.ones((8192, 1024), np.float32)
+    wrong: dict[str, tuple[Any, Any]] = {
+        "type": (None, {"x": right.astype(np.float64)}),
+        "rank": (None, {"x": right.reshape(-1)}),
+        "shape": (None, {"x": right.reshape(-1, 512)}),
+        "input": (None, {"z": right}),
+        "output": (["z"], {"x": right}),
+        "none": (None, {}),
+    }
+    for name, (names, feed) in wrong.items():
+        attempt(f"{name}, plain", lambda names=names, feed=feed: plainly(session, names, feed))  # type: ignore[misc]
+        attempt(name, lambda names=names, feed=feed: session.run(names, feed))  # type: ignore[misc]
+    attempt("afterwards", lambda: float(session.run(None, {"x": right})[0].min()))
+    limited = [("CUDAExecutionProvider", {"gpu_mem_limit": str(64 << 20)})]
+    small = GPUSession(elementwise("n"), providers=limited)
+    attempt("out of memory", lambda: len(small.run(None, {"x": np.ones(64 << 20, np.float32)})))
+    attempt("after that", lambda: float(small.run(None, {"x": np.ones(4 << 20, np.float32)})[0].min()))
+
+
+def threads() -> None:
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    with GPUSession(elementwise("n")) as first:
+        first.run(None, {"x": np.ones(16 << 20, np.float32)})
+        uuid = first.device.uuid
+    del first
+    gc.collect()
+    before = free_memory(uuid)
+    unstaged = NotStaged()
+    session = GPUSession(elementwise("n"))
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for step in range(60):
+            value = number * 1000 + step
+            array = np.full((2 << 20) + 4099 * ((number + step) % 500), value, np.float32)
+            (result,) = session.run(None, {"x": array})
+            if result.shape != array.shape or (result != -value).any():
+                wrong.append(value)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    report("wrong", wrong)
+    report("mapped", [float(r[0][-1]) for r in session.map({"x": np.full(4 << 20, n, np.float32)} for n in range(20))])
+    copying = [each for each in threading.enumerate() if each.name.startswith("ortgpu-copy")]
+    report("threads", len(copying))
+    session.close()
+    for thread in copying:
+        thread.join(30)
+    report("threads after close", [each.name for each in threading.enumerate() if "ortgpu" in each.name])
+    gc.collect()
+    report("free", {"before": before, "after": free_memory(uuid)})
+    report("not staged", unstaged.messages)
+
+
+def networks(model: str, batches: list[int]) -> None:
+    """A network whose results depend on the algorithms that are chosen: compared within a tolerance."""
+    from ortgpu import GPUSession
+    from tests.gpu.programs import relative_error
+
+    unstaged = NotStaged()
+    session = GPUSession(model)
+    worst = []
+    for batch in batches:
+        feed = random_feed(session, batch)
+        worst.append(relative_error(session.run(None, feed), plainly(session, None, feed)))
+    report("worst", max(worst))
+    report("not staged", unstaged.messages)
+
+
+def staged_on_second_device() -> None:
+    import numpy as np
+
+    from ortgpu import GPUSession
+    from ortgpu.environment.cuda import context_is_active
+
+    unstaged = NotStaged()
+    session = GPUSession(elementwise("n"), device=1)
+    report("result", float(session.run(None, {"x": np.full(8 << 20, 3, np.float32)})[0].max()))
+    report("contexts", [context_is_active(ordinal) for ordinal in (0, 1)])
+    report("not staged", unstaged.messages)
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    "staged": staged,
+    "staged_results": results,
+    "staged_errors": errors,
+    "staged_threads": threads,
+    "staged_networks": networks,
+    "staged_on_second_device": staged_on_second_device,
+}
