@@ -76,6 +76,25 @@ def make_mlp(path: Path) -> str:
     return "onnx.helper"
 
 
+def make_negative(path: Path) -> str:
+    """y = -x: as much out as in, and next to no computation."""
+    return _make_of_one_node(path, "Neg", "n")
+
+
+def make_largest(path: Path) -> str:
+    """The largest element of x: much in, one element out."""
+    return _make_of_one_node(path, "ReduceMax", 1)
+
+
+def _make_of_one_node(path: Path, operator: str, out: int | str) -> str:
+    from onnx import TensorProto, helper
+
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [out])
+    _save(path, [helper.make_node(operator, ["x"], ["y"], operator)], [x], [y], {})
+    return "onnx.helper"
+
+
 def make_conv(path: Path) -> str:
     """One convolution: the smallest model that needs cuDNN."""
     import numpy as np
@@ -216,6 +235,8 @@ def make_encoder(path: Path) -> str:
 RECIPES: dict[str, Callable[[Path], str]] = {
     "mlp": make_mlp,
     "conv": make_conv,
+    "negative": make_negative,
+    "largest": make_largest,
     "resnet50": make_resnet50,
     "encoder": make_encoder,
 }

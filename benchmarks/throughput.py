@@ -21,7 +21,12 @@ from benchmarks import models
 from benchmarks.common import GPUs, child_environment, spread
 from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
 
-ON_THE_CPU = {"resnet50": "conv", "encoder": "mlp", "mlp": "mlp"}  # a smaller model in the place of each
+ON_THE_CPU = {
+    "resnet50": "conv",
+    "encoder": "mlp",
+    "mlp": "mlp",
+    "negative": "negative",
+}  # a smaller model in the place of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,17 @@ class Benchmark:
         calls = self.repeats.calls * (10 if name == "mlp" else 1)
         reports = self._take("latency", name, batch=batch, calls=calls, rounds=self.repeats.rounds)
         return self._figure(name, reports, {"calls a round": calls})
+
+    def run(self, name: str, batch: int) -> Figure:
+        """``batch`` is in MiB for the model with as much out as in."""
+        calls = max(2, min(self.repeats.calls, 512 // batch))
+        if name == "negative":
+            batch = (batch << 20) // 4 // (1 if self.device == "cuda" else 64)  # a CPU would take minutes
+        return self._figure(
+            name,
+            self._take("arrays", name, batch=batch, calls=calls, rounds=self.repeats.rounds),
+            {"calls a round": calls},
+        )
 
     def new_shape(self, name: str, batch: int) -> Figure:
         return self._figure(name, self._take("new_shape", name, batch=batch, rounds=self.repeats.first), {})
@@ -104,6 +120,11 @@ def _figures() -> Figures[Benchmark]:
         for batch in batches:
             name = f"map-{model}-b{batch}"
             add(name, f"map | loop over run, {title}, batches of {batch}", Benchmark.throughput, model, batch)
+    for size in (256, 64, 16, 4, 1):
+        add(f"run-elementwise-{size}mb", f"run, {size} MiB in and out", Benchmark.run, "negative", size)
+    for batch in (256, 64):
+        add(f"run-resnet50-b{batch}", f"run, ResNet-50, batches of {batch}", Benchmark.run, "resnet50", batch)
+    add("run-small", "run, tiny model, a call", Benchmark.run, "mlp", 1)
     add("graph-small", "cuda_graph | run, tiny model, a call", Benchmark.latency, "mlp", 1)
     add("graph-resnet50-b1", "cuda_graph | run, ResNet-50, batches of 1", Benchmark.latency, "resnet50", 1)
     add("first-run-resnet50-b8", "first run of a session, ResNet-50, batch of 8", Benchmark.first_run, "resnet50", 8)

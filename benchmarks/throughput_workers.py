@@ -73,15 +73,63 @@ def latency(model: str, batch: int, calls: int, rounds: int, device: str) -> Non
     feed, other = feed_of(plain, batch, 1), feed_of(plain, batch, 2)
     for each in (feed, other, feed):
         report("largest error", relative_error(session.run(None, each), plain.run(None, each)))
+    actions = {"ours": repeated(session.run, [feed], calls), "plain": repeated(plain.run, [feed], calls)}
+    report("seconds", take_turns(actions, calls, rounds))
 
-    def repeated(run: Callable[..., Any]) -> Callable[[], None]:
-        def action() -> None:
-            for _ in range(calls):
-                run(None, feed)
 
-        return action
+def arrays(model: str, batch: int, calls: int, rounds: int, device: str) -> None:
+    """Mean seconds of a call of ``run`` on ordinary arrays, whose results are dropped before the next call."""
+    session, plain = ours(model, device), plain_session(model, device)
+    feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
+    errors = [relative_error(session.run(None, feed), plain.run(None, feed)) for feed in feeds]
+    report("largest error", max(errors))
+    actions = {"ours": repeated(session.run, feeds, calls), "plain": repeated(plain.run, feeds, calls)}
+    report("seconds", take_turns(actions, calls, rounds))
 
-    report("seconds", take_turns({"ours": repeated(session.run), "plain": repeated(plain.run)}, calls, rounds))
+
+def repeated(run: Callable[..., Any], feeds: list[dict[str, Any]], calls: int) -> Callable[[], None]:
+    def action() -> None:
+        for feed in itertools.islice(itertools.cycle(feeds), calls):
+            run(None, feed)
+
+    return action
+
+
+def thresholds(
+    model: str, sizes: list[int], threads: list[int], pieces: list[int], rounds: int, device: str, kept: bool
+) -> None:
+    """Mean seconds of a call by bytes of its array: staged with so many threads and bytes a piece, and plain ``run``.
+
+    With ``kept``, as if the caller kept so many results that those of this call have to be in ordinary memory.
+    """
+    from ortgpu.staging import Staging
+
+    plain = plain_session(model, device)
+    for size in sizes:
+        session = ours(model, device, pinned_memory_limit=size * 3 // 2 if kept else 4 * size)
+        feeds = [feed_of(plain, size // 4, seed) for seed in range(DIFFERENT_FEEDS)]
+        calls = max(2, min(200, (256 << 20) // size))
+
+        def configured(staging: Any, run: Callable[[], object], session: Any = session) -> Callable[[], None]:
+            def action() -> None:
+                session._staging = staging
+                run()
+
+            return action
+
+        stagings = {
+            f"{number} x {piece}": Staging(session, staged_from=1, threads=number, piece=piece)
+            for number in threads
+            for piece in pieces
+        }
+        one, *_ = stagings.values()
+        first = timed(lambda one=one, feed=feeds[0], session=session: one.run(session, None, feed))  # type: ignore[misc]
+        staged = one.run(session, None, feeds[0]) is not None
+        run = repeated(session.run, feeds, calls)
+        actions = {name: configured(staging, run) for name, staging in stagings.items()}
+        actions["plain"] = repeated(plain.run, feeds, calls)
+        report(str(size), {"seconds": take_turns(actions, calls, rounds), "first call": first, "staged": staged})
+        session.close()
 
 
 def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
@@ -153,6 +201,8 @@ def timed(action: Callable[[], object]) -> float:
 WORKERS: dict[str, Callable[..., None]] = {
     "throughput": throughput,
     "latency": latency,
+    "arrays": arrays,
+    "thresholds": thresholds,
     "new_shape": new_shape,
     "first_run": first_run,
 }

@@ -17,7 +17,7 @@ def test_throughput_takes_every_figure(tmp_path: Path) -> None:
     assert child.returncode == 0, child.explain()
     record = json.loads(results.read_text(encoding="utf-8"))
     assert record["failed"] == record["left out"] == {}
-    assert len(record["figures"]) == 10
+    assert len(record["figures"]) == 18
     for name, figure in record["figures"].items():
         assert figure["ratio"] > 0
         assert len(figure["values"]["ours"]) == len(figure["values"]["plain"]) == 3
@@ -30,6 +30,20 @@ def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
     child = run_child([sys.executable, "-m", "benchmarks.throughput"], env=env, deadline=60)
     assert child.returncode == 0, child.explain()
     assert "left out: graph-small: needs an NVIDIA GPU, or --cpu: " in child.stdout
+
+
+def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.thresholds", "--quick", "--cpu", "--json", str(results)]
+    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
+    child = run_child(command, env=env, deadline=110)
+    assert child.returncode == 0, child.explain()
+    cases = json.loads(results.read_text(encoding="utf-8"))["cases"]
+    assert list(cases) == ["both", "in", "kept"]
+    for case in cases.values():
+        assert [len(each["ratios"]) for each in case.values()] == [2, 2, 2]
+        assert all(ratio > 0 for each in case.values() for ratio in each["ratios"].values())
+    assert child.stdout.count("nothing was staged: there is nothing to conclude") == 3  # on the CPU
 
 
 def test_pool_takes_every_figure(tmp_path: Path) -> None:
