@@ -372,7 +372,7 @@ class GPUSession(ThroughputMethods):
         lifetime.refuse_if_lost()
 
     def _let_go(self) -> None:
-        for name in (*_HELD, "_model_bytes"):
+        for name in (*_HELD, "_model_bytes", "_staging"):
             self.__dict__.pop(name, None)
 
 
