@@ -3,7 +3,7 @@
     python -m benchmarks.thresholds [--quick] [--cpu] [--json FILE]
 
 Prints the ratio of staged runs to plain ones, taken in turns, for arrays of growing size: as much out as in ("both"),
-next to nothing out ("in"), and as much out as in while the caller keeps results, so that they have to be in ordinary
+next to nothing out ("in"), and as much out as in while the caller keeps results, so that most have to be in fresh
 memory ("kept"). Below each table stands what follows for the constants in ortgpu/staging.py. ``--cpu`` is to see that
 it works: there nothing is staged.
 """

@@ -87,10 +87,16 @@ def arrays(model: str, batch: int, calls: int, rounds: int, device: str) -> None
     report("seconds", take_turns(actions, calls, rounds))
 
 
-def repeated(run: Callable[..., Any], feeds: list[dict[str, Any]], calls: int) -> Callable[[], None]:
+def repeated(
+    run: Callable[..., Any], feeds: list[dict[str, Any]], calls: int, keep: bool = False
+) -> Callable[[], None]:
     def action() -> None:
+        kept = []
         for feed in itertools.islice(itertools.cycle(feeds), calls):
-            run(None, feed)
+            results = run(None, feed)
+            if keep:
+                kept.append(results)
+            del results
 
     return action
 
@@ -100,7 +106,7 @@ def thresholds(
 ) -> None:
     """Mean seconds of a call by bytes of its array: staged with so many threads and bytes a piece, and plain ``run``.
 
-    With ``kept``, as if the caller kept so many results that those of this call have to be in ordinary memory.
+    With ``kept``, the caller keeps the results of a round, so that most of them have to be in fresh memory.
     """
     from ortgpu.staging import Staging
 
@@ -108,7 +114,7 @@ def thresholds(
     for size in sizes:
         session = ours(model, device, pinned_memory_limit=size * 3 // 2 if kept else 4 * size)
         feeds = [feed_of(plain, size // 4, seed) for seed in range(DIFFERENT_FEEDS)]
-        calls = max(2, min(200, (256 << 20) // size))
+        calls = max(4, min(200, (256 << 20) // size))
 
         def configured(staging: Any, run: Callable[[], object], session: Any = session) -> Callable[[], None]:
             def action() -> None:
@@ -125,9 +131,9 @@ def thresholds(
         one, *_ = stagings.values()
         first = timed(lambda one=one, feed=feeds[0], session=session: one.run(session, None, feed))  # type: ignore[misc]
         staged = one.run(session, None, feeds[0]) is not None
-        run = repeated(session.run, feeds, calls)
+        run = repeated(session.run, feeds, calls, kept)
         actions = {name: configured(staging, run) for name, staging in stagings.items()}
-        actions["plain"] = repeated(plain.run, feeds, calls)
+        actions["plain"] = repeated(plain.run, feeds, calls, kept)
         report(str(size), {"seconds": take_turns(actions, calls, rounds), "first call": first, "staged": staged})
         session.close()
 

@@ -71,7 +71,7 @@ class GPUSession(ThroughputMethods):
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
         pinned_memory_limit: bytes of host memory that ``run``, ``map`` and ``pinned_empty`` may pin together, 2 GiB
-            unless given. With 0, ``run`` also makes no copies of its own.
+            unless given. ``run`` keeps as much ordinary memory for results at most. With 0 it copies nothing itself.
 
     Raises:
         GPUError: a subclass that names the cause and what mends it. Nothing is left behind.

@@ -26,10 +26,6 @@ from .tensors import DTYPES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Of the memory that a session may pin, in results that exist. The rest stays for what is under way: a caller who keeps
-# all results gets the later ones in ordinary memory.
-_SHARE_OF_RESULTS = 0.5
-
 _KINDS = frozenset(DTYPES.values())
 
 
@@ -115,10 +111,8 @@ class StagedRuns:
         if size < self._staged_from:
             result = np.empty(shape, dtype)
             return result, Transfer(value.data_ptr(), result, None, value) if size else None
-        if memory.bytes_in_use + size <= memory.limit * _SHARE_OF_RESULTS:
-            pinned = memory.try_empty(shape, dtype)
-            if pinned is not None:
-                return pinned, Transfer(value.data_ptr(), pinned, None, value)
+        # Not in pinned memory, which would save a copy: a forked child shares that with its parent, and would see its
+        # results change when the parent uses the memory again.
         kept = self._ordinary.try_empty(shape, dtype)
         result = np.empty(shape, dtype) if kept is None else kept
         host = memory.try_empty(shape, dtype)
