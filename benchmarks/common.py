@@ -341,7 +341,9 @@ def _first_match(pattern: str, path: str) -> str | None:
 
 
 def _installed_versions() -> dict[str, str]:
-    wanted = re.compile(r"onnxruntime.*|numpy|onnx|torch|nvidia[-_](cublas|cudnn|cuda[-_]runtime).*")
+    wanted = re.compile(
+        r"onnxruntime.*|numpy|onnx|torch|torchvision|optimum.*|nvidia[-_](cublas|cudnn|cuda[-_]runtime).*"
+    )
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = str(distribution.metadata["Name"] or "").lower()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -17,6 +20,8 @@ from benchmarks import models
 from benchmarks.common import ROOT, Child, GPUs, environment_record, find_gpus, run_child, spread
 
 Benchmark = TypeVar("Benchmark")
+
+_FEWEST_ROUNDS = 3  # that a figure can be made of
 
 
 class NotApplicableError(Exception):
@@ -49,10 +54,28 @@ class Figure:
 Figures = dict[str, tuple[str, bool, Callable[[Benchmark], Figure]]]
 
 
+class _Budget:
+    """Seconds that this program may still take."""
+
+    def __init__(self) -> None:
+        self._ends = math.inf
+
+    def limit(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return self._ends - time.monotonic()
+
+
+_budget = _Budget()
+
+
 def made_model(name: str) -> str:
     """Path of a model, made in a child if it is not kept."""
     if not models.kept(name):
-        child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=240)
+        deadline = max(0.0, min(240, _budget.left))
+        child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=deadline)
         if "path" not in child.reports.get(name, {}):
             raise RuntimeError(f"the model {name} could not be made: {child.explain()}")
     return str(models.path_of(name))
@@ -61,12 +84,20 @@ def made_model(name: str) -> str:
 def run_worker(
     name: str, arguments: Mapping[str, Any], *, env: Mapping[str, str] | None = None, deadline: float = 150
 ) -> Child:
-    """One of workers.py in a child that must succeed."""
+    """One of workers.py in a child that must succeed, or at its deadline have reported seconds of some rounds.
+
+    The deadline comes earlier where less is left of the budget. "cut short" is then among the reports.
+    """
     command = [sys.executable, str(ROOT / "benchmarks" / "workers.py"), name, json.dumps(dict(arguments))]
-    child = run_child(command, env=env, deadline=deadline)
-    if child.returncode != 0:
+    child = run_child(command, env=env, deadline=max(0.0, min(deadline, _budget.left)))
+    if child.returncode == 0:
+        return child
+    rounds = min((len(taken) for taken in child.reports.get("seconds", {}).values()), default=0)
+    if child.returncode is not None or (rounds < _FEWEST_ROUNDS and _budget.left > 0):
         raise RuntimeError(child.explain())
-    return child
+    if rounds < _FEWEST_ROUNDS:
+        raise NotApplicableError(f"no time was left for more than {rounds} rounds")
+    return dataclasses.replace(child, reports={**child.reports, "cut short": child.ended})
 
 
 def take_figures(
@@ -82,14 +113,22 @@ def take_figures(
     parser.add_argument("--quick", action="store_true", help="few repeats: to see that it works, not to report")
     parser.add_argument("--only", action="append", choices=list(figures), help="this figure only; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there, anew after each figure")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=math.inf,
+        metavar="MINUTES",
+        help="take no more: a figure under way is cut short, and the others are left out",
+    )
     add_options(parser)
     options = parser.parse_args(arguments)
+    _budget.limit(60 * options.budget)
 
     gpus = find_gpus()
     record: dict[str, Any] = {
         "benchmark": name,
         **environment_record(gpus),
-        "options": {key: value for key, value in vars(options).items() if key != "json"},
+        "options": {key: value for key, value in vars(options).items() if key not in ("json", "budget")},
         "quick": options.quick,
         "figures": {},
         "left out": {},
@@ -103,7 +142,7 @@ def take_figures(
             title, needs_gpu, take = figures[each]
             no_gpu = gpus.reason if needs_gpu and not gpus.visible else None
             progress = f"[{number}/{len(chosen)}, {time.monotonic() - started:.0f} s] {title}"
-            outcome = _measure(each, lambda take=take: take(benchmark), no_gpu, record)  # type: ignore[misc]
+            outcome = _measure(each, functools.partial(take, benchmark), no_gpu, record)
             print(f"{progress}: {outcome}", file=sys.stderr, flush=True)
             record["seconds"] = time.monotonic() - started
             if options.json:
@@ -117,6 +156,8 @@ def _measure(name: str, take: Callable[[], Figure], no_gpu: str | None, record: 
     try:
         if no_gpu:
             raise NotApplicableError(f"needs an NVIDIA GPU: {no_gpu}")
+        if _budget.left <= 0:
+            raise NotApplicableError("no time was left")
         figure = record["figures"][name] = take().as_dict()
     except NotApplicableError as error:
         record["left out"][name] = str(error)

@@ -76,22 +76,12 @@ def make_mlp(path: Path) -> str:
     return "onnx.helper"
 
 
-def make_negative(path: Path) -> str:
-    """y = -x: as much out as in, and next to no computation."""
-    return _make_of_one_node(path, "Neg", "n")
-
-
-def make_largest(path: Path) -> str:
-    """The largest element of x: much in, one element out."""
-    return _make_of_one_node(path, "ReduceMax", 1)
-
-
-def _make_of_one_node(path: Path, operator: str, out: int | str) -> str:
+def make_negate(path: Path) -> str:
+    """One operator that computes next to nothing: a run is its copies in and out. ``batch`` is the number of floats."""
     from onnx import TensorProto, helper
 
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [out])
-    _save(path, [helper.make_node(operator, ["x"], ["y"], operator)], [x], [y], {})
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch"]) for name in "xy")
+    _save(path, [helper.make_node("Neg", ["x"], ["y"])], [x], [y], {})
     return "onnx.helper"
 
 
@@ -206,21 +196,25 @@ def _compare(model: Any, sample: Any, path: Path) -> None:
             raise RuntimeError(f"the exported model is wrong for a batch of {batch}")
 
 
+def torch_resnet50() -> tuple[Any, Any]:
+    """PyTorch's module and an input of it."""
+    torch: Any = importlib.import_module("torch")
+    torchvision: Any = importlib.import_module("torchvision")
+    torch.manual_seed(SEED)
+    return torchvision.models.resnet50(weights=None).eval(), torch.rand(2, 3, 224, 224)
+
+
 def make_resnet50(path: Path) -> str:
     """torchvision's ResNet-50; without torchvision, or if no exporter works, the same graph by hand."""
     try:
-        torch: Any = importlib.import_module("torch")
-        torchvision: Any = importlib.import_module("torchvision")
-        torch.manual_seed(SEED)
-        model = torchvision.models.resnet50(weights=None).eval()
-        return f"torchvision, {_export(model, torch.rand(2, 3, 224, 224), path)}"
+        return f"torchvision, {_export(*torch_resnet50(), path)}"
     except Exception as error:  # a model by hand is better than none, and the recipe says which it is
         print(f"resnet50: not exported ({type(error).__name__}: {error})", file=sys.stderr)
         return make_resnet50_by_hand(path)
 
 
-def make_encoder(path: Path) -> str:
-    """A transformer encoder of four layers, 64 positions of 256 features."""
+def torch_encoder() -> tuple[Any, Any]:
+    """A transformer encoder of four layers, and an input: 64 positions of 256 features."""
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(SEED)
     torch.backends.mha.set_fastpath_enabled(False)  # a fused operator that no exporter knows
@@ -229,14 +223,20 @@ def make_encoder(path: Path) -> str:
     for weight in model.parameters():
         if weight.dim() > 1:  # the layers begin as copies of one another, and equal weights are stored once
             torch.nn.init.xavier_uniform_(weight)
-    return f"torch.nn.TransformerEncoder, {_export(model, torch.rand(2, 64, 256), path)}"
+    return model, torch.rand(2, 64, 256)
 
+
+def make_encoder(path: Path) -> str:
+    return f"torch.nn.TransformerEncoder, {_export(*torch_encoder(), path)}"
+
+
+# What was exported, to be run by PyTorch itself
+TORCH: dict[str, Callable[[], tuple[Any, Any]]] = {"resnet50": torch_resnet50, "encoder": torch_encoder}
 
 RECIPES: dict[str, Callable[[Path], str]] = {
     "mlp": make_mlp,
+    "negate": make_negate,
     "conv": make_conv,
-    "negative": make_negative,
-    "largest": make_largest,
     "resnet50": make_resnet50,
     "encoder": make_encoder,
 }

@@ -64,6 +64,7 @@ class Benchmark:
             "ours, one GPU": spread(seconds["ours, one GPU"]),
             "times one GPU": ratio(seconds["ours, one GPU"], seconds["ours"]),
             "largest relative error of ours": f"{reports['largest error']:.1e}",
+            **({"cut short": reports["cut short"]} if "cut short" in reports else {}),
         }
         return Figure(seconds["ours"], seconds["plain"], notes)
 

@@ -43,7 +43,10 @@ def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: s
 
     def ours(opened: Any) -> Callable[[], None]:
         # On one GPU as many batches as on all: the share of a single one would be over before all threads have begun.
-        return lambda: deque(opened.map(share(gpus)), 0) and None
+        def all_of_them() -> None:
+            deque(opened.map(share(gpus)), 0)
+
+        return all_of_them
 
     with (
         GPUSessionPool(model, range(gpus), allow_cpu=device == "cpu") as several,
@@ -56,7 +59,7 @@ def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: s
         errors = [relative_error(found, right) for found, right in zip(several.map(feeds), expected, strict=True)]
         report("largest error", max(errors))
         actions = {"ours": ours(several), "plain": plain, "ours, one GPU": ours(one)}
-        report("seconds", take_turns(actions, gpus * batches, rounds))
+        take_turns(actions, gpus * batches, rounds)
 
 
 WORKERS: dict[str, Callable[..., None]] = {"pool": pool}

@@ -21,12 +21,9 @@ from benchmarks import models
 from benchmarks.common import GPUs, child_environment, spread
 from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
 
-ON_THE_CPU = {
-    "resnet50": "conv",
-    "encoder": "mlp",
-    "mlp": "mlp",
-    "negative": "negative",
-}  # a smaller model in the place of each
+# A smaller model in the place of each
+ON_THE_CPU = {"resnet50": "conv", "encoder": "mlp", "mlp": "mlp", "negate": "negate"}
+_FLOATS_OF_A_MB = 10**6 // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,47 +41,52 @@ QUICK = Repeats(rounds=3, samples=60, calls=20, first=3)
 class Benchmark:
     """The figures: each a method that returns one, or raises NotApplicableError, or fails and leaves the others be."""
 
-    def __init__(self, repeats: Repeats, device: str, no_gpu: str | None) -> None:
+    def __init__(self, repeats: Repeats, device: str, no_gpu: str | None, others: bool) -> None:
         self.repeats = repeats
         self.device = device
         self.no_gpu = no_gpu
+        self.others = others
 
     def throughput(self, name: str, batch: int) -> Figure:
         batches = max(8, min(self.repeats.samples // batch, 300))
-        reports = self._take("throughput", name, batch=batch, batches=batches, rounds=self.repeats.rounds)
-        seconds = reports["seconds"]
+        torch_model = name if self.others and self._stand_in(name) in models.TORCH else None
+        reports = self.take(
+            "throughput", name, batch=batch, batches=batches, rounds=self.repeats.rounds, torch_model=torch_model
+        )
+        seconds, others = reports["seconds"], reports.get("seconds of others", {})
         beside = {key: values for key, values in seconds.items() if key not in ("ours", "plain")}
+        per_second = {**seconds, **{key: values for key, values in others.items() if key != "ours"}}
         notes = {
             "batches a round": batches,
-            "samples a second": {key: f"{batch / statistics.median(values):.0f}" for key, values in seconds.items()},
-            **{key: spread(values) for key, values in beside.items()},
-            "ours / plain, data on the device": ratio(seconds["ours"], seconds["plain, data on the device"]),
+            "samples a second": {key: f"{batch / statistics.median(values):.0f}" for key, values in per_second.items()},
+            **{key: spread(values) for key, values in per_second.items() if key not in ("ours", "plain")},
+            **{f"ours / {key}": ratio(seconds["ours"], values) for key, values in beside.items() if "ours" not in key},
+            **{f"ours / {key}": ratio(others["ours"], values) for key, values in others.items() if key != "ours"},
+            **{f"left out: {key}": why for key, why in reports.get("left out", {}).items()},
         }
         return self._figure(name, reports, notes)
 
-    def latency(self, name: str, batch: int) -> Figure:
-        calls = self.repeats.calls * (10 if name == "mlp" else 1)
-        reports = self._take("latency", name, batch=batch, calls=calls, rounds=self.repeats.rounds)
-        return self._figure(name, reports, {"calls a round": calls})
+    def graph(self, name: str, batch: int) -> Figure:
+        return self._latency(name, batch, self.repeats.calls * (10 if name == "mlp" else 1), cuda_graph=True)
 
     def run(self, name: str, batch: int) -> Figure:
-        """``batch`` is in MiB for the model with as much out as in."""
-        calls = max(2, min(self.repeats.calls, 512 // batch))
-        if name == "negative":
-            batch = (batch << 20) // 4 // (1 if self.device == "cuda" else 64)  # a CPU would take minutes
-        return self._figure(
-            name,
-            self._take("arrays", name, batch=batch, calls=calls, rounds=self.repeats.rounds),
-            {"calls a round": calls},
-        )
+        """``batch`` in images, or for the model without any work of its own in MB, in and out each."""
+        size = batch * (_FLOATS_OF_A_MB if self.device == "cuda" else 1000) if name == "negate" else batch
+        return self._latency(name, size, max(3, self.repeats.calls // batch), cuda_graph=False)
+
+    def _latency(self, name: str, batch: int, calls: int, *, cuda_graph: bool) -> Figure:
+        rounds = self.repeats.rounds
+        reports = self.take("latency", name, batch=batch, calls=calls, rounds=rounds, cuda_graph=cuda_graph)
+        return self._figure(name, reports, {"calls a round": calls})
 
     def new_shape(self, name: str, batch: int) -> Figure:
-        return self._figure(name, self._take("new_shape", name, batch=batch, rounds=self.repeats.first), {})
+        return self._figure(name, self.take("new_shape", name, batch=batch, rounds=self.repeats.first), {})
 
     def first_run(self, name: str, batch: int) -> Figure:
-        return self._figure(name, self._take("first_run", name, batch=batch, rounds=self.repeats.first), {})
+        return self._figure(name, self.take("first_run", name, batch=batch, rounds=self.repeats.first), {})
 
-    def _take(self, worker: str, name: str, **arguments: Any) -> Any:
+    def take(self, worker: str, name: str, **arguments: Any) -> Any:
+        """What a worker reports about a model."""
         if self.no_gpu is not None:
             raise NotApplicableError(f"needs an NVIDIA GPU, or --cpu: {self.no_gpu}")
         env = (
@@ -93,7 +95,7 @@ class Benchmark:
             else None
         )
         arguments = {"model": made_model(self._stand_in(name)), "device": self.device, **arguments}
-        return run_worker(worker, arguments, env=env, deadline=300).reports
+        return run_worker(worker, arguments, env=env, deadline=600).reports
 
     def _stand_in(self, name: str) -> str:
         return name if self.device == "cuda" else ON_THE_CPU[name]
@@ -103,6 +105,8 @@ class Benchmark:
         notes = {"model": f"{model}: {models.recipe_of(model)}", "device": self.device, **notes}
         if "largest error" in reports:
             notes["largest relative error of ours"] = f"{reports['largest error']:.1e}"
+        if "cut short" in reports:
+            notes["cut short"] = reports["cut short"]
         return Figure(reports["seconds"]["ours"], reports["seconds"]["plain"], notes)
 
 
@@ -120,25 +124,27 @@ def _figures() -> Figures[Benchmark]:
         for batch in batches:
             name = f"map-{model}-b{batch}"
             add(name, f"map | loop over run, {title}, batches of {batch}", Benchmark.throughput, model, batch)
-    for size in (256, 64, 16, 4, 1):
-        add(f"run-elementwise-{size}mb", f"run, {size} MiB in and out", Benchmark.run, "negative", size)
-    for batch in (256, 64):
-        add(f"run-resnet50-b{batch}", f"run, ResNet-50, batches of {batch}", Benchmark.run, "resnet50", batch)
-    add("run-small", "run, tiny model, a call", Benchmark.run, "mlp", 1)
-    add("graph-small", "cuda_graph | run, tiny model, a call", Benchmark.latency, "mlp", 1)
-    add("graph-resnet50-b1", "cuda_graph | run, ResNet-50, batches of 1", Benchmark.latency, "resnet50", 1)
+    add("graph-small", "cuda_graph | run, tiny model, a call", Benchmark.graph, "mlp", 1)
+    add("graph-resnet50-b1", "cuda_graph | run, ResNet-50, batches of 1", Benchmark.graph, "resnet50", 1)
     add("first-run-resnet50-b8", "first run of a session, ResNet-50, batch of 8", Benchmark.first_run, "resnet50", 8)
     add("new-shape-resnet50", "first run of a new shape, ResNet-50", Benchmark.new_shape, "resnet50", 8)
+    for size in (256, 64, 16, 4, 1):
+        add(f"run-negate-{size}mb", f"run, {size} MB in and out, no work", Benchmark.run, "negate", size)
+    add("run-resnet50-b256", "run, ResNet-50, batches of 256", Benchmark.run, "resnet50", 256)
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
         no_gpu = None if options.cpu or gpus.visible else gpus.reason
-        return Benchmark(QUICK if options.quick else FULL, "cpu" if options.cpu else "cuda", no_gpu)
+        device = "cpu" if options.cpu else "cuda"
+        return Benchmark(QUICK if options.quick else FULL, device, no_gpu, not options.no_others)
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--cpu", action="store_true", help="on the CPU with tiny models: to see that it works")
+        parser.add_argument(
+            "--no-others", action="store_true", help="without PyTorch and optimum, which take half of the time"
+        )
 
     description = "What ortgpu gains over a loop of plain ONNX Runtime's run, measured in turns."
     return take_figures("throughput", description, _figures(), make, arguments, add_options)

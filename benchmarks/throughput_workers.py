@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import itertools
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from benchmarks import models
 from benchmarks.common import report
-from benchmarks.workers import feed_of, plain_session
+from benchmarks.workers import feed_of, plain_session, report_turns
 from ortgpu.timing import in_turns
 
+LARGEST_OF_GRAPHS = 8  # batches that may gain by a CUDA graph
 DIFFERENT_FEEDS = 4  # arrays that take turns, so that no cache holds all of a large batch
 
 
@@ -32,28 +36,24 @@ def relative_error(found: list[Any], expected: list[Any]) -> float:
     return max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(found, expected, strict=True))
 
 
-def throughput(model: str, batch: int, batches: int, rounds: int, device: str) -> None:
-    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy."""
+def throughput(model: str, batch: int, batches: int, rounds: int, device: str, torch_model: str | None) -> None:
+    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy. Then once
+    more mapped, and by other libraries, where PyTorch has ``torch_model`` and they work here."""
     session, plain = ours(model, device), plain_session(model, device)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
-    pinned = []
-    for feed in feeds:
-        pinned.append({name: session.pinned_empty(array.shape, array.dtype) for name, array in feed.items()})
-        for name, array in feed.items():
-            pinned[-1][name][...] = array
-    bindings = [resident(plain, feed, device) for feed in feeds]
+    pinned = [in_pinned_memory(session, feed) for feed in feeds]
+    bindings = {each: [resident(each, feed, device) for feed in feeds] for each in (session, plain)}
 
-    def mapped(which: list[dict[str, Any]]) -> None:
-        for _ in session.map(itertools.islice(itertools.cycle(which), batches)):
-            pass
+    def mapped(which: list[dict[str, Any]], session: Any = session) -> None:
+        deque(session.map(itertools.islice(itertools.cycle(which), batches)), 0)
 
     def looped() -> None:
         for feed in itertools.islice(itertools.cycle(feeds), batches):
             plain.run(None, feed)
 
-    def bound() -> None:
-        for binding in itertools.islice(itertools.cycle(bindings), batches):
-            plain.run_with_iobinding(binding)
+    def bound(each: Any) -> None:
+        for binding in itertools.islice(itertools.cycle(bindings[each]), batches):
+            each.run_with_iobinding(binding)
 
     results = [plain.run(None, feed) for feed in feeds]
     errors = [relative_error(found, right) for found, right in zip(session.map(feeds), results, strict=True)]
@@ -62,80 +62,119 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str) -
         "ours": lambda: mapped(feeds),
         "plain": looped,
         "ours, pinned arrays": lambda: mapped(pinned),
-        "plain, data on the device": bound,
+        "ours, data on the device": lambda: bound(session),
+        "plain, data on the device": lambda: bound(plain),
     }
-    report("seconds", take_turns(actions, batches, rounds))
+    left_out: dict[str, str] = {}
+    if device == "cuda" and batch <= LARGEST_OF_GRAPHS:
+        try:
+            graphs = ours(model, device, cuda_graph=True)
+            deque(graphs.map(feeds), 0)
+        except Exception as error:
+            left_out["ours, CUDA graph"] = f"{type(error).__name__}: {error}"[:300]
+        else:
+            actions["ours, CUDA graph"] = lambda: mapped(feeds, graphs)
+    take_turns(actions, batches, rounds)
+    if torch_model is not None:
+        others = other_libraries(torch_model, plain, feeds, batches, device, left_out)
+        if others:
+            take_turns({"ours": actions["ours"], **others}, batches, rounds, "seconds of others")
+    report("left out", left_out)
 
 
-def latency(model: str, batch: int, calls: int, rounds: int, device: str) -> None:
-    """Mean seconds of a call: captured as a CUDA graph, and plain ``run``; copies in and out included."""
-    session, plain = ours(model, device, cuda_graph=True), plain_session(model, device)
+def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list[int], device: str) -> None:
+    """Mean seconds of a batch by the number of threads that run and stage."""
+    from ortgpu.pipeline import in_order, staged_run
+
+    session, plain = ours(model, device), plain_session(model, device)
+    feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
+    pinned = [in_pinned_memory(session, feed) for feed in feeds]
+    bindings = [resident(plain, feed, device) for feed in feeds]
+
+    def some(values: list[Any]) -> Iterator[Any]:
+        return itertools.islice(itertools.cycle(values), batches)
+
+    def in_threads(which: list[dict[str, Any]], count: int) -> None:
+        deque(in_order(functools.partial(staged_run, session, None), some(which), None, count), 0)
+
+    actions: dict[str, Callable[[], object]] = {
+        "plain": lambda: deque((plain.run(None, feed) for feed in some(feeds)), 0),
+        "plain, data on the device": lambda: deque((plain.run_with_iobinding(each) for each in some(bindings)), 0),
+    }
+    for count in threads:
+        actions[f"{count} threads"] = functools.partial(in_threads, feeds, count)
+        actions[f"{count} threads, pinned arrays"] = functools.partial(in_threads, pinned, count)
+    take_turns(actions, batches, rounds)
+
+
+def in_pinned_memory(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
+    found = {name: session.pinned_empty(array.shape, array.dtype) for name, array in feed.items()}
+    for name, array in feed.items():
+        found[name][...] = array
+    return found
+
+
+def other_libraries(
+    model: str, plain: Any, feeds: list[dict[str, Any]], batches: int, device: str, why_not: dict[str, str]
+) -> dict[str, Callable[[], None]]:
+    """PyTorch's eager mode, torch.compile and optimum, from ordinary arrays to arrays; ``why_not`` gets what does not
+    work here."""
+    actions: dict[str, Callable[[], None]] = {}
+    try:
+        torch: Any = importlib.import_module("torch")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("the installed PyTorch has no CUDA that works here")
+    except Exception as error:
+        why_not["torch"] = f"{type(error).__name__}: {error}"[:300]
+        return {}
+    torch.set_float32_matmul_precision("high")  # TF32, which ONNX Runtime uses too unless told otherwise
+    inputs = [torch.from_numpy(array) for feed in feeds for array in feed.values()]  # of one input each
+
+    def loop(run: Callable[..., Any], batches: int) -> None:
+        with torch.inference_mode():
+            for array in itertools.islice(itertools.cycle(inputs), batches):
+                run(array.to(device)).cpu()
+
+    makers: dict[str, Callable[[], Callable[..., Any]]] = {
+        "torch eager": lambda: models.TORCH[model]()[0].to(device),
+        "torch.compile": lambda: torch.compile(models.TORCH[model]()[0].to(device)),
+        "optimum": lambda: optimum_run(plain),
+    }
+    for name, make in makers.items():
+        try:
+            run = make()
+            loop(run, len(inputs))  # compiles
+        except Exception as error:
+            why_not[name] = f"{type(error).__name__}: {error}"[:300]
+        else:
+            actions[name] = functools.partial(loop, run, batches)
+    return actions
+
+
+def optimum_run(session: Any) -> Callable[..., Any]:
+    """Tensor in, tensor out, by optimum's ORTModel around a session of plain ONNX Runtime."""
+    optimum: Any = importlib.import_module("optimum.onnxruntime")
+    transformers: Any = importlib.import_module("transformers")
+    model = optimum.ORTModelForCustomTasks(config=transformers.PretrainedConfig(), session=session)
+    name, output = session.get_inputs()[0].name, session.get_outputs()[0].name
+    return lambda tensor: model(**{name: tensor})[output]
+
+
+def latency(model: str, batch: int, calls: int, rounds: int, device: str, *, cuda_graph: bool) -> None:
+    """Mean seconds of a call of ``run``, ours and plain; copies in and out included."""
+    session, plain = ours(model, device, cuda_graph=cuda_graph), plain_session(model, device)
     feed, other = feed_of(plain, batch, 1), feed_of(plain, batch, 2)
     for each in (feed, other, feed):
         report("largest error", relative_error(session.run(None, each), plain.run(None, each)))
-    actions = {"ours": repeated(session.run, [feed], calls), "plain": repeated(plain.run, [feed], calls)}
-    report("seconds", take_turns(actions, calls, rounds))
 
+    def repeated(run: Callable[..., Any]) -> Callable[[], None]:
+        def action() -> None:
+            for _ in range(calls):
+                run(None, feed)
 
-def arrays(model: str, batch: int, calls: int, rounds: int, device: str) -> None:
-    """Mean seconds of a call of ``run`` on ordinary arrays, whose results are dropped before the next call."""
-    session, plain = ours(model, device), plain_session(model, device)
-    feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
-    errors = [relative_error(session.run(None, feed), plain.run(None, feed)) for feed in feeds]
-    report("largest error", max(errors))
-    actions = {"ours": repeated(session.run, feeds, calls), "plain": repeated(plain.run, feeds, calls)}
-    report("seconds", take_turns(actions, calls, rounds))
+        return action
 
-
-def repeated(
-    run: Callable[..., Any], feeds: list[dict[str, Any]], calls: int, keep: bool = False
-) -> Callable[[], None]:
-    def action() -> None:
-        kept = []
-        for feed in itertools.islice(itertools.cycle(feeds), calls):
-            results = run(None, feed)
-            if keep:
-                kept.append(results)
-            del results
-
-    return action
-
-
-def thresholds(
-    model: str, sizes: list[int], threads: list[int], pieces: list[int], rounds: int, device: str, kept: bool
-) -> None:
-    """Mean seconds of a call by bytes of its array: staged with so many threads and bytes a piece, and plain ``run``.
-
-    With ``kept``, the caller keeps the results of a round, so that most of them have to be in fresh memory.
-    """
-    from ortgpu.staging import Staging
-
-    plain = plain_session(model, device)
-    for size in sizes:
-        session = ours(model, device, pinned_memory_limit=size * 3 // 2 if kept else 4 * size)
-        feeds = [feed_of(plain, size // 4, seed) for seed in range(DIFFERENT_FEEDS)]
-        calls = max(4, min(200, (256 << 20) // size))
-
-        def configured(staging: Any, run: Callable[[], object], session: Any = session) -> Callable[[], None]:
-            def action() -> None:
-                session._staging = staging
-                run()
-
-            return action
-
-        stagings = {
-            f"{number} x {piece}": Staging(session, staged_from=1, threads=number, piece=piece)
-            for number in threads
-            for piece in pieces
-        }
-        one, *_ = stagings.values()
-        first = timed(lambda one=one, feed=feeds[0], session=session: one.run(session, None, feed))  # type: ignore[misc]
-        staged = one.run(session, None, feeds[0]) is not None
-        run = repeated(session.run, feeds, calls, kept)
-        actions = {name: configured(staging, run) for name, staging in stagings.items()}
-        actions["plain"] = repeated(plain.run, feeds, calls, kept)
-        report(str(size), {"seconds": take_turns(actions, calls, rounds), "first call": first, "staged": staged})
-        session.close()
+    take_turns({"ours": repeated(session.run), "plain": repeated(plain.run)}, calls, rounds)
 
 
 def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
@@ -152,7 +191,7 @@ def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
 
     actions = {name: action(name) for name in sessions}
     in_turns(actions, 2)
-    report("seconds", in_turns(actions, rounds))
+    report_turns(actions, rounds)
 
 
 def first_run(model: str, batch: int, rounds: int, device: str) -> None:
@@ -174,7 +213,49 @@ def first_run(model: str, batch: int, rounds: int, device: str) -> None:
 
     actions = {name: action(name) for name in makers}
     in_turns(actions, 1)
-    report("seconds", in_turns(actions, rounds))
+    report_turns(actions, rounds)
+
+
+def options(model: str, options: dict[str, str], first: int, batches: list[int], rounds: int, device: str) -> None:
+    """Plain sessions with ``options`` ("ours") and without: seconds of the constructor, of the first run, of runs that
+    are warm, and of the first run of a new shape."""
+    chosen = {"ours": options if device == "cuda" else {}, "plain": {}}
+    sessions: dict[str, Any] = {}
+
+    def made(name: str) -> Callable[[], float]:
+        def seconds() -> float:
+            sessions.pop(name, None)
+            gc.collect()
+            return timed(lambda: sessions.update({name: plain_session(model, device, options=chosen[name])}))
+
+        return seconds
+
+    def run(name: str, batch: int, calls: int = 1) -> Callable[[], float]:
+        def seconds() -> float:
+            feed = feed_of(sessions[name], batch, 1)
+            return timed(lambda: [sessions[name].run(None, feed) for _ in range(calls)]) / calls
+
+        return seconds
+
+    constructors = {name: made(name) for name in chosen}
+    in_turns(constructors, 1)
+    report_turns(constructors, rounds, name="seconds, constructor")
+    firsts: dict[str, list[float]] = {name: [] for name in chosen}
+    for _ in range(3):
+        in_turns(constructors, 1)
+        for name, taken in in_turns({name: run(name, first) for name in chosen}, 1).items():
+            firsts[name] += taken
+    report("seconds, first run", firsts)
+    sizes = {name: itertools.count(first + 1) for name in chosen}
+
+    def run_new_shape(name: str) -> float:
+        return run(name, next(sizes[name]))()
+
+    report_turns({name: functools.partial(run_new_shape, name) for name in chosen}, rounds)
+    for batch in batches:
+        actions = {name: run(name, batch, 5) for name in chosen}
+        in_turns(actions, 2)
+        report_turns(actions, rounds, name=f"seconds, batches of {batch}")
 
 
 def resident(session: Any, feed: dict[str, Any], device: str) -> Any:
@@ -189,13 +270,12 @@ def resident(session: Any, feed: dict[str, Any], device: str) -> Any:
     return binding
 
 
-def take_turns(actions: dict[str, Callable[[], None]], count: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each action divided by ``count``, after a round that is not counted."""
-    timers = {name: functools.partial(timed, action) for name, action in actions.items()}
+def take_turns(actions: Mapping[str, Callable[[], object]], count: int, rounds: int, name: str = "seconds") -> None:
+    """Report the seconds of each action divided by ``count``, after a round that is not counted."""
+    timers = {action: functools.partial(timed, actions[action]) for action in actions}
     in_turns(timers, 1)
     gc.collect()
-    seconds = in_turns(timers, rounds)
-    return {name: [each / count for each in taken] for name, taken in seconds.items()}
+    report_turns(timers, rounds, count=count, name=name)
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -206,9 +286,9 @@ def timed(action: Callable[[], object]) -> float:
 
 WORKERS: dict[str, Callable[..., None]] = {
     "throughput": throughput,
+    "concurrency": concurrency,
+    "options": options,
     "latency": latency,
-    "arrays": arrays,
-    "thresholds": thresholds,
     "new_shape": new_shape,
     "first_run": first_run,
 }

@@ -20,7 +20,49 @@ if TYPE_CHECKING:
     from .diagnosis import diagnose as diagnose
     from .environment.inspection import Environment as Environment
     from .environment.inspection import inspect_environment as inspect_environment
-    from .errors import *  # noqa: F403 - the catalogue is the public list of errors
+    from .errors import BrokenPackageError as BrokenPackageError
+    from .errors import CollectiveMismatchError as CollectiveMismatchError
+    from .errors import CollectiveOpsUnavailableError as CollectiveOpsUnavailableError
+    from .errors import CollectiveTimeoutError as CollectiveTimeoutError
+    from .errors import ConflictingPackagesError as ConflictingPackagesError
+    from .errors import CPUExecutionWarning as CPUExecutionWarning
+    from .errors import CPUOnlyPackageError as CPUOnlyPackageError
+    from .errors import DeviceBusyError as DeviceBusyError
+    from .errors import DeviceError as DeviceError
+    from .errors import DeviceNotFoundError as DeviceNotFoundError
+    from .errors import DistributedError as DistributedError
+    from .errors import DriverError as DriverError
+    from .errors import DriverNotFoundError as DriverNotFoundError
+    from .errors import DriverTooOldError as DriverTooOldError
+    from .errors import DriverUnusableError as DriverUnusableError
+    from .errors import ExecutionError as ExecutionError
+    from .errors import Fix as Fix
+    from .errors import ForkedSessionError as ForkedSessionError
+    from .errors import GPUError as GPUError
+    from .errors import GPUOutOfMemoryError as GPUOutOfMemoryError
+    from .errors import InsufficientDeviceMemoryError as InsufficientDeviceMemoryError
+    from .errors import LauncherConflictError as LauncherConflictError
+    from .errors import LibraryConflictError as LibraryConflictError
+    from .errors import LibraryError as LibraryError
+    from .errors import LibraryNotFoundError as LibraryNotFoundError
+    from .errors import LibraryVersionError as LibraryVersionError
+    from .errors import MPIInitError as MPIInitError
+    from .errors import NCCLError as NCCLError
+    from .errors import NoDeviceError as NoDeviceError
+    from .errors import OnnxRuntimeNotInstalledError as OnnxRuntimeNotInstalledError
+    from .errors import PackageError as PackageError
+    from .errors import PlacementError as PlacementError
+    from .errors import PoisonedContextError as PoisonedContextError
+    from .errors import ProviderError as ProviderError
+    from .errors import ProviderFailureError as ProviderFailureError
+    from .errors import ProviderFallbackError as ProviderFallbackError
+    from .errors import ProviderOptionError as ProviderOptionError
+    from .errors import ProviderRequestError as ProviderRequestError
+    from .errors import RankDeviceError as RankDeviceError
+    from .errors import RendezvousError as RendezvousError
+    from .errors import TrainingUnavailableError as TrainingUnavailableError
+    from .errors import UnsupportedDeviceError as UnsupportedDeviceError
+    from .errors import UnsupportedPlatformError as UnsupportedPlatformError
     from .guard import enforce as enforce
     from .guard import install as install
     from .guard import uninstall as uninstall
@@ -61,8 +103,22 @@ _PACKAGES = ("distributed",)  # of names of their own
 
 
 def __getattr__(name: str) -> object:
+    if name == "__all__":  # for `from ortgpu import *` and help(); the list of errors is not loaded before
+        return _public_names()
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = _load(name)
+    except AttributeError as error:
+        # Out of this function it would mean that there is no such name, and `from ortgpu import ...` would say that.
+        raise ImportError(f"ortgpu.{name} cannot be imported: {error}") from error
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
+def _load(name: str) -> object:
+    """A public name out of its module; None where there is no such name."""
     if name == "GPUSession":
         from ._gpu_session import gpu_session_class
 
@@ -70,7 +126,7 @@ def __getattr__(name: str) -> object:
         if found.__module__ == "ortgpu.session":
             globals()[name] = found
         return found
-    # Not `from . import errors`: that would ask this very function for a submodule that is not loaded yet.
+    # Not `from . import errors`: that would ask __getattr__ for a submodule that is not loaded yet.
     from importlib import import_module
 
     if name in _PACKAGES:
@@ -78,15 +134,19 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name, "errors")
     module = import_module(f".{home}", __name__)
     if home == "errors" and name not in module.__all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return None
     globals()[name] = value = getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("_")), *_public_names()})
+
+
+def _public_names() -> list[str]:
     from importlib import import_module
 
-    return sorted({*globals(), *_HOMES, *_PACKAGES, *import_module(".errors", __name__).__all__})
+    return sorted((*_HOMES, *_PACKAGES, *import_module(".errors", __name__).__all__))
 
 
 if _os.environ.get("ORTGPU_ENFORCE", "").lower() in ("1", "true", "yes", "on"):

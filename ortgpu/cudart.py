@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from .background import ForkSafeLock
 from .environment.cuda import context_is_active
 from .runtime import load_runtime
 
@@ -27,9 +27,11 @@ _STREAM_NON_BLOCKING = 1
 _NOT_READY = 600  # cudaErrorNotReady
 LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
 
-# While a graph is captured in cudaStreamCaptureModeGlobal, the mode of ONNX Runtime's cuda_graph.cc, CUDA refuses an
-# allocation in any thread, and the capture is lost. Whoever allocates, frees or captures holds this.
-allocating = ForkSafeLock()
+# How a thread keeps away from graphs that are being captured. ONNX Runtime captures in the global mode (cuda_graph.cc):
+# CUDA then refuses memory to threads in theirs, which is where each begins, and the capture is lost. What is done here
+# belongs to no graph, and is let pass in the relaxed mode (cudaThreadExchangeStreamCaptureMode in cuda_runtime_api.h).
+CAPTURE_MODE_GLOBAL = 0
+CAPTURE_MODE_RELAXED = 2
 
 
 class _PointerAttributes(ctypes.Structure):
@@ -69,6 +71,9 @@ class CudaRuntime:
         library.cudaStreamCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
         library.cudaStreamDestroy.argtypes = library.cudaStreamSynchronize.argtypes = (pointer,)
         library.cudaStreamQuery.argtypes = (pointer,)
+        library.cudaStreamEndCapture.argtypes = (pointer, ctypes.POINTER(pointer))
+        library.cudaGraphDestroy.argtypes = (pointer,)
+        library.cudaThreadExchangeStreamCaptureMode.argtypes = (ctypes.POINTER(ctypes.c_int),)
         library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
         library.cudaEventRecord.argtypes = (pointer, pointer)
         library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
@@ -77,41 +82,41 @@ class CudaRuntime:
     def allocate_pinned(self, size: int) -> int:
         """Address of ``size`` bytes of page-locked host memory."""
         address = ctypes.c_void_p()
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaHostAlloc", ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
         return address.value or 0
 
     def free_pinned(self, address: int) -> None:
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaFreeHost", address)
 
     def is_pinned(self, address: int) -> bool:
         """Whether whoever allocated this host memory had it page-locked."""
         found = _PointerAttributes()
-        with self._on_device():
+        with self._aside():
             self._call("cudaPointerGetAttributes", ctypes.byref(found), address)
         return bool(found.type == _MEMORY_TYPE_HOST)
 
     def allocate(self, size: int) -> int:
         """Address of ``size`` bytes on the device."""
         address = ctypes.c_void_p()
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaMalloc", ctypes.byref(address), size)
         return address.value or 0
 
     def free(self, address: int) -> None:
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaFree", address)
 
     def new_stream(self) -> int:
         """A stream that waits for no other."""
         stream = ctypes.c_void_p()
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        with allocating, self._on_device():
+        with self._aside():
             self._call("cudaStreamDestroy", stream)
 
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
@@ -124,9 +129,21 @@ class CudaRuntime:
 
     def synchronise_legacy_stream(self) -> None:
         """Wait for what was put into LEGACY_STREAM, which each device has one of."""
-        with allocating:  # such a wait, too, is refused while a graph is captured
-            self.use_device()
+        self.use_device()
+        before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
+        try:
             self.synchronise(LEGACY_STREAM)
+        finally:
+            self.exchange_capture_mode(before)
+
+    def end_capture(self, stream: int) -> None:
+        """Drop what the calling thread is capturing from ``stream``, if it is. Raises nothing."""
+        graph = ctypes.c_void_p()
+        with contextlib.suppress(CudaCallError):  # a capture that failed has no graph, and this call says so
+            self._call("cudaStreamEndCapture", stream, ctypes.byref(graph))
+        if graph.value:
+            with contextlib.suppress(CudaCallError):
+                self._call("cudaGraphDestroy", graph)
 
     def is_done(self, stream: int) -> bool:
         """Whether all is done that was put into ``stream``."""
@@ -156,6 +173,22 @@ class CudaRuntime:
     def use_device(self) -> None:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
         self._call("cudaSetDevice", self._ordinal)
+
+    def exchange_capture_mode(self, mode: int) -> int:
+        """Set how the calling thread keeps away from captures. Returns what it was, to be set again."""
+        exchanged = ctypes.c_int(mode)
+        self._call("cudaThreadExchangeStreamCaptureMode", ctypes.byref(exchanged))
+        return exchanged.value
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """On this device, whatever is captured by then."""
+        with self._on_device():
+            before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
+            try:
+                yield
+            finally:
+                self.exchange_capture_mode(before)
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -215,8 +248,17 @@ def _free(free: Callable[[int], None], handle: int, pid: int) -> None:
 
 def runtime_of(device: Device) -> CudaRuntime | None:
     """The CUDA runtime for a session on ``device``; None on the CPU, and where the provider links no shared one."""
+    return runtime_on(device.ordinal) if device.is_gpu and device.ordinal is not None else None
+
+
+def runtime_on(ordinal: int) -> CudaRuntime | None:
+    """The CUDA runtime for a session on this GPU; None where the provider links no shared one."""
     report = load_runtime().preload
     path = report.path_of("libcudart") if report is not None else None
-    if not device.is_gpu or device.ordinal is None or path is None:
-        return None
-    return CudaRuntime(path, device.ordinal)
+    return _runtime(path, ordinal) if path is not None else None
+
+
+@functools.cache
+def _runtime(path: str, ordinal: int) -> CudaRuntime:
+    """Made once: a run with arrays of other libraries asks for it each time."""
+    return CudaRuntime(path, ordinal)

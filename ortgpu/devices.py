@@ -126,18 +126,22 @@ def not_found(
 
 
 def _not_understood(requested: DeviceRequest) -> DeviceNotFoundError:
-    on_cpu = isinstance(requested, str) and requested.strip().lower() == "cpu"
     return DeviceNotFoundError(
         f"device {requested!r} names no GPU",
         evidence=[f"a device is {_FORMS}"],
         fixes=[
             manual("a session that is meant for the CPU is an onnxruntime.InferenceSession")
-            if on_cpu
+            if is_cpu(requested)
             else manual("name the GPU in one of these forms, or leave device out for the first one")
         ],
         requested=requested,
         available=(),
     )
+
+
+def is_cpu(requested: object) -> bool:
+    """Whether the CPU is named, which is no GPU, and yet no mistake where ``allow_cpu`` accepts it."""
+    return isinstance(requested, str) and requested.strip().lower() == "cpu"
 
 
 def _ordinal(text: str) -> int | None:

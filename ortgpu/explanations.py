@@ -226,6 +226,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "means that they are not there either.",
             "LD_LIBRARY_PATH was set in `os.environ`: the loader reads it once, when the process starts.",
             "The file is there, and a pointer, a fragment, or for another processor.",
+            "A slim image leaves out what ONNX Runtime itself links: libstdc++.so.6, libgcc_s.so.1.",
         ),
         (
             "The evidence says of each library `found nowhere`, or names the files and why they were passed over.",
@@ -279,6 +280,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Both nvidia-cudnn-cu12 and nvidia-cudnn-cu13 are installed: they write into the same folder.",
             "Parts of cuDNN are of different releases: a file was copied into a wheel's folder, or something loaded "
             "parts of another cuDNN first.",
+            "A part of one toolkit was loaded first, by LD_PRELOAD say, and does not have what those of another take "
+            "from it.",
         ),
         (
             "`libraries` names the file. On Linux `grep cudnn /proc/PID/maps` shows what a process really has.",
@@ -312,6 +315,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "The container was started without its GPU, or with the capability `utility` alone. `nvidia-smi` works "
             "then, and CUDA does not.",
             "In WSL, a Linux driver was installed and hides the one that Windows provides in `/usr/lib/wsl/lib`.",
+            "The driver is in a folder of its own where the loader does not look, and LD_LIBRARY_PATH was replaced: "
+            "`/usr/local/nvidia/lib64` on Kubernetes Engine, `/run/opengl-driver/lib` on NixOS.",
         ),
         (
             "`ldconfig -p | grep libcuda.so.1` shows nothing. `nvidia-smi` proves nothing: it uses another library.",
@@ -335,6 +340,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "ONNX Runtime was upgraded to 1.27 or newer, which is built for CUDA 13, on a machine with a driver for "
             "CUDA 12.",
             "A container image brought a newer CUDA than the driver of its host can run.",
+            "A libcuda.so.1 that is older than the driver is found first: of cuda-compat, or of the container's image.",
         ),
         (
             "`nvidia-smi` shows the driver, and as `CUDA Version` the newest that it supports.",
@@ -357,15 +363,24 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "the driver is there and refuses to work",
         "`cuInit`, the first call of every CUDA program, failed or never returned. `cuda_code` is what it returned.",
         (
-            "3: the process was forked from one that had used CUDA.",
+            "3: the process was forked from one that had used CUDA; in a new process, a fault of the open kernel "
+            "module on some kernels (heterogeneous memory management, HMM).",
             "34: the libcuda.so.1 that was found is the toolkit's stub, which is there to link against.",
+            "102: a virtual GPU without a license.",
+            "304: a call of the operating system failed in the driver: a limit of the process, or a sandbox.",
+            "500: the driver's library does not find a part of itself, as in a container on WSL that was given only "
+            "some of its files.",
             "802: the NVSwitch fabric is not ready; its manager is not running, or of another version than the "
             "driver.",
             "803: the driver's library and its kernel module differ in version: an upgrade without a reboot, or a "
             "container with a driver of its own.",
             "804: a forward-compatibility libcuda (package cuda-compat) is loaded on a GPU that does not support it.",
+            "805 to 809: the Multi-Process Service (MPS) does not take the process: it is not running, or is full.",
             "999: the driver failed without a reason: after a suspend, after a GPU error (Xid), or without "
             "`nvidia_uvm`.",
+            "The process gets too little host memory or address space: 2, which here is not about memory of the GPU.",
+            "The kernel module is not loaded (an upgraded kernel, Secure Boot, nouveau), or a GPU is lost or has to be "
+            "reset: CUDA has only a number for it, and NVML the word.",
             "This process may not open `/dev/nvidiactl`, `/dev/nvidia-uvm` or the GPU's own file, or one of them is "
             "missing. A container that ran well loses them when `systemctl daemon-reload` runs on its host.",
         ),
@@ -378,12 +393,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "803: reboot, or reload the nvidia kernel modules.",
             "999: reload `nvidia_uvm`; if it comes back, look for Xid errors: the hardware may be failing.",
             "802: start the fabric manager of the driver's version.",
+            "3, without a fork: `options nvidia_uvm uvm_disable_hmm=1` in /etc/modprobe.d, then reload `nvidia_uvm`.",
             "Device files: `ls -l /dev/nvidia*`; a container is started again, with `--gpus all`.",
             "34 and 804: take the `stubs` or `cuda-compat` folder out of LD_LIBRARY_PATH.",
             "One bad GPU of several can break `cuInit` for all: hide it with CUDA_VISIBLE_DEVICES.",
         ),
         ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381",
-         "NVIDIA/nvidia-container-toolkit#48"),
+         "NVIDIA/nvidia-container-toolkit#48", "NVIDIA/nvidia-container-toolkit#520",
+         "NVIDIA/open-gpu-kernel-modules#901"),
     ),
     # Devices
     Explanation(
@@ -462,6 +479,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "The GPU is older than the build: ONNX Runtime for CUDA 13 begins with compute capability 7.5.",
             "The GPU is newer than the build, or between what it holds: 1.29 to 1.31 have no code for 10.0 (B200, "
             "GB200) and no PTX from which the driver could make it.",
+            "CUDA_FORCE_PTX_JIT=1: CUDA passes over the machine code, and there is no PTX.",
         ),
         (
             "`compute_capability` is the GPU's, `architectures` is what the file holds.",
@@ -562,7 +580,10 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "ONNX Runtime left the GPU and no check knows why",
         "The last resort: the session is not where it was asked to be, or opening one ended the process that tried, "
         "and nothing that is known explains it.",
-        ("A cause that nobody has met yet, or that hides its traces.",),
+        (
+            "A cause that nobody has met yet, or that hides its traces.",
+            "The system ended the process that tried: host memory ran out (SIGKILL), a sandbox or a limit.",
+        ),
         (
             "`bound` holds the providers that ONNX Runtime bound; the evidence has its words.",
             "ONNX Runtime's own log says more with `onnxruntime.set_default_logger_severity(0)`.",
@@ -725,10 +746,16 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "mpirun.",
             "One launcher was started inside another. Only srun that starts torchrun or mpirun, once on each host, is "
             "known to be meant.",
-            "RANK and WORLD_SIZE were set by hand, without LOCAL_RANK and LOCAL_WORLD_SIZE.",
+            "RANK and WORLD_SIZE were set without LOCAL_RANK and LOCAL_WORLD_SIZE: by hand, or by an operator of "
+            "Kubernetes.",
+            "Another launcher started the process: horovodrun, jsrun, Flux. Its variables are not read, and a "
+            "process of several is not taken for the only one.",
         ),
         ("`env | grep -E 'RANK|WORLD|OMPI|PMI|SLURM'` in the processes.",),
-        ("Unset the variables of the launcher that is not used: no guess would be right for every rank.",),
+        (
+            "Unset the variables of the launcher that is not used: no guess would be right for every rank.",
+            "Or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, from what the launcher does say.",
+        ),
         ("Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, Slurm 22.05.8",),
     ),
     Explanation(
@@ -754,13 +781,20 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "A process died at its start, or was never started.",
             "The address is wrong, or a firewall lies between the machines.",
+            "A machine has another address for rank 0's name: its own 127.0.1.1, by /etc/hosts, or that of a bridge "
+            "for containers.",
             "mpirun gives no address to meet at: between machines one has to be named.",
+            "Machines have different releases of ortgpu, or were told of different numbers of ranks.",
         ),
         (
             "`ranks` names those that are missing; their own output says why.",
             "Where rank 0 is missing, nobody can know of the others: only rank 0 is named then.",
         ),
-        ("Look at the missing ranks first.", "Check that they can reach the address and the port."),
+        (
+            "Look at the missing ranks first.",
+            "Check that they can reach the address and the port. Where the launcher names rank 0's host, the port is "
+            "one of 21000 to 28999, by the job; --address HOST:PORT chooses another.",
+        ),
         (),
     ),
     Explanation(
@@ -770,13 +804,17 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "for ever.",
         (
             "A rank raised an exception, took another way through the program, or was killed.",
-            "The network between the GPUs does not carry NCCL's traffic.",
+            "The network between the GPUs does not carry NCCL's traffic: NCCL chose an interface that other hosts do "
+            "not reach, or packets of its size are lost on the way.",
         ),
         (
             "`ranks` names who is behind the others, `phase` what they wait in.",
             "`NCCL_DEBUG=INFO` shows what NCCL waits for.",
         ),
-        ("See why the missing rank is not there; its own output comes first.",),
+        (
+            "See why the missing rank is not there; its own output comes first.",
+            "Between hosts, NCCL_SOCKET_IFNAME names the network interface that NCCL is to use.",
+        ),
         (),
     ),
     Explanation(

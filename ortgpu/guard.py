@@ -41,8 +41,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _HOME = "onnxruntime.capi.onnxruntime_inference_collection"  # where the class is defined, in every release since 1.18
 _NATIVE = "onnxruntime.capi.onnxruntime_pybind11_state"
-# Of GPUSession; an InferenceSession ignores unknown ones.
-_OWN_ARGUMENTS = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
 _ABSENT = object()
 
 _lock = ForkSafeLock()
@@ -126,16 +124,21 @@ def _set(*, installed: bool | None = None, entered: int = 0) -> None:
     global _installed, _entered
     with _lock:
         _installed = _installed if installed is None else installed
-        _entered += entered
+        _entered = max(0, _entered + entered)
         if not is_enforced():
             _restore()
             return
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
     # Not under the lock: when another thread is importing ONNX Runtime, this waits for it, and it for the lock.
-    module = _imported()
-    if module is not None:
-        _change(module)
+    try:
+        module = _imported()
+        if module is not None:
+            _change(module)
+    except BaseException:  # an interrupt: nobody leaves a block that was not entered
+        if entered > 0:
+            _set(entered=-1)
+        raise
 
 
 def _imported() -> ModuleType | None:
@@ -277,12 +280,13 @@ def open_verified(
     Raises:
         GPUError: as GPUSession; the session then has the class that it had, and nothing else.
     """
+    from . import arguments
     from .guard_policy import attainable
     from .guarded import guarded_class
     from .session import GPUSession
 
-    for name in _OWN_ARGUMENTS:
-        kwargs.pop(name, None)
+    for name in (*arguments.OWN, *arguments.misspelt(kwargs)):
+        kwargs.pop(name, None)  # an InferenceSession ignores them
     providers, provider_options = attainable(providers, provider_options)
     before = type(session)
     session.__class__ = guarded_class(before)
@@ -295,6 +299,9 @@ def open_verified(
 
 def open_again(session: Any, providers: Any, provider_options: Any) -> None:
     """What set_providers does: the same model with other providers, verified; after an error it is as it was."""
+    from .lifetime import refuse_if_unusable
+
+    refuse_if_unusable(session)
     model = session._model_path if session._model_path is not None else session._model_bytes
     cls, held = type(session), dict(vars(session))
     try:

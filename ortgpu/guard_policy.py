@@ -91,7 +91,7 @@ def _tensorrt_is_loadable() -> bool:
     library = load_runtime().provider_library
     try:
         if library is not None:
-            check_loadable(library)
+            check_loadable(library, in_wheels=False)  # where ONNX Runtime would not find it: it is slow to start
     except GPUError:
         return False
     return True

@@ -9,12 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .environment.cuda import initialised_in
 from .errors import ForkedSessionError, GPUError, PoisonedContextError, manual, python
 
-_live: weakref.WeakSet[Any] = weakref.WeakSet()
+if TYPE_CHECKING:
+    from .devices import Device
+
+_live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
 _forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
 
@@ -50,7 +53,12 @@ def anew(error: GPUError) -> GPUError:
 
 def watch(session: Any) -> None:
     """Let ``session`` refuse when the process loses the GPU. Held weakly."""
-    _live.add(session)
+    key = id(session)
+
+    def forget(_reference: object, live: dict[int, weakref.ref[Any]] = _live, key: int = key) -> None:
+        live.pop(key, None)
+
+    _live[key] = weakref.ref(session, forget)
 
 
 def refuse_if_lost() -> None:
@@ -87,9 +95,9 @@ def explained(session: Any, error: Exception) -> Exception:
     inner = session.__dict__.get("_sess")
     if isinstance(inner, Refusal):  # ONNX Runtime compared it with something before it was used
         return anew(inner.error)
-    from .diagnosis.execution import of_run
-
-    found = of_run(str(error), type(error).__name__, getattr(session, "device", None))
+    if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
+        return error  # of the arguments, or out of the caller's own objects
+    found = _found(session, str(error), type(error).__name__)
     if found is None:
         return error
     found.__cause__ = error
@@ -107,11 +115,18 @@ def noted(error: GPUError) -> GPUError:
 
 def note_text(session: Any, text: str) -> None:
     """As :func:`noted`, for a failure that ONNX Runtime reports as text alone."""
-    from .diagnosis.execution import of_run
-
-    found = of_run(text, "", getattr(session, "device", None))
+    found = _found(session, text, None)
     if found is not None:
         noted(found)
+
+
+def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
+    device: Device | None = vars(session).get("device")  # a guarded class may have a property of this name
+    if device is not None and not device.is_gpu:  # where the CPU was allowed: the same words mean its memory there
+        return None
+    from .diagnosis.execution import of_run
+
+    return of_run(text, exception, device)
 
 
 def refuse(session: Any, error: GPUError) -> None:
@@ -129,8 +144,10 @@ def refuses(session: Any) -> bool:
 
 
 def _refuse_all(error: GPUError) -> None:
-    for session in list(_live):
-        refuse(session, error)
+    for reference in list(_live.values()):
+        session = reference()
+        if session is not None:
+            refuse(session, error)
 
 
 def _forked(creator: int) -> ForkedSessionError:

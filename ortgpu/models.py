@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         if isinstance(model, bytes):
             proto.ParseFromString(model)
         else:
-            with open(model, "rb") as file:
+            with _open(model) as file:
                 proto.ParseFromString(file.read())
         if not proto.ir_version and not proto.graph.node:
             return ModelFacts(name, problem="not an ONNX model: it is empty")
@@ -52,6 +53,15 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         return ModelFacts(name, problem=(error.strerror or str(error)).lower())
     except Exception as error:  # noqa: BLE001 - protobuf's DecodeError, a broken onnx: all that counts is that it fails
         return ModelFacts(name, problem=f"not an ONNX model: {type(error).__name__}: {error}")
+
+
+def _open(path: str | os.PathLike[str]) -> BinaryIO:
+    """Raises OSError also for what is not read: a pipe waits for a writer, and what it gives is gone for the session; a
+    device may have no end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder cannot be opened, which says so
+        raise OSError("not a regular file")
+    return open(path, "rb")
 
 
 def _walk(nodes: Any) -> Iterator[tuple[str, str]]:
@@ -91,7 +101,7 @@ def read_collective_operators(model: str | bytes | os.PathLike[str]) -> tuple[st
         if isinstance(model, bytes):
             mentioned = any(word in model for word in words)
         else:
-            with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            with _open(model) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 mentioned = any(content.find(word) >= 0 for word in words)
     except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
         return ()
@@ -104,9 +114,11 @@ def nodes_on_strings(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[s
         import onnx
         from onnx import shape_inference
 
-        proto: Any = (
-            onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
-        )
+        if isinstance(model, bytes):
+            proto: Any = onnx.load_from_string(model)
+        else:
+            with _open(model) as file:
+                proto = onnx.load(file, load_external_data=False)
         graph = shape_inference.infer_shapes(proto).graph
         values = (*graph.input, *graph.output, *graph.value_info)
         strings = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.STRING}

@@ -18,16 +18,14 @@ from . import lifetime
 from . import placement as placements
 from . import providers as requests
 from .background import Task
-from .devices import CPU, Device, DeviceRequest, check_form, choose
+from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of
 from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .errors import GPUError, PlacementError, ProviderFallbackError, ProviderRequestError, manual
 from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
-from .session_options import config_entry
-
-_CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
+from .session_options import CPU_FALLBACK_KEY, config_entry, keeps_cpu_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def open_verified(
     }
     requested = requested.with_cuda_options({name: value for name, (value, _) in options_chosen.items()})
     if request.cuda_graph:
-        from .cuda_graph import with_capture
+        from .graph_requests import with_capture
 
         requested = with_capture(requested)
     device = _device_asked_for(requested, request.device)
@@ -117,9 +115,13 @@ def _construct(
 ) -> tuple[requests.ProviderList, CudaDevice | None]:
     chosen = _choose(why.device, why)
     options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
-    asked = _with_device(requests.cuda_first(requested, keep_cpu=not _keeps_cpu_out(options)), chosen)
+    asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(options)), chosen)
     _refuse_providers_in(options)
     record_placement(options)
+    if request.cuda_graph:
+        from .graph_requests import on_own_stream
+
+        asked = on_own_stream(session, asked)
 
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
@@ -145,7 +147,7 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
     chosen = choose_visible(device, cuda.devices)
     provider = why.runtime.preload.provider if why.runtime.preload is not None else None
     capability = chosen.compute_capability
-    if provider is not None and capability is not None and provider.coverage(capability) == "none":
+    if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
         raise why.unusable()
     return chosen
 
@@ -255,22 +257,28 @@ def _all_providers(available: Sequence[str]) -> list[str]:
 
 
 def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -> DeviceRequest:
-    in_options = requested.options_of(requests.CUDA).get("device_id")
-    if in_options is None:
+    """The device of the argument and of the options of CUDA and TensorRT, which have to work on the same one."""
+    options = {name: requested.options_of(name).get("device_id", "") for name in (requests.CUDA, *requests.TENSORRT)}
+    named = {name: int(text) for name, text in options.items() if text.strip().isdecimal()}
+    if not named:
         return device
-    if device is not None and str(device) not in (in_options, f"cuda:{in_options}"):
+    ordinal = next(iter(named.values()))
+    if set(named.values()) != {ordinal} or (device is not None and ordinal_of(device) != ordinal):
+        given = [f"device_id={number} in the options of {name}" for name, number in named.items()]
         raise ProviderRequestError(
-            f"device={device!r} and the provider option device_id={in_options} name different GPUs",
+            "this session is asked for on different GPUs",
+            evidence=[*([f"device={device!r}"] if device is not None else []), *given],
             fixes=[manual("name the GPU once")],
             requested=requested.names,
         )
-    return int(in_options)
+    return ordinal
 
 
 def _with_device(asked: requests.ProviderList, chosen: CudaDevice | None) -> requests.ProviderList:
     """``asked`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
     warning about plugin providers."""
-    if chosen is None or (chosen.ordinal == 0 and "device_id" not in asked.options_of(requests.CUDA)):
+    named = any("device_id" in options for options in asked.options.values())
+    if chosen is None or (chosen.ordinal == 0 and not named):
         return asked
     on_device = {
         name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names
@@ -284,11 +292,6 @@ def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
 
     if requests.TENSORRT[0] in requested.names and runtime.provider_library is not None:
         check_loadable(runtime.provider_library)
-
-
-def _keeps_cpu_out(options: Any) -> bool:
-    """With this entry ONNX Runtime refuses a list that names the CPU provider (issue 16016)."""
-    return config_entry(options, _CPU_FALLBACK_KEY) == "1"
 
 
 def record_placement(options: Any) -> None:
@@ -311,7 +314,7 @@ def _placement_refused(cause: BaseException) -> PlacementError | None:
         return None
     return PlacementError(
         "nodes of this model are on the CPU, and the session options forbid that",
-        evidence=[str(cause).strip().splitlines()[0], f"{_CPU_FALLBACK_KEY}=1, which counts shape nodes too"],
+        evidence=[str(cause).strip().splitlines()[0], f"{CPU_FALLBACK_KEY}=1, which counts shape nodes too"],
         fixes=[manual('leave that entry out and pass cpu_nodes="forbid": it tells compute nodes from shape nodes')],
     )
 
@@ -323,7 +326,7 @@ def _capture_refused(
     asked: requests.ProviderList,
     request: SessionRequest,
 ) -> GPUError | None:
-    from .cuda_graph import is_refusal, why_not_captured, without_capture
+    from .graph_requests import is_refusal, why_not_captured, without_capture
 
     if not is_refusal(cause):
         return None

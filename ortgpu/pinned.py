@@ -57,6 +57,7 @@ class PinnedMemory(RecycledMemory):
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise TypeError("an array of Python objects cannot be in pinned memory")
+        shape = np.empty(shape, "V0").shape  # as NumPy reads it; no bytes are taken
         found = self.try_empty(shape, kind)
         return np.empty(shape, kind) if found is None else found
 
@@ -94,6 +95,12 @@ class PinnedMemory(RecycledMemory):
     def _free(self, address: int) -> None:
         assert self._runtime is not None
         self._runtime.free_pinned(address)
+
+
+def is_to_be_staged(feed: Any) -> bool:
+    """Whether some array of the feed is large enough."""
+    values = feed.values() if isinstance(feed, Mapping) else ()
+    return any(isinstance(value, np.ndarray) and value.nbytes >= STAGED_FROM for value in values)
 
 
 def memory_of(session: Any) -> PinnedMemory:

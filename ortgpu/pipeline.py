@@ -6,6 +6,7 @@ that call ``run`` are therefore all it takes; pinned memory lets the copies run 
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from collections import deque
@@ -14,8 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from . import lifetime
-from .errors import ForkedSessionError, manual
-from .pinned import memory_of
+from .pinned import is_to_be_staged, memory_of
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -34,7 +34,10 @@ def map_session(
     source, ahead = check_arguments(feeds, in_flight, 2 * THREADS)
     # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used.
     converted = (with_values(session, feed) or feed for feed in source)
-    return in_order(lambda feed: staged_run(session, output_names, feed), converted, ahead, THREADS)
+    run = functools.partial(staged_run, session, output_names)
+    if session._capturing is None:
+        return in_order(run, converted, ahead, THREADS)
+    return _captured_in_order(session, run, converted, ahead)
 
 
 def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
@@ -47,6 +50,25 @@ def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
     if not isinstance(feed, Mapping):
         raise TypeError(f"a feed is a mapping of input names to arrays, not a {type(feed).__name__}")
     return session.run(output_names, memory_of(session).staged(feed))
+
+
+def _captured_in_order(
+    session: Any, run: Callable[[Any], Result], feeds: Iterator[Any], in_flight: int
+) -> Iterator[Result]:
+    """As :func:`in_order`, of a session whose runs come one after the other in a thread that it keeps.
+
+    What is not to be staged goes straight there: the way through two threads takes longer than many a replay.
+    """
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="ortgpu-map") as executor:
+
+        def submit(feed: Any) -> Future[Result]:
+            capturing = session._capturing
+            if capturing is None or is_to_be_staged(feed):
+                return executor.submit(run, feed)
+            found: Future[Result] = capturing.submit(run, feed)
+            return found
+
+        yield from results_of(submit, feeds, in_flight)
 
 
 def in_order(
@@ -91,7 +113,11 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
     try:
         while True:
             if os.getpid() != pid:
-                raise _forked(pid)
+                raise lifetime.forked(
+                    "this iteration's threads stayed in the process that was forked",
+                    f"map was called in process {pid}; this is process {os.getpid()}",
+                    pid,
+                )
             while not ended and len(pending) < in_flight:
                 try:
                     feed = next(feeds)
@@ -114,13 +140,3 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
             for future in pending:
                 future.cancel()
             wait(pending)
-
-
-def _forked(creator: int) -> ForkedSessionError:
-    return ForkedSessionError(
-        "this iteration's threads stayed in the process that was forked",
-        evidence=[f"map was called in process {creator}; this is process {os.getpid()}"],
-        fixes=[manual("open a session and call map in the child; on a GPU, start it with the method spawn")],
-        creator_pid=creator,
-        pid=os.getpid(),
-    )

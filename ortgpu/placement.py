@@ -61,7 +61,8 @@ class PlacedNode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """All nodes by provider. ``known`` False: the installed ONNX Runtime cannot tell (before 1.24), ``nodes`` is empty.
+    """All nodes by provider. ``known`` False: it was not recorded, and ``nodes`` is empty. Releases before 1.24
+    cannot, and an entry of the session options can forbid it.
 
     Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
     devices, which ONNX Runtime inserts afterwards, are not among them: GPUSession.explain_placement() finds those.
@@ -92,7 +93,7 @@ class Placement:
 
     def __str__(self) -> str:
         if not self.known:
-            return "placement unknown: this release of ONNX Runtime does not record it"
+            return "placement unknown: ONNX Runtime did not record it"
         return format_table(
             [("provider", "kind", "operator", "nodes"), *((p, k, op, str(n)) for p, k, op, n in self.rows())]
         )
@@ -144,9 +145,9 @@ def refusal(placement: Placement) -> PlacementError | None:
     """The error for ``cpu_nodes="forbid"``, or None when every compute node is known to be on the GPU."""
     if not placement.known:
         return PlacementError(
-            'cpu_nodes="forbid" cannot be kept: this release of ONNX Runtime does not tell where nodes are placed',
-            evidence=["the recording of placements came with 1.24"],
-            fixes=[manual('use ONNX Runtime 1.24 or newer, or cpu_nodes="allow"')],
+            'cpu_nodes="forbid" cannot be kept: ONNX Runtime did not record where nodes are placed',
+            evidence=[f"it does since 1.24, unless the session options have {RECORDING_KEY}=0"],
+            fixes=[manual('use ONNX Runtime 1.24 or newer and leave that entry out, or cpu_nodes="allow"')],
         )
     nodes = placement.cpu_compute_nodes
     if not nodes:
@@ -157,7 +158,13 @@ def refusal(placement: Placement) -> PlacementError | None:
         + ", ".join(f"{op} ({n})" if n > 1 else op for op, n in counts.most_common(8)),
         evidence=[f"{node}: {node.reason}" for node in nodes[:12]]
         + ([f"... {len(nodes)} in all"] if len(nodes) > 12 else []),
-        fixes=[manual('export the model with operators that have CUDA kernels, or accept it: cpu_nodes="allow"')],
+        fixes=[
+            manual(
+                "export the model with operators that have CUDA kernels; often a lower opset is enough, since a new "
+                "version of an operator comes before its kernel"
+            ),
+            manual('or accept it: cpu_nodes="allow"'),
+        ],
         nodes=nodes,
     )
 

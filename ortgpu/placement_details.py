@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from .errors import GPUError
+from .environment.child import interpreter, run
+from .environment.metadata import search_path
+from .errors import ExecutionError, GPUError
 from .placement import NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table
 from .providers import CPU, CUDA
 
@@ -93,20 +93,26 @@ def explain_placement(
         if isinstance(model, bytes):
             with open(path, "wb") as file:
                 file.write(model)
-        request = json.dumps({"path": sys.path, "model": path, "device": device, "folder": folder})
+        request = json.dumps({"path": search_path(), "model": path, "device": device, "folder": folder})
         try:
-            done = subprocess.run(
-                [sys.executable, "-c", _CHILD, request], capture_output=True, timeout=timeout, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"opening the model took more than {timeout:.0f} s") from error
-        log = done.stderr.decode("utf-8", "replace")
-        if done.returncode != 0:
+            ended = run([interpreter(), "-c", _CHILD, request], timeout=timeout)
+        except FileNotFoundError as error:
+            raise _not_started(str(error)) from error
+        if ended.timed_out:
+            raise TimeoutError(f"opening the model took more than {timeout:.0f} s")
+        if ended.returncode is None:
+            raise _not_started(ended.errors)
+        log = ended.errors
+        if not ended.ok:
             raise _failure(folder, log)
         with open(os.path.join(folder, "graph.json"), encoding="utf-8") as file:
             found = json.load(file)
     name = "<bytes>" if isinstance(model, bytes) else os.fspath(model)
     return details_from(name, log, [PlacedNode(**node) for node in found["placed"]], found["graph"])
+
+
+def _not_started(why: str) -> ExecutionError:
+    return ExecutionError("the child process that opens the model cannot be started", evidence=[why])
 
 
 def details_from(model: str, log: str, placed: list[PlacedNode], graph: list[Mapping[str, Any]]) -> PlacementDetails:

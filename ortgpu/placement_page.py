@@ -44,7 +44,7 @@ def render(details: PlacementDetails) -> str:
     ]
     cards = "".join(f"<div class=card><b>{value}</b>{name}</div>" for name, value in facts)
     rows = "".join(
-        f"<tr class={node.kind}><td>{_text(str(node))}</td><td>{node.kind}</td>"
+        f"<tr class={node.kind}><td>{_text(str(node))}</td><td class=kind>{node.kind}</td>"
         f"<td>{_text(reason or 'not known')}</td></tr>"
         for node, reason in off
     )
@@ -92,7 +92,8 @@ body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding
 h1{font-size:1.4rem;overflow-wrap:anywhere}h2{font-size:1.1rem;margin-top:2rem}
 .cards{display:flex;flex-wrap:wrap;gap:.6rem}.card{border:1px solid #d0d7de;border-radius:.4rem;padding:.5rem .9rem}
 .card b{display:block;font-size:1.3rem}table{border-collapse:collapse;width:100%}
-th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #d0d7de;overflow-wrap:anywhere}
+th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #d0d7de}
+td{overflow-wrap:anywhere}td.kind{white-space:nowrap}
 tr.compute td:first-child{border-left:4px solid #cf222e}tr.shape td:first-child{border-left:4px solid #bf8700}
 ol#graph{list-style:none;padding:0}
 ol#graph>li{margin:.2rem 0;border-left-width:.5rem;border-left-style:solid;padding:.2rem .8rem;background:#f6f8fa}

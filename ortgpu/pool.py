@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
-from . import lifetime
+from . import arguments, lifetime
 from .devices import Device, DeviceRequest
 from .errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, manual
 from .pool_workers import Worker, open_workers, stop
@@ -87,12 +87,18 @@ class GPUSessionPool:
         self._closed = False
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
-        workers = open_workers(model, devices, operator.index(sessions_per_device), options)
-        self._serving = tuple(workers)
-        self._threads = frozenset(thread for worker in workers for thread in worker.threads)
-        self._limit = len(self._threads)
+        arguments.refuse_misspelt("GPUSessionPool", options.keys() - set(arguments.NAMES), ("sessions_per_device",))
+        self._workers: list[Worker] = []
         # Also where the pool is dropped without close(), or the interpreter ends.
-        self._stop = weakref.finalize(self, stop, workers, self._pid)
+        self._stop = weakref.finalize(self, stop, self._workers, self._pid)
+        try:
+            open_workers(self._workers, model, devices, operator.index(sessions_per_device), options)
+        except BaseException:
+            self.close()
+            raise
+        self._serving = tuple(self._workers)
+        self._threads = frozenset(thread for worker in self._workers for thread in worker.threads)
+        self._limit = len(self._threads)
 
     @property
     def sessions(self) -> tuple[Any, ...]:
@@ -186,7 +192,11 @@ class GPUSessionPool:
             self._closed = True
             dropped = self._drop_waiting()
         self._fail(dropped)
-        self._stop()
+        try:
+            self._stop()
+        except BaseException:  # an interrupt while it waits: what is left is done when the pool is dropped
+            self._stop = weakref.finalize(self, stop, self._workers, self._pid)
+            raise
 
     def __enter__(self) -> GPUSessionPool:
         return self

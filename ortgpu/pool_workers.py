@@ -24,21 +24,20 @@ _THREADS_PER_DEVICE = 3
 class Worker:
     """A session, and the threads that call it. ``place``: which of the pool's devices it is on."""
 
-    def __init__(self, session: Any, place: int, capacity: int) -> None:
+    def __init__(self, session: Any, place: int) -> None:
         self.session = session
         self.place = place
         self.busy = 0  # requests at work
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.threads: list[threading.Thread] = []
-        try:
-            for _ in range(capacity):
-                # Daemons: whoever forgets to close the pool must not wait for them at the end of the program.
-                thread = threading.Thread(target=_work, args=(self._tasks,), name=f"ortgpu-pool-{place}", daemon=True)
-                thread.start()
-                self.threads.append(thread)
-        except RuntimeError:  # "can't start new thread"
-            self.stop()
-            raise
+
+    def start(self, capacity: int) -> None:
+        """Raises RuntimeError where the system gives no further thread."""
+        for _ in range(capacity):
+            # Daemons: whoever forgets to close the pool must not wait for them at the end of the program.
+            thread = threading.Thread(target=_work, args=(self._tasks,), name=f"ortgpu-pool-{self.place}", daemon=True)
+            self.threads.append(thread)
+            thread.start()
 
     @property
     def capacity(self) -> int:
@@ -50,11 +49,13 @@ class Worker:
         self._tasks.put(task)
 
     def stop(self) -> None:
-        """Let the threads end when what they were given is done, and wait for it."""
-        for _ in self.threads:
-            self._tasks.put(None)
+        """Let the threads end when what they were given is done."""
+        self._tasks.put(None)
+
+    def wait(self) -> None:
+        """Until the threads have ended."""
         for thread in self.threads:
-            if thread is not threading.current_thread():  # a callback of a future may close the pool
+            if thread.is_alive() and thread is not threading.current_thread():  # a callback of a future may close
                 thread.join()
 
 
@@ -63,22 +64,25 @@ def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
     while (task := tasks.get()) is not None:
         task()
         del task  # it holds the pool, and a request's arrays
+    tasks.put(None)  # for the next one
 
 
 def open_workers(
+    workers: list[Worker],
     model: str | bytes | os.PathLike[str],
     devices: str | Iterable[DeviceRequest],
     sessions_per_device: int,
     options: dict[str, Any],
-) -> list[Worker]:
-    """A worker for each session, those of one round over the devices after those of the one before.
+) -> None:
+    """Fill ``workers``: one for each session, those of one round over the devices after those of the one before.
 
-    The first session is opened here, so that its warnings name the caller, and what keeps every GPU from being used is
-    diagnosed once. The others follow at the same time, in threads.
+    Whatever is raised, the caller stops those that are there. The first session is opened here, so that its warnings
+    name the caller, and what keeps every GPU from being used is diagnosed once. The others follow at the same time, in
+    threads.
 
     Raises:
         TypeError, ValueError: the arguments have no meaning.
-        GPUError, Exception: as GPUSession raises; nothing is left open.
+        GPUError, Exception: as GPUSession raises; no session is left open that is not among ``workers``.
     """
     if sessions_per_device < 1:
         raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
@@ -96,16 +100,9 @@ def open_workers(
     chosen = _choose(devices)
     places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
     sessions = _open_sessions(model, [chosen[place] for place in places], options)
-    capacity = -(-_THREADS_PER_DEVICE // sessions_per_device)
-    workers: list[Worker] = []
-    try:
-        for session, place in zip(sessions, places, strict=True):
-            workers.append(Worker(session, place, capacity))
-    except RuntimeError:
-        stop(workers, os.getpid())
-        _close(sessions)
-        raise
-    return workers
+    workers += [Worker(session, place) for session, place in zip(sessions, places, strict=True)]
+    for worker in workers:
+        worker.start(-(-_THREADS_PER_DEVICE // sessions_per_device))
 
 
 def stop(workers: Sequence[Worker], pid: int) -> None:
@@ -113,7 +110,11 @@ def stop(workers: Sequence[Worker], pid: int) -> None:
     if os.getpid() == pid:
         for worker in workers:
             worker.stop()
-        _close(worker.session for worker in workers)
+        try:
+            for worker in workers:
+                worker.wait()
+        finally:  # of an interrupt: the threads end all the same
+            _close(worker.session for worker in workers)
 
 
 def _close(sessions: Iterable[Any]) -> None:
@@ -123,7 +124,7 @@ def _close(sessions: Iterable[Any]) -> None:
 
 def _choose(devices: str | Iterable[DeviceRequest]) -> list[DeviceRequest]:
     """The devices to ask GPUSession for, as ordinals where the driver shows any, else as they were named."""
-    everything = devices == "all"
+    everything = isinstance(devices, str) and devices == "all"  # an array would compare each of its elements
     if not everything and (isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable)):
         raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
     named = [] if everything else [_as_request(device) for device in devices]

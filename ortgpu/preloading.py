@@ -13,6 +13,7 @@ import ctypes
 import dataclasses
 import logging
 import os
+import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from .environment.packages import Packages, locate_packages
 from .environment.wheel import ProviderLibrary, bridge_of, read_provider
 
 logger = logging.getLogger("ortgpu")
+
+OPENING = "opening %s"  # logged before the loader is asked: it may end the process, or never return
 
 _handles: dict[str, ctypes.CDLL] = {}
 _lock = ForkSafeLock()
@@ -121,11 +124,6 @@ class Plan:
     provider: ProviderLibrary
     resolutions: tuple[Resolution, ...]
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is a file to try for each library that the provider links."""
-        return all(resolution.candidates for resolution in self.resolutions if resolution.required)
-
 
 def plan(
     packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True
@@ -210,8 +208,9 @@ def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Ca
 
 
 def _part_is_missing(part: Resolution, refused: list[Candidate], driver_missing: bool) -> bool:
-    if driver_missing and any("libcuda.so.1" in (candidate.problem or "") for candidate in refused):
-        return False  # cuDNN's run-time compiler links the driver: that is the driver's absence, not its own
+    of_the_driver = r"libcuda\.so\.1" if driver_missing else r"undefined symbol: cu[A-Z]"
+    if any(re.search(of_the_driver, candidate.problem or "") for candidate in refused):
+        return False  # cuDNN's run-time compiler links the driver: that is the driver's fault, not its own
     is_core = part.spec.stem in CUDNN_CORE_PARTS.get(major_of(part.soname) or 0, ())
     return is_core or part.required or bool(refused or part.damaged)
 
@@ -229,7 +228,7 @@ def _load_one(
                 resolution.soname, candidate.path, candidate.source, candidate.root, resolution.required
             )
             return found, refused
-        refused.append(_with_problem(candidate, error))
+        refused.append(dataclasses.replace(candidate, problem=error, unfit_for=_lacking(error, candidate.path)))
     if resolution.required and not resolution.damaged and not refused and open_library(resolution.soname) is None:
         # Found by the loader where no documented place has it: LD_PRELOAD, a namespace, an unknown cache format.
         path = next(
@@ -246,8 +245,14 @@ def _why_not(path: str, damaged: Collection[str]) -> str | None:
     return f"links {linked}, of which there are only damaged files" if linked else None
 
 
-def _with_problem(candidate: Candidate, problem: str) -> Candidate:
-    return Candidate(candidate.soname, candidate.path, candidate.source, candidate.root, problem)
+def _lacking(words: str, path: str) -> str | None:
+    """The library of this process, from another folder, that has not what the loader wanted of it for this file."""
+    match = re.search(r"undefined symbol: \w+, version (lib\S+)|, version (lib\S+) not defined in file", words)
+    if match is None:
+        return None
+    soname = match[1] or match[2]
+    loaded = (file for file in read_mapped_libraries() if os.path.basename(file).startswith(soname))
+    return next((file for file in loaded if folders_of(file).isdisjoint(folders_of(path))), None)
 
 
 def open_library(path: str, mode: int = 0) -> str | None:
@@ -257,6 +262,7 @@ def open_library(path: str, mode: int = 0) -> str | None:
     """
     if path in _handles:
         return None
+    logger.debug(OPENING, path)
     error = _load_without_interpreter_lock(path, mode)
     if error is not None:
         return error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import mmap
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,14 +118,11 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
     """
     for name in requested.names:
         if name not in known and name not in available:
-            by_lower = {full.lower(): full for full in (*known, *available)}
-            lower = name.lower()
-            close = [by_lower[match] for match in difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.6)]
-            close = close or [full for full in known if lower and lower in full.lower()][:1]
+            meant = _meant(name, {*available, CUDA})
             raise ProviderRequestError(
-                f"there is no execution provider {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                f"there is no execution provider {name!r}" + (f"; did you mean {meant!r}?" if meant else ""),
                 evidence=[f"providers in this build: {', '.join(available)}"],
-                fixes=[manual(f"write {close[0]!r}")] if close else [],
+                fixes=[manual(f"write {meant!r}" if meant else f"leave {name!r} out")],
                 requested=requested.names,
             )
         if name not in available and name != CUDA:
@@ -134,6 +132,21 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
                 fixes=[manual(f"leave {name} out, or install a build that has it")],
                 requested=requested.names,
             )
+
+
+def _meant(name: str, candidates: Iterable[str]) -> str | None:
+    """The provider that ``name`` stands for, most likely."""
+    word = _word(name)
+    if word in ("gpu", "nvidia"):
+        return CUDA
+    by_word = {_word(full): full for full in sorted(candidates)}
+    close = difflib.get_close_matches(word, by_word, n=1, cutoff=0.7)  # "npu" and "xpu" are nearer to "cpu" than 0.6
+    return by_word[close[0]] if close else None
+
+
+def _word(name: str) -> str:
+    """What tells a provider from others: "cuda" of CUDAExecutionProvider, "cuda:0" and "CUDA_Provider"."""
+    return re.sub(r"[^a-z]", "", re.split("exec|prov", name.lower(), maxsplit=1)[0])
 
 
 def cuda_first(requested: ProviderList, *, keep_cpu: bool = True) -> ProviderList:

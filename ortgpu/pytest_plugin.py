@@ -34,6 +34,8 @@ _HELP = (
     f"Default: {VARIABLE}, then the ini setting gpu, then auto"
 )
 
+_LISTINGS = ("collectonly", "showfixtures", "show_fixtures_per_test")  # runs that collect tests and run none
+
 # The entry point's name, and the module's for -p and PYTEST_PLUGINS: one module under two names.
 _NAMES = ("ortgpu", "ortgpu.pytest_plugin")
 
@@ -51,7 +53,7 @@ class _State:
         worker = getattr(config, "workerinput", {})
         self.worker: str | None = worker.get("workerid")
         self.worker_count: int = worker.get("workercount", 1)
-        self.usage_error: str | None = None
+        self.wrong: dict[str, str] = {}  # markers that mean nothing, by test
         self.asked = False  # whether a test needed to know
         self.explained = False  # whether a failure has said all that the diagnosis knows
         self._found: FoundGPUs | None = None
@@ -61,21 +63,28 @@ class _State:
         digits = re.search(r"\d+$", self.worker or "")
         return int(digits[0]) if digits else 0
 
-    @property
-    def found(self) -> FoundGPUs:
+    def look(self) -> FoundGPUs:
         if self._found is None:
             from .testing import find_gpus
 
             self._found = find_gpus()
         return self._found
 
+    @property
+    def usage_error(self) -> str | None:
+        if not self.wrong:
+            return None
+        lines = [f"{test}: @pytest.mark.gpu: {error}" for test, error in self.wrong.items()]
+        return "\n".join([*lines, "This marker is ortgpu's. Where a project has one of its own: -p no:ortgpu"])
+
     def line(self) -> str:
         """Which GPU, or why none."""
         if self.mode == "skip":
             return f"none is looked for: {self.source}"
-        if self.found.problem is not None:
-            return f"none: {_short(self.found.problem)}"
-        gpus = self.found.gpus
+        found = self.look()
+        if found.problem is not None:
+            return f"none: {_short(found.problem)}"
+        gpus = found.gpus
         if self.worker is not None:
             gpus = (gpus[self.worker_number % len(gpus)],)
         return ", ".join(str(gpu) for gpu in gpus)
@@ -123,20 +132,46 @@ def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
 # Which tests need a GPU, and what of
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wrong = []
+# Wrappers are of the kind that pluggy had first: the plugin is loaded by whatever pytest is there, and what that does
+# not know would end every run.
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    _read_markers(config, items)  # before -m selects
+    yield
+    _read_markers(config, items)  # and those that the project's own hook has added
+
+
+def _read_markers(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if FIXTURES.intersection(getattr(item, "fixturenames", ())) and item.get_closest_marker("gpu") is None:
+        if item.get_closest_marker("gpu") is None and _uses_our_fixtures(item):
             item.add_marker(pytest.mark.gpu)
         if item.get_closest_marker("gpu") is not None:
             try:
                 item.stash[_REQUIREMENT] = _requirement(item)
             except ValueError as error:
-                wrong.append(f"{item.nodeid}: @pytest.mark.gpu: {error}")
-    if wrong:
-        config.stash[_STATE].usage_error = "\n".join(wrong)
-        raise pytest.UsageError(config.stash[_STATE].usage_error)
+                config.stash[_STATE].wrong[item.nodeid] = str(error)
+
+
+def _uses_our_fixtures(item: pytest.Item) -> bool:
+    """A project may have fixtures of the same names, in the place of ours or around them."""
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    return any(_is_ours(name, definitions[name]) for name in FIXTURES.intersection(definitions))
+
+
+def _is_ours(name: str, definitions: Sequence[pytest.FixtureDef[Any]]) -> bool:
+    for definition in reversed(definitions):  # the last is used, and those before it if it asks for them
+        if definition.func.__module__ == __name__:
+            return True
+        if name not in definition.argnames:
+            return False
+    return False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    error = session.config.stash[_STATE].usage_error
+    if error is not None:
+        raise pytest.UsageError(error)
 
 
 def _requirement(item: pytest.Item) -> GPURequirement:
@@ -152,7 +187,17 @@ def _requirement(item: pytest.Item) -> GPURequirement:
     return GPURequirement.parse(**wanted)
 
 
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, None, None]:
+    """Looks for GPUs before the test: pytest-timeout would count it, and pytest-forked would do it for each test."""
+    state = item.config.stash[_STATE]
+    if _REQUIREMENT in item.stash and item.get_closest_marker("skip") is None and state.mode != "skip":
+        state.look()
+    yield
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_REFUSED] = False  # pytest-rerunfailures may have it try again
     if _REQUIREMENT in item.stash:
         _give_gpus(item)
 
@@ -166,7 +211,7 @@ def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
         state.asked = True
         if state.mode == "skip":
             pytest.skip(f"needs a GPU, and none is looked for: {state.source}")
-        found = state.found
+        found = state.look()
         unusable = found.problem is not None and f"no GPU can be used: {_short(found.problem)}"
         if unusable and not found.gpus:
             _refuse(item, unusable, found.problem)
@@ -190,18 +235,15 @@ def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> 
     pytest.fail("\n".join([reason, *details, f"A GPU is required: {state.source}"]), pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: xfail has had its say
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # outermost: xfail has had its say
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
+    report: pytest.TestReport = (yield).get_result()
     if call.when != "teardown":
         item.stash[_FAILED] = call.excinfo is not None
     if call.excinfo is not None and item.stash.get(_REFUSED, False):
         # An xfail marker speaks of the test, and there was no test: `require` lets nothing pass in silence.
         report.outcome = "failed"
         report.__dict__.pop("wasxfail", None)
-    return report
 
 
 # Fixtures
@@ -237,7 +279,7 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
 
     node, state = request.node, request.config.stash[_STATE]
     try:
-        with testing.gpu_leak_check(gpu_devices, shared=state.worker_count > len(state.found.gpus)):
+        with testing.gpu_leak_check(gpu_devices, shared=state.worker_count > len(state.look().gpus)):
             yield
             if node.stash.get(_FAILED, False):
                 raise _TestFailedError
@@ -260,7 +302,7 @@ class _TestFailedError(Exception):
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     """One line below the header, if there are tests that need a GPU: otherwise none is looked for."""
     needed = any(_REQUIREMENT in item.stash for item in items)
-    if not needed or config.getoption("collectonly", False) or config.get_verbosity() < 0:
+    if not needed or any(config.getoption(name, False) for name in _LISTINGS) or config.getoption("verbose") < 0:
         return None
     return f"gpu: {config.stash[_STATE].line()}"
 

@@ -139,7 +139,8 @@ def _is_open(session: Any) -> bool:
 
 def _all_instances() -> list[Any]:
     """Every InferenceSession among the objects of this interpreter."""
-    root = getattr(sys.modules.get("onnxruntime"), "InferenceSession", None)
+    home = "onnxruntime.capi.onnxruntime_inference_collection"  # "onnxruntime" may have a function of a tracer's
+    root = getattr(sys.modules.get(home), "InferenceSession", None)
     if not isinstance(root, type):
         return []
     classes: list[type[Any]] = [root]

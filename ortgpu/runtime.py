@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .background import ForkSafeLock
-from .environment.elf import read_elf
+from .environment.elf import read_elf, this_machine, wrong_machine
 from .environment.packages import Packages, locate_packages
 from .environment.wheel import bridge_of
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
@@ -109,9 +109,11 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
         return None, None
     paths = (installed.extension, bridge_of(installed.provider_library))
     native = [read_elf(path) for path in paths if path and os.path.exists(path)]
-    damaged = next((file for file in native if file.problem is not None), None)
-    if damaged is not None:
-        return f"{damaged.path}: {damaged.problem}", None
+    here = this_machine()
+    problems = (f"{file.path}: {why}" for file in native if (why := file.problem or wrong_machine(file.machine, here)))
+    damage = next(problems, None)
+    if damage is not None:
+        return damage, None
     if not any(soname.startswith("libcu") for file in native for soname in file.needed):
         return None, None
     from .preloading import NOTHING, PreloadReport, load, plan

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 from .runtime import load_runtime, why_no_module
 
@@ -17,7 +18,7 @@ if _runtime.module is None:
 
 import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
 
-from . import lifetime, session_options  # noqa: E402
+from . import arguments, lifetime, session_options  # noqa: E402
 from .environment.cuda import initialising  # noqa: E402
 from .errors import (  # noqa: E402
     CollectiveOpsUnavailableError,
@@ -30,29 +31,26 @@ from .errors import (  # noqa: E402
     ProviderRequestError,
     manual,
 )
-from .throughput import ThroughputMethods  # noqa: E402
+from .throughput import InferenceSession, ThroughputMethods  # noqa: E402
 
 if TYPE_CHECKING:
     from .cuda_graph import CapturingSession
     from .devices import Device, DeviceRequest
-    from .opening import SessionRequest
+    from .opening import SessionRequest, Verified
     from .pinned import PinnedMemory
     from .placement import CPUNodes, Placement
     from .placement_details import PlacementDetails
     from .staging import Staging
 
 _PINNED_MEMORY_LIMIT = 2 << 30
-
 _TRUE = ("1", "true", "yes", "on")
 
-# Everything of an InferenceSession that keeps the C++ session alive, in any release since 1.18.
+# Everything that keeps the C++ session, its options or the model's bytes alive: of an InferenceSession in any release
+# since 1.18, and of ours.
 _HELD = (
-    "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
-    "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
+    "_request", "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos",
+    "_output_meminfos", "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
 )  # fmt: skip
-
-# Called without super(): a tenth of a microsecond a call is what a session may cost.
-_plain_run: Any = onnxruntime.InferenceSession.run
 
 
 class GPUSession(ThroughputMethods):
@@ -83,14 +81,16 @@ class GPUSession(ThroughputMethods):
 
     With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, and the shapes of
     its outputs must follow from those of the inputs; else ProviderRequestError or PlacementError, when the session is
-    made where that is known, or at the first run. That run is slow, and no other thread may allocate GPU memory during
-    it. Buffers of the 16 shapes used last are kept; ONNX Runtime keeps every graph until ``close()``. Only ``run`` and
-    ``map`` work, one run at a time, those of other threads than the main one handed over to one thread. Random numbers
-    repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
+    made where that is known, or at the first run. That is slow, and no other thread may use CUDA meanwhile. Buffers of
+    16 shapes are kept. ONNX Runtime keeps every graph until ``close()``: 64 are captured, further shapes run without.
+    Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one handed over to one
+    thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
 
-    A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model
-    and the arguments, and opens and verifies again on arrival: of ``sess_options`` the properties and the documented
-    configuration entries, not registered libraries or initialisers, which cannot be read back.
+    A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
+    the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
+    without the constructor of the subclass. Of ``sess_options`` it carries the properties and the configuration entries
+    that the installed release knows, not registered libraries, initialisers or overrides of free dimensions, which
+    cannot be read back.
 
     Not promised: that two runs give the same bits.
     """
@@ -101,10 +101,12 @@ class GPUSession(ThroughputMethods):
     _request: SessionRequest
     _sess: Any
     _chooses_options = True
+    _stream: Any = None  # of a session that captures, while it is being made
     _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
     _staging: Staging | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
+    _own_names: frozenset[str] = frozenset()  # of attributes that this class and ONNX Runtime's set
 
     def __init__(
         self,
@@ -120,26 +122,28 @@ class GPUSession(ThroughputMethods):
         pinned_memory_limit: int = _PINNED_MEMORY_LIMIT,
         **kwargs: Any,
     ) -> None:
+        others = vars(self).keys() - self._own_names
         if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
             raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
         if cpu_nodes not in ("allow", "warn", "forbid"):
             raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
         if operator.index(pinned_memory_limit) < 0:
             raise ValueError(f"pinned_memory_limit must be at least 0, not {pinned_memory_limit}")
-        if isinstance(device, SupportsIndex) and not isinstance(device, int):
-            device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
+        device = arguments.checked_device(device)
         if int(kwargs.pop("enable_fallback", 0)):
             raise _no_fallback("enable_fallback=1 was passed")
-        self._allow_cpu = allow_cpu
+        if kwargs:
+            arguments.refuse_misspelt("GPUSession", kwargs)
+        self._allow_cpu = allow_cpu = arguments.checked_flag("allow_cpu", allow_cpu)
         self._pinned_memory_limit = operator.index(pinned_memory_limit)
         request = {
             "model": path_or_bytes,
-            "sess_options": sess_options,
+            "sess_options": arguments.checked_options(sess_options, onnxruntime.SessionOptions),
             "providers": providers,
             "provider_options": provider_options,
             "device": device,
             "cpu_nodes": cpu_nodes,
-            "cuda_graph": bool(cuda_graph),
+            "cuda_graph": arguments.checked_flag("cuda_graph", cuda_graph),
             "choose_options": self._chooses_options,
             "kwargs": kwargs,
         }
@@ -154,10 +158,9 @@ class GPUSession(ThroughputMethods):
             self._request = SessionRequest(**request)
             verified = open_verified(self, super().__init__, self._request, driver)
             check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
-            self.device, self.placement = verified.device, verified.placement
-            self.options_chosen = verified.options_chosen
+            self._keep(verified)
             if cuda_graph:
-                from .cuda_graph import captured
+                from .graph_requests import captured
 
                 self._sess = self._capturing = captured(self)
             else:
@@ -169,15 +172,14 @@ class GPUSession(ThroughputMethods):
             from . import registry
 
             self._let_go()
-            if not _cpu_is_allowed(allow_cpu, error):
+            if not _cpu_is_allowed(allow_cpu, request["sess_options"], error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
             from .opening import SessionRequest, open_on_cpu
 
             self._request = SessionRequest(**request)
             verified = open_on_cpu(self, super().__init__, self._request)
-            self.device, self.placement = verified.device, verified.placement
-            self.options_chosen = verified.options_chosen
+            self._keep(verified)
         except BaseException:
             self._let_go()
             raise
@@ -185,6 +187,7 @@ class GPUSession(ThroughputMethods):
             if driver is not None:
                 driver.result()  # whatever was raised, no thread is left behind
         registry.register(self)
+        self._own_names = frozenset((*vars(self), "_own_names", "_pinned")) - others
 
     @classmethod
     def for_rank(
@@ -232,7 +235,8 @@ class GPUSession(ThroughputMethods):
                 results = staging.run(self, output_names, input_feed)
                 if results is not None:
                     return results
-            return _plain_run(self, output_names, input_feed, run_options)
+            # Not by super(), which costs a tenth of a microsecond; looked up now, for tracers put theirs in its place.
+            return InferenceSession.run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from .device_arrays import with_values
 
@@ -255,10 +259,12 @@ class GPUSession(ThroughputMethods):
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
-    def run_with_ortvaluevector(self, *arguments: Any) -> None:
+    def run_with_ortvaluevector(
+        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any
+    ) -> None:
         """As InferenceSession.run_with_ortvaluevector; see the class for what is raised."""
         try:
-            super().run_with_ortvaluevector(*arguments)
+            super().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
@@ -267,6 +273,8 @@ class GPUSession(ThroughputMethods):
     ) -> None:
         """As InferenceSession.run_async. What fails later reaches ``callback`` as ONNX Runtime's text; a sticky CUDA
         error among them makes every session of the process refuse, as it does from the other methods."""
+        if not callable(callback):  # ONNX Runtime would find out in a thread of its own, and end the process
+            raise TypeError(f"callback must be callable, not {callback!r}")
 
         def noting(results: Any, data: Any, text: str) -> None:
             if text:
@@ -287,6 +295,18 @@ class GPUSession(ThroughputMethods):
             return super().io_binding()
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
+
+    if hasattr(InferenceSession, "create_ortvalue_from_shape_and_type"):
+
+        def create_ortvalue_from_shape_and_type(
+            self, shape: Any, element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+        ) -> Any:
+            """As InferenceSession.create_ortvalue_from_shape_and_type; see the class for what is raised."""
+            try:
+                make = super().create_ortvalue_from_shape_and_type
+                return make(shape, element_type, device_type, device_id, vendor_id)
+            except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+                raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
     def explain_placement(self) -> PlacementDetails:
         """Why each node is where it is, and where ONNX Runtime copies between devices.
@@ -332,18 +352,13 @@ class GPUSession(ThroughputMethods):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        request = self._request
-        model = request.model if isinstance(request.model, bytes) else os.path.abspath(request.model)
-        arguments = (model, session_options.state_of(request.sess_options), request.providers, request.provider_options)
-        settings = {
-            "device": request.device,
-            "cpu_nodes": request.cpu_nodes,
-            "allow_cpu": self._allow_cpu,
-            "cuda_graph": request.cuda_graph,
-            "pinned_memory_limit": self._pinned_memory_limit,
-            **request.kwargs,
-        }
-        return _reopen, (type(self), arguments, settings)
+        from .pickling import reduced
+
+        return reduced(self)
+
+    def _open_again(self, *arguments: Any, **settings: Any) -> None:
+        """Unpickling does not call the constructor of a subclass, which may take other arguments."""
+        GPUSession.__init__(self, *arguments, **settings)
 
     @property
     def _enable_fallback(self) -> bool:
@@ -367,24 +382,29 @@ class GPUSession(ThroughputMethods):
             requested=providers,
         )
 
+    def _keep(self, verified: Verified) -> None:
+        """Not by assignment: a class that the guard takes in may have a property of such a name."""
+        for name in ("device", "placement", "options_chosen"):
+            self.__dict__[name] = getattr(verified, name)
+        model = self._request.model
+        if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
+            self._request = dataclasses.replace(self._request, model=os.path.abspath(model))
+
     def _refuse_if_lost(self) -> None:
         """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""
         lifetime.refuse_if_lost()
 
     def _let_go(self) -> None:
-        for name in (*_HELD, "_model_bytes", "_staging"):
+        for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
             self.__dict__.pop(name, None)
 
 
-def _reopen(cls: type[GPUSession], arguments: tuple[Any, ...], settings: dict[str, Any]) -> GPUSession:
-    model, options, providers, provider_options = arguments
-    return cls(model, session_options.from_state(options), providers, provider_options, **settings)
-
-
-def _cpu_is_allowed(allow_cpu: bool, error: GPUError) -> bool:
+def _cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
     """A request that is wrong in itself stays an error: the CPU would not mend it."""
     of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
     if isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError):
+        return False
+    if session_options.keeps_cpu_out(options):
         return False
     return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 

@@ -1,11 +1,15 @@
 """SessionOptions that travel between processes: ONNX Runtime's own object cannot be pickled.
 
-Its properties can be read back. Configuration entries cannot be listed, only asked for by name, so the documented ones
-are asked for. Custom operator libraries, initialisers and callbacks cannot be read back at all.
+Its properties can be read back. Configuration entries cannot be listed, only asked for by name: by those that the
+installed files have. Custom operator libraries, initialisers, overrides of free dimensions and callbacks cannot be read
+back.
 """
 
 from __future__ import annotations
 
+import functools
+import mmap
+import re
 from typing import Any
 
 _PROPERTIES = (
@@ -15,7 +19,7 @@ _PROPERTIES = (
     "use_per_session_threads",
 )  # fmt: skip
 
-# onnxruntime_session_options_config_keys.h
+# onnxruntime_session_options_config_keys.h: not all are strings in the files, a compiler may put short ones into code
 _ENTRIES = (
     "ep.context_embed_mode", "ep.context_enable", "ep.context_file_path", "mlas.enable_gemm_fastmath_arm64_bfloat16",
     "optimization.disable_specified_optimizers", "optimization.enable_cast_chain_elimination",
@@ -35,14 +39,35 @@ _ENTRIES = (
 )  # fmt: skip
 
 
+_ENTRY = re.compile(rb"\0((?:session|ep|optimization|mlas)\.[a-z0-9_.]{3,100})(?=\0)")
+
+CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
+
+
 def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
     """Plain data; None for no options."""
     if options is None:
         return None
     properties = {name: getattr(options, name) for name in _PROPERTIES if hasattr(options, name)}
-    entries = {key: value for key in _ENTRIES if (value := config_entry(options, key)) is not None}
+    entries = {key: value for key in _entry_names() if (value := config_entry(options, key)) is not None}
     plain = {name: value if isinstance(value, (str, bool, int)) else int(value) for name, value in properties.items()}
     return {"properties": plain, "entries": entries}
+
+
+@functools.cache
+def _entry_names() -> tuple[str, ...]:
+    """Names of configuration entries that the installed ONNX Runtime reads, itself or in its CUDA provider."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as extension
+
+    from .environment.elf import find_section
+    from .runtime import load_runtime
+
+    names = set(_ENTRIES)
+    for path in filter(None, (extension.__file__, load_runtime().provider_library)):
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            offset, size = find_section(path, ".rodata") or (0, len(content))
+            names.update(name.decode() for name in _ENTRY.findall(content[offset : offset + size]))
+    return tuple(sorted(names))
 
 
 def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
@@ -59,6 +84,11 @@ def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
     for key, value in state["entries"].items():
         options.add_session_config_entry(key, value)
     return options
+
+
+def keeps_cpu_out(options: Any) -> bool:
+    """With this entry ONNX Runtime refuses a list that names the CPU provider (issue 16016)."""
+    return options is not None and config_entry(options, CPU_FALLBACK_KEY) == "1"
 
 
 def config_entry(options: Any, key: str) -> str | None:

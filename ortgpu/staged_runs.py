@@ -21,7 +21,7 @@ from .copying import Copier, Transfer
 from .cudart import CudaRuntime
 from .pinned import PinnedMemory, memory_of
 from .recycling import OrdinaryMemory
-from .tensors import DTYPES
+from .tensor_types import DTYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .background import ForkSafeLock
 from .providers import CPU, CUDA
-from .tensors import DTYPES
+from .tensor_types import DTYPES
 
 if TYPE_CHECKING:
     from .staged_runs import StagedRuns

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import glob
 import os
 
 from .environment.elf import read_elf
+from .environment.metadata import search_path
 from .errors import LibraryNotFoundError, ProviderRequestError, manual
 from .preloading import open_library
 
+_WHEEL = (
+    "tensorrt_libs"  # NVIDIA/TensorRT, python/packaging/libs_wheel: a folder of libraries that no loader looks into
+)
 
-def check_loadable(cuda_provider: str) -> None:
+
+def check_loadable(cuda_provider: str, *, in_wheels: bool = True) -> None:
     """Open what the TensorRT provider links, which also makes it found later.
+
+    Args:
+        cuda_provider: the path of the CUDA provider, beside which that of TensorRT is.
+        in_wheels: look where TensorRT's wheels have their libraries, too.
 
     Raises:
         ProviderRequestError: this build has no TensorRT provider library.
@@ -23,14 +33,33 @@ def check_loadable(cuda_provider: str) -> None:
             evidence=[f"not there: {path}"],
             fixes=[manual("leave TensorrtExecutionProvider out")],
         )
+    folders = [os.path.join(entry, _WHEEL) for entry in search_path()] if in_wheels else []
     needed = [soname for soname in read_elf(path).needed if soname.startswith(("libnvinfer", "libnvonnxparser"))]
-    errors = {soname: error for soname in needed if (error := open_library(soname)) is not None}
+    errors = {soname: error for soname in sorted(needed) if (error := _open(soname, folders)) is not None}
     if errors:
+        majors = sorted({soname.rpartition(".")[2] for soname in errors})
         raise LibraryNotFoundError(
             f"TensorRT was asked for and its libraries are missing: {', '.join(errors)}",
-            evidence=list(errors.values()),
+            evidence=[*errors.values(), *(f"found: {name}" for name in _present(folders))],
             fixes=[
-                manual("install the TensorRT release that has these libraries, or leave TensorrtExecutionProvider out")
+                manual(
+                    f"install TensorRT in a release {' and '.join(majors)}.*, or leave TensorrtExecutionProvider out"
+                )
             ],
             missing=tuple(errors),
         )
+
+
+def _open(soname: str, folders: list[str]) -> str | None:
+    """None, or the words of the loader. A parser that is opened after the library that it needs finds it there."""
+    error = open_library(soname)
+    for path in (os.path.join(folder, soname) for folder in folders):
+        if error is not None and os.path.isfile(path):
+            error = open_library(path)
+    return error
+
+
+def _present(folders: list[str]) -> list[str]:
+    """TensorRT's main libraries in these folders, which are of another release than the one that is needed."""
+    patterns = [os.path.join(glob.escape(folder), "libnvinfer.so*") for folder in folders]
+    return sorted(path for pattern in patterns for path in glob.glob(pattern))

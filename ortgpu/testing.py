@@ -83,7 +83,9 @@ def _parse_count(value: object) -> int:
     return value
 
 
-def _parse_memory(value: object) -> int:
+def _parse_memory(value: object) -> int | None:
+    if value is None:
+        return None
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)", value, re.IGNORECASE) if isinstance(value, str) else None
@@ -93,7 +95,9 @@ def _parse_memory(value: object) -> int:
     return size
 
 
-def _parse_capability(value: object) -> tuple[int, int]:
+def _parse_capability(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
     if isinstance(value, (tuple, list)) and len(value) == 2:
         major, minor = value
         if all(type(part) is int and part >= 0 for part in value):

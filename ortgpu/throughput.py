@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import onnxruntime
-
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     InferenceSession: Any = object
 else:
-    InferenceSession = onnxruntime.InferenceSession
+    # From where it is defined: under the public name a tracer may have put a function, or a subclass.
+    from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
 
 
 class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 
 def in_turns(
-    actions: Mapping[str, Callable[[], float]], rounds: int, progress: Callable[[int], None] = lambda _: None
+    actions: Mapping[str, Callable[[], float]],
+    rounds: int,
+    after_round: Callable[[Mapping[str, Sequence[float]]], object] = lambda _: None,
 ) -> dict[str, list[float]]:
     """Call every action once a round, starting with another one each round, and gather the seconds each returns.
 
-    Figures that are compared meet the same machine: clocks, caches and neighbours change between rounds.
+    Figures that are compared meet the same machine: clocks, caches and neighbours change between rounds. What was
+    gathered so far is handed to ``after_round``.
     """
     names = list(actions)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -19,7 +22,7 @@ def in_turns(
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             seconds[name].append(actions[name]())
-        progress(number + 1)
+        after_round(seconds)
     return seconds
 
 

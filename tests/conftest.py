@@ -1,5 +1,6 @@
 """Fixtures that every test may ask for."""
 
+import importlib.metadata
 import os
 
 import pytest
@@ -10,11 +11,19 @@ from benchmarks.common import GPUs, find_gpus
 if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
     os.environ.setdefault("ORTGPU_GPU", "require")
 
-pytest.register_assert_rewrite("tests.lab")
+pytest.register_assert_rewrite("tests.lab", "tests.doctor_runs", "tests.preflight_runs")
 
-from tests.lab.fixtures import lab, models, stubs, wheels  # noqa: E402 - after the rewriting of its assertions is on
+from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - their assertions are rewritten
 
-__all__ = ["lab", "models", "stubs", "wheels"]
+__all__ = ["lab", "models", "module_lab", "stubs", "wheels"]
+
+
+@pytest.fixture(scope="session")
+def provider_library() -> str:
+    """Path of the installed CUDA provider."""
+    files = importlib.metadata.files("onnxruntime-gpu") or []
+    (path,) = [str(file.locate()) for file in files if file.name == "libonnxruntime_providers_cuda.so"]
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -45,13 +45,21 @@ def stub_runtime(path):
 """
 
 
+# A forked child sets its own alarm: there, a second dump_traceback_later would wait for the thread of the first
+WATCHED = """
+import faulthandler
+faulthandler.dump_traceback_later({}, exit=True)
+faulthandler.register(signal.SIGALRM, chain=True)
+"""
+
+
 def child(code: str, *arguments: str, deadline: float = 60) -> Any:
-    """What the code reported. It finds ``arguments`` in sys.argv."""
+    """What the code reported. It finds ``arguments`` in sys.argv. One that hangs says where."""
     done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *arguments],
+        [sys.executable, "-c", PRELUDE + WATCHED.format(deadline) + textwrap.dedent(code), *arguments],
         capture_output=True,
         text=True,
-        timeout=deadline,
+        timeout=deadline + 30,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"},
         check=False,
     )

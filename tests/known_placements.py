@@ -136,6 +136,17 @@ def int8() -> bytes:
     )
 
 
+def alone(op_type: str, opset: int) -> bytes:
+    """One operator, in the version that it has in that opset."""
+    return _model(
+        [helper.make_node(op_type, ["x"], ["y"], name="alone")], [("x", FLOAT, [1, 4])], [("y", FLOAT)], opset=opset
+    )
+
+
+# Opset 22 gave these a new version, for the sake of bfloat16 alone. Of some, ONNX Runtime's page of kernels
+# (docs/OperatorKernels.md) names the version before as the last one that has a CUDA kernel: Cos 7, Elu 6.
+RENEWED_IN_22 = ("Cos", "Elu", "Sin", "Selu", "Softplus", "Softsign", "ThresholdedRelu", "HardSigmoid")
+
 MODELS: dict[str, Callable[[], bytes]] = {
     "all_on_cuda": all_on_cuda,
     "island": island,

@@ -35,6 +35,14 @@ def identity() -> Any:
     return identity_of(current_rank())
 
 
+def meet(folder: str, timeout: float) -> Any:
+    from ortgpu.distributed import current_rank
+    from ortgpu.distributed.shared_folder import meet_in_folder
+
+    rank = current_rank()
+    return asdict(meet_in_folder(folder, rank.rank, rank.world_size, timeout=timeout))
+
+
 def preflight(
     timeout: float,
     misbehaving: dict[str, str] | None = None,
@@ -180,7 +188,7 @@ def _number() -> str:
 
 ACTIONS: dict[str, Callable[..., Any]] = {
     action.__name__: action
-    for action in (who_am_i, identity, preflight, claim, open_session, place_session, session_request)
+    for action in (who_am_i, identity, meet, preflight, claim, open_session, place_session, session_request)
 }
 
 

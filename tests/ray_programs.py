@@ -265,17 +265,24 @@ def nodes() -> None:
         shown = {"CUDA_VISIBLE_DEVICES": str(gpu)}
         return {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 * 2**20, "env_vars": shown}
 
-    calls = [Collective("all_reduce", "float32", 1000), Collective("all_gather", "bfloat16", 10)]
     both = Cluster(initialize_head=True, head_node_args={**node(0), "include_dashboard": False})
     try:
         both.add_node(**node(1))
-        ray.init(both.address, log_to_driver=False, logging_level=logging.ERROR)
+        nodes_at(both.address)
+    finally:
+        both.shutdown()
+
+
+def nodes_at(address: str) -> None:
+    """A preflight over the nodes of a cluster that is there."""
+    calls = [Collective("all_reduce", "float32", 1000), Collective("all_gather", "bfloat16", 10)]
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
         report("nodes", len(ray.nodes()))
         report("preflight", outcome(lambda: preflight(timeout=90, calls=calls).as_dict()))
         report("groups", [group["state"] for group in placement_group_table().values()])
     finally:
         ray.shutdown()
-        both.shutdown()
 
 
 def ranks() -> None:

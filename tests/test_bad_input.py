@@ -1,7 +1,7 @@
 """What a disk, a driver or an environment holds and nobody meant: a finding or "unknown", never a traceback of ours.
 
 Each environment is diagnosed and a session is asked for, in a child of its own. ELF files that are cut or altered
-anywhere, and broken metadata as such, are read by the million in test_elf.py and test_environment_packages.py.
+anywhere, and broken metadata as such, are read by the million in test_elf.py and test_environment_any_folder.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.case import library, own_path
-from tests.faults.packages import BRIDGE, CUDA_PROVIDER, EXTENSION
+from tests.faults.case import library, own_path, truncating
+from tests.faults.package_files import BRIDGE, CUDA_PROVIDER, EXTENSION
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
 
@@ -111,10 +111,6 @@ def forbid_file(pattern: str) -> Callable[[Lab, Overlay], object]:
     return breaks
 
 
-def cut(pattern: str, size: int) -> Callable[[Lab, Overlay], object]:
-    return lambda _lab, overlay: overlay.truncate(pattern, size)
-
-
 def for_another_machine(pattern: str) -> Callable[[Lab, Overlay], object]:
     def breaks(_lab: Lab, overlay: Overlay) -> None:
         name = own_path(overlay, pattern)
@@ -183,7 +179,7 @@ INPUTS = [
     ),
     Input("forbidden-package", forbid("onnxruntime"), "PackageError", ("onnxruntime",), prelude=AS_AN_ORDINARY_USER),
     *(
-        Input(f"{word}-cut-at-{size}", cut(pattern, size), error, (name,))
+        Input(f"{word}-cut-at-{size}", truncating(pattern, size), error, (name,))
         for word, pattern, error, name in (
             ("provider", CUDA_PROVIDER, "BrokenPackageError", "libonnxruntime_providers_cuda.so"),
             ("bridge", BRIDGE, "BrokenPackageError", "libonnxruntime_providers_shared.so"),

@@ -23,7 +23,7 @@ from ortgpu.cli import inputs, output
 from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
 from ortgpu.measuring import WAYS, Figure, Latency, Spread, recommend
-from tests.test_cli import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
+from tests.command_line import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> '
 ON_CPU = ["plain", "run", "map", "pool"]  # a CUDA graph needs CUDA

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks.common import child_environment, run_child
+from benchmarks.soak import soak
 
 
 def test_throughput_takes_every_figure(tmp_path: Path) -> None:
@@ -17,12 +23,40 @@ def test_throughput_takes_every_figure(tmp_path: Path) -> None:
     assert child.returncode == 0, child.explain()
     record = json.loads(results.read_text(encoding="utf-8"))
     assert record["failed"] == record["left out"] == {}
-    assert len(record["figures"]) == 18
+    assert len(record["figures"]) == 16
     for name, figure in record["figures"].items():
         assert figure["ratio"] > 0
         assert len(figure["values"]["ours"]) == len(figure["values"]["plain"]) == 3
         assert figure["notes"]["device"] == "cpu"
         assert name in child.stdout
+
+
+def test_concurrency_names_the_best_number_of_threads(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.concurrency", "--quick", "--cpu", "--json", str(results)]
+    command += ["--only", "resnet50-b8", "--only", "encoder-b1"]
+    child = run_child(command, env=child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")}), deadline=110)
+    assert child.returncode == 0, child.explain()
+    figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
+    assert list(figures) == ["resnet50-b8", "encoder-b1"]
+    for figure in figures.values():
+        rates = {name: float(rate) for name, rate in figure["notes"]["samples a second"].items()}
+        assert len(rates) == 14
+        assert rates[figure["notes"]["best"]] == max(rates[f"{count} threads"] for count in (1, 2, 3, 4, 6, 8))
+
+
+def test_options_are_compared_with_none(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.options", "--quick", "--cpu", "--json", str(results)]
+    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
+    child = run_child([*command, "--only", "heuristic"], env=env, deadline=110)
+    assert child.returncode == 0, child.explain()
+    figure = json.loads(results.read_text(encoding="utf-8"))["figures"]["heuristic"]
+    assert len(figure["values"]["ours"]) == 3
+    assert figure["notes"]["options"] == {"cudnn_conv_algo_search": "HEURISTIC"}
+    for name in ("constructor", "first run", "batches of 1", "batches of 8", "batches of 64"):
+        assert figure["notes"][name]["median"] > 0
+        assert float(figure["notes"][f"{name} / plain"]) > 0
 
 
 def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
@@ -32,18 +66,43 @@ def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
     assert "left out: graph-small: needs an NVIDIA GPU, or --cpu: " in child.stdout
 
 
-def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
+def test_what_a_budget_cuts_short_is_kept_and_the_rest_left_out(tmp_path: Path) -> None:
+    """A worker that reports three rounds and hangs, one that reports two and hangs, and one that comes too late."""
+    code = """
+import functools, sys, time
+from benchmarks import figures
+from benchmarks.common import child_environment
+
+def take(_, rounds):
+    taken = {"seconds": {name: [0.5] * rounds for name in ("ours", "plain")}}
+    env = child_environment({"WORKER": repr(taken)})
+    reports = figures.run_worker("hangs", {}, env=env, deadline=8).reports
+    return figures.Figure(**reports["seconds"], notes={"cut short": reports["cut short"]})
+
+found = {name: (name, False, functools.partial(take, rounds=rounds)) for name, rounds in (("a", 3), ("b", 2), ("c", 3))}
+sys.exit(figures.take_figures("made up", "", found, lambda *_: None, sys.argv[1:]))
+"""
+    workers = tmp_path / "benchmarks"
+    workers.mkdir()
+    (workers / "workers.py").write_text(
+        "import ast, os, time\n"
+        "from benchmarks.common import report\n"
+        "for name, value in ast.literal_eval(os.environ['WORKER']).items():\n"
+        "    report(name, value)\n"
+        "time.sleep(100)\n"
+    )
+    code = f"from pathlib import Path\nfrom benchmarks import figures\nfigures.ROOT = Path({str(tmp_path)!r})\n{code}"
     results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.thresholds", "--quick", "--cpu", "--json", str(results)]
-    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
-    child = run_child(command, env=env, deadline=110)
+    command = [sys.executable, "-c", code, "--json", str(results), "--budget", "0.2"]
+    child = run_child(command, deadline=60)
     assert child.returncode == 0, child.explain()
-    cases = json.loads(results.read_text(encoding="utf-8"))["cases"]
-    assert list(cases) == ["both", "in", "kept"]
-    for case in cases.values():
-        assert [len(each["ratios"]) for each in case.values()] == [2, 2, 2]
-        assert all(ratio > 0 for each in case.values() for ratio in each["ratios"].values())
-    assert child.stdout.count("nothing was staged: there is nothing to conclude") == 3  # on the CPU
+    record = json.loads(results.read_text(encoding="utf-8"))
+    assert list(record["figures"]) == ["a"]
+    assert record["figures"]["a"]["values"]["ours"] == [0.5] * 3
+    assert "killed at its deadline" in record["figures"]["a"]["notes"]["cut short"]
+    assert record["left out"]["b"].startswith("no time was left for more than ")
+    assert record["left out"]["c"] == "no time was left"
+    assert record["failed"] == {}
 
 
 def test_pool_takes_every_figure(tmp_path: Path) -> None:
@@ -67,3 +126,52 @@ def test_pool_without_so_many_gpus_says_so(tmp_path: Path) -> None:
     child = run_child([sys.executable, "-m", "benchmarks.pool"], env=env, deadline=60)
     assert child.returncode == 0, child.explain()
     assert child.stdout.count("left out: pool-resnet50-b256-x") == 4
+
+
+def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.soak", "--cpu", "--minutes", "0.1", "--json", str(results)]
+    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models"), "PYTHONWARNINGS": "ignore"})
+    child = run_child(command, env=env, deadline=110)
+    assert child.returncode == 0, child.explain()
+    assert child.stdout.endswith("OK\n")
+    ways = json.loads(results.read_text(encoding="utf-8"))["ways"]
+    assert list(ways) == ["map", "pool of 1"]
+    for outcome in ways.values():
+        assert outcome["results"] > 100
+        assert outcome["wrong"] == 0
+        assert len(outcome["bytes"]["host"]) > 4
+
+
+def test_soak_notices_what_is_wrong_and_what_grows() -> None:
+    feeds = [{"x": np.full(3, value, np.float32)} for value in (1, 2)]
+    expected = [[feed["x"]] for feed in feeds]
+    held = bytearray()
+    started = time.monotonic()
+
+    def leaking(feeds: Iterable[Any]) -> Iterator[Any]:
+        for number, feed in enumerate(feeds):
+            due = int((time.monotonic() - started) * (128 << 20))  # bytes by now: whatever the speed of the machine
+            held.extend(b"x" * (due - len(held)))
+            yield [feed["x"] if number != 5 else feed["x"] + np.nan]
+
+    outcome = soak(leaking, feeds, expected, 0.3, ())
+    assert outcome["wrong"] == 1
+    assert outcome["growth"]["host"] > 1 << 20
+
+
+def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
+    results, plot = tmp_path / "results.json", tmp_path / "plot.svg"
+    figure = {
+        "ours": {"median": 0.002},
+        "plain": {"median": 0.004},
+        "values": {"ours": [0.001, 0.002, 0.003], "plain": [0.004, 0.004, 0.004]},
+    }
+    record = {"benchmark": "throughput", "machine": {"gpus": ["a GPU"]}, "figures": {"map-b8": figure}}
+    results.write_text(json.dumps(record), encoding="utf-8")
+    child = run_child([sys.executable, "-m", "benchmarks.publish", str(results), "--plot", str(plot)], deadline=60)
+    assert child.returncode == 0, child.explain()
+    assert "| `map-b8` | 2.00 ms | 4.00 ms | 0.500 [0.375, 0.625] |" in child.stdout
+    text = plot.read_text(encoding="utf-8")
+    assert "map-b8" in text
+    assert "throughput, a GPU" in text

@@ -62,7 +62,7 @@ def test_a_broken_environment_raises_its_cause(lab: Lab, case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in AT_HAND if case.cpu and case.group != "G"], ids=lambda case: case.name
+    "case", [case for case in AT_HAND if case.cpu and case.ask == "session" and case.group != "G"], ids=str
 )
 def test_the_cpu_is_taken_only_when_it_is_allowed_and_never_silently(lab: Lab, case: Case) -> None:
     outcome = case.open(lab, case.machine(lab), allow_cpu=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,6 +133,69 @@ def test_a_writer_that_fails_leaves_nothing(job: Path) -> None:
     assert checkpoint.load(job).step == 2
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there are no such limits on Windows")
+def test_a_disk_without_room_leaves_nothing(job: Path) -> None:
+    """The limit on the size of a file fails a write as a full disk does."""
+    import resource
+
+    large = job.parent / "large.bin"
+    large.write_bytes(bytes(1 << 20))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, before[1]))
+    try:
+        error = problem(lambda: checkpoint.save(job, 3, files=[large], rank=TWO))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in error.evidence[0]
+    assert sorted(os.listdir(job)) == ["step-1", "step-2"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folders are not locked on Windows")
+def test_another_writer_is_refused_meanwhile(job: Path) -> None:
+    errors = []
+
+    class Writing(Recorded):
+        @staticmethod
+        def save_checkpoint(state: Recorded, checkpoint_uri: str, include_optimizer_state: bool = False) -> None:
+            errors.append(problem(lambda: checkpoint.save(job, 4, Recorded(), rank=TWO)))
+            Recorded.save_checkpoint(state, checkpoint_uri, include_optimizer_state)
+
+    checkpoint.save(job, 3, Writing(), rank=TWO)
+    assert [error.summary for error in errors] == [f"another process is saving a checkpoint in {job}"]
+    assert checkpoint.load(job).step == 3
+
+
+def test_steps_that_load_would_not_find(job: Path) -> None:
+    large = 10**20
+    checkpoint.save(job, large, Recorded(), rank=TWO)
+    assert checkpoint.load(job).step == large
+    with pytest.raises(TypeError):
+        checkpoint.save(job, 3.0, Recorded(), rank=TWO)  # type: ignore[arg-type]  # as it comes out of a division
+    with pytest.raises(TypeError, match="not one"):
+        checkpoint.save(job, 3, files=__file__, rank=TWO)
+    assert sorted(os.listdir(job)) == ["step-1", f"step-{large}", "step-2"]
+
+
+def refuse_to_read(code: int, path: str) -> None:
+    raise OSError(code, os.strerror(code), path)
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"), [(errno.ENOSPC, "make room there"), (errno.EROFS, "name a folder that this user may write to")]
+)
+def test_what_to_do_about_a_folder(job: Path, monkeypatch: pytest.MonkeyPatch, code: int, fix: str) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("shutil.copyfile", refuse)
+    error = problem(lambda: checkpoint.save(job, 3, files=[__file__], rank=TWO))
+    assert error.fixes[0].startswith(fix)
+    monkeypatch.setattr("shutil.copyfile", lambda source, _: refuse_to_read(code, str(source)))
+    error = problem(lambda: checkpoint.save(job, 3, files=[__file__], rank=TWO))
+    assert error.fixes == (), "what is read is none of the folder"
+    assert sorted(os.listdir(job)) == ["step-1", "step-2"]
+
+
 def test_a_file_that_is_not_there(job: Path) -> None:
     error = problem(lambda: checkpoint.save(job, 3, files=["/no/such/file"], rank=TWO))
     assert "/no/such/file" in error.evidence[0]
@@ -162,6 +228,7 @@ def test_files_that_are_cut_off_altered_or_gone(job: Path) -> None:
         (lambda text: text[:-20], "cut off"),
         (lambda text: "[]", "no manifest"),
         (lambda text: "{}", "no manifest"),
+        (lambda text: "[" * 100_000, "no manifest"),
         (lambda text: text.replace('"world_size": 2', '"world_size": 4'), "altered"),
         (lambda text: text.replace('"step": 2', '"step": 1'), "altered"),
         (lambda text: text.replace('"format": 1', '"format": 2'), "format 2, and this release reads format 1"),
@@ -196,7 +263,8 @@ def test_an_older_checkpoint_is_named_and_not_taken(job: Path) -> None:
 def test_nothing_to_load(tmp_path: Path, job: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "no checkpoint in" in problem(lambda: checkpoint.load(tmp_path / "empty")).summary
-    assert "is not a folder" in problem(lambda: checkpoint.load(tmp_path / "absent")).evidence[0]
+    for absent in (tmp_path / "absent", "a\0b"):
+        assert "is not a folder" in problem(functools.partial(checkpoint.load, absent)).evidence[0]
     error = problem(lambda: checkpoint.load(job, 5))
     assert "step 5" in error.summary
     assert error.evidence == ("steps that are there: 1, 2",)
@@ -274,6 +342,20 @@ def test_content_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypat
         pytest.skip("/proc tells which file a descriptor is")
     monkeypatch.setattr(os, "fsync", recording_sync)
     monkeypatch.setattr(Path, "rename", recording_rename)
+    checkpoint.save(tmp_path / "runs/job", 1, Recorded(), rank=TWO)
+    assert done[:2] == ["runs", tmp_path.name], "the new folders too"
+    assert sorted(done[2:4]) == ["manifest.json", "state.ckpt"]
+    assert done[4:] == [".partial-1", "rename to step-1", "job"]
+
+
+def test_a_file_system_that_synchronises_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync: Any = os.fsync
+
+    def sync_files(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_files)
     checkpoint.save(tmp_path / "job", 1, Recorded(), rank=TWO)
-    assert sorted(done[:2]) == ["manifest.json", "state.ckpt"]
-    assert done[2:] == [".partial-1", "rename to step-1", "job"]
+    assert checkpoint.load(tmp_path / "job").step == 1

@@ -1,46 +1,18 @@
-"""Sessions that replay CUDA graphs, as far as that goes without a GPU.
-
-The session is a real one on the CPU, "device" memory is a stub runtime's, and IOBinding is ONNX Runtime's own. The run
-option that captures does nothing on the CPU; what is bound where, what is copied, kept and given back is the same.
-"""
+"""What sessions that replay CUDA graphs give, keep and give back. See graph_sessions.py."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import pytest
 
-from tests.cpu_session import child
+from tests.graph_sessions import with_graphs
 from tests.lab.stubs import Stubs
-
-SETUP = """
-from ortgpu.cuda_graph import CapturingSession, MAX_SHAPES
-runtime, stub = stub_runtime(sys.argv[1])
-bound = []  # numbers of the graphs, in the order of their runs
-
-class Recorded:
-    # The C++ session, and the run options that it is given
-    def __init__(self, inner):
-        self.inner = inner
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
-    def run_with_iobinding(self, binding, options):
-        bound.append(int(options.get_run_config_entry("gpu_graph_id")))
-        return self.inner.run_with_iobinding(binding, options)
-
-def capturing(model):
-    session = GPUSession(model)
-    inner = session._sess
-    session._sess = session._capturing = CapturingSession(inner, runtime, session.device)
-    session._sess._inner = Recorded(inner)
-    return session
-"""
 
 
 @pytest.fixture
 def with_stub(stubs: Stubs) -> Any:
-    return lambda code: child(SETUP + textwrap.dedent(code), str(stubs.cudart))
+    return lambda code: with_graphs(stubs, code)
 
 
 def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -> None:
@@ -61,14 +33,14 @@ def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -
                 right.append(len(expected) == len(got))
             feed = dict(reversed(feed.items()))
             right += [(a == b).all() for a, b in zip(plain.run(None, feed), session.run(None, feed))]
-        report([all(map(bool, right)), bound])
+        report([all(map(bool, right)), bound, [number for number, waits in zip(bound, waiting) if waits]])
     """)
-    assert found == [True, [1] * 4 + [2] * 4 + [1] * 4 + [3] * 4 + [2] * 4 + [1] * 8]
+    assert found == [True, [1] * 4 + [2] * 4 + [1] * 4 + [3] * 4 + [2] * 4 + [1] * 8, [1, 2, 3]]
 
 
 def test_every_type_that_can_be_captured(with_stub: Any) -> None:
     found = with_stub("""
-        from ortgpu.tensors import DTYPES
+        from ortgpu.tensor_types import DTYPES
         found = {}
         for name, dtype in DTYPES.items():
             kind = name[len("tensor("):-1]
@@ -158,12 +130,16 @@ def test_dropped_it_gives_everything_back(with_stub: Any) -> None:
         worker.join()
         before = stub.stub_device_bytes(), threads()
         [thread] = [each for each in threading.enumerate() if each.name.startswith("ortgpu")]
+        kept, inside = session.get_inputs(), session._sess._inner
         del session, worker
         gc.collect()
         thread.join(20)
-        report([before, stub.stub_device_bytes(), threads()])
+        after = stub.stub_device_bytes(), threads(), stub.stub_streams()
+        del kept, inside
+        report([before, after, stub.stub_streams()])
     """)
-    assert found == [[32, ["ortgpu-graph_0"]], 0, []]
+    # The C++ session, which the metadata keep, has the stream to its end.
+    assert found == [[32, ["ortgpu-graph_0"]], [0, [], 1], 0]
 
 
 def test_threads_get_their_own_results_and_two_threads_do_all_runs(with_stub: Any) -> None:
@@ -174,7 +150,7 @@ def test_threads_get_their_own_results_and_two_threads_do_all_runs(with_stub: An
             def run_with_iobinding(self, binding, options):
                 ran_in.add(threading.current_thread().name)
                 return inner.run_with_iobinding(binding, options)
-        session._sess._inner = Noting(inner)
+        session._sess._inner = Noting(inner, inner.stream)
         wrong = []
         def work(number):
             for step in range(60):
@@ -190,6 +166,30 @@ def test_threads_get_their_own_results_and_two_threads_do_all_runs(with_stub: An
         report([wrong, sorted(ran_in), mapped == [-n for n in range(50)], threads(), stub.stub_device_bytes()])
     """)
     assert found == [[], ["MainThread", "ortgpu-graph_0"], True, [], 0]
+
+
+def test_a_map_goes_straight_to_the_thread_that_runs(with_stub: Any) -> None:
+    """But for arrays that are staged, which other threads copy meanwhile."""
+    found = with_stub("""
+        from ortgpu.pinned import PinnedMemory
+        session = capturing(NEG)
+        session._pinned = PinnedMemory(runtime, 1 << 24)
+        results = session.map(feeds(50))
+        right = [next(results)[0].tolist() == [0] * 4]
+        small = threads()
+        right += [result[0].tolist() == [-n] * 4 for n, result in enumerate(results, 1)]
+        given = [{"x": np.full(50_000 if n % 2 else 3, n, np.float32)} for n in range(50)]
+        results = session.map(given)
+        right += [bool((next(results)[0] == 0).all())]
+        both = {each[:10] for each in threads()}
+        right += [bool((result[0] == -n).all()) for n, result in enumerate(results, 1)]
+        results = session.map(feeds(50), in_flight=1)
+        next(results)
+        session.close()
+        report([len(right), all(right), small, sorted(both), outcome(lambda: next(results))["type"], threads(),
+                stub.stub_pinned_bytes()])
+    """)
+    assert found == [100, True, ["ortgpu-graph_0"], ["ortgpu-gra", "ortgpu-map"], "ExecutionError", [], 0]
 
 
 def test_other_ways_to_run_are_refused(with_stub: Any) -> None:
@@ -223,29 +223,36 @@ def test_closed_it_says_so(with_stub: Any) -> None:
     assert [each["type"] for each in found] == ["ExecutionError"] * 3
 
 
-def test_a_failed_capture_is_told_by_this_run_and_the_next(with_stub: Any) -> None:
+def test_the_callers_arrays_are_free_when_a_run_has_ended(with_stub: Any) -> None:
+    """Copies from pinned memory go on after the call that begins them."""
     found = with_stub("""
+        from ortgpu.pinned import PinnedMemory
         session = capturing(NEG)
+        session._pinned = PinnedMemory(runtime, 1 << 20)
+        array, wrong = session.pinned_empty(1000), []
+        for value in range(30):
+            array[:] = value
+            (result,) = session.run(None, {"x": array})
+            array[:] = -1
+            wrong += [value] * bool((result != -value).any())
         inner = session._sess._inner
         class Failing(Recorded):
             def run_with_iobinding(self, binding, options):
-                raise RuntimeError("CUDA failure 900: operation not permitted when stream is capturing ; GPU=0")
-        session._sess._inner = Failing(inner)
-        first = outcome(lambda: session.run(None, feeds(1)[0]))
-        session._sess._inner = inner
-        report([first, outcome(lambda: session.run(None, feeds(1)[0])), stub.stub_device_bytes()])
+                raise RuntimeError("CUBLAS failure 14")
+        session._sess._inner = Failing(inner, inner.stream)
+        failed = outcome(lambda: session.run(None, {"x": array}))
+        report([wrong, failed["text"], stub.stub_late_copies()])
     """)
-    first, second, device_bytes = found
-    assert first == second
-    assert first["type"] == "ProviderRequestError"
-    assert "CUDA failure 900" in first["text"]
-    assert "whose output shapes depend on data" in first["text"]
-    assert device_bytes == 0
+    assert found[0] == []
+    assert "CUBLAS failure 14" in found[1]
+    assert found[2] == 0
 
 
 def test_out_of_memory_is_told_as_such_and_the_session_works_on(with_stub: Any) -> None:
     found = with_stub("""
+        import dataclasses
         session = capturing(NEG)
+        session.device = dataclasses.replace(session.device, kind="cuda")
         stub.stub_fail(2)
         failed = outcome(lambda: session.run(None, feeds(1)[0]))
         stub.stub_fail(0)
@@ -274,71 +281,3 @@ def test_a_forked_child_frees_nothing(with_stub: Any) -> None:
         report([json.loads(os.read(read, 1000)), session.run(None, feeds(2)[1])[0].tolist()])
     """)
     assert found == [["ForkedSessionError", 32], [-1] * 4]
-
-
-CONTROL_FLOW = (
-    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the graph capture feature as requested by the user as the "
-    "model has control flow nodes which can't be supported by CUDAExecutionProvider"
-)
-PARTITIONED = (
-    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the {} feature as requested by the user  as all compute "
-    "graph nodes have not been partitioned to the CUDAExecutionProvider"
-)
-
-
-def test_why_a_model_is_refused() -> None:
-    found = child(f"""
-        from ortgpu.cuda_graph import is_refusal, why_not_captured
-        texts = [{CONTROL_FLOW!r}, {PARTITIONED.format("graph capture")!r}, {PARTITIONED.format("CUDA Graph")!r}]
-        branch = model('''branch (bool c, float[n] x) => (float[n] y) {{
-            y = If(c) <then_branch = then () => (float[n] z) {{ z = Neg(x) }},
-                       else_branch = other () => (float[n] z) {{ z = Abs(x) }}>
-        }}''')
-        placement = GPUSession(branch).placement
-        errors = [why_not_captured(RuntimeError(text), placement, branch) for text in texts]
-        described = [[type(e).__name__, e.summary, list(map(str, e.details().get("nodes", ())))] for e in errors]
-        report([[is_refusal(RuntimeError(text)) for text in (*texts, "no such file")], described])
-    """)
-    assert found[0] == [True, True, True, False]
-    (kind, summary, _), (second, _, nodes), (third, _, _) = found[1]
-    assert (kind, second, third) == ("ProviderRequestError", "PlacementError", "PlacementError")
-    assert summary == "this model cannot be captured as a CUDA graph: it has control flow, If"
-    assert any(node.startswith(("Neg", "Abs", "If")) for node in nodes)
-
-
-def test_what_cannot_be_captured_is_refused_when_the_session_is_made(with_stub: Any) -> None:
-    found = with_stub("""
-        from ortgpu import cuda_graph
-        texts = GPUSession(model("t (string[n] x) => (string[n] y) { y = Identity(x) }"))
-        sequence = GPUSession(model("t (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct(x) }"))
-        usual = GPUSession(NEG)
-        no_runtime = outcome(lambda: cuda_graph.captured(usual))
-        cuda_graph.runtime_of = lambda device: runtime
-        class Memory:
-            name = "Cuda"
-        class Elsewhere(Recorded):
-            input_meminfos = [Memory]  # not where the rest of a session on the CPU is
-        made = cuda_graph.captured(usual)
-        usual._sess = Elsewhere(usual._sess)
-        report([no_runtime, outcome(lambda: cuda_graph.captured(texts)), outcome(lambda: cuda_graph.captured(sequence)),
-                outcome(lambda: cuda_graph.captured(usual)), type(made).__name__])
-    """)
-    *refused, made = found
-    assert [each["type"] for each in refused] == ["ProviderRequestError"] * 4
-    reasons = ("CUDA runtime", "'x' is a tensor(string)", "'y' is a seq(tensor(float))", "input 'x' is read on the CPU")
-    for error, reason in zip(refused, reasons, strict=True):
-        assert reason in error["text"]
-    assert made == "CapturingSession"
-
-
-def test_the_option_is_set_and_must_not_contradict() -> None:
-    found = child("""
-        from ortgpu.cuda_graph import with_capture
-        from ortgpu.providers import CUDA, parse
-        asked = parse([CUDA], [{"enable_cuda_graph": False}])
-        report([with_capture(parse(None, None)).options_of(CUDA), outcome(lambda: str(with_capture(asked))),
-                outcome(lambda: GPUSession(NEG, cuda_graph=True).device.kind)])  # the CPU, which was allowed, has none
-    """)
-    assert found[0] == {"enable_cuda_graph": "1"}
-    assert found[1]["type"] == "ProviderRequestError"
-    assert found[2] == {"returned": "cpu"}

@@ -5,37 +5,32 @@ What the facts are on real broken environments is for ``test_broken_environments
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from ortgpu.diagnosis import CHECKS, find_problems
-from ortgpu.diagnosis.probe import ProbeStep
+from ortgpu.diagnosis import CHECKS, diagnose, find_problems
+from ortgpu.diagnosis.devices import visible_gpus
 from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.driver import GPU, RefusedNode
 from ortgpu.environment.libraries import Candidate, Resolution
 from ortgpu.environment.packages import Distribution
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
-from ortgpu.preloading import MissingLibrary
+from tests.diagnosis_cases import CASES, Case
 from tests.made_facts import (
     CPU_ENGINE,
     CPU_ENGINE_THERE,
     CUDA_H200,
     CUDNN_13,
     ENGINE,
-    FOLDER,
     H200,
     HEALTHY,
     NO_DRIVER,
     NO_ENGINE,
     NO_LIBRARIES,
-    NO_PROVIDER,
     SEEN_HEALTHY,
     SITE,
-    SYMBOL,
     UUID,
     Change,
     all_of,
@@ -48,7 +43,6 @@ from tests.made_facts import (
     observed,
     owned,
     part,
-    preloaded,
     probed,
     processes,
     refused,
@@ -58,197 +52,6 @@ from tests.made_facts import (
     without,
 )
 
-# name, what is changed, the finding's class, its severity, what its text holds
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    change: Change
-    error: str
-    says: str
-    severity: str = "fatal"
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-CASES = [
-    # Packages
-    Case("another system", part("host", system="Darwin", machine="arm64"), "UnsupportedPlatformError", "Darwin arm64",
-        details={"system": "Darwin", "machine": "arm64"}),
-    Case("nothing installed", NO_ENGINE, "OnnxRuntimeNotInstalledError", "pip install"),
-    Case("a stray module", engine(shadowed_by="/app/onnxruntime.py"), "BrokenPackageError", "/app/onnxruntime.py",
-        details={"files": ("/app/onnxruntime.py",)}),
-    Case("a leftover folder", engine(importable=False), "BrokenPackageError", f"rm -rf {FOLDER}"),
-    Case("a missing file", owned(missing_files=("onnxruntime/capi/_pybind_state.py",)), "BrokenPackageError",
-        "--force-reinstall", details={"files": ("onnxruntime/capi/_pybind_state.py",)}),
-    Case("an altered file", owned(altered_files=("onnxruntime/__init__.py",)), "BrokenPackageError",
-        "not the file that was installed: onnxruntime/__init__.py"),
-    Case("a missing provider on record",
-        all_of(NO_PROVIDER, owned(missing_files=("onnxruntime/capi/libonnxruntime_providers_cuda.so",))),
-        "BrokenPackageError", "libonnxruntime_providers_cuda.so"),
-    Case("a missing provider", NO_PROVIDER, "BrokenPackageError", "CUDA provider library"),
-    Case("two packages, the GPU build whole", engine(owners=(CPU_ENGINE, ENGINE)), "ConflictingPackagesError",
-        "onnxruntime and onnxruntime-gpu are installed over each other", "warning",
-        details={"packages": ("onnxruntime", "onnxruntime-gpu")}),
-    Case("two packages, the GPU build lost",
-        all_of(NO_PROVIDER, engine(owners=(ENGINE, CPU_ENGINE), build_name="onnxruntime")), "ConflictingPackagesError",
-        "the GPU build lost"),
-    Case("two packages, holes",
-        engine(owners=(CPU_ENGINE, replace(ENGINE, altered_files=("onnxruntime/__init__.py",)))),
-        "ConflictingPackagesError", "1 of its files missing or overwritten"),
-    Case("the CPU package", CPU_ENGINE_THERE, "CPUOnlyPackageError", "pip uninstall -y onnxruntime &&",
-        details={"package": "onnxruntime", "version": "1.31.1"}),
-    Case("the CPU package before the GPU one",
-        all_of(CPU_ENGINE_THERE, engine(elsewhere=(replace(ENGINE, location="/usr"),))), "CPUOnlyPackageError",
-        "shadowed by it: onnxruntime-gpu 1.31.1 in /usr"),
-    Case("no CUDA in the build", observed(available_providers=("CPUExecutionProvider",)), "CPUOnlyPackageError",
-        "without CUDA"),
-    *(
-        Case(f"a damaged {name}", part(name, problem="truncated: 5 of 9 bytes"), "BrokenPackageError",
-            "truncated: 5 of 9 bytes",)
-        for name in ("extension", "bridge", "provider")
-    ),
-    Case("import fails", observed(import_error="ImportError: DLL load failed"), "BrokenPackageError",
-        "DLL load failed"),
-    Case("no InferenceSession", observed(has_session=False), "BrokenPackageError", "InferenceSession"),
-    Case("an old C library", observed(import_error="ImportError: /lib/libc.so.6: version `GLIBC_2.34' not found"),
-        "UnsupportedPlatformError", "GLIBC_2.34"),
-    Case("an executable stack", observed(
-        import_error="ImportError: cannot enable executable stack as shared object requires: Invalid argument"),
-        "BrokenPackageError", "onnxruntime-gpu>=1.28"),
-    # Libraries
-    Case("a model that works between processes",
-         all_of(request(collective_operators=("AllReduce",)), observed(has_collective_ops=False)),
-         "CollectiveOpsUnavailableError", "AllReduce"),
-    Case("one library missing", without("libcurand.so.10"), "LibraryNotFoundError", "nvidia-curand~=10.0",
-        details={"missing": ("libcurand.so.10",)}),
-    Case("all libraries missing", NO_LIBRARIES, "LibraryNotFoundError", "found nowhere",
-        details={"missing": ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10")}),
-    Case("another version of it", without("libcublas.so.13", found="libcublas.so.12"), "LibraryVersionError",
-        "/usr/lib/libcublas.so.12", details={"found": {"libcublas.so.13": "/usr/lib/libcublas.so.12"}}),
-    Case("a library that could not be opened", preloaded(missing=(MissingLibrary("libcurand.so.10", True,
-        "nvidia-curand~=10.0",
-        (Candidate("libcurand.so.10", "/x/libcurand.so.10", "directory", "/x", "file too short"),),),)),
-        "LibraryNotFoundError", "/x/libcurand.so.10 passed over (directory): file too short"),
-    Case("a library that no wheel has", preloaded(missing=(MissingLibrary("libfoo.so.1", True, None, ()),)),
-        "LibraryNotFoundError", "install the system package that has libfoo.so.1"),
-    Case("a missing symbol", all_of(preloaded(), observed(provider_error=SYMBOL)), "LibraryVersionError",
-        "cublasLtMatmul", details={"needed": ("libcublasLt.so.13",)}),
-    Case("a provider that needs more",
-        all_of(preloaded(), observed(provider_error="libfoo.so.1: cannot open shared object file")),
-        "LibraryNotFoundError", "libfoo.so.1"),
-    Case("a provider that does not open", all_of(preloaded(), observed(provider_error="invalid ELF header")),
-        "BrokenPackageError", "invalid ELF header"),
-    Case("no cuDNN", without(CUDNN_13), "LibraryNotFoundError", "models with convolutions", "warning"),
-    Case("no cuDNN for a model that needs it", all_of(without(CUDNN_13), request(cudnn_operators=("Conv",))),
-        "LibraryNotFoundError", "Conv of this model needs libcudnn.so.9", details={"missing": (CUDNN_13,)}),
-    Case("no cuFFT", without("libcufft.so.12"), "LibraryNotFoundError", "Fourier", "warning"),
-    Case("no cuFFT for a model that needs it", all_of(without("libcufft.so.12"), request(cufft_operators=("Rfft",))),
-        "LibraryNotFoundError", "Rfft of this model needs libcufft.so.12"),
-    Case(
-        "cuDNN for another CUDA", preloaded(cudnn_cuda_major=12), "LibraryConflictError", "built for CUDA 12",
-        "warning"),
-    Case("cuDNN for another CUDA, and a model that needs it",
-        all_of(preloaded(cudnn_cuda_major=12), request(cudnn_operators=("Conv",))), "LibraryConflictError",
-        "ONNX Runtime for CUDA 13"),
-    Case("cuDNN of two releases", observed(cudnn_mixed=("/b/libcudnn.so.9", "/b/libcudnn_ops.so.9")),
-        "LibraryConflictError", "from /b: libcudnn.so.9, libcudnn_ops.so.9", "warning"),
-    Case("cuDNN of two releases, and a model that needs it",
-        all_of(observed(cudnn_mixed=("/b/libcudnn.so.9",)), request(cudnn_operators=("Conv",))),
-        "LibraryConflictError", "install cuDNN again: /b holds files of several releases"),
-    Case("cuDNN of two folders", all_of(observed(cudnn_mixed=("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")),
-        variables(LD_LIBRARY_PATH="/a:/c")), "LibraryConflictError", "export LD_LIBRARY_PATH=/c", "warning",
-        details={"libraries": ("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")}),
-    Case("a library of another size", part("packages", nvidia=(
-        Distribution("nvidia-cublas", "13.1.0", SITE, altered_files=("nvidia/cu13/lib/libcublas.so.13",)),)),
-        "BrokenPackageError", "--force-reinstall --no-deps nvidia-cublas==13.1.0", "warning"),
-    # Devices
-    Case("a device that is not there", request(device=3), "DeviceNotFoundError", UUID, details={"requested": 3}),
-    Case("a UUID that is not there", request(device="GPU-9999"), "DeviceNotFoundError", UUID),
-    Case("a device that CUDA does not have",
-        all_of(observed(cuda=CudaState(0, (CUDA_H200,), 1)), request(device="cuda:1")), "DeviceNotFoundError",
-        "cuda:0 NVIDIA H200", details={"requested": "cuda:1"}),
-    Case("a GPU that is too old", gpus((6, 1)), "UnsupportedDeviceError", "sm_80, sm_90a",
-        details={"compute_capability": (6, 1), "architectures": ("sm_80", "sm_90a")}),
-    Case("a GPU that is too new", gpus((12, 1)), "UnsupportedDeviceError", "12.1"),
-    Case("two of them", gpus((6, 1), (7, 0)), "UnsupportedDeviceError", "6.1"),
-    Case("the one that is named", all_of(gpus((9, 0), (7, 0)), request(device="GPU-1")), "UnsupportedDeviceError",
-        "7.0"),
-    Case("every GPU hidden", variables(CUDA_VISIBLE_DEVICES=""), "NoDeviceError", "unset CUDA_VISIBLE_DEVICES"),
-    Case("every GPU hidden by -1", variables(CUDA_VISIBLE_DEVICES="-1"), "NoDeviceError", "hides every GPU"),
-    Case("no GPU", nvml(gpus=()), "NoDeviceError", "NVML sees 0 GPU(s)"),
-    Case("CUDA sees none", cuda_failed(100), "NoDeviceError", "cuInit returned 100"),
-    Case("CUDA counts none", observed(cuda=CudaState(0, (), 1)), "NoDeviceError", "CUDA sees no GPU"),
-    Case("compute mode prohibited", processes("prohibited"), "DeviceBusyError", "nvidia-smi -i",
-        details={"uuid": UUID}),
-    Case("another process holds it", cuda_failed(46), "DeviceBusyError", "no further process"),
-    # Driver
-    Case("no driver", NO_DRIVER, "DriverNotFoundError", "580.65 or newer"),
-    Case("no compute in the container", all_of(part("driver", libcuda=None, libcuda_error="not found"),
-        part("host", container="docker"), variables(NVIDIA_DRIVER_CAPABILITIES="utility"),), "DriverNotFoundError",
-        "NVIDIA_DRIVER_CAPABILITIES=utility"),
-    Case("no driver in WSL", all_of(NO_DRIVER, part("host", wsl=True)), "DriverNotFoundError", "/usr/lib/wsl/lib"),
-    Case("an AMD GPU", all_of(NO_DRIVER, part("host", display_vendors=frozenset({0x1002}))), "DriverNotFoundError",
-        "onnxruntime-rocm"),
-    Case("an old driver", part("driver", cuda_version=(12, 8)), "DriverTooOldError", "CUDA up to 12.8",
-        details={"driver_cuda": (12, 8), "needed_cuda": (13, 0), "driver_version": "580.65.06"}),
-    Case("an old driver, as NVML says", all_of(part("driver", cuda_version=None), nvml(cuda_version=(11, 4))),
-        "DriverTooOldError", "CUDA up to 11.4"),
-    Case("an old driver, as CUDA says", cuda_failed(35), "DriverTooOldError", "580.65"),
-    *(
-        Case(f"cuInit {code}", cuda_failed(code), "DriverUnusableError", says, details={"cuda_code": code})
-        for code, says in {
-            3: "spawn",
-            34: "stub",
-            214: "memory error",
-            802: "fabric",
-            803: "reboot",
-            804: "cuda-compat",
-            999: "Xid",
-            304: "CUDA_ERROR_OPERATING_SYSTEM",
-            12345: "CUDA error 12345",
-        }.items()
-    ),
-    Case("no right to a device file", all_of(refused(RefusedNode("/dev/nvidiactl", "EACCES", "video")),
-        cuda_failed(999)), "DriverUnusableError", "make this user a member of video"),
-    Case("a right that was withdrawn", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
-        cuda_failed(304)), "DriverUnusableError", "daemon-reload"),
-    Case("no right to any GPU, and CUDA sees none", all_of(refused(RefusedNode("/dev/nvidia0", "EACCES", "root")),
-        cuda_failed(100)), "DriverUnusableError", "may not open /dev/nvidia0"),
-    Case("no file for unified memory", all_of(part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")),
-        cuda_failed(999)), "DriverUnusableError", "sudo nvidia-modprobe -u -c=0"),
-    Case("no file for unified memory in a container", all_of(part("host", container="docker"),
-        part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")), cuda_failed(999)), "DriverUnusableError",
-        "give it /dev/nvidia-uvm too"),
-    Case("no memory left", cuda_failed(2), "InsufficientDeviceMemoryError", "MiB free",
-        details={"free": H200.memory_free, "total": H200.memory_total}),
-    Case("a poisoned context", cuda_failed(700), "PoisonedContextError", "restart this process",
-        details={"cuda_code": 700}),
-    # What was tried
-    Case("the driver crashes", probed(died_in="driver"), "DriverUnusableError", "SIGSEGV"),
-    Case(
-        "the driver hangs", probed(died_in="driver", timed_out=True, seconds=30.0), "DriverUnusableError",
-        "within 30 s"),
-    Case("the import crashes", probed(died_in="import"), "BrokenPackageError", "import onnxruntime ended the process"),
-    Case("loading crashes", probed(died_in="libraries"), "BrokenPackageError", "loading the CUDA libraries"),
-    Case("the provider crashes", probed(died_in="provider"), "BrokenPackageError", "Segmentation fault"),
-    Case("a session crashes", probed(died_in="session"), "ProviderFallbackError", "opening a session"),
-    Case("a session fails", probed(ProbeStep("session", False, "strange words")), "ProviderFallbackError",
-        "strange words"),
-    Case("a session fails for a reason", probed(ProbeStep("session", False, "CUDA failure 999: unknown error")),
-        "DriverUnusableError", "999"),
-    Case("the model fails", probed(ProbeStep("session", True), ProbeStep("model", False, "No Op registered for Foo")),
-        "ProviderError", "No Op registered for Foo"),
-    # The model
-    Case("no model", request(model=ModelFacts("m.onnx", problem="no such file")), "GPUError", "no such file"),
-    Case("no weights", request(model=ModelFacts("m.onnx", missing_data=("m.data",))), "GPUError", "m.data"),
-    Case("operators of others", request(model=ModelFacts("m.onnx", operators=frozenset({("Foo", "my.ops")}))),
-        "ProviderError", "my.ops:Foo", "warning"),
-    Case("nodes on the CPU", probed(ProbeStep("model", True, data={"nodes": [{"name": "n",
-        "op_type": "NonMaxSuppression", "domain": "", "provider": "CPUExecutionProvider", "kind": "compute",}]},)),
-        "PlacementError", "NonMaxSuppression", "warning"),
-]  # fmt: skip
-
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -257,7 +60,6 @@ def roots(problems: tuple[GPUError, ...]) -> list[str]:
 
 
 # A healthy machine
-
 
 HARMLESS: dict[str, Change] = {
     "facts alone": lambda facts: facts,
@@ -304,6 +106,17 @@ HARMLESS: dict[str, Change] = {
     "CUDA could not be asked": observed(cuda=CudaState(None, None, 1)),
     "CUDA 1.27 in the extension": observed(
         import_error="ImportError: libcudart.so.13: cannot open shared object file: No such file"
+    ),
+    "PTX that is not needed is passed over": variables(CUDA_DISABLE_PTX_JIT="1"),
+    "machine code is not passed over": variables(CUDA_FORCE_PTX_JIT="0"),
+    "a Jetson": part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap")),
+    "one GPU of two that is lost": nvml(error="GPU is lost", code=15),
+    "WSL": all_of(
+        part("host", wsl=True),
+        part("driver", libcuda="/usr/lib/wsl/lib/libcuda.so.1", device_nodes=("/dev/dxg",), kernel_version=None),
+    ),
+    "a MIG instance in a GPU that says nothing of MIG": all_of(
+        nvml(gpus=(replace(H200, mig_enabled=None),)), variables(CUDA_VISIBLE_DEVICES="MIG-1")
     ),
     "the probe did not start": probed(died_in="start"),
     "a model of usual operators": request(
@@ -365,6 +178,19 @@ def test_every_check_finds_something() -> None:
     """No check is dead: each is the one that reports at least one of the cases."""
     reporting = {check for case in CASES for check in CHECKS if check(case.change(HEALTHY)) is not None}
     assert [check.__name__ for check in CHECKS if check not in reporting] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ("0x0", ["A"]), ("1gpu,0", ["B", "A"]), (" +1", ["B"]), ("0,0", []), ("1,gpu,0", ["B"]), ("GPU-", []),
+        ("GPU-a", ["A"]), ("0,-1,1", ["A"]), ("99999999999999999999", []), ("0;1", ["A"]), ("0,5,1", ["A"]),
+    ],
+)  # fmt: skip
+def test_visible_devices_are_read_as_cuda_reads_them(value: str, seen: list[str]) -> None:
+    two = tuple(replace(H200, index=number, name=name, uuid=f"GPU-{name}") for number, name in enumerate("AB"))
+    facts = all_of(nvml(gpus=two), variables(CUDA_VISIBLE_DEVICES=value))(HEALTHY)
+    assert [gpu.name for gpu in visible_gpus(facts.environment)] == seen
 
 
 # Several changes
@@ -431,3 +257,9 @@ def test_beside_it_what_is_absent_is_installed() -> None:
     assert [fix.kind for fix in problem.fixes] == ["manual", "shell"]
     assert "nvidia-curand" in problem.fixes[1]
     assert "nvidia-cublas" not in problem.fixes[1]
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf")])
+def test_a_timeout_that_is_no_time_to_wait(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be a positive number of seconds"):
+        diagnose(probe=True, timeout=timeout)

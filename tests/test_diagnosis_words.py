@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from ortgpu.diagnosis.execution import of_run
 from ortgpu.diagnosis.messages import of_construction
+from ortgpu.errors import GPUOutOfMemoryError
 from tests.made_facts import HEALTHY, NO_DRIVER, Change, part, request, variables
 
 PREFIX = (
@@ -41,6 +43,9 @@ SUFFIX = (
         ("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: /src/bfc_arena.cc:376 void* "
             "onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) Failed to allocate memory for requested buffer "
             "of size 4294967296\n", "InsufficientDeviceMemoryError", {"requested": 4294967296},),
+        ("[ONNXRuntimeError] : 1 : FAIL : Exception during initialization: /src/bfc_arena.cc:360 void* BFCArena"
+            "::AllocateRawInternal(size_t) Available memory of 1048576 is smaller than requested bytes of 2097152",
+            "InsufficientDeviceMemoryError", {"requested": 2097152},),
         (f"{PREFIX}CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; expr=cublasCreate(&cublas_handle_);",
             "InsufficientDeviceMemoryError", {},),
         (f"{PREFIX}CUBLAS failure 3: the resource allocation failed ; GPU=0 ; expr=cublasCreate(&cublas_handle_);",
@@ -95,6 +100,9 @@ def test_words_and_facts_together(text: str, change: Change, error: str) -> None
         "",
         "[ONNXRuntimeError] : 3 : NO_SUCHFILE : Load model from /m.onnx failed: File doesn't exist",
         "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from /m.onnx failed:Protobuf parsing failed.",
+        "[ONNXRuntimeError] : 3 : NO_SUCHFILE : Load model from /CUDA EP/m.onnx failed:File doesn't exist",
+        "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Load model from /CUDAExecutionProvider/m.onnx failed:No graph",
+        "[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. In Node, (CUDA failure 700: x, Foo) ...",
         "[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. Error: No Op registered for Foo",
         "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1) node with name ''",
         "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got invalid dimensions for input: x for the following indices",
@@ -106,3 +114,29 @@ def test_words_and_facts_together(text: str, change: Change, error: str) -> None
 )
 def test_words_about_something_else(text: str) -> None:
     assert of_construction(text, HEALTHY) is None
+
+
+@pytest.mark.parametrize(
+    ("variables_of_launcher", "first"),
+    [
+        ({}, "Failed to allocate memory for requested buffer of size 5"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, "on rank 1 of 2"),
+        ({"RANK": "1"}, "Failed to allocate memory for requested buffer of size 5"),
+    ],
+    ids=["alone", "in a job", "launcher not known"],
+)
+def test_who_ran_out_of_memory(
+    variables_of_launcher: dict[str, str], first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables_of_launcher.items():
+        monkeypatch.setenv(name, value)
+    error = of_run("Failed to allocate memory for requested buffer of size 5", "Fail", None)
+    assert isinstance(error, GPUOutOfMemoryError)
+    assert error.evidence[0] == first
+
+
+def test_a_limit_of_the_callers_own_is_not_the_memory_of_the_gpu() -> None:
+    found = of_construction("Available memory of 1048576 is smaller than requested bytes of 2097152", HEALTHY)
+    assert found is not None
+    assert "gpu_mem_limit" in found.summary
+    assert [str(fix) for fix in found.fixes] == ["raise the provider option gpu_mem_limit, or leave it out"]

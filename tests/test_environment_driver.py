@@ -16,7 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortgpu.environment.driver import parse_cuda_number, parse_kernel_version, parse_mapped_file
+from ortgpu.environment.driver import (
+    parse_cuda_number,
+    parse_kernel_version,
+    parse_library_version,
+    parse_mapped_file,
+)
 
 LAB = Path(__file__).parent / "lab"
 COMPILER = shutil.which("cc")
@@ -134,6 +139,21 @@ def test_parse_mapped_file_that_is_not_there() -> None:
     assert parse_mapped_file(MAPS, "libnvidia-ml.so") is None
 
 
+@pytest.mark.parametrize(
+    ("path", "version"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06", "580.65.06"),
+        ("/usr/lib/libcuda.so.590.44", "590.44"),
+        ("/usr/lib/wsl/lib/libcuda.so.1.1", None),
+        ("/usr/lib/libcuda.so.1", None),
+        ("libcuda.so.1", None),
+        ("", None),
+    ],
+)
+def test_parse_library_version(path: str, version: str | None) -> None:
+    assert parse_library_version(path) == version
+
+
 @given(st.text(max_size=200), st.integers(0, 1 << 64))
 def test_any_text_is_parsed(text: str, address: int) -> None:
     parse_kernel_version(text)
@@ -150,13 +170,25 @@ def test_files_below_a_root(tmp_path: Path) -> None:
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22\n")
     (tmp_path / "dev").mkdir()
-    for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "dxg", "null", "nvme0"):
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "dxg", "nvmap", "null", "nvme0"):
         (tmp_path / "dev" / name).touch()
     found = child(f"show(driver.read_driver(Path({str(tmp_path)!r})))")
     assert found["kernel_version"] == "550.54.14"
-    assert found["device_nodes"] == ["/dev/dxg", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl"]
+    assert found["device_nodes"] == ["/dev/dxg", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap"]
     found = child(f"show(driver.read_driver(Path({str(tmp_path / 'absent')!r})))")
     assert (found["kernel_version"], found["device_nodes"]) == (None, [])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="folders of Linux")
+def test_a_driver_where_the_loader_does_not_look(tmp_path: Path) -> None:
+    """Only where there is none that it finds: here one that cannot be loaded comes first."""
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    folder = tmp_path / "usr/local/nvidia/lib64"
+    folder.mkdir(parents=True)
+    (folder / "libcuda.so.1").touch()
+    (tmp_path / "usr/lib/wsl/lib/libcuda.so.1").mkdir(parents=True)
+    found = child(f"show(driver.read_driver(Path({str(tmp_path)!r})))", library=tmp_path)
+    assert found["libcuda_elsewhere"] == ["/usr/local/nvidia/lib64/libcuda.so.1"]
 
 
 NOBODY = 65534
@@ -209,6 +241,20 @@ def test_libcuda_is_asked_and_not_initialised(
     found = child("show(driver.read_driver())", library=tmp_path)
     assert (found["libcuda"], found["libcuda_error"]) == (os.path.realpath(library), None)
     assert found["cuda_version"] == expected
+
+
+@needs_stubs
+def test_the_driver_that_a_libcuda_belongs_to_and_how_it_was_found(tmp_path: Path) -> None:
+    """The path is that of the file behind all links; what can be taken out of LD_LIBRARY_PATH is what is in there."""
+    (tmp_path / "cuda-12.4").mkdir()
+    (tmp_path / "cuda").symlink_to("cuda-12.4")
+    build(
+        tmp_path / "cuda-12.4", "libcuda.so.550.54.14", CUDA_SOURCE.replace("VERSION", "12040").replace("STATUS", "0")
+    )
+    (tmp_path / "cuda-12.4" / "libcuda.so.1").symlink_to("libcuda.so.550.54.14")
+    code = "found = driver.read_driver(); show([found.libcuda, found.libcuda_version, found.libcuda_entry])"
+    real = os.path.realpath(tmp_path / "cuda-12.4" / "libcuda.so.550.54.14")
+    assert child(code, library=tmp_path / "cuda") == [real, "550.54.14", str(tmp_path / "cuda")]
 
 
 @needs_stubs
@@ -266,7 +312,13 @@ GPUS = (
 def test_every_gpu(nvml: Nvml) -> None:
     found = nvml.show("show(driver.read_nvml())", STUB_NVML_GPUS=GPUS, STUB_NVML_CUDA="12080", CUDA_VISIBLE_DEVICES="1")
     gpus = found.pop("gpus")
-    assert found == {"available": True, "error": None, "driver_version": "580.65.06", "cuda_version": [12, 8]}
+    assert found == {
+        "available": True,
+        "error": None,
+        "code": None,
+        "driver_version": "580.65.06",
+        "cuda_version": [12, 8],
+    }
     assert gpus[0] == {
         "index": 0,
         "uuid": "GPU-a",
@@ -294,7 +346,14 @@ def test_no_gpu_is_not_unavailable(nvml: Nvml) -> None:
 def test_nvml_that_does_not_start(nvml: Nvml, code: str, words: str) -> None:
     found = nvml.show("show(driver.read_nvml())", STUB_NVML_INIT=code)
     assert words in found.pop("error")
-    assert found == {"available": False, "driver_version": None, "cuda_version": None, "gpus": []}
+    assert found == {"available": False, "code": int(code), "driver_version": None, "cuda_version": None, "gpus": []}
+
+
+@needs_stubs
+def test_a_gpu_that_is_lost_is_there_all_the_same(nvml: Nvml) -> None:
+    found = nvml.show("show(driver.read_nvml())", STUB_NVML_GPUS="uuid=GPU-a;uuid=GPU-b|handle=15")
+    assert (found["available"], found["error"], found["code"]) == (True, "GPU is lost", 15)
+    assert [gpu["uuid"] for gpu in found["gpus"]] == ["GPU-a", None]
 
 
 @needs_stubs

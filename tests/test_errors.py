@@ -1,28 +1,23 @@
-"""Every error class as a record: its place in the tree, its text, its fields, and its way into another process."""
+"""Every error class as a record: its place in the tree, its text, its fields and fixes, and its name."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import inspect
-import json
-import multiprocessing
 import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import ortgpu
 from ortgpu import errors
-from ortgpu.errors import CPUExecutionWarning, Fix, GPUError, LibraryNotFoundError, catalogue
-from ortgpu.placement import PlacedNode
+from ortgpu.errors import CPUExecutionWarning, Fix, GPUError, catalogue
+from tests.made_errors import EACH, contents, full
 
 BUILTINS = (RuntimeError, ImportError, OSError, LookupError, MemoryError, ValueError)
 
@@ -79,51 +74,12 @@ FIELDS = {
     "GPUOutOfMemoryError": {"requested", "free", "total"},
 }
 
-EACH = pytest.mark.parametrize("cls", catalogue().values(), ids=lambda cls: cls.__name__)
-
 
 def builtins_of(name: str) -> set[type[Exception]]:
     if name == "GPUError":
         return {RuntimeError}
     parent, own = TREE[name]
     return builtins_of(parent) | ({own} if own else set())
-
-
-def full(cls: type[GPUError], summary: str = "it failed") -> GPUError:
-    """An error of this class in which everything is set."""
-    values: dict[str, Any] = {name: (name, 1) for name in cls.fields}
-    if "found" in values:
-        values["found"] = {"libcublas.so.13": "/opt/libcublas.so.12"}
-    if "nodes" in values:
-        values["nodes"] = (PlacedNode("n", "Conv", "", "CPUExecutionProvider", "compute"),)
-    return cls(
-        summary,
-        evidence=["fact one", "fact two"],
-        fixes=[
-            Fix("sudo reboot", kind="shell", needs="root"),
-            Fix("import torch", kind="python"),
-            Fix("buy a GPU", kind="manual", needs="hardware"),
-        ],
-        others=[LibraryNotFoundError("libcurand.so.10 not found", missing=("libcurand.so.10",)), GPUError("more")],
-        consequence_of="driver-too-old",
-        severity="warning",
-        **values,
-    )
-
-
-def contents(error: GPUError) -> dict[str, Any]:
-    return {
-        "type": type(error),
-        "text": str(error),
-        "summary": error.summary,
-        "args": error.args,
-        "evidence": error.evidence,
-        "fixes": [(str(fix), type(fix), fix.kind, fix.needs) for fix in error.fixes],
-        "others": [contents(other) for other in error.others],
-        "consequence_of": error.consequence_of,
-        "severity": error.severity,
-        "details": error.details(),
-    }
 
 
 # The tree
@@ -161,6 +117,19 @@ def test_codes_are_unique() -> None:
 @pytest.mark.parametrize(("name", "fields"), FIELDS.items(), ids=FIELDS)
 def test_documented_fields(name: str, fields: set[str]) -> None:
     assert set(getattr(errors, name).fields) == fields
+
+
+def _raise(error: GPUError) -> None:
+    raise error
+
+
+@EACH
+def test_is_caught_as_each_builtin(cls: type[GPUError]) -> None:
+    error = full(cls)
+    for builtin in builtins_of(cls.__name__):
+        with pytest.raises(builtin) as caught:
+            _raise(error)
+        assert caught.value is error
 
 
 # The text
@@ -234,7 +203,7 @@ def test_no_field_is_hidden_from_one_who_passes_an_error_on(cls: type[GPUError])
     """As Ray does: an object of a subclass, without attributes of its own, that asks the original for what it lacks."""
     original = full(cls)
 
-    class PassedOn(cls):  # type: ignore[misc, valid-type]
+    class PassedOn(cls):  # type: ignore[misc, valid-type]  # the base is a parameter
         def __init__(self) -> None:
             pass
 
@@ -291,106 +260,6 @@ def test_fix(case: FixCase) -> None:
     assert fix == str(fix)
     for again in (pickle.loads(pickle.dumps(fix)), copy.deepcopy(fix), eval(repr(fix), {"Fix": Fix})):
         assert (again, type(again), again.kind, again.needs) == (fix, Fix, fix.kind, fix.needs)
-
-
-# Out of the process
-
-
-@EACH
-@pytest.mark.parametrize("protocol", [0, pickle.DEFAULT_PROTOCOL, pickle.HIGHEST_PROTOCOL])
-def test_pickle_round_trip(cls: type[GPUError], protocol: int) -> None:
-    error = full(cls)
-    assert contents(pickle.loads(pickle.dumps(error, protocol))) == contents(error)
-
-
-@EACH
-def test_copies(cls: type[GPUError]) -> None:
-    error = full(cls)
-    assert contents(copy.copy(error)) == contents(error)
-    assert contents(copy.deepcopy(error)) == contents(error)
-
-
-TEXT = st.text(max_size=20)
-FIXES = st.builds(
-    Fix, TEXT, kind=st.sampled_from(["shell", "python", "manual"]), needs=st.none() | st.sampled_from(["root", "host"])
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    cls=st.sampled_from(sorted(catalogue().values(), key=lambda cls: cls.code)),
-    summary=TEXT,
-    evidence=st.lists(TEXT, max_size=3),
-    fixes=st.lists(FIXES, max_size=3),
-    severity=st.sampled_from(["fatal", "warning"]),
-)
-def test_any_text_survives(
-    cls: type[GPUError], summary: str, evidence: list[str], fixes: list[Fix], severity: Any
-) -> None:
-    error = cls(summary, evidence=evidence, fixes=fixes, severity=severity)
-    assert contents(pickle.loads(pickle.dumps(error))) == contents(error)
-    assert json.loads(json.dumps(error.as_dict()))["summary"] == summary
-    assert str(error).startswith(summary)
-    assert str(error).endswith(f"\nMore: ortgpu explain {cls.code}")
-
-
-def _raise(error: GPUError) -> None:
-    raise error
-
-
-@EACH
-def test_is_caught_as_each_builtin(cls: type[GPUError]) -> None:
-    error = full(cls)
-    for builtin in builtins_of(cls.__name__):
-        with pytest.raises(builtin) as caught:
-            _raise(error)
-        assert caught.value is error
-
-
-def _raise_in_child(code: str) -> None:
-    raise full(catalogue()[code])
-
-
-def _return_from_child(code: str) -> GPUError:
-    return full(catalogue()[code])
-
-
-def _each_through(submit: Callable[[str], Any]) -> None:
-    for code, cls in catalogue().items():
-        with pytest.raises(cls) as caught:
-            submit(code)
-        assert contents(caught.value) == contents(full(cls))
-
-
-def test_through_a_spawned_pool() -> None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        _each_through(lambda code: pool.apply_async(_raise_in_child, (code,)).get(timeout=60))
-        returned = pool.map_async(_return_from_child, catalogue()).get(timeout=60)
-    assert [contents(error) for error in returned] == [contents(full(cls)) for cls in catalogue().values()]
-
-
-def test_through_an_executor() -> None:
-    spawn = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as executor:
-        _each_through(lambda code: executor.submit(_raise_in_child, code).result(timeout=60))
-
-
-@EACH
-def test_as_dict_is_json(cls: type[GPUError]) -> None:
-    plain = json.loads(json.dumps(full(cls).as_dict()))
-    assert (plain["type"], plain["code"], plain["summary"]) == (cls.__name__, cls.code, "it failed")
-    assert (plain["severity"], plain["consequence_of"]) == ("warning", "driver-too-old")
-    assert plain["evidence"] == ["fact one", "fact two"]
-    assert plain["fixes"][0] == {"text": "sudo reboot", "kind": "shell", "needs": "root"}
-    assert set(plain["details"]) == set(cls.fields)
-
-
-def test_as_dict_of_what_json_does_not_know() -> None:
-    error = errors.ProviderRequestError("it failed", requested=[("CUDA", {1: {2, 3}}), b"x", object])
-    plain = json.loads(json.dumps(error.as_dict()))["details"]["requested"]
-    assert plain[0][0] == "CUDA"
-    assert sorted(plain[0][1]["1"]) == [2, 3]
-    assert all(isinstance(value, str) for value in plain[1:])
 
 
 # The warning

@@ -139,7 +139,7 @@ def test_page_on_training_names_only_what_exists() -> None:
     reason="the training API is installed here",
 )
 def test_training_says_why_there_is_none() -> None:
-    """That it trains, and what: tests/test_training_matrix.py."""
+    """That it trains, and what: tests/training_matrix/test_training.py."""
     result = run("train_data_parallel.py")
     assert result.returncode == 69, result
     assert result.stderr.startswith("cannot train: onnxruntime.training is not available: "), result

@@ -88,7 +88,8 @@ def test_numbers_in_the_texts_are_those_of_the_checks() -> None:
     assert all(remedies.LOWEST_DRIVER[major] in text("driver-too-old") for major in (12, 13))
     assert f"`{remedies.GPU_PACKAGE[12]}`" in text("library-version")
     entries = [entry.partition(":")[0] for entry in BY_CODE["driver-unusable"].comes_about]
-    explained = {int(entry) for entry in entries if entry.isdigit()}
+    ranges = [re.fullmatch(r"(\d+)(?: to (\d+))?", entry) for entry in entries]
+    explained = {code for each in ranges if each for code in range(int(each[1]), int(each[2] or each[1]) + 1)}
     # an uncorrectable memory error says all there is to say in the error itself
     assert explained == set(cuda_codes.UNUSABLE) - {214}
     assert "226, 700, 702, 710, 714 to 719, 721 and 810" in text("poisoned-context")
@@ -148,7 +149,9 @@ def test_section_of_one_error(capsys: pytest.CaptureFixture[str]) -> None:
 # The command
 
 
-@pytest.mark.parametrize("name", ["driver-not-found", "DriverNotFoundError", "DRIVER-NOT-FOUND", "driver_not_found"])
+@pytest.mark.parametrize(
+    "name", ["driver-not-found", "DriverNotFoundError", "DRIVER-NOT-FOUND", "driver_not_found", "driver-not-found:"]
+)
 def test_code_or_class_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", name]) == 0
     shown = capsys.readouterr().out

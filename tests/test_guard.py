@@ -4,30 +4,19 @@ running on the CPU, by whatever name it was imported, as long as the guard is in
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from ortgpu import guard_policy
-from ortgpu.cli.exec import prepare, refuse_the_deaf
 from tests.lab import Cuda, Machine
-from tests.lab.child import ChildResult
 from tests.lab.fixtures import Lab
 from tests.lab.models import Models
-from tests.lab.stubs import Stubs
-from tests.lab.wheels import Wheels
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = Path(__file__).with_name("guarded_programs.py")
-STARTUP = ROOT / "ortgpu" / "startup"
 
 CAUSE = "DriverNotFoundError"  # of the machine without a driver
 REFUSED = "ProviderRequestError"
@@ -35,9 +24,9 @@ ON_CPU = "CPUExecutionProvider"
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory, stubs: Stubs, models: Models, wheels: Wheels) -> Machine:
+def machine(module_lab: Lab) -> Machine:
     """Everything installed, and no driver."""
-    return Lab(tmp_path_factory.mktemp("guard"), stubs, models, wheels).machine(env={"PYTHONPATH": str(ROOT)})
+    return module_lab.machine(env={"PYTHONPATH": str(ROOT)})
 
 
 Run = Callable[..., Any]
@@ -47,8 +36,8 @@ Run = Callable[..., Any]
 def run(machine: Machine, models: Models) -> Run:
     """What a program of guarded_programs.py reports."""
 
-    def start(program: str, *, on: Machine = machine, argv: tuple[str, ...] = (), **env: str) -> Any:
-        result = on.run(argv=[*argv, str(PROGRAMS), program, str(models.relu)], env=env).ok()
+    def start(program: str, *, on: Machine = machine, **env: str) -> Any:
+        result = on.run(argv=[str(PROGRAMS), program, str(models.relu)], env=env).ok()
         assert result.json is not None, result.output
         assert result.stdout == "", "a library does not print"
         return result.json
@@ -134,64 +123,6 @@ def test_what_is_not_about_the_gpu_stays_as_it_is(asked: Any) -> None:
     assert asked["no such file"] == "NoSuchFile"
 
 
-CUDA, TENSORRT, OPENVINO = "CUDAExecutionProvider", "TensorrtExecutionProvider", "OpenVINOExecutionProvider"
-GPU_BUILD = (TENSORRT, CUDA, ON_CPU)
-CPU_BUILD = ("AzureExecutionProvider", ON_CPU)
-
-
-@pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Decide which providers the installed ONNX Runtime has, and whether TensorRT's libraries are there."""
-
-    def have(*available: str, tensorrt: bool = False) -> None:
-        monkeypatch.setattr(guard_policy, "_available", lambda: available)
-        monkeypatch.setattr(guard_policy, "_known", lambda: {*GPU_BUILD, *CPU_BUILD, OPENVINO})
-        monkeypatch.setattr(guard_policy, "_tensorrt_is_loadable", lambda: tensorrt)
-
-    have(*GPU_BUILD)
-    return have
-
-
-def test_all_that_a_cpu_build_has_is_nothing_in_particular(build: Callable[..., None]) -> None:
-    assert guard_policy.judge(CPU_BUILD, None) == "other"
-    build(*CPU_BUILD)
-    assert guard_policy.judge(list(CPU_BUILD), None) == "guarded"
-    assert guard_policy.judge([ON_CPU], None) == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("providers", "options", "left"),
-    [
-        ([TENSORRT, CUDA, ON_CPU], None, [(CUDA, {}), (ON_CPU, {})]),
-        ([(TENSORRT, {"a": 1}), (CUDA, {"device_id": 1})], None, [(CUDA, {"device_id": "1"})]),
-        ([OPENVINO, CUDA], [{"b": 1}, {"device_id": 1}], [(CUDA, {"device_id": "1"})]),
-        (["ROCMExecutionProvider", CUDA, ON_CPU], None, [(CUDA, {}), (ON_CPU, {})]),
-        ([(CUDA, {"device_id": 1}), CUDA], None, [(CUDA, {"device_id": "1"})]),
-        ((CUDA, CUDA), ({"device_id": 1}, {"device_id": 2}), [(CUDA, {"device_id": "1"})]),
-    ],
-)
-def test_what_cannot_be_had_beside_cuda_is_left_out(
-    build: Callable[..., None], providers: Any, options: Any, left: Any
-) -> None:
-    assert guard_policy.attainable(providers, options) == (left, None)
-
-
-def test_tensorrt_that_is_there_is_used(build: Callable[..., None]) -> None:
-    build(*GPU_BUILD, tensorrt=True)
-    kept, _ = guard_policy.attainable([TENSORRT, CUDA], None)
-    assert [name for name, _ in kept] == [TENSORRT, CUDA]
-
-
-@pytest.mark.parametrize("providers", [None, [], [TENSORRT], [ON_CPU, TENSORRT], CUDA, [1, CUDA], [[CUDA, {}]]])
-def test_what_is_refused_or_says_nothing_stays_as_it_was(build: Callable[..., None], providers: Any) -> None:
-    assert guard_policy.attainable(providers, None) == (providers, None)
-
-
-def test_a_build_without_cuda_is_not_hidden(build: Callable[..., None]) -> None:
-    build(*CPU_BUILD)
-    assert guard_policy.attainable([CUDA, ON_CPU], None) == ([CUDA, ON_CPU], None)
-
-
 # The cause
 
 
@@ -250,6 +181,10 @@ def test_scopes(run: Run) -> None:
     }
     assert {name for name, came in found.items() if came == CAUSE} == guarded
     assert {came for name, came in found.items() if name not in guarded} == {ON_CPU}
+
+
+def test_a_block_that_was_not_entered_leaves_no_guard(run: Run) -> None:
+    assert run("interrupted") == {"in force after the interrupt": False, "inside": CAUSE, "after": ON_CPU}
 
 
 def test_a_change_of_somebody_else_is_left_alone(run: Run) -> None:
@@ -313,6 +248,7 @@ def test_set_providers(run: Run) -> None:
         "cuda to cpu": REFUSED,
         "mine": "kept",
         "cuda to cpu, uninstalled": REFUSED,
+        "closed to cuda": "ExecutionError",
     }
 
 
@@ -342,11 +278,12 @@ def test_sessions_are_listed_in_order(sessions: Any, models: Models) -> None:
 def test_who_created_a_session(sessions: Any) -> None:
     own, by_library, by_subclass, *_, unguarded = [one["created_by"] for one in sessions["all"]]
     library = str(PROGRAMS.with_name("guarded_sessions.py"))
-    assert own.startswith(f"{PROGRAMS}:")
+    program = str(PROGRAMS.with_name("guarded_verified.py"))
+    assert own.startswith(f"{program}:")
     assert own.endswith(" list_sessions")
     assert by_library.startswith(f"{library}:")
     assert by_library.endswith(" make_one")
-    assert by_subclass.startswith(f"{PROGRAMS}:"), "not the constructor of the subclass"
+    assert by_subclass.startswith(f"{program}:"), "not the constructor of the subclass"
     assert unguarded is None
 
 
@@ -374,7 +311,7 @@ def test_sessions_of_the_parent_are_not_alive(sessions: Any) -> None:
     ]
 
 
-# ORTGPU_ENFORCE and `ortgpu exec`
+# ORTGPU_ENFORCE
 
 
 @pytest.mark.parametrize("value", ["1", "true"])
@@ -401,172 +338,3 @@ def test_variable_takes_effect_at_the_import_elsewhere(lab: Lab, models: Models,
 @pytest.mark.parametrize("value", ["", "0"])
 def test_variable_that_says_no(run: Run, value: str) -> None:
     assert run("by_variable", ORTGPU_ENFORCE=value)["after the import"] == ON_CPU
-
-
-EXEC = ("-m", "ortgpu", "exec", "--")
-
-
-@pytest.fixture
-def run_exec(machine: Machine) -> Callable[..., ChildResult]:
-    def start(*command: str, on: Machine = machine, **env: str) -> ChildResult:
-        return on.run(argv=[*EXEC, *command], env=env)
-
-    return start
-
-
-def test_exec_guards_a_program_that_knows_nothing_of_it(machine: Machine, models: Models) -> None:
-    found = machine.run(argv=[*EXEC, "python", str(PROGRAMS), "by_variable", str(models.relu)]).ok().json
-    assert found["loaded at start"] == [], "not before it is needed"
-    assert found["before the import"] == CAUSE
-    assert str(STARTUP) not in found["path"], "the program's own path is as it was"
-
-
-def test_exec_guards_what_the_program_starts(machine: Machine, models: Models) -> None:
-    assert machine.run(argv=[*EXEC, "python", str(PROGRAMS), "spawned", str(models.relu)]).ok().json == {
-        "here": CAUSE,
-        "there": CAUSE,
-    }
-    shell = f"cd / && exec python {PROGRAMS} by_variable {models.relu}"
-    assert machine.run(argv=[*EXEC, "sh", "-c", shell]).ok().json["before the import"] == CAUSE
-
-
-def test_exec_where_ortgpu_is_not_installed(lab: Lab, models: Models) -> None:
-    other = lab.machine()
-    other.overlay.remove("ortgpu", "ortgpu-*", "__editable__*ortgpu*")
-    code = f"import onnxruntime\nonnxruntime.InferenceSession({str(models.relu)!r})"
-    environment: dict[str, str] = {}
-    prepare(environment)
-    result = other.run(argv=["-c", code], env=environment)
-    assert f"ortgpu.errors.{CAUSE}: " in result.stderr, result.output
-
-
-def test_a_guard_that_cannot_come_into_force_keeps_onnxruntime_out(lab: Lab, tmp_path: Path) -> None:
-    (tmp_path / "ortgpu.py").write_text("raise RuntimeError('broken')", encoding="utf-8")
-    environment: dict[str, str] = {"PYTHONPATH": str(tmp_path)}
-    prepare(environment)
-    result = lab.machine().run(argv=["-c", "import json, onnxruntime"], env=environment)
-    assert "ImportError: ORTGPU_ENFORCE is set, and the guard cannot watch" in result.stderr, result.output
-
-
-def test_the_environments_own_sitecustomize_is_run(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.theirs = __file__", encoding="utf-8")
-    code = "import sys; print(theirs, sys.modules['sitecustomize'].__file__)"
-    result = machine.run(argv=[*EXEC, "python", "-c", code], env={"PYTHONPATH": f"{tmp_path}:{ROOT}"}).ok()
-    assert result.stdout.split() == [str(tmp_path / "sitecustomize.py")] * 2
-
-
-@pytest.mark.parametrize("code", [0, 3, 255])
-def test_exit_code_is_that_of_the_program(run_exec: Callable[..., ChildResult], code: int) -> None:
-    result = run_exec("python", "-c", f"raise SystemExit({code})")
-    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
-
-
-def test_a_program_that_is_killed(run_exec: Callable[..., ChildResult]) -> None:
-    result = run_exec("python", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
-    assert result.returncode == -signal.SIGTERM
-
-
-def test_signals_reach_the_program() -> None:
-    code = """
-        import signal, sys
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-        print("ready", flush=True)
-        signal.pause()
-    """
-    command = [sys.executable, *EXEC, sys.executable, "-c", textwrap.dedent(code)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            process.terminate()
-            assert process.wait(30) == 7
-        finally:
-            process.kill()
-
-
-def test_a_closed_pipe_ends_the_program_as_ever(run_exec: Callable[..., ChildResult]) -> None:
-    result = run_exec("python", "-c", "import signal; print(signal.getsignal(signal.SIGXFSZ))")
-    assert result.ok().stdout.strip() in ("0", "1", "Handlers.SIG_IGN"), "Python itself ignores it again"
-    assert run_exec("bash", "-c", "yes | head -1 >/dev/null; echo ${PIPESTATUS[0]}").stdout.strip() == "141"
-
-
-@pytest.mark.parametrize(("command", "code"), [("no-such-program", 127), ("/", 126)])
-def test_programs_that_cannot_be_started(run_exec: Callable[..., ChildResult], command: str, code: int) -> None:
-    result = run_exec(command)
-    assert result.returncode == code
-    assert result.stderr.startswith(f"ortgpu exec: {command}: ")
-    assert "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize("argv", [["exec"], ["exec", "--"], ["exec", "--", "python", "-I", "x.py"]])
-def test_wrong_usage(machine: Machine, argv: list[str]) -> None:
-    result = machine.run(argv=["-m", "ortgpu", *argv])
-    assert result.returncode == 2
-    assert "Usage: ortgpu exec" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["python", "app.py", "-I"],
-        ["python", "-m", "app", "-E"],
-        ["python", "-c", "pass", "-S"],
-        ["python", "-bu", "-W", "ignore::E", "app.py"],
-        ["python", "-WIgnore", "-XIE", "app.py"],
-        ["python", "-X", "-I", "app.py"],
-        ["python", "-cI"],
-        ["python", "--check-hash-based-pycs", "always", "app.py"],
-        ["python", "-", "-I"],
-        ["python3.12t", "-u"],
-        ["pythonish", "-I"],
-        ["gunicorn", "-I"],
-    ],
-)
-def test_interpreters_that_listen(command: list[str]) -> None:
-    refuse_the_deaf(command)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["python", "-I"],
-        ["/usr/bin/python3", "-uE", "app.py"],
-        ["python3.11", "-W", "error", "-S", "-m", "app"],
-        ["pypy3", "-B", "-I", "app.py"],
-        ["python.exe", "-I"],
-    ],
-)
-def test_interpreters_that_do_not(command: list[str]) -> None:
-    with pytest.raises(click.UsageError, match="ignores the"):
-        refuse_the_deaf(command)
-
-
-def test_variables_of_exec() -> None:
-    environment = {"PYTHONPATH": "/theirs", "OTHER": "1"}
-    prepare(environment)
-    prepare(environment)
-    assert environment == {"PYTHONPATH": f"{STARTUP}:/theirs", "OTHER": "1", "ORTGPU_ENFORCE": "1"}
-    environment = {}
-    prepare(environment)
-    assert environment["PYTHONPATH"] == str(STARTUP)
-
-
-def test_startup_file_costs_nothing() -> None:
-    code = "import json, sys; print(json.dumps(sorted(sys.modules)))"
-
-    def modules(**env: str) -> set[str]:
-        command = [sys.executable, "-c", code]
-        child = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
-        return set(json.loads(child.stdout))
-
-    environment: dict[str, str] = {}
-    prepare(environment)
-    more = modules(**environment) - modules()
-    assert {name.partition(".")[0] for name in more} <= {
-        "sitecustomize",
-        "_ortgpu_waiting",
-        "importlib",
-        "warnings",
-        "_imp",
-        "_warnings",
-    }

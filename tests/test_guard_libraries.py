@@ -21,10 +21,7 @@ from packaging.requirements import Requirement
 from tests.guarded_libraries import LIBRARIES
 from tests.lab import Machine
 from tests.lab.fixtures import Lab
-from tests.lab.models import Models
 from tests.lab.overlay import installed_site
-from tests.lab.stubs import Stubs
-from tests.lab.wheels import Wheels
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -85,12 +82,9 @@ def _call(*command: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def machine(
-    tmp_path_factory: pytest.TempPathFactory, stubs: Stubs, models: Models, wheels: Wheels, libraries: Path
-) -> Machine:
+def machine(module_lab: Lab, libraries: Path) -> Machine:
     """Everything installed, the libraries too, and no driver."""
-    environment = {"PYTHONPATH": f"{ROOT}:{libraries}", "HF_HUB_OFFLINE": "1"}
-    return Lab(tmp_path_factory.mktemp("libraries"), stubs, models, wheels).machine(env=environment)
+    return module_lab.machine(env={"PYTHONPATH": f"{ROOT}:{libraries}", "HF_HUB_OFFLINE": "1"})
 
 
 @pytest.fixture(params=sorted(LIBRARIES))

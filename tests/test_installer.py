@@ -60,3 +60,21 @@ def test_reading_leaves_the_process_as_it_was() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "setuptools" in done.stdout, done.stdout
+
+
+def test_an_interpreter_of_the_system_needs_a_word_more(bare_python: Path, tmp_path: Path) -> None:
+    """PEP 668: pip refuses where this marker lies, unless it is told to install all the same."""
+    (tmp_path / "EXTERNALLY-MANAGED").write_text("[externally-managed]\n", encoding="utf-8")
+    system = (
+        f"import sys, sysconfig\nsys.prefix = sys.base_prefix\nsysconfig.get_path = lambda name: {str(tmp_path)!r}\n"
+    )
+    code = f"{system}sys.path.insert(0, {str(ROOT)!r})\nfrom ortgpu.environment.installer import read_installer\n"
+    done = subprocess.run(
+        [bare_python, "-c", f"{code}print(read_installer().install)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip().endswith("install --break-system-packages")
+    assert "--break-system-packages" not in read(bare_python, "/nowhere")[1]

@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import GPU, NVML, Cuda, LabError, Overlay, Stubs
+from tests.lab import NVML, Cuda, LabError, Overlay, Stubs
 from tests.lab import overlay as overlay_module
 from tests.lab.fixtures import Lab
 
 CURAND = "nvidia/*/lib/libcurand.so.*"
 CUBLAS_LT = "nvidia/*/lib/libcublasLt.so.*"
 PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
-
-H200 = GPU(uuid="GPU-11111111-2222-3333-4444-555555555555", name="NVIDIA H200", capability=(9, 0))
-PASCAL = GPU(uuid="GPU-aaaaaaaa-2222-3333-4444-555555555555", name="Tesla P4", capability=(6, 1), total=8 << 30)
 
 
 def source_state(lab: Lab) -> str:
@@ -223,7 +220,7 @@ def test_arguments_for_the_interpreter(lab: Lab, tmp_path: Path) -> None:
     ]
 
 
-# Stub libraries
+# This machine
 
 
 def test_what_this_machine_has_of_cuda_is_hidden(lab: Lab) -> None:
@@ -240,213 +237,3 @@ def test_what_this_machine_has_of_cuda_is_hidden(lab: Lab) -> None:
     assert not [*devices, *toolkits, *libraries]
     assert "/etc/passwd" in others
     assert "No such file" in lab.machine().run("open('/etc/ld.so.cache', 'rb')").stderr
-
-
-CU = """
-import ctypes
-from ctypes import byref, c_int, c_size_t
-cu = ctypes.CDLL("libcuda.so.1")
-def devices():
-    count = c_int()
-    state = cu.cuInit(0) or cu.cuDeviceGetCount(byref(count))
-    if state:
-        return state
-    found = []
-    for ordinal in range(count.value):
-        name, uuid = ctypes.create_string_buffer(96), (ctypes.c_ubyte * 16)()
-        major, minor, size = c_int(), c_int(), c_size_t()
-        assert not cu.cuDeviceGetName(name, 96, ordinal)
-        assert not cu.cuDeviceGetUuid_v2(uuid, ordinal)
-        assert not cu.cuDeviceComputeCapability(byref(major), byref(minor), ordinal)
-        assert not cu.cuDeviceTotalMem_v2(byref(size), ordinal)
-        found.append([name.value.decode(), bytes(uuid).hex(), major.value, minor.value, size.value])
-    return found
-"""
-
-
-@pytest.mark.parametrize(
-    ("visible", "order", "names"),
-    [
-        (None, None, ["NVIDIA H200", "Tesla P4"]),
-        (None, "PCI_BUS_ID", ["Tesla P4", "NVIDIA H200"]),
-        ("1", "PCI_BUS_ID", ["NVIDIA H200"]),
-        ("1,0", None, ["Tesla P4", "NVIDIA H200"]),
-        ("GPU-aaaa", None, ["Tesla P4"]),
-        ("0,7,1", None, ["NVIDIA H200"]),
-        ("", None, 100),
-        ("-1", None, 100),
-    ],
-)
-def test_the_stub_driver_shows_its_devices(
-    lab: Lab, visible: str | None, order: str | None, names: list[str] | int
-) -> None:
-    machine = lab.machine(
-        cuda=Cuda(devices=(PASCAL, H200)), env={"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order}
-    )
-    seen = machine.run(f"{CU}report(devices())").ok().json
-    assert (seen if isinstance(seen, int) else [device[0] for device in seen]) == names
-    if visible == "GPU-aaaa":
-        assert seen == [["Tesla P4", PASCAL.uuid[4:].replace("-", ""), 6, 1, 8 << 30]]
-
-
-def test_the_stub_driver_fails_as_it_is_told(lab: Lab) -> None:
-    machine = lab.machine(cuda=Cuda(init=803, version=12080))
-    code = f"{CU}version = c_int(); cu.cuDriverGetVersion(byref(version)); report([devices(), version.value])"
-    assert machine.run(code).ok().json == [803, 12080]
-
-
-NVML_LOOK = """
-import pynvml
-def look():
-    pynvml.nvmlInit()
-    found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        try:
-            mig = pynvml.nvmlDeviceGetMigMode(handle)[0]
-        except pynvml.NVMLError_NotSupported:
-            mig = None
-        found.append({
-            "uuid": pynvml.nvmlDeviceGetUUID(handle), "name": pynvml.nvmlDeviceGetName(handle),
-            "capability": pynvml.nvmlDeviceGetCudaComputeCapability(handle),
-            "memory": [memory.total, memory.free, memory.used],
-            "mode": pynvml.nvmlDeviceGetComputeMode(handle), "mig": mig,
-            "bus": pynvml.nvmlDeviceGetPciInfo(handle).busId,
-            "processes": [[p.pid, p.usedGpuMemory] for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)],
-            "migs": [
-                pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))
-                for i in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) if i < 2 and mig
-            ],
-        })
-    return found
-"""
-
-
-def test_the_real_nvml_binding_reads_the_stub(lab: Lab) -> None:
-    busy = GPU(
-        uuid="GPU-22222222-2222-3333-4444-555555555555",
-        name="NVIDIA A100",
-        capability=(8, 0),
-        total=100,
-        free=40,
-        compute_mode=3,
-        mig=True,
-        mig_uuids=("MIG-1", "MIG-2"),
-        processes=((7, 20), (8, 30)),
-    )
-    machine = lab.machine(nvml=NVML(gpus=(H200, busy), driver="575.1", cuda=12090))
-    seen = machine.run(
-        f"{NVML_LOOK}report([look(), pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2(),"
-        f"pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID({busy.uuid!r}))])"
-    ).ok()
-    gpus, driver, cuda, name = seen.json
-    assert (driver, cuda, name) == ("575.1", 12090, "NVIDIA A100")
-    assert gpus[0]["uuid"] == H200.uuid
-    assert gpus[0]["mig"] is None
-    assert gpus[1] == {
-        "uuid": busy.uuid,
-        "name": "NVIDIA A100",
-        "capability": [8, 0],
-        "memory": [100, 40, 60],
-        "mode": 3,
-        "mig": 1,
-        "bus": "00000000:02:00.0",
-        "processes": [[7, 20], [8, 30]],
-        "migs": ["MIG-1", "MIG-2"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("nvml", "code"),
-    [(NVML(init=9), 9), (NVML(init=18), 18), (NVML(error=999), 999), (None, 12)],
-    ids=["driver-not-loaded", "version-mismatch", "unknown", "absent"],
-)
-def test_the_stub_nvml_fails_as_it_is_told(lab: Lab, nvml: NVML | None, code: int) -> None:
-    seen = lab.machine(nvml=nvml).run(
-        f"{NVML_LOOK}\ntry:\n    look()\nexcept pynvml.NVMLError as error:\n    report(error.value)"
-    )
-    assert seen.ok().json == code
-
-
-# What plain ONNX Runtime does: the faults are real. The README beside the lab quotes these.
-
-
-@pytest.mark.parametrize(
-    ("cuda", "text"),
-    [
-        (Cuda(version=12080), "CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version"),
-        (Cuda(init=100), "CUDA failure 100: no CUDA-capable device is detected"),
-        (Cuda(init=101), "CUDA failure 101: invalid device ordinal"),
-        (Cuda(init=3), "CUDA failure 3: initialization error"),
-        (Cuda(init=803), "CUDA failure 803: system has unsupported display driver / cuda driver combination"),
-        (Cuda(init=999), "CUDA failure 999: unknown error"),
-        (Cuda(devices=(H200,)), "CUDA failure 500: named symbol not found"),
-    ],
-    ids=["35", "100", "101", "3", "803", "999", "500"],
-)
-def test_a_bad_driver_is_printed_and_the_session_is_on_the_cpu(lab: Lab, cuda: Cuda, text: str) -> None:
-    outcome = lab.machine(cuda=cuda).open_plain_session(lab.models.relu)
-    assert outcome.providers == ("CPUExecutionProvider",)
-    assert outcome.signs == {"printed"}
-    assert text in outcome.result.stdout
-    assert "EP Error" in outcome.result.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"device_id": "0"}, 'Failed to parse provider option "device_id": CUDA failure 100'),
-        ({"devise_id": "0"}, 'Unknown provider option: "devise_id"'),
-        ({"arena_extend_strategy": "kNever"}, 'Failed to parse provider option "arena_extend_strategy"'),
-    ],
-    ids=["device", "name", "value"],
-)
-def test_a_bad_option_is_printed_and_the_session_is_on_the_cpu(lab: Lab, options: dict[str, str], text: str) -> None:
-    machine = lab.machine(cuda=Cuda(init=100))
-    outcome = machine.open_plain_session(lab.models.relu, providers=[("CUDAExecutionProvider", options)])
-    assert outcome.providers == ("CPUExecutionProvider",)
-    assert "printed" in outcome.signs
-    assert text in outcome.result.stdout
-
-
-def test_no_driver_is_logged_and_the_session_is_on_the_cpu(lab: Lab) -> None:
-    outcome = lab.machine().open_plain_session(lab.models.relu)
-    assert outcome.providers == ("CPUExecutionProvider",)
-    assert outcome.signs == {"logged"}
-    assert "libcuda.so.1: cannot open shared object file" in outcome.result.stderr
-    assert "Failed to create CUDAExecutionProvider" in outcome.result.stderr
-
-
-def test_a_missing_library_is_logged_and_the_session_is_on_the_cpu(lab: Lab) -> None:
-    machine = lab.machine(cuda=Cuda(init=100))
-    machine.overlay.remove(CURAND)
-    outcome = machine.open_plain_session(lab.models.relu)
-    assert outcome.providers == ("CPUExecutionProvider",)
-    assert "libcurand.so.10: cannot open shared object file" in outcome.result.stderr
-
-
-def test_no_provider_asked_for_is_silent(lab: Lab) -> None:
-    outcome = lab.machine().open_plain_session(lab.models.relu, providers=None, preload=False)
-    assert outcome.providers == ("CPUExecutionProvider",)
-    assert outcome.signs <= {"logged"}
-
-
-def test_an_unknown_provider_is_warned_about(lab: Lab) -> None:
-    outcome = lab.machine().open_plain_session(lab.models.relu, providers=["cuda"], preload=False)
-    assert outcome.providers == ("CPUExecutionProvider",)
-    assert outcome.signs == {"warned", "printed"}
-
-
-def test_models_run_on_the_cpu(lab: Lab) -> None:
-    for model in (lab.models.relu, lab.models.matmul, lab.models.conv):
-        outcome = lab.machine().open_plain_session(model, providers=["CPUExecutionProvider"], preload=False)
-        assert outcome.providers == ("CPUExecutionProvider",), outcome.result.output
-
-
-def test_an_open_call_that_dies_is_an_abort(lab: Lab) -> None:
-    machine = lab.machine()
-    machine.overlay.replace("onnxruntime/__init__.py", b"import os; os.abort()")
-    outcome = machine.open_plain_session(lab.models.relu)
-    assert outcome.signs == {"aborted"}
-    assert outcome.result.returncode == -signal.SIGABRT

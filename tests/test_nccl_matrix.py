@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Machine, Stubs
+from tests.lab import Machine
 from tests.lab.fixtures import Lab
 from tests.lab.launchers import Job, launch
-from tests.lab.models import Models
-from tests.lab.wheels import Wheels
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
@@ -21,11 +19,11 @@ VERSION = "2.28.9"
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory, stubs: Stubs, models: Models, wheels: Wheels) -> Machine:
+def machine(module_lab: Lab) -> Machine:
     """Driver and CUDA runtime are the lab's: they name two GPUs, and NCCL finds that it cannot use them."""
-    machine = Lab(tmp_path_factory.mktemp("nccl"), stubs, models, wheels).machine_with_nccl(2)
+    machine = module_lab.machine_with_nccl(2)
     machine.overlay.remove("nvidia/nccl")
-    machine.overlay.add_wheel(wheels.get("nvidia-nccl-cu13", VERSION))
+    machine.overlay.add_wheel(module_lab.wheels.get("nvidia-nccl-cu13", VERSION))
     return machine
 
 

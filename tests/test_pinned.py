@@ -117,6 +117,21 @@ def test_shapes_and_types(with_stub: Any) -> None:
     assert found[3]["type"] == "ValueError"
 
 
+def test_shapes_as_numpy_takes_them(with_stub: Any) -> None:
+    found = with_stub(
+        """
+        memory = PinnedMemory(runtime, 8 * MIB)
+        def shape_of(made):
+            return outcome(lambda: list(made().shape))
+        given = (np.int64(3), np.array([2, 3]), [np.int32(2), 3], (), 0, 1.5, "3", None, -1, (-1, -2), (2**40, 2**40))
+        report([[shape_of(lambda: memory.empty(each)), shape_of(lambda: np.empty(each, np.float32))] for each in given])
+        """
+    )
+    returned = [[each.get("returned") for each in both] for both in found]
+    assert [ours for ours, _ in returned] == [numpys for _, numpys in returned]
+    assert [ours["type"] for ours, _ in found[5:]] == [numpys["type"] for _, numpys in found[5:]]
+
+
 def test_a_map_stages_large_arrays_in_few_blocks_and_gives_the_results_of_run(with_stub: Any) -> None:
     found = with_stub("""
         session = GPUSession(NEG)

@@ -165,6 +165,7 @@ def test_a_forked_child_is_refused_and_does_not_hang() -> None:
             del results
             os.write(write, json.dumps(refused).encode())
             os._exit(0)
+        os.close(write)
         os.wait()
         report([json.loads(os.read(read, 10_000)), int(next(results)[0][0])])
     """)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import selectors
 import socket
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from ortgpu import __version__
 from ortgpu.distributed.hub import Deadlines, Hub
+from ortgpu.distributed.verdicts import Known
 from ortgpu.distributed.wire import (
     FROM_A_RANK,
     Decoder,
@@ -108,8 +110,9 @@ class Rank0:
         self.address = listener.getsockname()
         self.selector = selectors.DefaultSelector()
         now = time.monotonic()
-        self.hub = Hub(listener, TOKEN, 2, self.selector, Deadlines(now + 60, now + 60), settling=0.1)
+        self.hub = Hub(listener, TOKEN, Known(2, "here"), self.selector, Deadlines(now + 60, now + 60), settling=0.1)
         self.opened: list[socket.socket] = []
+        self.heard: dict[socket.socket, tuple[Decoder, list[dict[str, Any]]]] = {}
 
     def connect(self, **changes: Any) -> socket.socket:
         """A connection that says who it is; a value None is left out."""
@@ -127,20 +130,24 @@ class Rank0:
         return connected
 
     def answer(self, connected: socket.socket) -> dict[str, Any]:
-        """The first that the hub says to it."""
-        decoder = Decoder(FROM_A_RANK)
+        """The next that the hub says to it."""
+        decoder, said = self.heard.setdefault(connected, (Decoder(FROM_A_RANK), []))
         connected.setblocking(False)
         until = time.monotonic() + 10
-        while time.monotonic() < until:
+        while not said:
+            assert time.monotonic() < until, "the hub said nothing"
             for key, events in self.selector.select(0.05):
                 key.data(events)
             self.hub.on_time()
-            try:
-                for message in decoder.feed(connected.recv(1 << 16)):
-                    return message
-            except BlockingIOError:
-                continue
-        raise AssertionError("the hub said nothing")
+            with contextlib.suppress(BlockingIOError):
+                said += decoder.feed(connected.recv(1 << 16))
+        return said.pop(0)
+
+    def verdict(self, connected: socket.socket) -> dict[str, Any]:
+        """What the hub decided, whatever else it said before."""
+        while "verdict" not in (said := self.answer(connected)):
+            pass
+        return dict(said["verdict"])
 
     def close(self) -> None:
         self.hub.close()
@@ -168,12 +175,8 @@ def test_a_rank_is_let_in(rank_0: Rank0) -> None:
         ({"token": "of another"}, "it belongs to another job"),
         ({"token": None}, "it belongs to another job"),
         ({"token": ["of this job"]}, "it belongs to another job"),
-        ({"ortgpu": "0.0.1"}, "it runs ortgpu 0.0.1"),
-        ({"world_size": 3}, "it counts 3 ranks"),
-        ({"rank": 2}, "its rank is taken, or there is no such rank"),
-        ({"rank": -1}, "its rank is taken, or there is no such rank"),
-        ({"rank": True}, "its rank is taken, or there is no such rank"),
-        ({"rank": [0]}, "its rank is taken, or there is no such rank"),
+        ({"rank": True}, "it has no rank"),
+        ({"rank": [0]}, "it has no rank"),
         ({"seconds": None}, "it is no rank"),
         ({"seconds": ["a", "b"]}, "it is no rank"),
         ({"seconds": 1}, "it is no rank"),
@@ -184,9 +187,40 @@ def test_who_is_refused(rank_0: Rank0, changes: dict[str, Any], reason: str) -> 
     assert rank_0.hub.known.hosts == {}
 
 
-def test_a_rank_that_is_there_already(rank_0: Rank0) -> None:
-    rank_0.answer(rank_0.connect(rank=1))
-    assert "its rank is taken" in rank_0.answer(rank_0.connect(rank=1))["refused"]
+@pytest.mark.parametrize(
+    ("changes", "summary"),
+    [
+        ({"ortgpu": "0.0.1"}, f"rank 1 runs ortgpu 0.0.1, and rank 0 runs ortgpu {__version__}"),
+        ({"ortgpu": None}, f"rank 1 runs ortgpu None, and rank 0 runs ortgpu {__version__}"),
+        ({"world_size": 3}, "rank 1 was told of 3 ranks in all, and rank 0 of 2"),
+    ],
+)
+def test_a_rank_that_cannot_take_part(rank_0: Rank0, changes: dict[str, Any], summary: str) -> None:
+    """All are told why, and not that it never came."""
+    unfit = rank_0.connect(rank=1, host="there", **changes)
+    assert rank_0.answer(unfit) == {"in": True}
+    first = rank_0.connect(rank=0)
+    rank_0.answer(first)
+    for connected in (first, unfit):
+        verdict = rank_0.verdict(connected)
+        assert (verdict["summary"], verdict["details"]["ranks"]) == (summary, [1])
+        assert "rank 1 came, from there" in verdict["evidence"]
+
+
+def test_two_ranks_of_one_number(rank_0: Rank0) -> None:
+    first = rank_0.connect(rank=1, host="there")
+    rank_0.answer(first)
+    second = rank_0.verdict(rank_0.connect(rank=1, host="elsewhere"))
+    assert second["summary"] == "two processes say that they are rank 1"
+    assert second["evidence"] == ["rank 1 came, from elsewhere", "rank 1 came, from there"]
+    rank_0.connect(rank=0)
+    assert rank_0.verdict(first)["summary"] == second["summary"], "and nobody goes on with one of the two"
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_there_is_not(rank_0: Rank0, rank: int) -> None:
+    assert rank_0.verdict(rank_0.connect(rank=rank))["summary"] == f"rank {rank} is none of this job"
+    assert rank_0.hub.known.hosts == {}
 
 
 def test_the_door_is_closed_when_all_are_there(rank_0: Rank0) -> None:
@@ -205,8 +239,6 @@ def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0) -> None:
     rank_0.answer(first)
     rank_0.answer(second)
     first.sendall(encode({"at": "nowhere"}))
-    decision = rank_0.answer(second)
-    while "verdict" not in decision:
-        decision = rank_0.answer(second)
-    assert decision["verdict"]["code"] == "rendezvous"
-    assert decision["verdict"]["details"]["ranks"] == [0]
+    verdict = rank_0.verdict(second)
+    assert verdict["code"] == "rendezvous"
+    assert verdict["details"]["ranks"] == [0]

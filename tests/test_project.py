@@ -27,6 +27,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ["README.md", "examples/README.md", "examples/TRAINING.md", "tests/README.md"]
 HEAVY = {"onnxruntime", "onnx", "numpy", "rich", "click", "torch", "pynvml"}
 
 
@@ -172,18 +173,27 @@ def test_readme_explains_every_error_that_can_occur() -> None:
     assert set(re.findall(r"^\| `(\w+Error)`", README, re.MULTILINE)) == made & known
 
 
-def test_readme_names_only_commands_that_exist() -> None:
+@pytest.mark.parametrize("page", PAGES[:2])
+def test_pages_name_only_commands_that_exist(page: str) -> None:
     from ortgpu.cli import COMMANDS
 
-    named = set(re.findall(r"(?<!from )\bortgpu ([a-z]+)\b", README))
+    named = set(re.findall(r"(?<!from )\bortgpu ([a-z]+)\b", (ROOT / page).read_text(encoding="utf-8")))
     assert named
     assert named <= set(COMMANDS)
 
 
-def test_readme_names_only_files_that_exist() -> None:
-    named = re.findall(r"`((?:ortgpu|tests|examples|benchmarks|\.ci)/[\w./]*)`", README)
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_name_only_files_that_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = {ROOT / path for path in re.findall(r"`((?:ortgpu|tests|examples|benchmarks|\.ci)/[\w./]*)`", text)}
+    named |= {(ROOT / page).parent / path for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)}
     assert named
-    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert sorted(path for path in named if not path.exists()) == []
+
+
+def test_guide_names_every_example() -> None:
+    guide = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(\w+\.py)`", guide)) == {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
 def test_ci_runs_the_tests_as_the_readme_does() -> None:

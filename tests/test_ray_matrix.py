@@ -21,6 +21,7 @@ from benchmarks.common import Child, child_environment, run_child, site_folders
 from ortgpu.errors import catalogue
 from tests.lab.environments import call, kept_environment, packages_of
 from tests.lab.fixtures import Lab
+from tests.lab.hosts import network_in
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -240,7 +241,38 @@ def test_a_preflight_over_two_nodes(python: Path, lab: Lab) -> None:
     arguments = [str(ROOT / "tests" / "ray_programs.py"), "nodes", "{}"]
     machine = lab.machine_with_nccl(2)
     done = machine.run(argv=arguments, env={**QUIET, "PYTHONPATH": path}, timeout=DEADLINE).ok()
-    seen = dict(json.loads(line) for line in done.stdout.splitlines())
+    assert_preflight_of_two_nodes(done.stdout)
+
+
+def test_a_preflight_over_two_hosts(python: Path, lab: Lab) -> None:
+    """The same, with a network between the nodes."""
+    path = os.pathsep.join([str(ROOT), str(packages_of(python))])
+    machine = lab.machine_with_nccl(2)
+    interpreter = str(machine.overlay.python)
+    # Not below pytest's folder: the paths of sockets have a limit of 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder, network_in(Path(folder, "net")) as network:
+        commands = []
+        for number, where in enumerate(
+            (["--head", "--port=6379", "--include-dashboard=false"], ["--address=node1:6379"])
+        ):
+            host = network.add(f"node{number + 1}", {"CUDA_VISIBLE_DEVICES": str(number)})
+            resources = [f"--node-ip-address={host.address}", "--num-cpus=1", "--num-gpus=1"]
+            commands.append(host.command([interpreter, "-m", "ray.scripts.scripts", "start", *where, *resources]))
+        program = [str(ROOT / "tests" / "ray_programs.py"), "nodes_at", '{"address": "10.77.0.1:6379"}']
+        code = (
+            "import subprocess\n"
+            f"for command in {commands!r}:\n"
+            "    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)\n"
+            f"subprocess.run({network.hosts[0].command([interpreter, *program])!r}, check=True)\n"
+        )
+        done = machine.run(code, env={**QUIET, "PYTHONPATH": path}, timeout=DEADLINE).ok()
+    found = assert_preflight_of_two_nodes(done.stdout)
+    assert sorted(facts["host"] for facts in found["ranks"]) == ["node1", "node2"]
+
+
+def assert_preflight_of_two_nodes(output: str) -> dict[str, Any]:
+    """What it returned."""
+    seen = dict(json.loads(line) for line in output.splitlines())
     assert seen["nodes"] == 2
     assert "returned" in seen["preflight"], seen["preflight"]
     found = seen["preflight"]["returned"]
@@ -248,6 +280,7 @@ def test_a_preflight_over_two_nodes(python: Path, lab: Lab) -> None:
     assert sorted(facts["uuid"][-1] for facts in found["ranks"]) == ["0", "1"]
     assert [result["call"]["count"] for result in found["collectives"]] == [1000, 10]
     assert seen["groups"] == ["REMOVED"]
+    return dict(found)
 
 
 # Examples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -144,8 +145,8 @@ def test_a_cpu_package_that_no_installer_sees_is_not_uninstalled() -> None:
     )
     shadowing = replace(folder, elsewhere=(ENGINE,))
 
-    def fixes(**changes: object) -> list[str]:
-        changed = replace(environment(PYTHONPATH="/elsewhere"), provider=None, libraries=(), **changes)  # type: ignore[arg-type]
+    def fixes(**changes: Any) -> list[str]:
+        changed = replace(environment(PYTHONPATH="/elsewhere"), provider=None, libraries=(), **changes)
         return list(first(replace(HEALTHY, environment=changed)).fixes)
 
     packages = HEALTHY.environment.packages
@@ -193,3 +194,17 @@ def test_a_cpp_library_of_somebody_else_is_told_from_the_systems(where: str, cod
     found = first(replace(HEALTHY, observed=replace(HEALTHY.observed, import_error=text)))
     assert found.code == code
     assert "GLIBCXX_3.4.32" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("version", "requirement"),
+    [
+        ("1.31.1", "onnxruntime-gpu==1.31.1"),
+        ("1.31.1.post1", "onnxruntime-gpu==1.31.1.post1"),
+        ("1.31.1+cu130", "onnxruntime-gpu==1.31.1"),
+        ("1.32.0.dev20261101001", "onnxruntime-gpu"),
+        (None, "onnxruntime-gpu"),
+    ],
+)
+def test_only_versions_that_an_index_has_are_asked_for(version: str | None, requirement: str) -> None:
+    assert remedies.published("onnxruntime-gpu", version) == requirement

@@ -22,10 +22,12 @@ warnings.simplefilter("ignore")
 import numpy as np, onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as C
 from ortgpu import GPUSession, GPUError, lifetime
+from ortgpu.devices import Device
 from ortgpu.diagnosis.probe_child import RELU
 
 def session():
     made = GPUSession(RELU, allow_cpu=True)
+    made.device = Device("cuda", 0, None, "GPU", (9, 0), None, None)
     lifetime.watch(made)
     return made
 
@@ -34,6 +36,7 @@ def failing(kind, text):
         def is_webgpu_graph_capture_enabled(self): return False
         def run(self, *_): raise kind(text)
         run_with_ort_values = run_with_iobinding = run_with_ortvaluevector = run_async = run
+        create_ortvalue_from_shape_and_type = run
     return Failing()
 
 def outcome(action):
@@ -190,6 +193,18 @@ def test_what_is_not_about_the_gpu_stays_as_it_is(outcomes: Any, name: str, meth
     raised = outcomes[name][method]
     assert raised["type"] == OTHERS[name][0].removeprefix("C.")
     assert OTHERS[name][1] in raised["text"]
+
+
+@pytest.mark.parametrize("name", ["arena cannot grow", "illegal address"])
+def test_making_a_value_in_the_memory_of_a_session_fails_as_a_run_does(name: str) -> None:
+    kind, text, expected, _ = FAILURES[name]
+    raised = child(f"""
+        made = session()
+        made._sess = failing({kind}, {text!r})
+        make = getattr(made, "create_ortvalue_from_shape_and_type", None)  # not in every release
+        print(json.dumps(make and outcome(lambda: make([2], np.float32, "cuda"))))
+    """)
+    assert raised is None or raised["type"] == expected
 
 
 def test_a_sticky_error_makes_every_session_refuse() -> None:

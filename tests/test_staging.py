@@ -74,7 +74,7 @@ def test_results_are_those_of_run(with_stub: Any) -> None:
     found = with_stub(
         """
         from hypothesis import given, settings, strategies as st
-        from ortgpu.tensors import DTYPES
+        from ortgpu.tensor_types import DTYPES
 
         KINDS = [name[len("tensor("):-1] for name in DTYPES]
         plain = {kind: GPUSession(model(

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis import find_problems, training_attempts
 from ortgpu.diagnosis.training_attempts import try_mpi
+from ortgpu.distributed import Rank
 from ortgpu.distributed.shared_folder import FolderMeeting, meet_in_folder
 from ortgpu.environment.mpi import Mpi
 from ortgpu.environment.ssh import SshAttempt, try_ssh
 from ortgpu.errors import GPUError
+from tests.lab import Stubs
 from tests.test_training_diagnosis import OPEN_MPI, facts, only, training_facts
 
 DEADLINE = 60.0
@@ -206,6 +208,16 @@ def test_folder_that_is_none(tmp_path: Path) -> None:
     assert error.code == "distributed-error"
     assert (error.details()["phase"], error.details()["ranks"]) == ("shared folder", (0,))
     assert "cannot write and read" in error.summary
+
+
+def test_a_file_system_that_never_answers(stubs: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = stubs.compile("hanging_mkdir.so", "#include <unistd.h>\nint mkdir(void) { for (;;) pause(); }")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # else Python makes folders of its own
+    monkeypatch.setenv("LD_PRELOAD", str(hanging))
+    meeting = training_attempts.meet(tmp_path, Rank(0, 2, 0, 2), timeout=0.5)
+    assert (meeting.error, meeting.missing) == ("the file system does not answer", (1,))
+    monkeypatch.delenv("LD_PRELOAD")
+    assert training_attempts.meet(tmp_path, Rank(0, 1, 0, 1), timeout=DEADLINE).ok
 
 
 def test_ranks_that_were_not_met_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Programs for ranks of tests/test_training_matrix.py, run with the training environment's Python."""
+"""Programs for ranks of tests/training_matrix, run with the training environment's Python."""
 
 from __future__ import annotations
 

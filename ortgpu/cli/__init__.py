@@ -56,13 +56,18 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
         ctx.exit()
 
 
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it.")
-def ortgpu() -> None:
+@click.pass_context
+def ortgpu(ctx: click.Context) -> int:
     """ONNX Runtime on the GPU, or the reason why not.
 
     Exit codes: 0 all is well, 1 a problem was found, 2 wrong usage.
     """
+    if ctx.invoked_subcommand is None:  # left to click, the exit code would depend on its release
+        click.echo(ctx.get_help(), err=True)
+        return 2
+    return 0
 
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EIO, errno.EBADF)  # a full disk; a terminal or a file that is gone

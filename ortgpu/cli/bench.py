@@ -39,13 +39,6 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
         return None
     if path.suffix.lower() not in PLOTS:
         raise click.BadParameter(f"{path.name!r} ends in none of {', '.join(PLOTS)}")
-    existed = path.exists()
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise click.BadParameter(f"{str(path)!r} cannot be written: {error.strerror}") from None
-    if not existed:
-        path.unlink()
     try:
         importlib.import_module("ortgpu.cli.bench_plot")
     except ImportError as error:
@@ -63,7 +56,7 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
 @click.option(
     "--plot",
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=output.FileToWrite(),
     callback=_check_plot,
     help=f"Draw the figures into a file ({', '.join(PLOTS)}); needs the extra 'bench'.",
 )
@@ -88,7 +81,7 @@ def bench(
     batch size for a model whose batch dimension is fixed.
 
     \b
-    The JSON document has "ok" and "model", and either
+    The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
       "error"             type, code, summary, evidence, fixes, details, others
     or
       "device"            of the single sessions, as `ortgpu check` has it
@@ -121,7 +114,7 @@ def bench(
 
         draw(found.figures, f"{model.name} on {found.where}", plot)
     if as_json:
-        document: dict[str, object] = {"ok": problem is None, "model": str(model)}
+        document = output.document(ok=problem is None, model=str(model))
         if problem:
             document["error"] = output.error_document(problem)
         elif found:
@@ -138,8 +131,7 @@ def bench(
         output.show_error(console, problem)
         return 1
     if on_cpu_because:
-        output.show_error(console, on_cpu_because)
-        output.line(console, "Measured on the CPU all the same, because --allow-cpu was given.", style="bold yellow")
+        output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
     if found:
         found.show(console, str(model))
     if plot is not None:

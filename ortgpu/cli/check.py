@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ortgpu.cli import output
+from ortgpu.cli import output, signals
 from ortgpu.errors import CPUExecutionWarning, GPUError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 @click.option(
     "--html",
     metavar="FILE",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=output.FileToWrite(),
     help="Write a page that shows the graph, its CPU islands and the copies; opens MODEL again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
@@ -56,7 +56,7 @@ def check(
     2: wrong usage, for instance no such file.
 
     \b
-    The JSON document has "ok" and "model", and either
+    The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
       "error"             type, code, summary, evidence, fixes, details, others
     or
       "device"            is_gpu, ordinal, uuid, name, compute_capability,
@@ -94,7 +94,7 @@ def check(
 
     name = str(model) if model else None
     if as_json:
-        document: dict[str, object] = {"ok": problem is None, "model": name}
+        document = output.document(ok=problem is None, model=name)
         if problem:
             document["error"] = output.error_document(problem)
         elif found:
@@ -113,8 +113,7 @@ def check(
         output.show_error(console, problem)
         return 1
     if on_cpu_because:
-        output.show_error(console, on_cpu_because)
-        output.line(console, "Opened on the CPU all the same, because --allow-cpu was given.", style="bold yellow")
+        output.show_why_on_cpu(console, on_cpu_because, "Opened", by_option=allow_cpu)
     elif found:
         output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
     if found:
@@ -123,8 +122,8 @@ def check(
         output.line(console, "")
         for text in str(details).splitlines():
             output.line(console, text)
-    if details and html:
-        output.line(console, f"Written: {html}")
+    if html:
+        output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
     return 0
 
 
@@ -151,7 +150,8 @@ def _look_closer(model: Path | None, device: str | None, page: Path | None) -> P
     from ortgpu.placement_details import explain_placement
     from ortgpu.placement_page import render
 
-    with output.progress("Opening the model once more, to see why its nodes are where they are"):
+    doing = "Opening the model once more, to see why its nodes are where they are"
+    with output.progress(doing), signals.as_exceptions():
         details = explain_placement(str(model) if model else example_model(), device=device)
     if page is not None:
         page.write_text(render(details), encoding="utf-8")

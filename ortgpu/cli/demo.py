@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ortgpu.cli import output
+from ortgpu.cli import output, signals
 from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def demo(timeout: float) -> int:
 
     output.heading(console, "1. Plain ONNX Runtime")
     output.line(console, f"  onnxruntime.InferenceSession(model, providers={list(plain.REQUEST)})")
-    alone = plain.observe(model, BATCH, LAYERS[0], timeout=timeout)
+    try:
+        with signals.as_exceptions():
+            alone = plain.observe(model, BATCH, LAYERS[0], timeout=timeout)
+    except FileNotFoundError as error:  # by tempfile
+        raise click.ClickException(f"a folder for the model is needed, such as TMPDIR can name: {error}") from None
     _show_plain(console, alone)
 
     output.line(console)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ortgpu.cli import output
+from ortgpu.cli import output, signals
+from ortgpu.errors import LauncherConflictError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ortgpu.diagnosis.requirements import Requirement
     from ortgpu.errors import GPUError
 
-SCHEMA = 1  # of the JSON document: raised when a key goes, or changes its meaning; new keys do not raise it
 _OPENED = {
     "inference": "Opening the driver, the provider and a session in a child process",
     "training": "Starting the driver, the training API and MPI in child processes",
@@ -101,18 +101,21 @@ def doctor(
                       libraries, mapped, driver, variables: all facts; null is
                       unknown
       "probe"         steps (name, ok, detail, data), completed, returncode,
-                      signal, timed_out, died_in, seconds, output; null with
-                      --no-probe
+                      signal, timed_out, died_in, opening, seconds, output;
+                      null with --no-probe
       "training"      with --profile training only: environment (packages,
                       nccl, mpi, network, horovod, build_variables), ssh,
                       shared_folder
+    or, beside the first four, where --shared-folder cannot be tried because the
+    launcher's variables do not say which rank this is, only
+      "error"         type, code, summary, evidence, fixes, details, others
     """
     from ortgpu import diagnose
     from ortgpu.diagnosis.requirements import check_inference
     from ortgpu.diagnosis.training_requirements import check_training
 
     what = "Looking" if no_probe else _OPENED[profile]
-    with output.progress(f"{what} ..."):
+    with output.progress(f"{what} ..."), signals.as_exceptions():
         if profile == "inference":
             if hosts or shared_folder is not None:
                 raise click.UsageError("--ssh and --shared-folder need --profile training")
@@ -120,9 +123,15 @@ def doctor(
         elif model is not None:
             raise click.UsageError("--model is for --profile inference")
         else:
-            diagnosis = diagnose(
-                probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
-            )
+            try:
+                diagnosis = diagnose(
+                    probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
+                )
+            except LauncherConflictError as error:
+                if not as_json:
+                    raise
+                output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
+                return 1
     environment, training = diagnosis.environment, diagnosis.training
     rows = check_inference(environment) if training is None else check_training(environment, training.environment)
     report = Report(str(model) if model else None, diagnosis, rows)
@@ -158,14 +167,9 @@ class Report:
         return failed or (None if probe.completed else probe.died_in)
 
     def as_dict(self) -> dict[str, Any]:
-        from ortgpu import __version__
-
         diagnosis = self.diagnosis.as_dict()
         return {
-            "schema": SCHEMA,
-            "ortgpu": __version__,
-            "ok": self.ok,
-            "model": self.model,
+            **output.document(ok=self.ok, model=self.model),
             "problems": diagnosis["problems"],
             "requirements": [requirement.as_dict() for requirement in self.requirements],
             "environment": diagnosis["environment"],

@@ -50,7 +50,7 @@ def explain(code: str | None, markdown: bool) -> int:
 def _find(code: str) -> Explanation:
     """By code or by class name, in any spelling of upper and lower case."""
     names = {cls.__name__.lower(): known for known, cls in catalogue().items()}
-    wanted = code.strip().lower().replace("_", "-")
+    wanted = code.strip(" :.,`").lower().replace("_", "-")  # as it is copied out of a text
     found = BY_CODE.get(names.get(wanted, wanted))
     if found is not None:
         return found

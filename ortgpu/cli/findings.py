@@ -224,7 +224,9 @@ def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
     else:
         done = [f"{step.name} {'ok' if step.ok else 'FAILED'}" for step in probe.steps]
         yield f"{', '.join(done) or 'no step was finished'}; {probe.seconds:.1f} s"
-    if probe.died_in is not None:
+    if probe.returncode is None and not probe.timed_out:
+        yield f"could not be started: {probe.output}"
+    elif probe.died_in is not None:
         how = (
             "ran out of time" if probe.timed_out else f"ended with {probe.signal or f'exit status {probe.returncode}'}"
         )

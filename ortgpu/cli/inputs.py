@@ -8,21 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-_DTYPES = {
-    "tensor(float16)": np.float16,
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(int8)": np.int8,
-    "tensor(int16)": np.int16,
-    "tensor(int32)": np.int32,
-    "tensor(int64)": np.int64,
-    "tensor(uint8)": np.uint8,
-    "tensor(uint16)": np.uint16,
-    "tensor(uint32)": np.uint32,
-    "tensor(uint64)": np.uint64,
-    "tensor(bool)": np.bool_,
-    "tensor(string)": np.str_,
-}
+from ortgpu.tensor_types import DTYPES
 
 
 class InputDescription(Protocol):
@@ -80,13 +66,13 @@ def _shape_of(shape: Sequence[int | str | None], batch_name: str | None, batch: 
 
 
 def _make(description: InputDescription, shape: Sequence[int], random: np.random.Generator) -> NDArray[Any]:
-    if description.type not in _DTYPES:
+    if description.type == "tensor(string)":
+        return np.full(shape, "", dtype=np.object_)
+    if description.type not in DTYPES:
         raise UnknownInputError(f"input {description.name!r} is a {description.type}, which cannot be made up")
-    dtype = np.dtype(_DTYPES[description.type])
+    dtype = DTYPES[description.type]
     if dtype.kind == "f":
         return np.asarray(random.random(shape), dtype)
-    if dtype.kind == "U":
-        return np.full(shape, "", dtype=np.object_)
     if dtype.kind == "b" or "mask" in description.name.lower():
         return np.ones(shape, dtype)
     return np.zeros(shape, dtype)

@@ -6,11 +6,14 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -18,7 +21,27 @@ from rich.table import Table
 from ortgpu.errors import GPUError
 
 _UNLIMITED = 10_000  # columns where no terminal sets a limit: lines are then as long as what they say
+SCHEMA = 1  # of JSON documents: raised when a key goes, or changes its meaning; new keys do not raise it
 _INDENT = "  "
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # C0 without tab and line feed, C1
+
+
+class FileToWrite(click.Path):
+    """A path that is refused before the work that it is for, where it could not be written after it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        existed = path.exists()
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            self.fail(f"{str(path)!r} cannot be written: {error.strerror}", param, ctx)
+        if not existed:
+            path.unlink()
+        return path
 
 
 def prepare_streams() -> None:
@@ -72,7 +95,12 @@ def progress_bar(text: str, total: int) -> Iterator[Callable[[], None]]:
 
 def line(console: Console, text: str = "", style: str | None = None) -> None:
     """Text as it is. The terminal folds a long line, so that a command copied from it is still one line."""
-    console.print(text, style=style, soft_wrap=True)
+    console.print(_harmless(text), style=style, soft_wrap=True)
+
+
+def _harmless(text: str) -> str:
+    """Names out of a model may hold what a terminal takes for commands: those characters are shown escaped."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def heading(console: Console, text: str) -> None:
@@ -92,15 +120,22 @@ def table(console: Console, columns: Iterable[str], rows: Iterable[Iterable[obje
     for column in columns:
         result.add_column(column, overflow="fold")
     for row in rows:
-        result.add_row(*(str(cell) for cell in row))
+        result.add_row(*(_harmless(str(cell)) for cell in row))
     with console.capture() as capture:
         console.print(result, width=console.width - len(_INDENT))
     for text in capture.get().splitlines():
-        line(console, f"{_INDENT}{text.rstrip()}")
+        console.print(f"{_INDENT}{text.rstrip()}", soft_wrap=True)
+
+
+def show_why_on_cpu(console: Console, error: Exception, what: str, *, by_option: bool) -> None:
+    """What keeps a model off the GPU, and who allowed the CPU; ``what`` was done there all the same."""
+    show_error(console, error)
+    who = "--allow-cpu was given" if by_option else "ORTGPU_ALLOW_CPU is set"
+    line(console, f"{what} on the CPU all the same, because {who}.", style="bold yellow")
 
 
 def show_error(console: Console, error: Exception) -> None:
-    """A GPUError in the order of every message: what failed, the facts, the fixes; then what else was found, the code.
+    """A GPUError in the order of every message: what failed, the facts, the fixes, what else was found, where more is.
 
     Other exceptions are ONNX Runtime's own, about the model: what they say is all there is.
     """
@@ -119,14 +154,22 @@ def show_error(console: Console, error: Exception) -> None:
         heading(console, "Also found:")
     for other in error.others:
         line(console, f"  - {other.code}: {other.summary}")
-    line(console, f"code: {error.code}", style="dim")
+    line(console, f"More: ortgpu explain {error.code}", style="dim")
 
 
 def error_document(error: Exception) -> dict[str, object]:
-    """The error as plain data, with everything else that the same diagnosis found."""
+    """The error as plain data, with everything else that the same diagnosis found. One of ONNX Runtime's own has the
+    same keys, and no code."""
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
-    return {"type": type(error).__name__, "code": None, "summary": str(error)}
+    return {**GPUError(str(error)).as_dict(), "type": type(error).__name__, "code": None}
+
+
+def document(*, ok: bool, **content: object) -> dict[str, object]:
+    """What a command writes with --json: these keys first, in every one of them."""
+    from ortgpu import __version__
+
+    return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, **content}
 
 
 def write_json(document: Mapping[str, object]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from ortgpu.environment.child import run, signal_name
 
 REQUEST = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
@@ -57,21 +57,11 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
         path.write_bytes(model)
         request = json.dumps([str(path), batch, width, REQUEST, str(result)])
         ended = None
-        try:
-            child = subprocess.run(
-                [sys.executable, str(program), request],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=timeout,
-                check=False,
-            )
-            output = child.stdout
-            if child.returncode < 0:
-                ended = f"died of {_signal_name(-child.returncode)}"
-        except subprocess.TimeoutExpired as error:
-            output = error.stdout or b""
-            ended = f"did not end within {timeout:.0f} s"
+        child = run([sys.executable, str(program), request], timeout=timeout, together=True)
+        if child.returncode is None:
+            ended = f"did not end within {timeout:.0f} s" if child.timed_out else child.errors
+        elif child.returncode < 0:
+            ended = f"died of {signal_name(-child.returncode)}"
         said = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
     return PlainResult(
         version=said.get("version"),
@@ -79,7 +69,7 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
         ran="outputs" in said,
         raised=said.get("raised"),
         ended=ended,
-        written=_lines(output.decode("utf-8", "replace")),
+        written=_lines(child.output),
     )
 
 
@@ -87,10 +77,3 @@ def _lines(text: str) -> tuple[str, ...]:
     """Without the colours that ONNX Runtime's log has even where no terminal is."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     return tuple(line.rstrip() for line in plain.splitlines() if line.strip())
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

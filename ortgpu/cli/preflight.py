@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ortgpu.cli import output
+from ortgpu.cli import output, signals
 from ortgpu.errors import DistributedError, GPUError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ortgpu.distributed import PreflightReport, Rank
-
-SCHEMA = 1  # of the JSON document: raised when a key goes, or changes its meaning; new keys do not raise it
 
 
 @click.command()
@@ -41,7 +39,8 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
       srun ortgpu preflight
 
     Rank 0 writes the result. On a problem the other ranks write one line each to stderr; all of it where rank 0 is the
-    problem. Without a launcher it checks what one rank can.
+    problem. Where the launcher's variables do not say which rank is 0, each writes that. Without a launcher it checks
+    what one rank can.
 
     Exit code 0: all is well. 1: a problem was found. 2: wrong usage.
 
@@ -66,7 +65,8 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     rank: Rank | None = None
     try:
         rank = current_rank()
-        report = run(timeout, rank=rank, address=address)
+        with signals.as_exceptions():
+            report = run(timeout, rank=rank, address=address)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--address") from None
     except GPUError as error:
@@ -77,18 +77,12 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     return 0
 
 
-def _document(ok: bool, content: dict[str, Any]) -> dict[str, Any]:
-    from ortgpu import __version__
-
-    return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, **content}
-
-
 def _show_problem(error: GPUError, rank: Rank | None, as_json: bool) -> None:
     """On rank 0; and on every rank where it is not known who that is, or rank 0 is not there to do it."""
     without_0 = isinstance(error, DistributedError) and 0 in error.ranks
     if rank is None or rank.rank == 0:
         if as_json:
-            output.write_json(_document(False, {"error": output.error_document(error)}))
+            output.write_json(output.document(ok=False, error=output.error_document(error)))
         else:
             output.show_error(output.stdout(), error)
     elif without_0:
@@ -99,7 +93,7 @@ def _show_problem(error: GPUError, rank: Rank | None, as_json: bool) -> None:
 
 def _show_report(report: PreflightReport, as_json: bool) -> None:
     if as_json:
-        output.write_json(_document(True, report.as_dict()))
+        output.write_json(output.document(ok=True, **report.as_dict()))
         return
     console = output.stdout()
     count = report.rank.world_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import statistics
 import sys
@@ -164,11 +165,35 @@ def _memory_of_this_process(device: Device) -> int | None:
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
     """Keep stdout for the report, and collect warnings to show them in it.
 
-    ONNX Runtime's Python code prints to stdout when it has trouble: inside this block that goes to stderr.
+    ONNX Runtime's Python code prints to stdout when it has trouble, and so may libraries, whose log is often there:
+    inside this block that goes to stderr.
     """
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings(record=True) as caught:
+    with (
+        _libraries_print_to_stderr(),
+        contextlib.redirect_stdout(sys.stderr),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always", UserWarning)  # also under `python -W error`: the report is where they are seen
         yield caught
+
+
+@contextlib.contextmanager
+def _libraries_print_to_stderr() -> Iterator[None]:
+    """They write to the file descriptor, and C keeps what they write until its buffer is full or flushed."""
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed
+        yield
+        return
+    with contextlib.suppress(OSError):  # stderr is closed
+        os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        if os.name == "posix":
+            ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _milliseconds(seconds: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,18 @@ from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..errors import GPUError, UnsupportedPlatformError
 from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
-from . import attempts, devices, driver, libraries, packages, training
+from . import (
+    attempts,
+    devices,
+    driver,
+    driver_library,
+    imports,
+    kernel_module,
+    libraries,
+    packages,
+    permissions,
+    training,
+)
 from . import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
 from .probe import ProbeResult, run_probe
@@ -27,6 +39,7 @@ Profile = Literal["inference", "training"]
 
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
+    permissions.package_unreadable,
     packages.not_installed,
     packages.shadowed,
     packages.broken_files,
@@ -34,7 +47,7 @@ CHECKS: tuple[Check, ...] = (
     packages.cpu_only,
     packages.provider_missing,
     packages.library_damaged,
-    packages.import_failed,
+    imports.failed,
     model_checks.collective_ops_missing,  # no library, driver or device would mend it
     libraries.missing,
     libraries.provider_unloadable,
@@ -46,8 +59,10 @@ CHECKS: tuple[Check, ...] = (
     devices.named_device,
     devices.unsupported,
     driver.not_found,
+    driver_library.of_linux_in_wsl,
     driver.too_old,
     driver.not_accessible,
+    kernel_module.not_ready,
     devices.none_visible,
     driver.unusable,
     devices.busy,
@@ -64,10 +79,12 @@ CHECKS: tuple[Check, ...] = (
 _EXPLAINS: dict[str, frozenset[str]] = {
     "unsupported-platform": frozenset({"cpu-only-package", "driver-not-found", "onnxruntime-not-installed"}),
     "conflicting-packages": frozenset({"cpu-only-package", "broken-package", "training-unavailable"}),
-    "broken-package": frozenset({"broken-package", "provider-fallback", "training-unavailable"}),
+    "broken-package": frozenset(
+        {"broken-package", "onnxruntime-not-installed", "provider-fallback", "training-unavailable"}
+    ),
     "driver-not-found": frozenset({"no-device", "driver-too-old"}),
     "driver-too-old": frozenset({"driver-unusable", "no-device"}),
-    "driver-unusable": frozenset({"no-device"}),
+    "driver-unusable": frozenset({"driver-too-old", "no-device"}),
     "library-not-found": frozenset({"provider-fallback"}),
     "no-device": frozenset({"device-not-found"}),
 }
@@ -149,10 +166,12 @@ def diagnose(
 
     Raises:
         LauncherConflictError: with ``shared_folder``, when the launcher's variables contradict each other.
-        ValueError: for arguments of the other profile.
+        ValueError: for arguments of the other profile, and a ``timeout`` that is no time to wait.
 
     Not promised: that a machine without problems runs every model; that takes a session.
     """
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
     if profile not in ("inference", "training"):
         raise ValueError(f"profile is 'inference' or 'training', not {profile!r}")
     if profile == "training":
@@ -161,10 +180,10 @@ def diagnose(
         return _diagnose_training(probe, timeout, ssh, shared_folder)
     if ssh or shared_folder is not None:
         raise ValueError("ssh and shared_folder belong to the profile 'training'")
-    environment = inspect_environment()
+    result = run_probe(model, timeout=timeout) if probe else None
+    environment = inspect_environment(unasked=result.deadly if result is not None else ())
     facts_of_model = read_model(model) if model is not None else None
     request = request_for(facts_of_model)
-    result = run_probe(model, timeout=timeout) if probe else None
     observed = Observed() if result is None else _observed(result)
     if request.collective_operators:
         from ..runtime import load_runtime
@@ -200,6 +219,7 @@ def _observed(result: ProbeResult) -> Observed:
     return Observed(
         import_error=imported.detail if imported is not None and providers is None else None,
         available_providers=tuple(providers) if providers is not None else None,
+        not_loaded=result.not_loaded,
         cudnn_mixed=tuple(loaded.data.get("cudnn_mixed", ())) if loaded is not None else (),
         provider_error=provider.detail if provider is not None and not provider.ok else None,
         cuda=result.cuda,

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from ..errors import BrokenPackageError, DriverUnusableError, GPUError, ProviderError, ProviderFallbackError, manual
+import os
+from dataclasses import dataclass
+
+from ..environment.catalogue import wheel_name
+from ..errors import (
+    BrokenPackageError,
+    DriverUnusableError,
+    Fix,
+    GPUError,
+    ProviderError,
+    ProviderFallbackError,
+    manual,
+)
 from . import remedies
 from .facts import Facts
 from .messages import of_construction
-from .probe import ProbeResult, ProbeStep
+from .probe import NVML, ProbeResult, ProbeStep
+
+_DOING = {
+    "driver": "initialising the NVIDIA driver",
+    "libraries": "loading the CUDA libraries",
+    "import": "import onnxruntime",
+    "provider": "opening the provider",
+    "session": "opening a session on the GPU",
+    "model": "opening a session on the GPU with this model",
+}
 
 
 def died(facts: Facts) -> GPUError | None:
@@ -15,30 +36,94 @@ def died(facts: Facts) -> GPUError | None:
     if probe is None or probe.completed or probe.died_in == "training":
         return None  # of training.py is the last
     how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
+    patience = [_more_time_than(probe.seconds)] if probe.timed_out else []
     evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
+    if probe.signal in _FROM_OUTSIDE and probe.died_in != "start":
+        return _ended_from_outside(probe, evidence, facts)
     if probe.died_in == "driver":
         evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
+        what_of_it = "asking NVML" if probe.opening == NVML else _DOING["driver"]
         return DriverUnusableError(
-            f"initialising the NVIDIA driver {how}",
+            f"{what_of_it} {how}",
             evidence=evidence,
-            fixes=[manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
+            fixes=[*patience, manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
         )
     if probe.died_in in ("libraries", "import", "provider"):
-        what = {
-            "libraries": "loading the CUDA libraries",
-            "import": "import onnxruntime",
-            "provider": "opening the provider",
-        }
+        package, fix = _owner_of(probe.opening, facts)
         return BrokenPackageError(
-            f"{what[probe.died_in]} {how}",
-            evidence=evidence,
-            fixes=[remedies.reinstall_onnxruntime(facts.environment)],
-            package=facts.environment.packages.onnxruntime.build_name,
+            f"{_DOING[probe.died_in]} {how}",
+            evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
+            fixes=[*patience, fix],
+            package=package,
+            files=(probe.opening,) if probe.opening else (),
         )
     if probe.died_in == "start":
         return None  # the interpreter itself did not come up: nothing was learned of the GPU
-    return ProviderFallbackError(f"opening a session on the GPU {how}", evidence=evidence)
+    return ProviderFallbackError(f"{_DOING['session']} {how}", evidence=evidence, fixes=patience)
+
+
+def _more_time_than(seconds: float) -> Fix:
+    """Before anything is installed again: gigabytes are read here, and a GPU takes seconds to start."""
+    enough = min(max(120, 4 * round(seconds)), 3600)
+    return manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")
+
+
+@dataclass(frozen=True, slots=True)
+class _FromOutside:
+    who: str
+    fix: Fix
+
+
+# Signals that say nothing of the library in whose code they came.
+_FROM_OUTSIDE = {
+    "SIGKILL": _FromOutside(
+        "the system, as it does when memory runs out (OOM)",
+        manual(
+            "give this process more host memory (docker run --memory, the limit of its pod or job)",
+            needs="host",
+        ),
+    ),
+    "SIGXCPU": _FromOutside(
+        "the limit on its processor time", manual("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")
+    ),
+    "SIGSYS": _FromOutside(
+        "a sandbox (seccomp), for a system call that it forbids",
+        manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
+    ),
+    "SIGILL": _FromOutside(
+        "the processor, which has no such instruction",
+        manual(
+            "use a newer processor, or let the virtual machine have the instructions of its host (QEMU: -cpu host)",
+            needs="hardware",
+        ),
+    ),
+}
+
+
+def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -> GPUError:
+    memory = facts.environment.host.memory_total
+    if memory is not None:
+        evidence.append(f"memory of this machine or container: {memory >> 20} MiB")
+    if probe.opening:
+        evidence.append(f"it was opening {probe.opening}")
+    cause = _FROM_OUTSIDE[probe.signal or ""]
+    summary = f"{_DOING[probe.died_in or 'session']} was ended by {cause.who}: {probe.signal}"
+    if probe.died_in == "driver":
+        return DriverUnusableError(summary, evidence=evidence, fixes=[cause.fix])
+    return ProviderFallbackError(summary, evidence=evidence, fixes=[cause.fix])
+
+
+def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
+    """The package to install again for a file: the wheel of a CUDA library, else ONNX Runtime."""
+    environment = facts.environment
+    provider = environment.provider
+    soname = os.path.basename(path or "")
+    for wheel in environment.packages.nvidia:
+        requirement = remedies.wheel_of(soname, provider.cuda_major if provider is not None else None)
+        if path and requirement and wheel_name(requirement) == wheel.name and path.startswith(wheel.location + os.sep):
+            return wheel.name, remedies.install_libraries(environment, [requirement])
+    return environment.packages.onnxruntime.build_name, remedies.reinstall_onnxruntime(environment)
 
 
 def ending(probe: ProbeResult) -> str:
@@ -50,8 +135,9 @@ def session_failed(facts: Facts) -> GPUError | None:
     step = _failed(facts, "session")
     if step is None:
         return None
+    fixes = [remedies.let_it_have_threads()] if remedies.lacks_threads(step.detail) else []
     return of_construction(step.detail, facts) or ProviderFallbackError(
-        "a session on the GPU could not be opened and run", evidence=[step.detail]
+        "a session on the GPU could not be opened and run", evidence=[step.detail], fixes=fixes
     )
 
 

@@ -23,19 +23,54 @@ _RELOAD = shell("sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm", needs="root
 UNUSABLE: dict[int, Meaning] = {
     3: Meaning(
         "the driver could not initialise in this process",
-        (manual("if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"),),
+        (
+            manual("if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"),
+            # NVIDIA/open-gpu-kernel-modules issues 797, 901 and 947; release notes of CUDA 13, "known issues"
+            shell(
+                "echo options nvidia_uvm uvm_disable_hmm=1 | sudo tee /etc/modprobe.d/nvidia-uvm.conf && "
+                "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",
+                needs="root",
+            ),
+        ),
     ),
     34: Meaning(
         "the libcuda.so.1 that was loaded is the toolkit's linking stub, not a driver",
         (manual("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
     ),
+    102: Meaning(
+        "this virtual GPU has no license, without which it computes nothing",
+        (manual("give the machine's NVIDIA license service (nvidia-gridd) its token, and restart it", needs="root"),),
+    ),
     214: Meaning(
         "the GPU reports an uncorrectable memory error",
         (shell("nvidia-smi -q -d ECC", needs="host"), manual("take this GPU out of service", needs="hardware")),
     ),
-    802: Meaning(
+    304: Meaning(
+        "a call of the operating system failed in the driver: a limit of this process, or what its sandbox forbids",
+        (manual("raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"),),
+    ),
+    500: Meaning(  # NVIDIA/nvidia-container-toolkit issue 520
+        "the driver's library does not find a part of itself, as in a container that was given only some of its files",
+        (
+            manual(
+                "in a container: start it again with nvidia-container-toolkit 1.14.4 or newer, on Windows with Docker "
+                "Desktop 4.31 or newer",
+                needs="host",
+            ),
+            manual("else install the driver again", needs="driver"),
+        ),
+    ),
+    802: Meaning(  # pytorch issue 35710, NVIDIA/nvtrust issue 56
         "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
-        (shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),),
+        (
+            shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),
+            manual(
+                "where there is no such service, install nvidia-fabricmanager of the driver's very version; a GPU in "
+                "confidential computing is made ready by nvidia-smi conf-compute -srs 1",
+                needs="root",
+            ),
+            manual("in a virtual machine or a container, all of this is its host's to do", needs="host"),
+        ),
     ),
     803: Meaning(  # NVIDIA/nvidia-docker issue 1256
         "the driver's library and its kernel module differ in version, as after an upgrade without a reboot",
@@ -44,6 +79,16 @@ UNUSABLE: dict[int, Meaning] = {
     804: Meaning(
         "a forward-compatibility libcuda (package cuda-compat) is loaded, which this GPU does not support",
         (manual("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
+    ),
+    **dict.fromkeys(
+        range(805, 810),
+        Meaning(
+            "the Multi-Process Service (MPS), through which this process would share the GPU, does not take it",
+            (
+                manual("see to it that nvidia-cuda-mps-control runs, for this user, and has room", needs="host"),
+                manual("or point CUDA_MPS_PIPE_DIRECTORY at an empty folder, to use the GPU without MPS"),
+            ),
+        ),
     ),
     999: Meaning(  # issue 14211
         "the driver failed without a reason: after a suspend, a GPU error (Xid), or without nvidia_uvm",
@@ -71,10 +116,22 @@ OF_THE_DEVICE: dict[int, Meaning] = {
 # Codes of a libcuda.so.1 that is there in the driver's place.
 OF_ANOTHER_LIBRARY = frozenset({34, 804})
 
+# Codes of a libcuda.so.1 and a kernel module that do not go together.
+OF_ANOTHER_DRIVER = frozenset({803, 804})
+
 
 # Errors after which every later CUDA call of the process fails: driver_types.h of CUDA 13 says of each that "the
 # process must be terminated and relaunched". The process, not the device: nothing is promised for its other GPUs.
 STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
+
+# By name, as in the exceptions of thrust, which ONNX Runtime passes on (system_error.h, cuda_error_category)
+RUNTIME_NAMES = {
+    "cudaErrorMemoryAllocation": 2, "cudaErrorNoKernelImageForDevice": 209, "cudaErrorContained": 226,
+    "cudaErrorIllegalAddress": 700, "cudaErrorLaunchTimeout": 702, "cudaErrorAssert": 710,
+    "cudaErrorHardwareStackError": 714, "cudaErrorIllegalInstruction": 715, "cudaErrorMisalignedAddress": 716,
+    "cudaErrorInvalidAddressSpace": 717, "cudaErrorInvalidPc": 718, "cudaErrorLaunchFailure": 719,
+    "cudaErrorTensorMemoryLeak": 721, "cudaErrorMpsClientTerminated": 810,
+}  # fmt: skip
 
 # Errors that say of a device that it is gone, whatever is asked of it, and nothing of the process (cuda.h): not
 # available, not there any more, memory or NVLink beyond correction, its context destroyed, a failure without a reason.
@@ -100,6 +157,6 @@ def meaning_of(code: int) -> Meaning:
         or OF_THE_DEVICE.get(code)
         or Meaning(
             "the driver refuses to work",
-            (manual("read the kernel log for messages of the nvidia driver", needs="root"),),
+            (shell("sudo dmesg | grep -iE 'xid|nvrm'", needs="root"),),
         )
     )

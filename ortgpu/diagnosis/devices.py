@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .. import devices
 from ..environment.driver import GPU
 from ..environment.inspection import Environment
+from ..environment.wheel import PASSED_OVER
 from ..errors import (
     DeviceBusyError,
     DeviceNotFoundError,
@@ -23,7 +25,7 @@ from . import remedies
 from .cuda_codes import name_of
 from .facts import Facts
 
-_HIDING = ("", "-1", "NoDevFiles", "void", "none")
+_OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
 
 
 def named_device(facts: Facts) -> GPUError | None:
@@ -57,7 +59,7 @@ def named_device(facts: Facts) -> GPUError | None:
 def none_visible(facts: Facts) -> GPUError | None:
     cuda, environment = facts.observed.cuda, facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    hidden = value is not None and (not _visible_names(value) or _names_nothing(environment))
+    hidden = value is not None and (hides_everything(environment) or _names_nothing(environment))
     empty = cuda is not None and (cuda.code == 100 or (cuda.code == 0 and cuda.devices == ()))
     nothing = nvml.available and not nvml.gpus
     if not (hidden or empty or nothing):
@@ -71,25 +73,53 @@ def none_visible(facts: Facts) -> GPUError | None:
         evidence.append(f"cuInit returned {cuda.code} ({name_of(cuda.code)})")
     if nvml.available:
         evidence.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + "".join(f"; {gpu.name} {gpu.uuid}" for gpu in nvml.gpus))
+    elif nvml.error:
+        evidence.append(f"NVML: {nvml.error}")
     if value is not None:
         evidence.append(f"CUDA_VISIBLE_DEVICES={value!r}")
     if environment.host.container:
         evidence.append(f"in a container ({environment.host.container})")
+        evidence += given_to_container(environment)
     fixes = []
-    if value is not None:
+    if value == _OF_A_JOB_WITHOUT:
+        fixes.append(
+            manual("ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none", needs="host")
+        )
+    elif value is not None:
         fixes.append(shell("unset CUDA_VISIBLE_DEVICES"))
-    if not hidden:
+    empty_mig = nvml.available and bool(nvml.gpus) and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus)
+    if empty_mig and not hidden:
+        evidence.append("MIG is enabled, and no GPU has an instance: CUDA then has no device")
+        fixes.append(shell("sudo nvidia-smi -mig 0", needs="root"))
+        fixes.append(manual("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"))
+    elif not hidden:
         fixes.append(manual("in a container: give it the GPU (docker run --gpus all ...)", needs="host"))
         fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
     summary = "CUDA_VISIBLE_DEVICES hides every GPU from this process" if hidden else "CUDA sees no GPU"
     return NoDeviceError(summary, evidence=evidence, fixes=fixes)
 
 
+def hides_everything(environment: Environment) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES is there and means no GPU, whatever GPUs there are."""
+    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    return value is not None and not _visible_names(value)
+
+
 def _names_nothing(environment: Environment) -> bool:
     """Whether CUDA_VISIBLE_DEVICES names none of the GPUs that NVML sees. A MIG instance may be unknown to it."""
     value = environment.variables.now.get("CUDA_VISIBLE_DEVICES", "")
-    known = environment.driver.nvml.available and bool(environment.driver.nvml.gpus)
-    return known and not value.strip().upper().startswith("MIG-") and not visible_gpus(environment)
+    gpus = environment.driver.nvml.gpus if environment.driver.nvml.available else ()
+    mig_is_off = all(gpu.mig_enabled is False for gpu in gpus)
+    may_be_known = bool(gpus) and (mig_is_off or not value.strip().upper().startswith("MIG-"))
+    return may_be_known and not visible_gpus(environment)
+
+
+def given_to_container(environment: Environment) -> list[str]:
+    """As evidence: which GPUs its runtime was told to give to a container, where the variable for that says it."""
+    value = environment.variables.now.get("NVIDIA_VISIBLE_DEVICES")
+    if value is None:
+        return []
+    return [f"NVIDIA_VISIBLE_DEVICES={value!r}" + (": no GPU" if value in ("", "void", "none") else "")]
 
 
 def busy(facts: Facts) -> GPUError | None:
@@ -112,10 +142,14 @@ def unsupported(facts: Facts) -> GPUError | None:
     capabilities = _capabilities(facts)
     if provider is None or not capabilities:
         return None
-    if any(provider.coverage(capability) != "none" for _, capability in capabilities):
+    variables = facts.environment.variables.now
+    if any(provider.coverage(capability, variables) != "none" for _, capability in capabilities):
         return None
-    name, capability = capabilities[0]
     held = tuple(str(architecture) for architecture in provider.architectures or ())
+    for name, capability in capabilities:
+        if provider.coverage(capability) != "none":
+            return _passed_over(name, capability, held, variables)
+    name, capability = capabilities[0]
     version = facts.environment.packages.onnxruntime.build_version
     fix = _release_for(facts, capability)
     return UnsupportedDeviceError(
@@ -128,6 +162,23 @@ def unsupported(facts: Facts) -> GPUError | None:
         fixes=[fix]
         if fix is not None
         else [manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")],
+        device=name,
+        compute_capability=capability,
+        architectures=held,
+    )
+
+
+def _passed_over(
+    name: str | None, capability: tuple[int, int], held: tuple[str, ...], variables: Mapping[str, str]
+) -> UnsupportedDeviceError:
+    """There is code for the GPU, and a variable keeps CUDA from it: releases from 1.29 on hold no PTX at all."""
+    guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
+    evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
+    return UnsupportedDeviceError(
+        f"CUDA is told to pass over the code that the installed ONNX Runtime holds for {name or 'this GPU'} "
+        f"(compute capability {capability[0]}.{capability[1]})",
+        evidence=[*evidence, f"held: {', '.join(held)}"],
+        fixes=[shell(f"unset {' '.join(guilty)}")],
         device=name,
         compute_capability=capability,
         architectures=held,
@@ -243,17 +294,25 @@ def visible_gpus(environment: Environment) -> list[GPU]:
 
 
 def _visible_names(value: str) -> list[str]:
+    """The ordinals and UUIDs of CUDA_VISIBLE_DEVICES that count.
+
+    The first name that means nothing ends the list, and one that is there twice empties it; a number ends where its
+    digits end, so "1gpu" is 1: torch.cuda._parse_visible_devices, which was made to count as CUDA does.
+    """
     names: list[str] = []
-    for name in (part.strip() for part in value.split(",")):
-        if name in _HIDING or name.startswith("-"):
+    for part in map(str.strip, value.split(",")):
+        number = re.match(r"\+?([0-9]{1,9})(?![0-9])", part)
+        name = str(int(number[1])) if number else part
+        if not number and not part.upper().startswith(("GPU-", "MIG-")):
             break
+        if name in names:
+            return []
         names.append(name)
     return names
 
 
 def _match(name: str, gpus: list[GPU]) -> GPU | None:
-    if re.fullmatch(r"[0-9]{1,9}", name):
+    if name.isdecimal():
         return gpus[int(name)] if int(name) < len(gpus) else None
-    return next(
-        (gpu for gpu in gpus if (gpu.uuid and gpu.uuid.lower().startswith(name.lower())) or name in gpu.mig_uuids), None
-    )
+    found = [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(name.lower()) or name in gpu.mig_uuids]
+    return found[0] if len(found) == 1 else None  # the beginning of several UUIDs names none of them

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ..environment.driver import RefusedNode
+from ..environment.driver import TEGRA_MEMORY, RefusedNode
 from ..errors import (
     DeviceBusyError,
     DriverNotFoundError,
@@ -16,9 +16,9 @@ from ..errors import (
     manual,
     shell,
 )
-from . import remedies
-from .cuda_codes import OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
-from .devices import lacks_memory, named_device, none_visible, unsupported
+from . import driver_library, kernel_module, remedies
+from .cuda_codes import OF_ANOTHER_DRIVER, OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
+from .devices import given_to_container, lacks_memory, named_device, none_visible, unsupported
 from .facts import Facts
 
 _AMD, _NVIDIA = 0x1002, 0x10DE
@@ -40,9 +40,12 @@ def not_found(facts: Facts) -> GPUError | None:
     if driver.kernel_version:
         evidence.append(f"kernel module: {driver.kernel_version}")
     evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
+    evidence += [f"there, where the loader does not look: {path}" for path in driver.libcuda_elsewhere]
     if host.container:
         capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
-        evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES={capabilities or 'not set'}")
+        value = f"={capabilities}" if capabilities else " is not set"
+        evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
+        evidence += given_to_container(environment)
     fixes = _ways_to_a_driver(facts)
     if host.display_vendors and _AMD in host.display_vendors and _NVIDIA not in host.display_vendors:
         evidence.append("the only GPU of this machine is AMD's")
@@ -60,9 +63,11 @@ def not_found(facts: Facts) -> GPUError | None:
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     environment = facts.environment
     major = environment.provider.cuda_major if environment.provider else None
+    if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
+        return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
     if environment.host.wsl:
         return [
-            shell('export LD_LIBRARY_PATH="/usr/lib/wsl/lib:$LD_LIBRARY_PATH"', needs="host"),
+            remedies.look_first_in(remedies.WSL_DRIVER),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
     fixes = [] if environment.host.container else [remedies.update_driver(major or 13)]
@@ -86,6 +91,10 @@ def too_old(facts: Facts) -> GPUError | None:
     supported = driver.cuda_version or driver.nvml.cuda_version
     if major is None or supported is None or supported[0] >= major:
         return None
+    if (other := driver_library.older(facts, major)) is not None:
+        return other
+    if driver.cuda_version is None and driver_library.is_enough(driver.version, major):
+        return None  # what NVML says was said by a libcuda.so.1 that only NVML found
     version = driver.nvml.driver_version or driver.kernel_version
     fixes = [remedies.update_driver(major)]
     if supported[0] == 12:
@@ -114,7 +123,7 @@ def not_accessible(facts: Facts) -> GPUError | None:
     refused = {node.path: node for node in driver.refused_nodes}
     gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
     # Some GPUs may be kept from a job on purpose.
-    needed = [path for path in ("/dev/nvidiactl", _UVM) if path in refused] + (
+    needed = [path for path in ("/dev/nvidiactl", _UVM, TEGRA_MEMORY) if path in refused] + (
         gpus if gpus and all(path in refused for path in gpus) else []
     )
     if needed:
@@ -126,7 +135,8 @@ def not_accessible(facts: Facts) -> GPUError | None:
             ],
             fixes=_ways_to_access(facts, [refused[path] for path in needed]),
         )
-    if "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes and not facts.environment.host.wsl:
+    has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
+    if has_own and not facts.environment.host.wsl and not driver.is_tegra:
         in_container = manual(f"in a container: give it {_UVM} too (docker run --gpus all ... does)", needs="host")
         made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
         return DriverUnusableError(
@@ -155,9 +165,37 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
 def unusable(facts: Facts) -> GPUError | None:
     """``cuInit`` was called and failed."""
     cuda = facts.observed.cuda
-    if cuda is None or not cuda.code or cuda.code == _NO_DEVICE or not_accessible(facts) is not None:
+    explained = (not_accessible, driver_library.of_linux_in_wsl, kernel_module.not_ready)
+    if cuda is None or not cuda.code or cuda.code == _NO_DEVICE or any(check(facts) for check in explained):
         return None
-    return for_code(cuda.code, facts, [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"])
+    evidence = [f"cuInit returned {cuda.code} ({name_of(cuda.code)})", *_printed_by_it(facts)]
+    return _lacks_host_memory(facts, evidence) if cuda.code == 2 else for_code(cuda.code, facts, evidence)
+
+
+def _printed_by_it(facts: Facts) -> list[str]:
+    """What the driver says for itself, as that of a Jetson does: "NvRmMemInitNvmap failed with Permission denied"."""
+    step = facts.observed.probe.step("driver") if facts.observed.probe is not None else None
+    return [f"it printed: {line}" for line in step.data.get("printed", ())[-5:]] if step is not None else []
+
+
+def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
+    """``cuInit`` makes no context and asks for no memory of the GPU."""
+    limit = facts.environment.host.address_space
+    if limit is not None:
+        fix = remedies.let_it_be_mapped(facts.environment, "")
+        evidence.append(f"limit: {limit >> 20} MiB")
+    else:
+        fix = manual(
+            "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "
+            "vm.overcommit_memory=2, with which CUDA cannot reserve its address space",
+            needs="host",
+        )
+    return DriverUnusableError(
+        "the NVIDIA driver gets too little host memory or address space in this process (CUDA_ERROR_OUT_OF_MEMORY)",
+        evidence=evidence,
+        fixes=[fix],
+        cuda_code=2,
+    )
 
 
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
@@ -190,13 +228,15 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         return lacks_memory(facts, evidence)
     if code in STICKY:
         return poisoned(code, evidence)
+    if code in OF_ANOTHER_DRIVER and (other := driver_library.of_another_driver(code, facts, evidence)) is not None:
+        return other
     meaning = meaning_of(code)
     evidence = [*evidence, f"driver {driver.nvml.driver_version or driver.kernel_version or 'of unknown version'}"]
     if driver.libcuda:
         evidence.append(f"libcuda: {driver.libcuda}")
-    off = None
-    if code in OF_ANOTHER_LIBRARY and driver.libcuda:
-        off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(driver.libcuda))
+    if driver.nvml.error:
+        evidence.append(f"NVML: {driver.nvml.error}")
+    off = driver_library.off_the_path(facts) if code in OF_ANOTHER_LIBRARY else None
     return DriverUnusableError(
         f"{meaning.what} ({name_of(code)})",
         evidence=evidence,

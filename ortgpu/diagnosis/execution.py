@@ -1,7 +1,8 @@
 """What ONNX Runtime's words mean when a session that was on the GPU fails while it runs.
 
 The texts are those of 1.31.1 on an H200: out of memory is a plain Fail of the arena, a CUDA error a Fail or a
-RuntimeError with "CUDA failure N" in it, whichever method it came out of.
+RuntimeError with "CUDA failure N" in it, whichever method it came out of. Those of CUDA's memory pools, of thrust and
+of TensorRT were read from the sources of ONNX Runtime 1.26 (cuda_mempool_arena.cc) and of thrust (system_error.h).
 """
 
 from __future__ import annotations
@@ -10,29 +11,46 @@ import os
 import re
 
 from ..devices import Device
+from ..distributed.ranks import current_rank
 from ..environment.libraries import read_mapped_libraries
 from ..errors import (
     GPUError,
     GPUOutOfMemoryError,
+    LauncherConflictError,
     LibraryNotFoundError,
     ProviderFailureError,
     UnsupportedDeviceError,
     manual,
 )
-from .cuda_codes import STICKY, name_of, poisoned
+from .cuda_codes import RUNTIME_NAMES, STICKY, name_of, poisoned
 from .libraries import by_folder, mixed
 from .library_status import read_library_status
-from .messages import ALLOCATION, CUDA_FAILURE, telling_line
+from .messages import ALLOCATION, CUDA_FAILURE, LIMIT, TENSORRT, telling_line, tensorrt_failed
 
 _MIB = 1 << 20
 
+_POOL = re.compile(r"cudaMallocFromPoolAsync failed.* \((\d+)\), size=(\d+)")
+_NAMED = re.compile(rf"\b({'|'.join(RUNTIME_NAMES)}): ")
 
-def of_run(text: str, exception: str, device: Device | None) -> GPUError | None:
-    """The typed error for an exception's text and class name, or None when it says nothing of the GPU."""
+
+def of_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
+    """The typed error for an exception's text and class name, or None when it says nothing of the GPU.
+
+    ``exception`` None: the class is not known.
+    """
+    if exception == "InvalidArgument":  # which quotes the names of the arguments
+        return None
+    is_ep_fail = exception == "EPFail" or ": EP_FAIL :" in text
+    text = text.rpartition("Status Message: ")[2]  # what is before it names the node, whose name may say anything
     if match := ALLOCATION.search(text):
         return out_of_memory(int(match[1]), text, device)
+    if match := _POOL.search(text):
+        code = int(match[1])
+        return out_of_memory(int(match[2]), text, device) if code == 2 else _of_code(code, text, device)
     if match := CUDA_FAILURE.search(text):
         return _of_code(int(match[1]), text, device)
+    if match := _NAMED.search(text):
+        return _of_code(RUNTIME_NAMES[match[1]], text, device)
     if failed := read_library_status(text):
         if failed.lacks_memory:
             return out_of_memory(None, text, device)
@@ -56,7 +74,9 @@ def of_run(text: str, exception: str, device: Device | None) -> GPUError | None:
             evidence=[telling_line(text)],
             missing=("libcufft",),
         )
-    if exception == "EPFail" or ": EP_FAIL :" in text:
+    if TENSORRT.search(text):
+        return tensorrt_failed(text)
+    if is_ep_fail:
         return ProviderFailureError("the execution provider failed", evidence=[telling_line(text)], status="EP_FAIL")
     return None
 
@@ -92,8 +112,17 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     )
 
 
+def _own_rank() -> list[str]:
+    """As a line of evidence, in a job of several ranks."""
+    try:
+        rank = current_rank()
+    except LauncherConflictError:
+        return []
+    return [f"on rank {rank.rank} of {rank.world_size}"] if rank.world_size > 1 else []
+
+
 def out_of_memory(requested: int | None, text: str, device: Device | None) -> GPUOutOfMemoryError:
-    free, total, evidence = None, None, [telling_line(text)]
+    free, total, evidence = None, None, [*_own_rank(), telling_line(text)]
     if device is not None and device.uuid is not None:
         from ..environment.driver import processes_on, read_gpu_memory
 
@@ -105,18 +134,27 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
         evidence += [
             f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
         ]
-    size = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
+    summary, fixes = _lack(requested, total, text)
     return GPUOutOfMemoryError(
-        f"the GPU ran out of memory{size}",
+        summary,
         evidence=evidence,
-        fixes=[
-            manual("use a smaller batch; the session works on"),
-            manual(
-                'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set'
-            ),
-            manual("or stop other processes on the GPU"),
-        ],
+        fixes=[manual("use a smaller batch; the session works on"), *map(manual, fixes)],
         requested=requested,
         free=free,
         total=total,
     )
+
+
+def _lack(requested: int | None, total: int | None, text: str) -> tuple[str, list[str]]:
+    """What was too little, and what helps beside a smaller batch."""
+    asked = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
+    if LIMIT.search(text):
+        return f"the session's gpu_mem_limit is reached{asked}", ["or raise that provider option"]
+    if requested is not None and total is not None and requested > total:
+        # issue 22702: a request out of all proportion comes from a shape that went wrong
+        values = "or, where that much cannot be meant, look at the values from which this model computes its shapes"
+        return f"a run needs more memory than this GPU has{asked}", [values]
+    return f"the GPU ran out of memory{asked}", [
+        'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set',
+        "or stop other processes on the GPU",
+    ]

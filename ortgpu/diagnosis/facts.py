@@ -11,7 +11,7 @@ from ..environment.inspection import Environment
 from ..environment.ssh import SshAttempt
 from ..environment.training import TrainingEnvironment
 from ..models import ModelFacts
-from ..preloading import PreloadReport
+from ..preloading import MissingLibrary, PreloadReport
 from .probe import ProbeResult
 
 
@@ -40,6 +40,7 @@ class Observed:
     cuda: CudaState | None = None
     probe: ProbeResult | None = None
     has_collective_ops: bool | None = None  # of the imported module
+    not_loaded: tuple[MissingLibrary, ...] | None = None  # by a child process, where this one was not asked to
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for, wheel_name
 from ..environment.libraries import Candidate, Resolution
@@ -20,7 +20,7 @@ from ..errors import (
     manual,
     shell,
 )
-from ..preloading import MissingLibrary
+from ..preloading import LoadedLibrary, MissingLibrary
 from . import driver, remedies
 from .facts import Facts
 
@@ -56,6 +56,10 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
     report = facts.observed.preload
     if report is not None:
         return tuple(library for library in report.missing if library.required == required)
+    if facts.observed.not_loaded is not None:
+        own = _only_in_this_process(facts)
+        tried = facts.observed.not_loaded
+        return tuple(library for library in tried if library.required == required and library.soname not in own)
     provider = facts.environment.provider
     major = provider.cuda_major if provider else None
     return tuple(
@@ -63,6 +67,12 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
         for found in facts.environment.libraries
         if found.required == required and not found.candidates and _must_be_there(found)
     )
+
+
+def _only_in_this_process(facts: Facts) -> set[str]:
+    """What this process has loaded, or has because of that, and a child that starts anew does not find."""
+    sources = ("already loaded", "beside a loaded one")
+    return {found.soname for found in facts.environment.libraries if any(c.source in sources for c in found.candidates)}
 
 
 def _must_be_there(found: Resolution) -> bool:
@@ -77,24 +87,44 @@ def _judge_missing(
     sonames = tuple(library.soname for library in absent)
     evidence = [line for library in absent for line in _evidence(library)]
     evidence.append(_where_needed(facts))
-    unmapped = {
-        library.soname: file for library in absent for file in library.rejected if _cannot_be_mapped(file.problem or "")
+    passed_over = [(library.soname, file) for library in absent for file in library.rejected]
+    unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
+    late = {
+        s: path for s, file in passed_over if (path := remedies.lacks_thread_storage(file.problem or "")) is not None
     }
-    to_install = [library for library in absent if library.soname not in unmapped]
+    unfit = {soname: file for soname, file in passed_over if file.unfit_for is not None}
+    closed = _closed(facts, absent)
+    foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
+    to_install = [
+        library for library in absent if library.soname not in {**unmapped, **late, **unfit, **foreign, **closed}
+    ]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
-    dead = [file.path for library in absent for file in library.rejected if _is_dead_link(file)]
+    dead = [file.path for _, file in passed_over if _is_dead_link(file)]
     fixes = []
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
         fixes.append(remedies.let_it_be_mapped(facts.environment, folder))
+    if late:
+        fixes.append(remedies.load_at_start(facts.environment, late.values()))
+    if unfit:
+        evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
+        fixes += _ways_to_one_copy(unfit, facts)
+    if closed:
+        evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
+        fixes.append(remedies.let_it_be_read(facts.environment, closed.values()))
+    if foreign:
+        fixes.append(remedies.system_package(foreign.values()))
     if wheels:
         fixes.append(remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead))
     if any(library.wheel is None for library in to_install):
-        fixes.append(
-            manual(
-                f"install the system package that has {_enumerate([x.soname for x in to_install if not x.wheel])}",
-                needs="root",
-            )
+        fixes.append(remedies.system_package(library.soname for library in to_install if not library.wheel))
+    if len(unfit) == len(absent):
+        return LibraryConflictError(
+            f"{reason} {_enumerate(sonames)}, and no copy fits what this process has already loaded",
+            evidence=evidence,
+            fixes=fixes,
+            severity=severity,
+            libraries=tuple(file.unfit_for or "" for file in unfit.values()),
         )
     others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
     if len(others) == len(absent):
@@ -117,15 +147,44 @@ def _judge_missing(
     )
 
 
-def _cannot_be_mapped(words: str) -> bool:
-    """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
-    return re.search(r"failed to map segment|annot allocate memory", words) is not None
+def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
+    """By soname: the file that this user may not read, or the wheels' folder in which it may be."""
+    refused = [each.path for each in facts.environment.packages.refused]
+    folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
+    closed: dict[str, str] = {}
+    for library in absent:
+        files = [file.path for file in library.rejected if _is_closed(file.problem or "")]
+        if files or (folders and not library.rejected):
+            closed[library.soname] = (files or folders)[0]
+    return closed
+
+
+def _is_closed(problem: str) -> bool:
+    return "permission denied" in problem.lower() and not remedies.cannot_be_mapped(problem)
+
+
+def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:
+    """Libraries of one toolkit go together; what another part of the program loaded before stays in the process."""
+    loaded = list(dict.fromkeys(file.unfit_for for file in unfit.values() if file.unfit_for is not None))
+    fixes = [remedies.off_the_path(facts.environment, "LD_PRELOAD", path) for path in loaded]
+    return [fix for fix in fixes if fix is not None] or [
+        manual(
+            f"let one place serve the whole process: make the first GPUSession before what loads {_enumerate(loaded)}, "
+            "or keep it from being loaded"
+        )
+    ]
 
 
 def _is_dead_link(file: Candidate) -> bool:
     """A link to nothing, or to itself, in the folder of a wheel."""
     problem = (file.problem or "").lower()
-    return file.source == "nvidia wheels" and ("no such file" in problem or "symbolic links" in problem)
+    return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
+
+
+def _foreign_dependency(file: Candidate) -> str | None:
+    """The library, no CUDA wheel's, that the loader did not find when it opened this file: libgcc_s.so.1, say."""
+    match = re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", file.problem or "")
+    return match[1] if match and spec_for(match[1]) is None and not match[1].startswith("libcuda.so") else None
 
 
 def _evidence(library: MissingLibrary) -> list[str]:
@@ -178,13 +237,12 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         return LibraryVersionError(
             f"a loaded library lacks {symbol}, which the CUDA provider was built against",
             evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
-            # Too old, or damaged and as new as can be: both are mended by the newest, whatever is on record.
-            fixes=[remedies.install(facts.environment, wheels, upgrade=True, again=True)] if library and wheels else [],
+            fixes=_ways_to_a_whole_library(facts, culprits, wheels) if library and wheels else [],
             needed=(library or symbol,),
             found={lib.soname: lib.path for lib in culprits},
         )
     provider = facts.environment.provider
-    if provider is not None and _cannot_be_mapped(text):
+    if provider is not None and remedies.cannot_be_mapped(text):
         fix = remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))
     else:
         fix = remedies.reinstall_onnxruntime(facts.environment)
@@ -195,6 +253,18 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         package=facts.environment.packages.onnxruntime.build_name,
         files=(provider.path,) if provider is not None else (),
     )
+
+
+def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels: Iterable[str]) -> list[Fix]:
+    environment = facts.environment
+    locations = {wheel.location for wheel in environment.packages.nvidia}
+    for lib in culprits:
+        # Not the installer's: it would install beside that file, and the file would be found first again.
+        if lib.source == "nvidia wheels" and (home := os.path.dirname(lib.root)) not in locations:
+            off = remedies.off_the_path(environment, "PYTHONPATH", home)
+            return [off or manual(f"take {home} off the search path of this program")]
+    # Too old, or damaged and as new as can be: both are mended by the newest, whatever is on record.
+    return [remedies.install(environment, wheels, upgrade=True, again=True)]
 
 
 def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:

@@ -11,6 +11,7 @@ import re
 from ..devices import not_found
 from ..errors import (
     GPUError,
+    InsufficientDeviceMemoryError,
     LibraryNotFoundError,
     NoDeviceError,
     ProviderFailureError,
@@ -30,10 +31,21 @@ _OPTION_VALUE = re.compile(
     r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
 )
 ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
+LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
+TENSORRT = re.compile(r"\bTensorRT EP\b")
+
+# Found before a provider is asked. These texts quote the path, and nodes by their names, which may say anything.
+_OF_THE_MODEL = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : (?:NO_SUCHFILE|NO_MODEL|INVALID_PROTOBUF|INVALID_GRAPH|\w+ : Load model)\b"
+)
 
 
 def of_construction(text: str, facts: Facts) -> GPUError | None:
     """The error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
+    if "is not a registered function/op" in text:
+        return collective_ops_missing(facts)
+    if _OF_THE_MODEL.match(text):
+        return None
     if match := CUDA_FAILURE.search(text):  # also inside of a failure to parse device_id
         return _of_code(int(match[1]), text, facts)
     if "cannot use the graph capture feature" in text or "cannot use the CUDA Graph feature" in text:
@@ -55,12 +67,19 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
             provider="CUDAExecutionProvider",
             option=option,
         )
-    if "is not a registered function/op" in text:
-        return collective_ops_missing(facts)
+    if match := LIMIT.search(text):
+        return InsufficientDeviceMemoryError(
+            "this session needs more GPU memory than its gpu_mem_limit leaves it",
+            evidence=[telling_line(text)],
+            fixes=[manual("raise the provider option gpu_mem_limit, or leave it out")],
+            requested=int(match[1]),
+        )
     if match := ALLOCATION.search(text):
         return lacks_memory(facts, [telling_line(text)], int(match[1]))
     if failed := read_library_status(text):
         return _of_library(failed, text, facts)
+    if TENSORRT.search(text):
+        return tensorrt_failed(text)
     if facts.request.cudnn_disabled and ("cuDNN is unavailable" in text or "cuDNN handle is required" in text):
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
@@ -135,9 +154,19 @@ def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
     )
 
 
+def tensorrt_failed(text: str) -> ProviderFailureError:
+    return ProviderFailureError("TensorRT failed", evidence=[telling_line(text)], library="TensorRT")
+
+
+_TELLING = re.compile(
+    r"(?:CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT) failure \d+"
+    r"|Failed to allocate memory for requested|Available memory of|cudaMallocFromPoolAsync failed|TensorRT EP "
+)
+
+
 def telling_line(text: str) -> str:
     """The part of ONNX Runtime's text that says something, without the C++ signatures before it."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    telling = [match.start() for match in re.finditer(r"(CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT) failure \d+", line)]
+    telling = [match.start() for match in _TELLING.finditer(line)]
     line = line[telling[-1] :] if telling else re.sub(r"^/\S+\.(cc|h):\d+ ", "", line)
     return line if len(line) <= 300 else line[:297] + "..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from ..environment.elf import wrong_machine
 from ..environment.packages import Distribution
 from ..errors import (
     BrokenPackageError,
@@ -12,7 +13,6 @@ from ..errors import (
     CPUOnlyPackageError,
     Fix,
     GPUError,
-    LibraryVersionError,
     OnnxRuntimeNotInstalledError,
     UnsupportedPlatformError,
     manual,
@@ -123,7 +123,7 @@ def broken_files(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
         evidence=evidence,
-        fixes=[remedies.install(facts.environment, [f"{owner.name}=={owner.version}"], again=True)],
+        fixes=[remedies.install(facts.environment, [remedies.published(owner.name, owner.version)], again=True)],
         package=owner.name,
         files=damaged,
     )
@@ -208,7 +208,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
-        fixes=_replace_cpu_build(facts),
+        fixes=_replace_build(facts),
         package=name,
         version=version,
     )
@@ -229,7 +229,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         "the CUDA provider library of ONNX Runtime is not there",
         evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
-        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        fixes=_replace_build(facts) if owner is None else [remedies.reinstall_onnxruntime(facts.environment)],
         package=owner.name if owner else installed.build_name,
         files=("onnxruntime/capi/libonnxruntime_providers_cuda.so",),
     )
@@ -239,121 +239,22 @@ def library_damaged(facts: Facts) -> GPUError | None:
     """A library of the package that would kill the process (SIGBUS) when it is opened."""
     environment = facts.environment
     installed = environment.packages.onnxruntime
-    files = [file for file in (environment.extension, environment.bridge, environment.provider) if file is not None]
-    damaged = [file for file in files if file.problem is not None]
+    files = [file for file in (environment.extension, environment.bridge) if file is not None]
+    here = environment.host.machine if environment.host.system == "Linux" else ""
+    problems = {file.path: file.problem or wrong_machine(file.machine, here) for file in files}
+    if environment.provider is not None:
+        problems[environment.provider.path] = environment.provider.problem
+    damaged = {path: problem for path, problem in problems.items() if problem is not None}
     recorded = {name for owner in installed.owners for name in (*owner.altered_files, *owner.missing_files)}
-    if not damaged or any(name.endswith(os.path.basename(file.path)) for name in recorded for file in damaged):
+    if not damaged or any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged):
         return None  # broken_files or conflicting says it
     return BrokenPackageError(
         f"{len(damaged)} of the libraries of the installed ONNX Runtime are damaged",
-        evidence=[f"{file.path}: {file.problem}" for file in damaged],
+        evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
         fixes=[remedies.reinstall_onnxruntime(facts.environment)],
         package=installed.build_name,
-        files=tuple(file.path for file in damaged),
+        files=tuple(damaged),
     )
-
-
-def import_failed(facts: Facts) -> GPUError | None:
-    """`import onnxruntime` raised, or gave a module without InferenceSession."""
-    text = facts.observed.import_error
-    if text is None:
-        if facts.observed.has_session is not False:
-            return None
-        text = "AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'"
-    installed = facts.environment.packages.onnxruntime
-    if installed.folder is None or not installed.importable:
-        return None  # not_installed or broken_files says it
-    if re.search(r"lib(cu|nv)\w+\.so[\w.]*: cannot open shared object", text):
-        return None  # the extension itself links CUDA (1.27.0): libraries_missing says it
-    libc = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", text)
-    if libc is not None and (old := _cxx_library_of_another(facts, text, libc[0])) is not None:
-        return old
-    if libc is not None:
-        host = facts.environment.host
-        return UnsupportedPlatformError(
-            f"the installed ONNX Runtime needs {libc[0]}, which this system's C or C++ library does not have",
-            evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
-            fixes=[manual("use a newer operating system or container image", needs="host")],
-            system=host.system,
-            machine=host.machine,
-        )
-    if (dependency := _dependency_missing(facts, text)) is not None:
-        return dependency
-    fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
-    if "sys.modules" in text:
-        fixes = [
-            manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
-        ]
-    if "executable stack" in text:
-        fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
-    return BrokenPackageError(
-        "import onnxruntime fails", evidence=[text], fixes=fixes, package=installed.build_name, files=()
-    )
-
-
-def _cxx_library_of_another(facts: Facts, text: str, version: str) -> GPUError | None:
-    """The C++ library that was too old is not the system's: one from conda, or another on LD_LIBRARY_PATH."""
-    named = re.search(r"(/\S*libstdc\+\+\S*): version ", text)
-    if named is None or re.match(r"(/usr)?/lib(64)?/", named[1]):
-        return None
-    path = named[1]
-    off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(path))
-    return LibraryVersionError(
-        f"import onnxruntime fails: the C++ library that this process loads, {path}, is too old for it",
-        evidence=[text],
-        fixes=[off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")],
-        needed=(version,),
-        found={os.path.basename(path): path},
-    )
-
-
-_DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
-
-
-def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
-    """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
-    absent = re.search(r"No module named '(\w+)", text)
-    module = absent[1] if absent else "numpy" if re.search(r"numpy\S* failed|_ARRAY_API not found", text) else None
-    if module in (None, "onnxruntime"):
-        return None
-    name = _DISTRIBUTIONS.get(module, module)
-    packages = facts.environment.packages
-    found = next((one for one in packages.others if one.name == name), None)
-    own = packages.numpy_file if name == "numpy" else None
-    if found is not None and own is not None and not _is_below(own, found.location):
-        return BrokenPackageError(
-            f"import onnxruntime fails: {own} is imported instead of the installed {name}",
-            evidence=[text],
-            fixes=[manual(f"rename {own}, or take its folder off the search path of this program")],
-            package=name,
-            files=(own,),
-        )
-    if found is None:
-        summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
-        fix = remedies.install(facts.environment, [name])
-    else:
-        summary = (
-            f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
-        )
-        fix = remedies.install(facts.environment, [f"{name}=={found.version}" if found.version else name], again=True)
-        if (
-            name == "numpy"
-            and _before(packages.onnxruntime.build_version, (1, 19))
-            and not _before(found.version, (2,))
-        ):
-            fix = remedies.install(facts.environment, ["numpy<2"])  # 1.19 was the first release for NumPy 2
-    return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """By name or in truth: an installer may have made the package of links to a store of its own."""
-    return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
-
-
-def _before(version: str | None, other: tuple[int, ...]) -> bool:
-    """Whether a version is known, and below another."""
-    numbers = tuple(map(int, re.findall(r"\d+", version or "")))
-    return bool(numbers) and numbers[: len(other)] < other
 
 
 def _first_install(facts: Facts) -> list[Fix]:
@@ -362,7 +263,7 @@ def _first_install(facts: Facts) -> list[Fix]:
     return [remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
 
 
-def _replace_cpu_build(facts: Facts) -> list[Fix]:
+def _replace_build(facts: Facts) -> list[Fix]:
     if facts.environment.host.machine == "aarch64":
         return [manual(f"install a CUDA build for this machine: {_NO_WHEEL}", needs="host")]
     installed = facts.environment.packages.onnxruntime

@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..environment.child import kill_group
+from ..environment.child import run_python, signal_name
 from ..environment.cuda import CudaDevice, CudaState
+from ..environment.driver import LIBCUDA, Asked
+from ..environment.libraries import Candidate
+from ..preloading import MissingLibrary
 
 MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
 
 
+NVML = "NVML"  # what ``ProbeResult.opening`` says of it: nvidia-ml-py knows where the library lies
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One thing that was tried. ``detail``: what it gave, or the words of its failure."""
+    """One thing that was tried. ``detail``: what it gave, or the words of its failure.
+
+    ``data`` holds what the step measured, and under "printed" what libraries wrote while one failed.
+    """
 
     name: str
     ok: bool
@@ -45,9 +51,28 @@ class ProbeResult:
     died_in: str | None
     seconds: float
     output: str  # the end of what the libraries printed
+    opening: str | None = None  # what was being opened when it died: the path of a library, or "NVML"
 
     def step(self, name: str) -> ProbeStep | None:
         return next((step for step in self.steps if step.name == name), None)
+
+    @property
+    def not_loaded(self) -> tuple[MissingLibrary, ...] | None:
+        """The libraries that the child could not load, with the loader's words; None: it did not come so far."""
+        step = self.step("libraries")
+        if step is None or "not_loaded" not in step.data:
+            return None
+        return tuple(
+            MissingLibrary(**{**entry, "rejected": tuple(Candidate(**each) for each in entry["rejected"])})
+            for entry in step.data["not_loaded"]
+        )
+
+    @property
+    def deadly(self) -> tuple[Asked, ...]:
+        """What of the driver another process must not ask: the child did not survive it."""
+        if self.died_in != "driver":
+            return ()
+        return {NVML: ("nvml", "libcuda"), LIBCUDA: ("libcuda",)}.get(self.opening or "", ())
 
     @property
     def cuda(self) -> CudaState | None:
@@ -87,7 +112,7 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
             path = copy
         return run_probe_child("main", os.path.abspath(path) if path else "", timeout=timeout)
     except OSError as error:
-        return _not_started(error, time.monotonic())
+        return _not_started(str(error), 0.0)
     finally:
         if copy is not None:
             os.unlink(copy)
@@ -96,44 +121,27 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
 def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResult:
     """Run one function of the module probe_child in the child."""
     started = time.monotonic()
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path), function, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = child.communicate(timeout=timeout)
-            returncode: int | None = child.returncode
-        except subprocess.TimeoutExpired:
-            kill_group(child)
-            output, _ = child.communicate()
-            returncode = None
-        finally:
-            kill_group(child)
-    except OSError as error:
-        return _not_started(error, started)
-    return parse_report(output.decode("utf-8", "replace"), returncode, time.monotonic() - started)
+    ended = run_python(_BOOT, function, *arguments, timeout=timeout, together=True)
+    seconds = time.monotonic() - started
+    if ended.returncode is None and not ended.timed_out:
+        return _not_started(ended.errors, seconds)
+    return parse_report(ended.output, ended.returncode, seconds)
 
 
-def _not_started(error: OSError, started: float) -> ProbeResult:
-    return ProbeResult((), False, None, None, False, "start", time.monotonic() - started, str(error))
+def _not_started(why: str, seconds: float) -> ProbeResult:
+    return ProbeResult((), False, None, None, False, "start", seconds, why)
 
 
-# sys.path travels as it is: the child has to see the environment that this process sees.
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ortgpu.diagnosis import probe_child; getattr(probe_child, sys.argv[2])(*sys.argv[3:])"
-)
+_BOOT = "from ortgpu.diagnosis import probe_child; getattr(probe_child, sys.argv[1])(*sys.argv[2:])"
 
 
 def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResult:
     """The child's output as a result. ``returncode`` None: it had to be killed at the deadline."""
     steps: list[ProbeStep] = []
     current: str | None = None
+    opening: str | None = None
     rest: list[str] = []
+    before = 0  # lines of the rest that were there when the current step began
     completed = False
     for line in text.splitlines():
         if not line.startswith(MARK):
@@ -143,15 +151,19 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
             entry = json.loads(line[len(MARK) :])
         except ValueError:  # cut off by the child's death
             continue
+        if not isinstance(entry, dict):  # a library printed it
+            continue
         if "begin" in entry:
-            current = entry["begin"]
+            current, before = entry["begin"], len(rest)
         elif "end" in entry:
-            steps.append(ProbeStep(entry["end"], entry["ok"], entry.get("detail", ""), entry.get("data", {})))
-            current = None
+            data = entry.get("data", {})
+            if not entry.get("ok") and (printed := [each for each in rest[before:] if each.strip()]):
+                data = {**data, "printed": printed[-20:]}
+            steps.append(ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), data))
+            current = opening = None
+        opening = entry.get("opening", opening)
         completed = completed or "done" in entry
-    name = None
-    if returncode is not None and returncode < 0:
-        name = signal.Signals(-returncode).name if -returncode in set(signal.Signals) else f"signal {-returncode}"
+    name = signal_name(-returncode) if returncode is not None and returncode < 0 else None
     return ProbeResult(
         tuple(steps),
         completed,
@@ -161,4 +173,5 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
         None if completed else current or "start",
         seconds,
         "\n".join(rest[-20:]),
+        None if completed else opening,
     )

@@ -6,13 +6,16 @@ Expendable by design: any step may hang, or end the process.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from .probe import MARK
+from ..environment.driver import LIBCUDA, load_libcuda, read_nvml
+from ..preloading import OPENING, logger, preload
+from .probe import MARK, NVML
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
 RELU = bytes.fromhex(
@@ -25,8 +28,8 @@ Outcome = tuple[bool, str, dict[str, Any]]
 
 def main(model: str) -> None:
     """Try everything in order; what stands on steps that failed is left out."""
-    grounds = [_step("driver", _driver), _step("libraries", _libraries), _step("import", _import)]
-    if all(grounds) and _step("provider", _provider):
+    driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
+    if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
         _step("session", lambda: _session(RELU))
         if model:
             _step("model", lambda: _session(model))
@@ -63,6 +66,12 @@ def _report(entry: dict[str, Any]) -> None:
 def _driver() -> Outcome:
     from ..environment.cuda import initialise
 
+    # What this process survives, the one that started it will ask for itself.
+    _report({"opening": NVML})
+    read_nvml()
+    _report({"opening": LIBCUDA})
+    path, _, _ = load_libcuda()
+    _report({"opening": path})
     state = initialise()
     devices = None if state.devices is None else [asdict(device) for device in state.devices]
     count = "unknown" if devices is None else str(len(devices))
@@ -71,15 +80,27 @@ def _driver() -> Outcome:
 
 
 def _libraries() -> Outcome:
-    from ..preloading import preload
-
+    logger.addHandler(_Opening())
+    logger.setLevel(logging.DEBUG)
     report = preload()
     missing = [library.soname for library in report.missing]
     return (
         report.ok,
         f"missing: {', '.join(missing)}" if missing else f"{len(report.libraries)} loaded",
-        {"missing": missing, "cudnn_mixed": report.cudnn_mixed},
+        {
+            "missing": missing,
+            "not_loaded": [asdict(library) for library in report.missing],
+            "cudnn_mixed": report.cudnn_mixed,
+        },
     )
+
+
+class _Opening(logging.Handler):
+    """Reports which library is being opened, as long as one is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg == OPENING:
+            _report({"opening": record.getMessage().removeprefix(OPENING % "")})
 
 
 def _import() -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -49,12 +50,19 @@ def reinstall_onnxruntime(
     return shell(" && ".join(steps))
 
 
+def published(name: str, version: str | None) -> str:
+    """A requirement for this version, as far as a package index has it: no local versions, and no nightly builds."""
+    public = (version or "").partition("+")[0]
+    return f"{name}=={public}" if re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) else name
+
+
 def gpu_requirement(environment: Environment) -> str:
     """The GPU package to install: the version that is here already, else the newest that the driver can run."""
     installed = environment.packages.onnxruntime
     versions = [owner.version for owner in installed.owners if owner.name == "onnxruntime-gpu" and owner.version]
     if versions:
-        return f"onnxruntime-gpu=={installed.build_version if installed.build_version in versions else versions[0]}"
+        version = installed.build_version if installed.build_version in versions else versions[0]
+        return published("onnxruntime-gpu", version)
     if environment.host.python < (3, 11):
         return GPU_PACKAGE[12]  # CUDA 13 builds need Python 3.11: Requires-Python of 1.27.0 and newer
     cuda = environment.driver.cuda_version or environment.driver.nvml.cuda_version
@@ -91,6 +99,53 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
     return shell(" && ".join(commands))
 
 
+def cannot_be_mapped(words: str) -> bool:
+    """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
+    refusals = r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
+    return re.search(refusals, words) is not None
+
+
+def lacks_thread_storage(words: str) -> str | None:
+    """The file for which glibc's loader has no room left: it keeps little for the thread-local storage of libraries
+    that are opened after the start."""
+    match = re.search(r"(\S+): cannot allocate memory in static TLS block", words)
+    return match[1] if match else None
+
+
+def lacks_threads(words: str) -> bool:
+    """Whether the system gave a thread pool, ONNX Runtime's or OpenBLAS's, no further thread."""
+    return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
+
+
+def let_it_have_threads() -> Fix:
+    return manual(
+        "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "
+        "fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions",
+        needs="host",
+    )
+
+
+def load_at_start(environment: Environment, paths: Iterable[str]) -> Fix:
+    already = environment.variables.now.get("LD_PRELOAD", "")
+    return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [*paths, already])))}")
+
+
+# Of Debian and Ubuntu, for what slim images leave out.
+_SYSTEM_PACKAGES = {
+    "libstdc++.so.6": "libstdc++6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libgomp.so.1": "libgomp1",
+    "libz.so.1": "zlib1g",
+}
+
+
+def system_package(sonames: Iterable[str]) -> Fix:
+    wanted = list(dict.fromkeys(sonames))
+    known = [_SYSTEM_PACKAGES[soname] for soname in wanted if soname in _SYSTEM_PACKAGES]
+    named = f" (Debian and Ubuntu: {' '.join(known)})" if known else ""
+    return manual(f"install the system package that has {' and '.join(wanted)}{named}", needs="root")
+
+
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     """For files that are whole and that this process may not map: installing them again mends nothing."""
     limit = environment.host.address_space
@@ -100,7 +155,22 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
             "and CUDA maps many times that",
             needs="host",
         )
-    return manual(f"give this process more memory, or mount the file system of {folder} without noexec", needs="host")
+    return manual(
+        f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
+        needs="host",
+    )
+
+
+def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
+    """For what is whole, and refused to this user."""
+    wanted = list(dict.fromkeys(paths))
+    own = {each.path for each in environment.packages.refused if each.own}
+    words = " ".join(map(shlex.quote, wanted))
+    return (
+        shell(f"chmod -R u+rX {words}")
+        if own.issuperset(wanted)
+        else shell(f"sudo chmod -R a+rX {words}", needs="root")
+    )
 
 
 def _bundle(requirements: list[str]) -> Fix:
@@ -118,6 +188,14 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
     if len(kept) == len(list(filter(None, entries))):
         return None
     return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
+
+
+WSL_DRIVER = "/usr/lib/wsl/lib"
+
+
+def look_first_in(folder: str) -> Fix:
+    """For a library of the system: whether it is there, the machine at hand decides."""
+    return shell(f'export LD_LIBRARY_PATH="{folder}:$LD_LIBRARY_PATH"', needs="host")
 
 
 def update_driver(cuda_major: int) -> Fix:

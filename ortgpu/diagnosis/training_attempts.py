@@ -6,12 +6,13 @@ MPI is started once, in a process of its own: where MPI_Init fails it ends the p
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..distributed.ranks import current_rank
-from ..distributed.shared_folder import meet_in_folder
-from ..environment.child import python_command, run
+from ..distributed.ranks import Rank, current_rank
+from ..distributed.shared_folder import FolderMeeting
+from ..environment.child import parse_answer, python_command, run, run_python
 from ..environment.inspection import Environment
 from ..environment.mpi import Mpi
 from ..environment.ssh import try_ssh
@@ -21,7 +22,14 @@ from .probe import ProbeResult, ProbeStep, run_probe_child
 
 # A rank that a launcher started has shown that MPI works, and a launcher inside a launcher shows nothing.
 _STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-_GRACE = 3.0  # seconds that mpirun gets to end its process
+_GRACE = 3.0  # seconds that mpirun gets to end its process, and a child to start and to end
+_MEET = """
+import json
+from ortgpu.distributed.shared_folder import meet_in_folder
+folder, rank, world_size, timeout = sys.argv[1:]
+met = meet_in_folder(folder, int(rank), int(world_size), timeout=float(timeout))
+print(json.dumps([met.missing, met.error, met.seconds]))
+"""
 _INITIALISE = """
 from mpi4py import MPI
 assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.size
@@ -36,13 +44,26 @@ def read_training_facts(
     meeting = None
     if shared_folder is not None:
         # First: the ranks begin this at about the same time, and what follows takes each of them its own time.
-        rank = current_rank()
-        meeting = meet_in_folder(shared_folder, rank.rank, rank.world_size, timeout=timeout)
+        meeting = meet(shared_folder, current_rank(), timeout=timeout)
     return TrainingFacts(
         inspect_training(environment.packages.onnxruntime.folder),
         tuple(try_ssh(host, timeout=timeout) for host in hosts),
         meeting,
     )
+
+
+def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> FolderMeeting:
+    """``meet_in_folder`` in a child process: a file system whose server is gone keeps whoever asks it for ever."""
+    started = time.monotonic()
+    arguments = (os.fsdecode(folder), str(rank.rank), str(rank.world_size), str(timeout))
+    ended = run_python(_MEET, *arguments, timeout=timeout + _GRACE)
+    answer = parse_answer(ended.output)
+    if answer is not None:
+        missing, error, seconds = answer
+        return FolderMeeting(os.fsdecode(folder), rank.rank, rank.world_size, tuple(missing), error, seconds)
+    others = tuple(other for other in range(rank.world_size) if other != rank.rank)
+    why = "the file system does not answer" if ended.timed_out else ended.errors.strip()[-500:]
+    return FolderMeeting(os.fsdecode(folder), rank.rank, rank.world_size, others, why, time.monotonic() - started)
 
 
 def run_training_probe(mpi: Mpi, *, timeout: float) -> ProbeResult:

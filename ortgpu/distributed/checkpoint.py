@@ -4,17 +4,21 @@ Every rank of data-parallel training holds the whole model, so one file holds al
 is a folder ``step-N`` in a folder of the job: the file that ONNX Runtime writes, what else the caller names, and a
 manifest with size and SHA-256 of each. It is written under another name and renamed when all of it is on the disk: a
 crash at any moment leaves the older checkpoints as they were, and at most a folder ``.partial-*``, which no function
-here reads and the next save removes. One job writes into a folder.
+here reads and the next save removes. One process at a time writes into a folder, and locks it meanwhile: another is
+refused, but where folders cannot be locked (Windows, NFS).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import operator
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -27,8 +31,13 @@ FORMAT: Final = 1  # of the manifest: raised when what was written before cannot
 _MANIFEST: Final = "manifest.json"
 _STATE: Final = "state.ckpt"
 _PARTIAL: Final = ".partial-"
-_NAME: Final = re.compile(r"step-([0-9]{1,18})")
+_NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
 _PHASE: Final = "checkpoint"
+_NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # of folders, on file systems that cannot: PostgreSQL's fsync_fname
+_FIXES: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there: older checkpoints may be deleted, a folder each"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a folder that this user may write to"),
+}
 
 
 class State(Protocol):
@@ -102,12 +111,16 @@ def save(
     them reads; on a network file system it may take longer.
 
     Raises:
-        DistributedError: the step is saved already, a file cannot be read, or the folder cannot be written. Older
-            checkpoints are as they were.
+        DistributedError: the step is saved already, another process is saving there, a file cannot be read, or the
+            folder cannot be written. Older checkpoints are as they were.
         LauncherConflictError: without ``rank``, when the launcher's variables contradict each other.
+        TypeError: the step is no whole number, or ``files`` is one path.
         ValueError: the step is negative, two files have one name, or one has a name that is used here.
     """
     here = current_rank() if rank is None else rank
+    step = operator.index(step)
+    if isinstance(files, (str, bytes, os.PathLike)):
+        raise TypeError(f"files is an iterable of paths, not one: [{files!r}]")
     sources = [Path(source) for source in files]
     names = [source.name for source in sources]
     if step < 0 or len(set(names)) < len(names) or {_MANIFEST, _STATE, ""} & set(names):
@@ -116,28 +129,17 @@ def save(
         return None
     root = Path(folder)
     target = root / f"step-{step}"
-    if target.exists():
-        raise _error(f"{target} exists already", ["a checkpoint is never overwritten"])
-    partial = root / f"{_PARTIAL}{step}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f"{_PARTIAL}*"):  # of a save that was killed
-            shutil.rmtree(left)
-        partial.mkdir()
-        try:
-            for source in sources:
-                shutil.copyfile(source, partial / source.name)
-            if state is not None:
-                type(state).save_checkpoint(state, str(partial / _STATE), include_optimizer_state=True)
-            _write_manifest(partial, step, here.world_size)
-            _reach_the_disk(partial)
-            partial.rename(target)
-            _sync(root)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        _make(root)
+        with _only_writer(root):
+            if target.exists():
+                raise _error(f"{target} exists already", ["a checkpoint is never overwritten"])
+            _write(target, sources, state, step, here.world_size)
+    except DistributedError:
+        raise
     except Exception as error:  # ONNX Runtime raises a bare RuntimeError where it cannot write
-        raise _error(f"the checkpoint of step {step} could not be written to {root}", [_text(error)]) from error
+        summary = f"the checkpoint of step {step} could not be written to {root}"
+        raise _error(summary, [_text(error)], _fixes(error, sources)) from error
     return target
 
 
@@ -156,7 +158,7 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     known = steps(root)
     if not known and any(root.glob("*.ort.pt")):
         raise refuse("checkpoint shards")
-    wanted = step if step is not None else max(known, default=None)
+    wanted = operator.index(step) if step is not None else max(known, default=None)
     if wanted is None or wanted not in known:
         what = f"no checkpoint of step {wanted}" if wanted is not None else "no checkpoint"
         there = f"steps that are there: {', '.join(map(str, known)) or 'none'}"
@@ -175,9 +177,58 @@ def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     """The steps of which there is a checkpoint, ascending. That it is whole is what :func:`load` finds out."""
     try:
         names = os.listdir(folder)
-    except OSError:  # absent, no folder, or not to be read
+    except (OSError, ValueError):  # absent, no folder, or not to be read; ValueError: a NUL in the path
         return ()
     return tuple(sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name))))
+
+
+def _make(root: Path) -> None:
+    """The folder, and those above it, also after a crash."""
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        _sync(folder.parent)
+
+
+@contextlib.contextmanager
+def _only_writer(root: Path) -> Iterator[None]:
+    """The kernel lets go of the lock when this process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _error(f"another process is saving a checkpoint in {root}", ["one at a time writes there"]) from None
+        except OSError:  # NFS locks what is open for writing only, as no folder is: flock(2)
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(target: Path, sources: Iterable[Path], state: State | None, step: int, world_size: int) -> None:
+    root = target.parent
+    for left in root.glob(f"{_PARTIAL}*"):  # of a save that was killed
+        shutil.rmtree(left)
+    partial = root / f"{_PARTIAL}{step}"
+    partial.mkdir()
+    try:
+        for source in sources:
+            shutil.copyfile(source, partial / source.name)
+        if state is not None:
+            type(state).save_checkpoint(state, str(partial / _STATE), include_optimizer_state=True)
+        _write_manifest(partial, step, world_size)
+        _reach_the_disk(partial)
+        partial.rename(target)
+        _sync(root)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def _write_manifest(folder: Path, step: int, world_size: int) -> None:
@@ -205,7 +256,7 @@ def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
         checkpoint = Checkpoint(folder, step, content["world_size"], names, _STATE in content["files"])
     except OSError as error:
         return None, [f"{_MANIFEST}: {_text(error)}"]
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None, [f"{_MANIFEST}: cut off, or no manifest"]
     return (None, problems) if problems else (checkpoint, [])
 
@@ -245,8 +296,17 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in _NO_SYNC):
+            raise
     finally:
         os.close(descriptor)
+
+
+def _fixes(error: Exception, sources: Iterable[Path]) -> list[Fix]:
+    if isinstance(error, OSError) and error.errno in _FIXES and error.filename not in map(str, sources):
+        return [manual(_FIXES[error.errno])]
+    return []
 
 
 def _text(error: BaseException) -> str:

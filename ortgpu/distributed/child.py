@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 from dataclasses import asdict
 
+from ..environment.child import kill_group, python_command, signal_name
 from ..errors import DistributedError
 from .ranks import Rank
 from .reports import Collective
@@ -18,13 +17,9 @@ from .wire import Connection
 # For tests alone: the module whose main() takes the place of worker.main, to have a child that misbehaves.
 _MODULE_VARIABLE = "_ORTGPU_PREFLIGHT_WORKER"
 _LINES_KEPT = 200
-_DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
+_DEATH = 2.0  # seconds that a process may take to be gone after it has hung up
 
-# sys.path travels as it is: the child has to see the environment that this process sees.
-_BOOT = (
-    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "importlib.import_module(sys.argv[2]).main(int(sys.argv[3]), int(sys.argv[4]))"
-)
+_BOOT = "import importlib; importlib.import_module(sys.argv[1]).main(int(sys.argv[2]), int(sys.argv[3]))"
 
 
 class Child:
@@ -37,10 +32,10 @@ class Child:
     def __init__(self, rank: Rank, calls: tuple[Collective, ...]) -> None:
         ours, theirs = socket.socketpair()
         module = os.environ.get(_MODULE_VARIABLE, f"{__package__}.worker")
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), module, str(theirs.fileno()), str(os.getpid())]
+        arguments = [module, str(theirs.fileno()), str(os.getpid())]
         try:
             self._process = subprocess.Popen(
-                command,
+                python_command(_BOOT, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -96,19 +91,11 @@ class Child:
         except subprocess.TimeoutExpired:
             return "hung up and did not end"
         if status < 0:
-            name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-            return f"was killed by {name}"
+            return f"was killed by {signal_name(-status)}"
         return f"ended with exit status {status}"
 
     def end(self) -> None:
         """Kill it and everything that it started. Nothing is left but a process that the driver does not let go."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # it ended by itself
-        try:
-            self._process.wait(_DEATH)
-        except subprocess.TimeoutExpired:
-            pass
+        kill_group(self._process)
         self.output.close()
         self.channel.close()

@@ -132,7 +132,7 @@ def notes(rank: Rank, roster: Sequence[Described]) -> tuple[str, ...]:
     found = []
     if rank.world_size == 1:
         found.append("one rank: each operation ran, and nothing passed between GPUs")
-    elif len({each.facts.host for each in roster}) == 1:
+    elif rank.on_one_host:  # two hosts may have one name
         found.append("one host: no network between hosts was used")
     if any(each.facts.uuid is None for each in roster):
         found.append("the driver tells no UUIDs: whether ranks share a GPU is not known")

@@ -13,7 +13,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from .. import __version__
 from ..errors import GPUError
 from . import verdicts
 from .verdicts import Known, Position
@@ -52,7 +51,7 @@ class Hub:
         self,
         listener: socket.socket,
         token: str,
-        world_size: int,
+        known: Known,
         selector: selectors.BaseSelector,
         deadlines: Deadlines,
         settling: float,
@@ -66,9 +65,9 @@ class Hub:
         self._guests: dict[Connection, _Guest] = {}
         self._members: dict[int, Connection] = {}
         self._gathered: dict[str, dict[int, Any]] = {}
-        self._refused: list[str] = []
+        self._refused: dict[str, None] = {}  # reasons, each once
         self._is_over = False
-        self.known = Known(world_size)
+        self.known = known
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -139,12 +138,14 @@ class Hub:
         rank, host = hello.get("rank"), hello.get("host")
         if not hmac.compare_digest(str(hello.get("token")).encode(), self._token.encode()):
             return self._refuse(connection, f"it belongs to another job: rank {rank} on {host}")
-        if hello.get("ortgpu") != __version__:
-            return self._refuse(connection, f"it runs ortgpu {hello.get('ortgpu')}: rank {rank} on {host}")
-        if hello.get("world_size") != self.known.world_size:
-            return self._refuse(connection, f"it counts {hello.get('world_size')} ranks: rank {rank} on {host}")
-        if type(rank) is not int or rank not in self.known.missing:
-            return self._refuse(connection, f"its rank is taken, or there is no such rank: {rank} on {host}")
+        if type(rank) is not int:
+            return self._refuse(connection, f"it has no rank: {rank!r} on {host}")
+        unfit = verdicts.unfit(self.known, rank, str(host), hello.get("ortgpu"), hello.get("world_size"))
+        if unfit is not None and rank not in self.known.missing:
+            if rank in self._members:
+                self._note(rank, unfit)
+            connection.send({"verdict": error_to_message(unfit)})
+            return self._refuse(connection, unfit.summary)
         arrival, verdict = map(float, hello["seconds"])
         now = time.monotonic()
         del self._guests[connection]
@@ -153,6 +154,8 @@ class Hub:
         self._deadlines = self._deadlines.earlier(Deadlines(now + arrival, now + verdict))
         self._selector.modify(connection, selectors.EVENT_READ, lambda events: self._serve(rank, events))
         connection.send({"in": True})
+        if unfit is not None:  # let in all the same: it and the others learn of it when all have come
+            self._note(rank, unfit)
         if not self.known.missing:
             self._stop_listening()
             self._tell({"welcome": max(0.0, self._deadlines.verdict - now)})
@@ -161,7 +164,7 @@ class Hub:
     def _refuse(self, connection: Connection, reason: str) -> None:
         logger.debug("preflight: a connection was refused: %s", reason)
         if len(self._refused) < _NOTED:
-            self._refused.append(reason[:200])
+            self._refused[reason[:200]] = None
         connection.send({"refused": reason})
         self._drop(connection)
 
@@ -204,7 +207,7 @@ class Hub:
         self._selector.modify(member, wanted, self._selector.get_key(member).data)
 
     def _handle(self, rank: int, message: Message) -> None:
-        if self._is_over:
+        if self._is_over or rank in self.known.failures:
             return
         if "at" in message:
             number, step = message["at"]

@@ -15,6 +15,7 @@ from .ranks import Rank
 FOLDER_NEEDED = manual(
     "set XDG_RUNTIME_DIR or TMPDIR to a folder that this user may write to, the same for each rank of a host"
 )
+_AT_AN_ADDRESS = ("torchrun", "environment")  # whose jobs are told apart by MASTER_ADDR too
 _HYDRA_PROXY = "hydra_pmi_proxy"  # starts all ranks of one host, for MPICH and what derives from it
 
 
@@ -25,25 +26,36 @@ def identity_of(rank: Rank, environ: Mapping[str, str] | None = None) -> str:
     nothing: there it is the process that started this host's ranks, and where that is not found either, the parent.
     """
     variables = os.environ if environ is None else environ
-    meeting_point = [variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")]
-    named: list[str] = []
-    if rank.launcher == "torchrun":
-        named = [variables.get("TORCHELASTIC_RUN_ID", ""), *meeting_point]
-    elif rank.launcher == "environment":
-        named = meeting_point
-    elif rank.launcher == "openmpi":
-        named = [variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid", "")]
-    elif rank.launcher == "srun":
-        step = variables.get("SLURM_STEP_ID") or variables.get("SLURM_STEPID", "")
-        named = [variables.get("SLURM_JOB_ID") or variables.get("SLURM_JOBID", ""), step]
+    named = _named(rank, variables)
+    if rank.launcher in _AT_AN_ADDRESS:
+        named = [*named, variables.get("MASTER_ADDR", "")]
     if any(named):
         return " ".join([rank.launcher or "", *named])
     return f"{rank.launcher} started by process {_starter()}"
 
 
-def is_same_on_every_host(rank: Rank) -> bool:
-    """Whether :func:`identity_of` gives one text on all hosts of a job."""
-    return rank.launcher in ("torchrun", "openmpi", "srun")
+def identity_between_hosts(rank: Rank, environ: Mapping[str, str] | None = None) -> str | None:
+    """A text that the ranks of a job have in common on all hosts, and no other job on rank 0's host has; None where the
+    launcher gives none.
+
+    MASTER_ADDR is no part of it: a host may have another name for itself, localhost in a pod of Kubernetes.
+    """
+    named = _named(rank, os.environ if environ is None else environ)
+    return " ".join([rank.launcher or "", *named]) if any(named) else None
+
+
+def _named(rank: Rank, variables: Mapping[str, str]) -> list[str]:
+    port = variables.get("MASTER_PORT", "")
+    if rank.launcher == "torchrun":
+        return [variables.get("TORCHELASTIC_RUN_ID", ""), port]
+    if rank.launcher == "environment":
+        return [port]
+    if rank.launcher == "openmpi":
+        return [variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid", "")]
+    if rank.launcher == "srun":
+        step = variables.get("SLURM_STEP_ID") or variables.get("SLURM_STEPID", "")
+        return [variables.get("SLURM_JOB_ID") or variables.get("SLURM_JOBID", ""), step]
+    return []
 
 
 def short_name(identity: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import ipaddress
 import json
 import os
 import secrets
@@ -19,13 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..environment.child import parse_answer, run_python
 from ..errors import RendezvousError, manual
-from .jobs import FOLDER_NEEDED, identity_of, is_same_on_every_host, runtime_folder, short_name
+from .jobs import FOLDER_NEEDED, identity_between_hosts, identity_of, runtime_folder, short_name
 from .ranks import Rank
 
 _PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports that Linux gives out by itself
 _TRIED = 8  # ports of a job: the first that is free serves
 _LOOPBACK = "127.0.0.1"
+_ALL_INTERFACES = ""
+_RESOLVE = """
+import json, socket
+try:
+    print(json.dumps([entry[4][0] for entry in socket.getaddrinfo(sys.argv[1], None, type=socket.SOCK_STREAM)]))
+except (OSError, UnicodeError) as error:
+    sys.exit(f"no host has such a name: {error}" if isinstance(error, UnicodeError) else str(error))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +73,12 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
     """
     if address is not None:
         host, port = parse_address(address)
-        return _Named(host, (port,), short_name(f"{address} {rank.world_size}"))
+        # Each rank may have another name for the host, so that is no part of the token
+        return _Named(host, (port,), short_name(str(port)), host if rank.on_one_host else _ALL_INTERFACES)
     if rank.on_one_host and (rank.launcher is not None or rank.world_size == 1):
         own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
         try:
-            return _Published(runtime_folder() / f"meeting-{short_name(own)}")
+            return _Published(runtime_folder() / f"meeting-{short_name(f'{own} {_loopback()}')}")
         except OSError as error:
             raise RendezvousError(
                 "there is no folder by which the ranks of this host can find each other",
@@ -79,21 +90,23 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
                 ranks=(rank.rank,),
                 phase="rendezvous",
             ) from error
-    if rank.master_address is None or not is_same_on_every_host(rank):
+    identity = identity_between_hosts(rank)
+    if rank.master_address is None or identity is None:
+        host = socket.gethostname() if rank.rank == 0 else "HOST"
         raise RendezvousError(
             f"nothing says where the {rank.world_size} ranks can meet",
             evidence=[f"launcher: {rank.launcher or 'none'}", f"ranks on this host: {rank.local_world_size}"],
             fixes=[
                 manual(
                     "name a host name of rank 0's machine and a free port of it, the same on every rank: "
-                    "ortgpu preflight --address HOST:PORT, or preflight(address=...)"
+                    f"ortgpu preflight --address {host}:PORT, or preflight(address=...)"
                 ),
+                *([manual("or set MASTER_ADDR and MASTER_PORT")] if rank.launcher == "environment" else []),
             ],
             ranks=(rank.rank,),
             phase="rendezvous",
         )
-    identity = identity_of(rank)
-    return _Named(rank.master_address, tuple(ports_of(identity)), short_name(identity))
+    return _Named(rank.master_address, tuple(ports_of(identity)), short_name(identity), _ALL_INTERFACES)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -105,6 +118,34 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def resolve(host: str, timeout: float) -> list[str]:
+    """The numeric addresses of a host, the best first.
+
+    Asked for in a child process: a resolver that gets no answer keeps its caller for half a minute (resolv.conf(5)),
+    and cannot be told to give up earlier.
+
+    Raises:
+        OSError: it is not known, or not by the deadline.
+    """
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass
+    ended = run_python(_RESOLVE, host, timeout=timeout)
+    found = parse_answer(ended.output)
+    if not found:
+        raise OSError("the resolver gave no answer in time" if ended.timed_out else ended.errors.strip())
+    return list(map(str, found))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this name or numeric address is meant for the host itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def ports_of(identity: str) -> Iterator[int]:
     """The ports of a job, in the order in which they are tried."""
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
@@ -113,14 +154,14 @@ def ports_of(identity: str) -> Iterator[int]:
 
 
 class _Named:
-    def __init__(self, host: str, ports: tuple[int, ...], token: str) -> None:
-        self._host, self._ports, self._token = host, ports, token
+    def __init__(self, host: str, ports: tuple[int, ...], token: str, interface: str) -> None:
+        self._host, self._ports, self._token, self._interface = host, ports, token, interface
 
     def listen(self) -> tuple[socket.socket, str]:
         refusal: OSError | None = None
         for port in self._ports:
             try:
-                return _listen(self._host, port), self._token
+                return _listen(self._interface, port), self._token
             except OSError as error:
                 refusal = error
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
@@ -139,12 +180,21 @@ class _Named:
 
 def _listen(host: str, port: int) -> socket.socket:
     """On the loopback where that is meant; else on all interfaces: a host's own name may be 127.0.1.1 to itself."""
-    if host == "localhost" or host.startswith("127.") or host == "::1":
+    if is_loopback(host):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
+
+
+def _loopback() -> str:
+    """Which 127.0.0.1 is meant: hosts that share the folder have one each, and so have containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return f"{boot.strip()} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
 
 
 class _Published:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..diagnosis import remedies
 from ..environment.inspection import inspect_environment
+from ..environment.nccl import parse_version_number
 from ..errors import GPUError, LibraryNotFoundError, NCCLError, manual
 from .reports import Collective
 
@@ -45,8 +46,7 @@ def load() -> tuple[str, str]:
         path = str(nccl.get_library_path())
     except RuntimeError as error:  # cuda.pathfinder's, for a library that it does not find or that does not load
         raise _library_not_found(error) from error
-    major, minor, patch = number // 10000, number // 100 % 100, number % 100  # NCCL_VERSION, from 2.9 on
-    return f"{major}.{minor}.{patch}", path
+    return ".".join(map(str, parse_version_number(number))), path
 
 
 def make_unique_id() -> bytes:

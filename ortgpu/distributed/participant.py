@@ -16,13 +16,14 @@ from . import contract, verdicts
 from .child import Child
 from .contract import Described
 from .hub import LAST, Deadlines, Hub
-from .meeting import Address, Meeting
+from .meeting import Address, Meeting, is_loopback, resolve
 from .ranks import Rank
 from .reports import Collective, CollectiveResult, PreflightReport, differences, named
 from .verdicts import RENDEZVOUS, RUN
 from .wire import FROM_RANK_0, Connection, GarbledError, Message, error_from_message, error_to_message
 
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
+_ASK_AGAIN = 1.0  # seconds between two questions for a name
 _HANDSHAKE = 2.0  # seconds in which whatever listens there has to prove that it is rank 0
 _GIVING_BACK = 5.0  # seconds that a child may take to give its communicator back
 _FACTS, _ID = "facts", "id"
@@ -57,6 +58,8 @@ class Participant:
         self._child: Child | None = None
         self._from_hub: list[Message] = []
         self._from_child: list[Message] = []
+        self._resolved: dict[str, list[str]] = {}  # numeric addresses by host
+        self._unresolved: dict[str, tuple[OSError, float]] = {}  # why not, and when to ask again
         self._failure: GPUError | None = None
         self._child_may_end = False
         self._has_joined = False
@@ -116,7 +119,7 @@ class Participant:
 
     def _meet(self) -> None:
         own = self._listen() if self._rank.rank == 0 else None
-        refusals: dict[str, dict[str, None]] = {}  # reasons, each with addresses
+        refusals: dict[str, dict[Address, None]] = {}  # reasons, each with addresses
         is_waiting = True
         while is_waiting:
             for address in [own] if own is not None else self._meeting.addresses():
@@ -124,7 +127,9 @@ class Participant:
                 if reason is None:
                     is_waiting = False
                     break
-                refusals.setdefault(reason, {})[str(address)] = None
+                # What failed because there was no time left says nothing of the address
+                if not refusals or time.monotonic() < self._schedule.arrival:
+                    refusals.setdefault(reason, {})[address] = None
             if is_waiting:
                 self._pump(lambda: False, time.monotonic() + _RETRY)
                 if time.monotonic() > self._schedule.arrival:
@@ -151,18 +156,19 @@ class Participant:
             ) from error
         schedule = self._schedule
         deadlines = Deadlines(schedule.arrival, schedule.verdict)
-        self._hub = Hub(listener, token, self._rank.world_size, self._selector, deadlines, schedule.settling)
+        known = verdicts.Known(self._rank.world_size, str(self._meeting))
+        self._hub = Hub(listener, token, known, self._selector, deadlines, schedule.settling)
         host, port = listener.getsockname()[:2]
         return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, token)  # noqa: S104 - compared only
 
     def _try(self, address: Address) -> str | None:
         """Join rank 0 there; or the reason why not."""
-        until = min(time.monotonic() + _HANDSHAKE, self._schedule.arrival)
-        now = time.monotonic()
         try:
-            connected = socket.create_connection((address.host, address.port), timeout=max(until - now, _RETRY))
+            connected = self._connected(address)
         except OSError as error:
             return error.strerror or str(error)
+        now = time.monotonic()
+        until = min(now + _HANDSHAKE, self._schedule.arrival)
         link = Connection(connected, FROM_RANK_0)
         self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
         hello = {
@@ -188,6 +194,31 @@ class Participant:
         self._forget(link)
         link.close()
         return str(answer.get("refused", "what listens there does not answer as rank 0 does"))
+
+    def _connected(self, address: Address) -> socket.socket:
+        hosts = self._addresses_of(address.host)
+        until = min(time.monotonic() + _HANDSHAKE, self._schedule.arrival)
+        refusal: OSError | None = None
+        for tried, host in enumerate(hosts):  # time is left for each: packets to one may come to nothing
+            share = (until - time.monotonic()) / (len(hosts) - tried)
+            try:
+                return socket.create_connection((host, address.port), timeout=max(share, _RETRY))
+            except OSError as error:
+                refusal = refusal or error
+        raise refusal or OSError("it has no address")
+
+    def _addresses_of(self, host: str) -> list[str]:
+        """Numeric ones. A name that is not known may be later, as that of a pod, and each question costs a process."""
+        now = time.monotonic()
+        if host in self._unresolved and now < self._unresolved[host][1]:
+            raise self._unresolved[host][0]
+        if host not in self._resolved:
+            try:
+                self._resolved[host] = resolve(host, max(self._schedule.arrival - now, _RETRY))
+            except OSError as error:
+                self._unresolved[host] = (error, time.monotonic() + _ASK_AGAIN)
+                raise
+        return self._resolved[host]
 
     def _describe(self) -> list[Described]:
         own = self._from_own_child("facts")
@@ -326,17 +357,31 @@ class Participant:
     def _unfinished(self, ranks: tuple[int, ...], summary: str, evidence: Sequence[str]) -> DistributedError:
         cls = CollectiveTimeoutError if self._has_exchanged else RendezvousError
         fixes = [manual(f"look at the output of {named(ranks)}")]
+        if not self._rank.on_one_host:
+            fixes.append(verdicts.BETWEEN_HOSTS)
         return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=self._step)
 
-    def _rank_0_not_found(self, refusals: Mapping[str, Iterable[str]]) -> RendezvousError:
+    def _rank_0_not_found(self, refusals: Mapping[str, Iterable[Address]]) -> RendezvousError:
+        here = socket.gethostname()
+        names = {name: found for name, found in self._resolved.items() if found != [name]}
+        looked_for = {address.host for addresses in refusals.values() for address in addresses}
+        fixes = [f"make {name} known to {here}, by DNS or /etc/hosts" for name in looked_for - set(self._resolved)]
+        if not self._rank.on_one_host:
+            fixes += [
+                f"correct /etc/hosts of {here}, or name rank 0's host otherwise: {name} is {here} itself there"
+                for name, found in names.items()
+                if all(map(is_loopback, found))
+            ]
         return RendezvousError(
             "rank 0 was not at the rendezvous in time",
             evidence=[
-                f"this is rank {self._rank.rank} of {self._rank.world_size}",
+                f"this is rank {self._rank.rank} of {self._rank.world_size}, on {here}",
                 f"rank 0 was looked for {self._meeting}",
-                *(f"{reason}: {', '.join(addresses)}" for reason, addresses in refusals.items()),
+                *(f"{reason}: {', '.join(map(str, addresses))}" for reason, addresses in refusals.items()),
+                *(f"on {here}, {name} is {', '.join(found)}" for name, found in names.items()),
             ],
             fixes=[
+                *map(manual, fixes),
                 manual("look at the output of rank 0: it ended, it was not started, or it did something else"),
                 manual("if it runs on another host: make sure that it can be reached there, through any firewall"),
             ],

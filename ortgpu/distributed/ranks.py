@@ -1,13 +1,14 @@
 """Which process of how many this is, from the variables of the launcher that started it.
 
-Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, and srun of Slurm 22.05.8.
+Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, and srun of Slurm 22.05.8. Read in their
+sources: what DeepSpeed's launcher and the mpiexec of Cray's PALS call the local numbers.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,16 +48,26 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """The names by which a launcher says each number."""
+    """The names by which a launcher says each number; ``else_local``: those of a relative of it for the local ones."""
 
     launcher: Launcher
     rank: str
     world_size: str
     local_rank: str
     local_world_size: str
+    else_local: tuple[str, str] | None = None
+
+    def of(self, variables: Mapping[str, str]) -> tuple[str, str, str, str]:
+        """The names that are in use, in the order of the fields."""
+        local = (self.local_rank, self.local_world_size)
+        if self.else_local is not None and self.rank in variables and local[1] not in variables:
+            local = self.else_local if self.else_local[1] in variables else local
+        return (self.rank, self.world_size, *local)
 
 
-_TORCH = _Variables("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_TORCH = _Variables(
+    "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", else_local=("LOCAL_RANK", "LOCAL_SIZE")
+)  # DeepSpeed
 _OPENMPI = _Variables(
     "openmpi",
     "OMPI_COMM_WORLD_RANK",
@@ -64,7 +75,26 @@ _OPENMPI = _Variables(
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-_MPICH = _Variables("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_MPICH = _Variables(
+    "mpich",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    else_local=("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),  # Cray
+)
+
+# Launchers that are not read: a process of theirs is not taken for a world of one. How each calls rank and world size;
+# None where it does not tell the size.
+_OTHERS: Mapping[str, tuple[str, str | None]] = {
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    "flux run": ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    "mpirun_rsh of MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    "mpiexec of PALS": ("PALS_RANKID", None),
+    "a launcher that speaks PMIx": ("PMIX_RANK", None),
+}
+_UNNUMBERED_STEPS = 0xFFFF_FFF0  # ids from here on are the batch script's, an interactive shell's and the like: slurm.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +126,7 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     if srun is not None and inner and all(_was_started_by(srun, said, variables) for said in inner):
         srun = None
     said = [*([srun] if srun is not None else []), *inner]  # srun sets MPICH's variables as well, if told so
+    _refuse_others(variables, said)
     if not said:
         return Rank(0, 1, 0, 1)
     for number in ("rank", "world_size", "local_rank", "local_world_size"):
@@ -104,6 +135,8 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     first = said[0]
     local_rank = next((each.local_rank for each in said if each.local_rank is not None), None)
     local_size = next((each.local_world_size for each in said if each.local_world_size is not None), None)
+    if first.world_size == 1 and local_rank is None and local_size is None:
+        local_rank, local_size = 0, 1  # there is no other
     if local_rank is None or local_size is None:
         raise _incomplete("the rank among the processes of this host is not known", first.variables)
     try:
@@ -129,7 +162,7 @@ def _torch(variables: Mapping[str, str]) -> _Said | None:
 
 
 def _read(names: _Variables, variables: Mapping[str, str]) -> _Said | None:
-    every = (names.rank, names.world_size, names.local_rank, names.local_world_size)
+    every = names.of(variables)
     present = [name for name in every if name in variables]
     if not present:
         return None
@@ -147,7 +180,7 @@ def _read(names: _Variables, variables: Mapping[str, str]) -> _Said | None:
 def _srun(variables: Mapping[str, str]) -> _Said | None:
     """A batch script has SLURM_PROCID=0 beside the number of its tasks: only a numbered step was started by srun."""
     step = variables.get("SLURM_STEP_ID", variables.get("SLURM_STEPID", ""))
-    if "SLURM_PROCID" not in variables or not step.isdecimal():
+    if "SLURM_PROCID" not in variables or not step.isdecimal() or int(step) >= _UNNUMBERED_STEPS:
         return None
     names = [
         "SLURM_PROCID",
@@ -189,10 +222,29 @@ def _was_started_by(srun: _Said, inner: _Said, variables: Mapping[str, str]) -> 
     """Whether srun's variables are those of the launcher's own process on this host, and not of its ranks.
 
     torchrun says how many agents there are. mpirun has srun start one daemon on each host but, with Open MPI, its own.
+    The shell of ``srun --pty`` starts anything.
     """
     if inner.launcher == "torchrun":
         return variables.get("GROUP_WORLD_SIZE") == str(srun.world_size)
-    return inner.launcher != "environment" and srun.local_world_size == 1 and inner.world_size > srun.world_size
+    if inner.launcher == "environment" and srun.world_size > 1:
+        return False
+    return srun.local_world_size == 1 and inner.world_size > srun.world_size
+
+
+def _refuse_others(variables: Mapping[str, str], said: list[_Said]) -> None:
+    """Raise where a launcher that is not read started this process, and who it is was not said in another way."""
+    for launcher, (rank, size) in _OTHERS.items():
+        count = variables.get(size) if size is not None else None
+        if rank not in variables or count == "1":
+            continue
+        evidence = (f"{rank}={variables[rank]}", *([f"{size}={count}"] if count is not None else []))
+        if not said:
+            raise _incomplete(f"it was started by {launcher}, whose variables ortgpu does not read", evidence)
+        by_hand = all(each.launcher == "environment" for each in said)
+        # Fewer processes than ranks are those that started them, one on a host
+        as_many = count is not None and count.isdecimal() and int(count) >= said[0].world_size
+        if by_hand and as_many and variables[rank] != str(said[0].rank):
+            raise _contradiction(said, [f"{launcher}: {', '.join(evidence)}"])
 
 
 def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
@@ -201,7 +253,7 @@ def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
     return int(text)
 
 
-def _contradiction(said: list[_Said]) -> LauncherConflictError:
+def _contradiction(said: list[_Said], others: Iterable[str] = ()) -> LauncherConflictError:
     claims = [
         f"{each.launcher} says rank {each.rank} of {each.world_size}: {', '.join(each.variables)}" for each in said
     ]
@@ -209,7 +261,7 @@ def _contradiction(said: list[_Said]) -> LauncherConflictError:
     names = ", ".join(entry.partition("=")[0] for entry in doubtful[0].variables)
     return LauncherConflictError(
         "the variables of two launchers contradict each other about which rank this is",
-        evidence=claims,
+        evidence=[*claims, *others],
         fixes=[
             manual(f"unset the variables of the launcher that did not start this process; if left over: {names}"),
         ],
@@ -221,6 +273,10 @@ def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherCon
         f"the launcher's variables do not say which rank this is: {what}",
         evidence=evidence,
         fixes=[
-            manual("start the program with torchrun, mpirun or srun; or unset these variables, if they are left over")
+            manual("start the program with torchrun, mpirun or srun; or unset these variables, if they are left over"),
+            manual(
+                "or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE: the last two count processes of a "
+                "host, 0 and 1 where it has one"
+            ),
         ],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from .. import __version__
 from ..errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -17,7 +18,15 @@ from ..errors import (
 from .reports import named
 
 RENDEZVOUS, EXCHANGE = "rendezvous", "exchange"
+BETWEEN_HOSTS = manual(
+    "look at the network between the hosts: whether it was up all the time, and passes packets as large as the MTU of "
+    "its ends, as `ping -M do -s 1472 HOST` shows for 1500"
+)
 _REMOTE_ERROR = 6  # ncclRemoteError
+NCCL_BETWEEN_HOSTS = manual(
+    "if NCCL chose a network interface that other hosts do not reach, name the right one: NCCL_SOCKET_IFNAME. "
+    "NCCL_DEBUG=INFO shows its choice"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +43,13 @@ RUN = 100  # steps from this number on are the same on all ranks
 
 @dataclass(slots=True)
 class Known:
-    """What rank 0 knows. ``hosts``: of the ranks that came; ``failures``: in the order of their arrival."""
+    """What rank 0 knows: ``where`` it waits for the others.
+
+    ``hosts``: of the ranks that came; ``failures``: in the order of their arrival.
+    """
 
     world_size: int
+    where: str
     hosts: dict[int, str] = field(default_factory=dict)
     positions: dict[int, Position] = field(default_factory=dict)
     failures: dict[int, GPUError] = field(default_factory=dict)
@@ -56,7 +69,8 @@ def never_came(known: Known, refused: Collection[str] = ()) -> RendezvousError:
     return RendezvousError(
         f"{named(missing)} of {known.world_size} never came to the rendezvous",
         evidence=[
-            *(f"rank {rank} came, from {host}" for rank, host in sorted(known.hosts.items())),
+            f"rank 0 waited for them on {known.hosts.get(0, 'its host')}, {known.where}",
+            *(f"rank {rank} came, from {host}" for rank, host in sorted(known.hosts.items()) if rank != 0),
             *(f"refused: {reason}" for reason in refused),
         ],
         fixes=[
@@ -69,6 +83,31 @@ def never_came(known: Known, refused: Collection[str] = ()) -> RendezvousError:
     )
 
 
+def unfit(known: Known, rank: int, host: str, release: object, world_size: object) -> RendezvousError | None:
+    """Why what came as this rank cannot take part, however long it is waited for; or None."""
+    if release != __version__:
+        summary = f"rank {rank} runs ortgpu {release}, and rank 0 runs ortgpu {__version__}"
+        fix = "install the same release of ortgpu on all hosts"
+    elif world_size != known.world_size:
+        summary = f"rank {rank} was told of {world_size} ranks in all, and rank 0 of {known.world_size}"
+        fix = "tell all processes the same number: WORLD_SIZE, or the launcher's options for hosts and processes"
+    elif rank not in known.missing:
+        taken = rank in known.hosts
+        summary = f"two processes say that they are rank {rank}" if taken else f"rank {rank} is none of this job"
+        fix = "give each process a number of its own: RANK, or the launcher's option for the number of the host"
+    else:
+        return None
+    return RendezvousError(
+        summary,
+        evidence=[
+            f"rank {number} came, from {place}" for number, place in ((rank, host), *sorted(known.hosts.items()))
+        ],
+        fixes=[manual(fix)],
+        ranks=(rank,),
+        phase=RENDEZVOUS,
+    )
+
+
 def gone(known: Known, rank: int) -> DistributedError:
     """The connection to a rank ended before its time."""
     step = known.position_of(rank).step
@@ -77,7 +116,7 @@ def gone(known: Known, rank: int) -> DistributedError:
         (rank,),
         step,
         f"rank {rank} ended, or lost its connection, during: {step}",
-        [f"its host: {known.hosts.get(rank, 'unknown')}"],
+        [],
         f"look at the output of rank {rank}",
     )
 
@@ -95,7 +134,7 @@ def out_of_time(known: Known) -> DistributedError:
         late, summary = silent, f"{named(silent)} did not come back from this by the deadline: {furthest}"
     else:
         late, summary = tuple(positions), f"no rank came back from this by the deadline: {furthest}"
-    return _unfinished(
+    error = _unfinished(
         known,
         tuple(sorted(late)),
         furthest,
@@ -103,6 +142,9 @@ def out_of_time(known: Known) -> DistributedError:
         [f"rank {rank} on {known.hosts[rank]}: {position.step}" for rank, position in sorted(positions.items())],
         f"look at {named(late)} first: the last step that it began is named above",
     )
+    if known.has_exchanged and BETWEEN_HOSTS in error.fixes:
+        error.fixes = (*error.fixes, NCCL_BETWEEN_HOSTS)
+    return error
 
 
 def _unfinished(
@@ -110,6 +152,8 @@ def _unfinished(
 ) -> DistributedError:
     cls = CollectiveTimeoutError if known.has_exchanged else RendezvousError
     fixes = [manual(fix), manual("if it was only slow, give it more time: the timeout")]
+    if len(set(known.hosts.values())) > 1:
+        fixes.append(BETWEEN_HOSTS)
     return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=phase)
 
 

@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .metadata import search_path
+
+_DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -27,20 +31,26 @@ class Ended:
 
 
 def run(
-    command: Sequence[str], *, timeout: float, environ: Mapping[str, str] | None = None, grace: float = 0.0
+    command: Sequence[str],
+    *,
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
+    grace: float = 0.0,
+    together: bool = False,
 ) -> Ended:
     """Run a program and wait for it, at most ``timeout`` seconds. Nothing is raised for what becomes of it.
 
     It leads a process group that is killed at the deadline, and after its end: nothing that it started in that group
     survives. With ``grace`` it is first asked to end (SIGTERM) and given that many seconds: mpirun has its processes
-    in groups of their own, and only mpirun can end them.
+    in groups of their own, and only mpirun can end them. ``together``: what it writes to its standard error is in
+    ``output``, in the order in which it was written.
     """
     try:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if together else subprocess.PIPE,
             env=environ,
             start_new_session=True,
         )
@@ -61,7 +71,7 @@ def run(
         output, errors = _rest(child)
     finally:
         kill_group(child)
-    text, said = (each.decode("utf-8", "replace") for each in (output, errors))
+    text, said = ((each or b"").decode("utf-8", "replace") for each in (output, errors))
     return Ended(None if timed_out else child.returncode, text, said, timed_out)
 
 
@@ -76,14 +86,53 @@ def _rest(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         return expired.output or b"", expired.stderr or b""
 
 
-def run_python(code: str, *arguments: str, timeout: float, environ: Mapping[str, str] | None = None) -> Ended:
-    """Run code in another process of this interpreter, with this search path."""
-    return run(python_command(code, *arguments), timeout=timeout, environ=environ)
+def interpreter() -> str:
+    """The program that runs the Python code of a child.
+
+    Raises:
+        FileNotFoundError: there is none. A frozen program stands in its place and would start itself again, and again
+            from there; where Python is embedded in another program, sys.executable may be empty.
+    """
+    if getattr(sys, "frozen", False):
+        raise FileNotFoundError("this program is frozen: it has no interpreter that could run a child process")
+    if not sys.executable:
+        raise FileNotFoundError("sys.executable is empty: there is no interpreter that could run a child process")
+    return sys.executable
+
+
+def run_python(
+    code: str,
+    *arguments: str,
+    timeout: float,
+    environ: Mapping[str, str] | None = None,
+    together: bool = False,
+) -> Ended:
+    """Run code in another process of this interpreter, with this search path; else as :func:`run`."""
+    try:
+        command = python_command(code, *arguments)
+    except FileNotFoundError as error:
+        return Ended(None, "", str(error))
+    return run(command, timeout=timeout, environ=environ, together=together)
+
+
+# A child that hangs in a driver must not outlive the process that waits for it, however that ends.
+_END_WITH_PARENT = """
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: linux/prctl.h
+except (AttributeError, ImportError, OSError, TypeError):
+    pass  # not Linux
+"""
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """``sys.path`` travels as it is: the child has to see the environment that this process sees."""
-    return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}", *arguments]
+    """``sys.path`` travels along: the child has to see the environment that this process sees. On Linux it is killed
+    when the thread that starts it ends.
+
+    Raises:
+        FileNotFoundError: as :func:`interpreter`.
+    """
+    return [interpreter(), "-c", f"import sys; sys.path[:] = {search_path()!r}{_END_WITH_PARENT}{code}", *arguments]
 
 
 def parse_answer(output: str) -> Any:
@@ -99,8 +148,13 @@ def parse_answer(output: str) -> Any:
     return None
 
 
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
 def kill_group(child: subprocess.Popen[bytes]) -> None:
-    """End a child that leads a process group, and the whole group."""
+    """End a child that leads a process group, and the whole group. What is stuck in the driver is left."""
     try:
         if hasattr(os, "killpg"):
             os.killpg(child.pid, signal.SIGKILL)
@@ -108,4 +162,7 @@ def kill_group(child: subprocess.Popen[bytes]) -> None:
             child.kill()
     except (ProcessLookupError, PermissionError):
         pass  # it ended by itself
-    child.wait()
+    try:
+        child.wait(_DEATH)
+    except subprocess.TimeoutExpired:
+        pass

@@ -9,11 +9,26 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+# Where drivers are that the loader is told of by LD_LIBRARY_PATH alone: Kubernetes Engine and nvidia-docker 1, WSL,
+# NixOS, Debian, Jetson.
+_FOLDERS_OF_DRIVERS: Final = (
+    "usr/local/nvidia/lib64",
+    "usr/lib/wsl/lib",
+    "run/opengl-driver/lib",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia",
+    "usr/lib/aarch64-linux-gnu/tegra",
+)
+
+TEGRA_MEMORY: Final = "/dev/nvmap"
 
 _COMPUTE_MODES: Final = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 
@@ -48,10 +63,11 @@ class Nvml:
     """What NVML says. ``available`` False with ``error`` is one fact, a machine without GPUs another."""
 
     available: bool
-    error: str | None  # why not available, in NVML's words or the loader's
+    error: str | None  # why not available, or why it opens no GPU of some; in NVML's words or the loader's
     driver_version: str | None  # "580.159.04"
     cuda_version: tuple[int, int] | None  # newest CUDA that the driver supports
     gpus: tuple[GPU, ...]
+    code: int | None = None  # nvmlReturn_t behind the error, where it is NVML's own: 15, "GPU is lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +76,40 @@ class Driver:
     libcuda_error: str | None  # the loader's words when it cannot
     cuda_version: tuple[int, int] | None  # cuDriverGetVersion, which needs no initialisation
     kernel_version: str | None  # /proc/driver/nvidia/version: the kernel module's
-    device_nodes: tuple[str, ...]  # /dev/nvidia*, /dev/dxg
+    device_nodes: tuple[str, ...]  # /dev/nvidia*, /dev/dxg, /dev/nvmap
     nvml: Nvml
     refused_nodes: tuple[RefusedNode, ...] = ()  # of device_nodes
+    libcuda_elsewhere: tuple[str, ...] = ()  # where it lies and the loader does not look, if it cannot be loaded
+    libcuda_entry: str | None = None  # of LD_LIBRARY_PATH, which leads to it; the path is that behind all links
+
+    @property
+    def version(self) -> str | None:
+        """Of the driver in the kernel, whatever libcuda is loaded."""
+        return self.kernel_version or self.nvml.driver_version
+
+    @property
+    def libcuda_version(self) -> str | None:
+        """Of the driver that the loaded libcuda belongs to, which its file is named after."""
+        return parse_library_version(self.libcuda or "")
+
+    @property
+    def is_tegra(self) -> bool:
+        """A Jetson: its memory is opened through /dev/nvmap, and there need not be a /dev/nvidia-uvm."""
+        return TEGRA_MEMORY in self.device_nodes
 
 
-def read_driver(root: Path = Path("/")) -> Driver:
+Asked = Literal["libcuda", "nvml"]
+
+
+def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> Driver:
     """Read what is known of the driver without initialising CUDA. Nothing raises.
 
     ``root`` is for the files below /proc and /dev; libcuda and NVML are always this process's own. libcuda is loaded
     (and stays loaded, as it would once a session exists), never initialised: a fork afterwards is harmless. That it
-    loads does not prove that it works.
+    loads does not prove that it works. What is ``unasked`` is left alone, as if it were there and gave no answer: it is
+    known to end the process, or never to return.
     """
-    path, error, version = _load_libcuda()
+    path, error, version = (LIBCUDA, None, None) if "libcuda" in unasked else load_libcuda()
     nodes = _read_device_nodes(root)
     return Driver(
         libcuda=path,
@@ -80,8 +117,10 @@ def read_driver(root: Path = Path("/")) -> Driver:
         cuda_version=version,
         kernel_version=_read_kernel_version(root),
         device_nodes=nodes,
-        nvml=read_nvml(),
+        nvml=Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml(),
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
+        libcuda_elsewhere=_find_elsewhere(root) if path is None else (),
+        libcuda_entry=_entry_of(path, os.environ.get("LD_LIBRARY_PATH", "")),
     )
 
 
@@ -93,15 +132,17 @@ def read_nvml() -> Nvml:
     """
     driver: str | None = None
     cuda: tuple[int, int] | None = None
+    refusals: list[Exception] = []
     try:
         with _nvml() as nvml:
             driver = _string(_ask(nvml, "nvmlSystemGetDriverVersion"))
             # Not the _v2: that fails where libcuda is missing, and what the driver supports is known even then.
             cuda = parse_cuda_number(_ask(nvml, "nvmlSystemGetCudaDriverVersion"))
-            gpus = tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+            gpus = tuple(_read_gpu(nvml, index, refusals) for index in range(nvml.nvmlDeviceGetCount()))
     except Exception as error:  # noqa: BLE001 - a broken pynvml or NVML may raise anything
-        return Nvml(False, str(error) or type(error).__name__, driver, cuda, ())
-    return Nvml(True, None, driver, cuda, gpus)
+        return Nvml(False, _words(error), driver, cuda, (), _code(error))
+    refused = next(iter(refusals), None)
+    return Nvml(True, _words(refused) if refused else None, driver, cuda, gpus, _code(refused))
 
 
 def read_gpu_memory(uuid: str) -> tuple[int, int] | None:
@@ -144,6 +185,12 @@ def parse_kernel_version(text: str) -> str | None:
     return match[1] if match else None
 
 
+def parse_library_version(path: str) -> str | None:
+    """The driver that a libcuda belongs to: "580.65.06" of libcuda.so.580.65.06, None of WSL's libcuda.so.1.1."""
+    match = re.search(r"libcuda\.so\.(\d{3,}\.\d+(?:\.\d+)*)$", path)
+    return match[1] if match else None
+
+
 def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str | None:
     """The file that /proc/self/maps shows at ``address``, else the first whose name starts with ``name``.
 
@@ -166,12 +213,12 @@ def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str |
     return first
 
 
-def _load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
+def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
+    """The path of the driver's library; the loader's words, where it cannot be loaded; the CUDA that it supports."""
     if sys.platform == "darwin":
         return None, "no CUDA on macOS", None
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        library = ctypes.CDLL(name)
+        library = ctypes.CDLL(LIBCUDA)
     except OSError as error:
         return None, str(error) or type(error).__name__, None
     address = version = None
@@ -184,7 +231,19 @@ def _load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
         number = ctypes.c_int(0)
         if function(ctypes.byref(number)) == 0:
             version = parse_cuda_number(number.value)
-    return _library_path(library, address) or name, None, version
+    return _library_path(library, address) or LIBCUDA, None, version
+
+
+def _find_elsewhere(root: Path) -> tuple[str, ...]:
+    return tuple(f"/{name}/{LIBCUDA}" for name in _FOLDERS_OF_DRIVERS if (root / name / LIBCUDA).is_file())
+
+
+def _entry_of(path: str | None, search_path: str) -> str | None:
+    """The entry of a search path that leads to a library."""
+    if path is None or not os.path.isabs(path):
+        return None
+    entries = (entry for entry in search_path.split(os.pathsep) if entry)
+    return next((each for each in entries if os.path.realpath(os.path.join(each, LIBCUDA)) == path), None)
 
 
 def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
@@ -218,7 +277,7 @@ def _read_device_nodes(root: Path) -> tuple[str, ...]:
         names = sorted(entry.name for entry in (root / "dev").iterdir())
     except OSError:
         return ()
-    return tuple(f"/dev/{name}" for name in names if name.startswith("nvidia") or name == "dxg")
+    return tuple(f"/dev/{name}" for name in names if name.startswith("nvidia") or name in ("dxg", "nvmap"))
 
 
 def _refused(root: Path, path: str) -> RefusedNode | None:
@@ -226,7 +285,7 @@ def _refused(root: Path, path: str) -> RefusedNode | None:
     try:
         if re.fullmatch(r"/dev/(nvidiactl|nvidia-uvm)", path):
             os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))  # only opening it asks the devices cgroup
-        elif re.fullmatch(r"/dev/nvidia\d+", path) and not os.access(file, os.R_OK | os.W_OK):
+        elif re.fullmatch(r"/dev/(nvidia\d+|nvmap)", path) and not os.access(file, os.R_OK | os.W_OK):
             raise PermissionError(errno.EACCES, "not opened: that would wake the GPU")
     except PermissionError as error:
         return RefusedNode(path, errno.errorcode[error.errno or errno.EACCES], _group_of(file))
@@ -260,9 +319,11 @@ def _ask(nvml: Any, name: str, *arguments: object) -> Any:
         return None
 
 
-def _read_gpu(nvml: Any, index: int) -> GPU:
-    device = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-    if device is None:  # lost, or not ours to open: it is there all the same
+def _read_gpu(nvml: Any, index: int, refusals: list[Exception]) -> GPU:
+    try:
+        device = nvml.nvmlDeviceGetHandleByIndex(index)
+    except Exception as error:  # noqa: BLE001 - lost, or not ours to open: it is there all the same
+        refusals.append(error)
         return GPU(index, None, None, None, None, None, None, None, (), None)
     capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", device)
     memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", device)
@@ -288,6 +349,15 @@ def _read_mig_uuids(nvml: Any, device: Any) -> tuple[str, ...]:
         if instance is not None:  # the slots of instances that were not made are empty
             uuids.append(_string(_ask(nvml, "nvmlDeviceGetUUID", instance)))
     return tuple(uuid for uuid in uuids if uuid)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _code(error: Exception | None) -> int | None:
+    value = getattr(error, "value", None)  # of pynvml.NVMLError
+    return value if isinstance(value, int) else None
 
 
 def _string(value: object) -> str | None:

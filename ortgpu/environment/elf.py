@@ -7,12 +7,15 @@ A reader of a few structures of the System V ABI, not a general one: a library m
 from __future__ import annotations
 
 import os
+import platform
 import stat
 import struct
 from dataclasses import dataclass
 from typing import BinaryIO
 
 MACHINES = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+
+_MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 10, 14, 15, 29
@@ -50,6 +53,18 @@ def read_elf(path: str | os.PathLike[str]) -> ElfFile:
         return ElfFile(name, problem=(error.strerror or str(error)).lower())
     except (ValueError, struct.error, OverflowError, MemoryError):
         return ElfFile(name, problem="damaged ELF file")
+
+
+def this_machine() -> str:
+    return os.uname().machine if hasattr(os, "uname") else platform.machine()
+
+
+def wrong_machine(machine: str | None, here: str) -> str | None:
+    """Why code for one machine does not run on another, as ``os.uname`` names it; None: it does, or who knows."""
+    here = _MACHINE_ALIASES.get(here.lower(), here)
+    if machine in (None, here) or here not in MACHINES.values():
+        return None
+    return f"built for {machine}, this is {here}"
 
 
 def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from .driver import Driver, read_driver
+from .driver import Asked, Driver, read_driver
 from .elf import ElfFile, read_elf
 from .host import Host, read_host
 from .installer import Installer, read_installer
@@ -38,9 +39,12 @@ class Environment:
         return plain
 
 
-def inspect_environment() -> Environment:
+def inspect_environment(*, unasked: Collection[Asked] = ()) -> Environment:
     """Read all facts. Takes some tens of milliseconds; creates no CUDA context and loads no CUDA library but the
-    driver's own."""
+    driver's own: libcuda and NVML, where they are not among the ``unasked``.
+
+    Not promised: that a defective driver returns from that. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
+    """
     packages = read_packages()
     installed = packages.onnxruntime
     provider = read_provider(installed.provider_library) if installed.provider_library else None
@@ -56,7 +60,7 @@ def inspect_environment() -> Environment:
         provider=provider,
         libraries=libraries,
         mapped=read_mapped_libraries(),
-        driver=read_driver(),
+        driver=read_driver(unasked=unasked),
         variables=read_variables(),
     )
 

@@ -8,8 +8,8 @@ The search order, first to last:
 4. the libraries inside an installed torch of the same CUDA major;
 5. conda: CONDA_PREFIX and the interpreter's own prefix;
 6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, then the toolkits under /usr/local;
-7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was when the process started, the loader's
-   cache, the default folders.
+7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was at the start, its cache, the defaults;
+8. the folders of CUDA libraries that this process has loaded from none of these.
 
 Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
 the root of a toolkit library that is already loaded comes first. cuDNN is taken from that root too, where it has one (a
@@ -20,7 +20,6 @@ cuDNN for another CUDA has the same name), unless the caller's directory has one
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,18 +28,19 @@ from pathlib import Path
 from typing import Literal
 
 from .catalogue import LIBRARIES, LibrarySpec, major_of, spec_for
-from .elf import MACHINES, read_elf
+from .elf import read_elf, this_machine, wrong_machine
 from .loader_cache import read_loader_cache
+from .metadata import search_path
 from .packages import Torch
 from .variables import read_variables
 from .wheel import ProviderLibrary
 
 Source = Literal[
-    "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit", "system loader"
-]
+    "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit",
+    "system loader", "beside a loaded one"
+]  # fmt: skip
 
 _CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
-_MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Candidate:
     source: Source
     root: str
     problem: str | None = None
+    unfit_for: str | None = None  # the library of this process that does not have what this file takes from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,7 @@ def find_roots(places: SearchPlaces, cuda_major: int) -> tuple[Root, ...]:
 
 
 def _each_root(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
-    for step in _STEPS:
-        yield from (root for root in step(places, cuda_major) if root.files)
+    return (root for step in _STEPS for root in step(places, cuda_major) if root.files)
 
 
 def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
@@ -184,6 +184,11 @@ def _system_loader(places: SearchPlaces, _: int) -> Iterator[Root]:
         yield _root("system loader", folder, [folder])
 
 
+def _beside_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for folder in _distinct(os.path.dirname(path) for path in places.mapped if _is_cuda(os.path.basename(path))):
+        yield _root("beside a loaded one", folder, [folder])
+
+
 _STEPS = (
     _already_loaded,
     _explicit_directory,
@@ -193,6 +198,7 @@ _STEPS = (
     _variables,
     _default_toolkits,
     _system_loader,
+    _beside_loaded,
 )
 
 
@@ -256,6 +262,8 @@ def _resolve_one(
                 continue
             if folders is not None and folders.isdisjoint(folders_of(path)):
                 continue
+            if root.source == "beside a loaded one" and os.path.realpath(path) in map(os.path.realpath, seen):
+                continue
             if not _names_soname(name, soname):
                 if name.count(".") <= soname.count("."):
                     rejected.append(Candidate(soname, path, root.source, root.prefix, f"is {name}, {soname} is needed"))
@@ -273,9 +281,8 @@ def judge_file(path: str, soname: str, machine: str) -> str | None:
     elf = read_elf(path)
     if elf.problem:
         return elf.problem
-    wanted = _MACHINE_ALIASES.get(machine.lower(), machine)
-    if elf.machine != wanted and wanted in MACHINES.values():
-        return f"built for {elf.machine}, this is {wanted}"
+    if problem := wrong_machine(elf.machine, machine):
+        return problem
     if elf.soname is not None and elf.soname != soname:
         return f"its SONAME is {elf.soname}, {soname} is needed"
     return None
@@ -379,10 +386,10 @@ def places_of_this_process() -> SearchPlaces:
     """The places that do not depend on what is looked for."""
     at_start = read_variables().at_start
     return SearchPlaces(
-        sys_path=tuple(sys.path),
+        sys_path=tuple(search_path()),
         variables=os.environ,
         start_library_path=(os.environ if at_start is None else at_start).get("LD_LIBRARY_PATH", ""),
         python_prefix=sys.prefix,
-        machine=os.uname().machine if hasattr(os, "uname") else platform.machine(),
+        machine=this_machine(),
         mapped=read_mapped_libraries(),
     )

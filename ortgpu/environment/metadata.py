@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,6 +43,11 @@ class RecordEntry(NamedTuple):
     path: str  # with forward slashes, relative to the folder that holds the dist-info
     digest: str  # "sha256=..." or ""
     size: int | None
+
+
+def search_path(entries: Iterable[object] | None = None) -> list[str]:
+    """``sys.path``, or another, without what is no string: the import system passes over that too."""
+    return [entry for entry in (sys.path if entries is None else entries) if isinstance(entry, str)]
 
 
 def list_places(search_path: Iterable[object]) -> list[Place]:

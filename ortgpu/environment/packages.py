@@ -28,6 +28,8 @@ from .metadata import (
     read_file,
     read_text,
 )
+from .metadata import search_path as strings_of
+from .permissions import RefusedPath, read_refused
 
 # Distributions whose import package is `onnxruntime`, where nothing on disk says so any more.
 _ENGINE_NAME: Final = re.compile(
@@ -92,6 +94,7 @@ class Packages:
     torch: Torch | None
     nvidia: tuple[Distribution, ...]  # nvidia-* wheels; of their files, the libraries are compared for their size
     others: tuple[Distribution, ...]  # numpy, onnx, protobuf, flatbuffers, nvidia-ml-py, cupy-*, torchvision ...
+    refused: tuple[RefusedPath, ...] = ()  # of the search path, ONNX Runtime's package and the NVIDIA wheels
     numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
 
 
@@ -119,6 +122,7 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bo
             if one.name in _OTHER_NAMES
             or (one.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(one.name))
         ),
+        refused=read_refused(strings_of(search_path), package.folder),
         numpy_file=_file_of_module("numpy", search_path),
     )
 

@@ -10,17 +10,21 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .elf import find_section, read_elf
+from .elf import find_section, read_elf, this_machine, wrong_machine
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
 _ARCHITECTURE_SPECIFIC = 0x100000  # set where cuobjdump prints the suffix "a": code for that one GPU generation
 
 Coverage = Literal["native", "jit", "none"]
+
+# Variables that are set to 1, and the code that CUDA then passes over.
+PASSED_OVER = {"CUDA_FORCE_PTX_JIT": "machine code", "CUDA_DISABLE_PTX_JIT": "PTX"}
+
 _Reader = Callable[[int, int], bytes]  # offset and length in bytes
 
 
@@ -60,13 +64,17 @@ class ProviderLibrary:
     def cuda_major(self) -> int | None:
         return cuda_major_of(self.needed)
 
-    def coverage(self, capability: tuple[int, int]) -> Coverage | None:
-        """``native``: machine code; ``jit``: PTX that the driver compiles at first use; None: unknown."""
+    def coverage(self, capability: tuple[int, int], variables: Mapping[str, str] | None = None) -> Coverage | None:
+        """``native``: machine code; ``jit``: PTX that the driver compiles at first use; None: unknown.
+
+        ``variables``: of the process, where those by which CUDA passes over one of the two are to count (CUDA
+        Programming Guide, "CUDA Environment Variables").
+        """
         if not self.architectures:
             return None
-        if any(a.covers(capability) for a in self.architectures if not a.ptx):
-            return "native"
-        return "jit" if any(a.covers(capability) for a in self.architectures) else "none"
+        ignored = {code for name, code in PASSED_OVER.items() if (variables or {}).get(name) == "1"}
+        fitting = {"PTX" if a.ptx else "machine code" for a in self.architectures if a.covers(capability)} - ignored
+        return "native" if "machine code" in fitting else "jit" if fitting else "none"
 
 
 def cuda_major_of(needed: tuple[str, ...]) -> int | None:
@@ -85,7 +93,8 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
     if os.fspath(path).lower().endswith(".dll"):
         return ProviderLibrary(os.fspath(path), None, (), (), None)
     elf = read_elf(path)
-    return ProviderLibrary(elf.path, elf.problem, elf.needed, elf.search_path, read_architectures(elf.path))
+    problem = elf.problem or wrong_machine(elf.machine, this_machine())
+    return ProviderLibrary(elf.path, problem, elf.needed, elf.search_path, read_architectures(elf.path))
 
 
 def bridge_of(provider: str) -> str:

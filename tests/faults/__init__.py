@@ -4,7 +4,17 @@ One table of cases, in groups: :data:`CASES`. A case is data and one function th
 advice runner and the command ``python -m tests.faults`` all go through it. What is no case here, and why: ``rows.py``.
 """
 
-from tests.faults import driver, libraries, packages, process, requests
+from tests.faults import (
+    driver,
+    driver_library,
+    libraries,
+    library_versions,
+    loader,
+    package_files,
+    packages,
+    process,
+    requests,
+)
 from tests.faults.case import OWN, Case, Code
 
 GROUPS = {
@@ -17,8 +27,12 @@ GROUPS = {
 
 CASES: tuple[Case, ...] = (
     *packages.CASES,
+    *package_files.CASES,
     *libraries.CASES,
+    *library_versions.CASES,
+    *loader.CASES,
     *driver.CASES,
+    *driver_library.CASES,
     *requests.CASES,
     *process.CASES,
 )

@@ -19,6 +19,10 @@ OWN = "own"  # the row of a fault that the corpus does not have
 MENDED = "DriverNotFoundError"
 
 
+def nothing(_lab: Lab, _overlay: Overlay) -> None:
+    """Of an environment in which everything is whole."""
+
+
 class Code(str):
     """An argument that is written into the child as it is, not as a string."""
 
@@ -54,7 +58,7 @@ class Case:
     name: str
     error: str
     says: tuple[str, ...]
-    breaks: Break = lambda _lab, _overlay: None
+    breaks: Break = nothing
     group: str = ""
     rows: tuple[str, ...] = (OWN,)
     cuda: Cuda | None = None
@@ -149,6 +153,26 @@ def own_path(overlay: Overlay, pattern: str) -> str:
     """The one path that a pattern matches, relative to site-packages, as the methods of an overlay take it."""
     return overlay.path(pattern).relative_to(overlay.site).as_posix()
 
+
+def unreadable(overlay: Overlay, pattern: str) -> None:
+    """Forbid everybody to read a file: a copy of it, since other links to the original keep their mode."""
+    path = own_path(overlay, pattern)
+    overlay.replace(path, (overlay.site / path).read_bytes())
+    (overlay.site / path).chmod(0)
+
+
+AARCH64 = 183  # EM_AARCH64, elf.h
+
+#: Gives up root's power to read whatever it likes, for this process and those that it starts: capability.h, prctl(2).
+AS_A_USER = """
+import ctypes
+libc, kept, header = ctypes.CDLL(None), (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 2)(0x20080522, 0)
+for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP, which only root may and only root needs
+libc.capget(header, kept)
+kept[:3] = [each & ~0b110 for each in kept[:3]]
+libc.capset(header, kept)
+"""
 
 H200 = GPU(uuid="GPU-11111111-2222-3333-4444-555555555555", name="NVIDIA H200", capability=(9, 0))
 

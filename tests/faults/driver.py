@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.case import H200, Case, in_group, with_gpus
+from tests.faults.case import H200, MENDED, Case, in_group, with_gpus
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
 
@@ -38,6 +38,26 @@ def driver_that_kills(lab: Lab, overlay: Overlay) -> None:
     _put(overlay, lab.stubs.compile("killing", _KILLING, "-Wl,-soname,libcuda.so.1").read_bytes())
 
 
+def driver_that_kills_when_it_is_loaded(lab: Lab, overlay: Overlay) -> None:
+    _put(overlay, lab.stubs.compile("killing_at_once", _KILLING_AT_ONCE, "-Wl,-soname,libcuda.so.1").read_bytes())
+
+
+def nvml_that_kills(lab: Lab, overlay: Overlay) -> None:
+    made = lab.stubs.compile("killing_nvml", _KILLING_NVML, "-Wl,-soname,libnvidia-ml.so.1")
+    _put(overlay, made.read_bytes(), "libnvidia-ml.so.1")
+
+
+_KILLING_AT_ONCE = """
+#include <stdlib.h>
+__attribute__((constructor)) static void ends(void) { abort(); }
+int cuInit(unsigned flags) { (void)flags; return 0; }
+"""
+
+_KILLING_NVML = """
+#include <stdlib.h>
+int nvmlInitWithFlags(unsigned flags) { (void)flags; abort(); }
+"""
+
 _KILLING = """
 #include <signal.h>
 int cuInit(unsigned flags) { (void)flags; raise(SIGSEGV); return 0; }
@@ -45,10 +65,10 @@ int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 """
 
 
-def _put(overlay: Overlay, content: bytes) -> None:
+def _put(overlay: Overlay, content: bytes, name: str = "libcuda.so.1") -> None:
     folder = overlay.root / "driver"
     folder.mkdir()
-    (folder / "libcuda.so.1").write_bytes(content)
+    (folder / name).write_bytes(content)
 
 
 CASES = in_group(
@@ -126,8 +146,8 @@ CASES = in_group(
                 needs=needs,
             )
             for code, name, row, needs, words in (
-                (3, "CUDA_ERROR_NOT_INITIALIZED", "C04", ("",), ()),
-                (802, "CUDA_ERROR_SYSTEM_NOT_READY", "own", ("root",), ("fabric",)),
+                (3, "CUDA_ERROR_NOT_INITIALIZED", "C04", ("", "root"), ("spawn", "uvm_disable_hmm")),
+                (802, "CUDA_ERROR_SYSTEM_NOT_READY", "own", ("root", "root", "host"), ("fabric",)),
                 (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "C08", ("reboot",), ("reboot",)),
                 (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "own", (), ("cuda-compat", "LD_LIBRARY_PATH")),
                 (999, "CUDA_ERROR_UNKNOWN", "C10", ("root", "root"), ("nvidia_uvm",)),
@@ -293,6 +313,76 @@ CASES = in_group(
             ask="probe",
             cpu=False,
             needs=("reboot",),
+        ),
+        Case(
+            "driver-that-ends-the-process-when-it-is-loaded",
+            "DriverUnusableError",
+            ("initialising the NVIDIA driver", "SIGABRT"),
+            driver_that_kills_when_it_is_loaded,
+            env=_at("driver"),
+            ask="probe",
+            cpu=False,
+            plain="aborted",
+            needs=("reboot",),
+        ),
+        Case(
+            "nvml-that-ends-the-process",
+            "DriverUnusableError",
+            ("asking NVML", "SIGABRT"),
+            nvml_that_kills,
+            env=_at("driver"),
+            ask="probe",
+            cpu=False,
+            needs=("reboot",),
+        ),
+        Case(
+            "older-libcuda-than-the-driver",
+            "DriverTooOldError",
+            ("up to 12.2", "this machine's driver up to 13.0", "loaded: "),
+            cuda=Cuda(version=12020, devices=(H200,)),
+            nvml=NVML(gpus=(H200,)),
+            silent_about=("pip install", "install an NVIDIA driver"),
+            details={"driver_version": "580.65.06", "driver_cuda": [12, 2], "needed_cuda": [13, 0]},
+            plain="printed",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "mig-without-instances",
+            "NoDeviceError",
+            ("MIG is enabled", "nvidia-smi -mig 0"),
+            cuda=Cuda(init=100),
+            nvml=NVML(gpus=(GPU(uuid=H200.uuid, name=H200.name, mig=True),)),
+            silent_about=("--gpus all",),
+            plain="printed",
+            needs=("root", "root"),
+        ),
+        Case(
+            "hidden-by-a-number-twice",
+            "NoDeviceError",
+            ("CUDA_VISIBLE_DEVICES hides", "'0,0'", "unset CUDA_VISIBLE_DEVICES"),
+            env={"CUDA_VISIBLE_DEVICES": "0,0"},
+            plain="printed",
+            after=STUB_REFUSED,
+            slow_fix=False,
+            **with_gpus(H200),
+        ),
+        *(
+            Case(
+                f"cuinit-{code}",
+                "DriverUnusableError",
+                (str(code), name, word),
+                cuda=Cuda(init=code, devices=(H200,)),
+                nvml=NVML(gpus=(H200,)),
+                details={"cuda_code": code},
+                plain="printed",
+                needs=needs,
+            )
+            for code, name, word, needs in (
+                (102, "CUDA_ERROR_DEVICE_NOT_LICENSED", "license", ("root",)),
+                (304, "CUDA_ERROR_OPERATING_SYSTEM", "ulimit", ("host",)),
+                (805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "nvidia-cuda-mps-control", ("host", "")),
+            )
         ),
         Case(
             "nvml-answers-errors-to-everything",

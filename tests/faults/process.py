@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.faults.case import MENDED, Case, in_group
+from typing import Literal
+
+from tests.faults.case import MENDED, Break, Case, in_group, nothing
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 
@@ -14,14 +16,23 @@ def leftovers_of_pip(_lab: Lab, overlay: Overlay) -> None:
     overlay.replace("~nxruntime/__init__.py", b"")
 
 
-def surrounded(name: str, *, breaks: object = None, prelude: str = "", env: dict[str, str] | None = None) -> Case:
+def surrounded(
+    name: str,
+    *,
+    breaks: Break = nothing,
+    prelude: str = "",
+    env: dict[str, str] | None = None,
+    ask: Literal["session", "probe"] = "session",
+) -> Case:
     """A healthy installation in odd surroundings, on a machine without a driver: that is the finding."""
     return Case(
         name,
         MENDED,
         ("libcuda.so.1", "NVIDIA driver"),
-        breaks or (lambda _lab, _overlay: None),  # type: ignore[arg-type]
+        breaks,
         prelude=prelude,
+        ask=ask,
+        cpu=ask == "session",
         env=env or {},
         silent_about=("library-not-found", "broken-package", "conflicting"),
         needs=NO_DRIVER,
@@ -48,5 +59,11 @@ CASES = in_group(
             "search-path-with-nonsense",
             prelude="import sys; sys.path[:0] = ['/nonexistent', 'x' * 5000, '', '/dev/null']",
         ),
+        surrounded(
+            "search-path-with-no-strings",
+            prelude="import pathlib, sys; sys.path[:0] = [None, b'/x', pathlib.Path('/y'), 3]",
+        ),
+        surrounded("interpreter-unknown", prelude="import sys; sys.executable = None", ask="probe"),
+        surrounded("frozen-program-that-probes", prelude="import sys; sys.frozen = True", ask="probe"),
     ],
 )

@@ -56,14 +56,15 @@ ROWS: tuple[Row, ...] = (
     not_here("C16", "a display device of the kernel cannot be made here; the line is logged and harms no session, as "
                     "every machine of this table shows"),
     not_here("C17", "it takes a GPU that is defective"),
-    not_here("C18", "it takes a GPU that is partitioned; names of partitions are tested in tests/test_requests.py"),
+    not_here("C18", "it takes a GPU that is partitioned; names of partitions are tested in "
+                    "tests/test_device_requests.py"),
     elsewhere("D07", f"{_GUARD}::test_set_providers"),
     gpu("D11", "tests/gpu/test_requests.py::test_cuda_goes_first"),
     gpu("D12", "tests/gpu/test_models.py::test_every_computing_node_is_on_cuda"),
     gpu("D13", "tests/gpu/test_models.py::test_every_computing_node_is_on_cuda"),
     gpu("D14", "tests/gpu/test_placement.py::test_reasons_and_copies"),
     gpu("D15", "tests/gpu/test_placement.py::test_known_placements"),
-    not_yet("D16", "an opset newer than the kernels"),
+    not_yet("D16", "written, not run on a GPU yet: tests/gpu/test_placement.py::test_a_version_newer_than_its_kernel"),
     elsewhere("D17", "tests/test_broken_environments.py::test_what_is_not_about_the_gpu_stays_onnx_runtimes_own"),
     gpu("D19", "tests/gpu/test_refused.py::test_a_graph_that_cannot_be_captured_is_refused"),
     elsewhere("E01", "tests/test_running.py, tests/test_guard.py::test_failures_while_running_are_typed"),

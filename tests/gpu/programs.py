@@ -6,18 +6,14 @@ in the order that the program is about.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
 import re
 import sys
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from benchmarks.common import mapped_files, report
@@ -224,228 +220,6 @@ def import_onnxruntime() -> None:
 USERS: dict[str, Callable[[], None]] = {"torch": use_torch, "cupy": use_cupy, "onnxruntime": import_onnxruntime}
 
 
-def choose_devices(model: str, requests: dict[str, Any]) -> None:
-    """Open one session per request; ``device`` is absent from a request that names none."""
-    from ortgpu import GPUSession
-
-    for name, request in requests.items():
-
-        def open_and_run(arguments: dict[str, Any] = request) -> dict[str, Any]:
-            with GPUSession(model, **arguments) as session:
-                session.run(None, random_feed(session, 1))
-                return device_facts(session)
-
-        # JSON has no tuples, and a provider with options is one
-        if "providers" in request:
-            request["providers"] = [tuple(entry) for entry in request["providers"]]
-        attempt(name, open_and_run)
-
-
-def two_devices(model: str) -> None:
-    """A session on each of the first two GPUs at once, used in turns."""
-    from ortgpu import GPUSession
-
-    with GPUSession(model, device=0) as first, GPUSession(model, device=1) as second:
-        feed = random_feed(first, 2)
-        results = [session.run(None, feed) for session in (first, second, first)]
-        report("first", device_facts(first))
-        report("second", device_facts(second))
-        report("difference", max(relative_error(results[1], results[0]), relative_error(results[2], results[0])))
-
-
-def make_requests(model: str, missing: str) -> None:
-    """Requests that can be met, and that cannot, on a GPU that works."""
-    import numpy as np
-    import onnxruntime
-
-    from ortgpu import GPUSession
-
-    def opened(*arguments: Any, **named: Any) -> dict[str, Any]:
-        with GPUSession(*arguments, **named) as session:
-            session.run(None, random_feed(session, 1))
-            return device_facts(session)
-
-    attempt("unknown option", lambda: opened(model, providers=[(CUDA, {"no_such_option": "1"})]))
-    attempt("bad value", lambda: opened(model, providers=[(CUDA, {"gpu_mem_limit": "plenty"})]))
-    attempt("misspelt provider", lambda: opened(model, providers=["CudaExecutionProvider"]))
-    attempt("lengths differ", lambda: opened(model, providers=[CUDA], provider_options=[{}, {}]))
-    report("TensorRT loads", tensorrt_loads())
-    attempt("TensorRT", lambda: opened(model, providers=["TensorrtExecutionProvider", CUDA]))
-
-    limits = {"gpu_mem_limit": str(2 * 2**30), "arena_extend_strategy": "kSameAsRequested"}
-    attempt("options with the provider", lambda: opened(model, providers=[(CUDA, limits)]))
-    attempt("options beside the provider", lambda: opened(model, providers=[CUDA], provider_options=[limits]))
-    attempt("CPU first", lambda: opened(model, providers=[CPU, CUDA]))
-
-    def keep_session_options() -> dict[str, Any]:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.intra_op_num_threads = 3
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-
-        def settings(used: Any) -> dict[str, Any]:
-            return {
-                "graph_optimization_level": used.graph_optimization_level.name,
-                "intra_op_num_threads": used.intra_op_num_threads,
-                "log_severity_level": used.log_severity_level,
-                "allow_spinning": used.get_session_config_entry("session.intra_op.allow_spinning"),
-            }
-
-        before = settings(options)
-        with GPUSession(model, options) as session:
-            inside = settings(session.get_session_options())
-            session.run(None, random_feed(session, 1))
-        # an options object that was made to forbid the CPU provider would no longer serve its owner
-        plain = onnxruntime.InferenceSession(model, options, providers=[CPU])
-        plain.run(None, random_feed(plain, 1))
-        return {"before": before, "inside": inside, "after": settings(options), "plain": plain.get_providers()}
-
-    attempt("session options", keep_session_options)
-
-    broken = {"missing model": missing, "invalid model": b"this is no model", "empty model": b""}
-    for name, content in broken.items():
-        attempt(name, partial(opened, content))
-        attempt(f"{name}, plain", partial(onnxruntime.InferenceSession, content, providers=[CPU]))
-
-    wrong = {
-        "wrong name": {"no_such_input": np.zeros((1, 16), np.float32)},
-        "wrong type": {"x": np.zeros((1, 16), np.float64)},
-        "wrong shape": {"x": np.zeros((1, 17), np.float32)},
-        "wrong rank": {"x": np.zeros(16, np.float32)},
-    }
-    plain = cpu_reference(model)
-    with GPUSession(model) as session:
-        for name, feed in wrong.items():
-            attempt(name, partial(session.run, None, feed))
-            attempt(f"{name}, plain", partial(plain.run, None, feed))
-        feed = random_feed(session, 2)
-        report("still right", relative_error(session.run(None, feed), plain.run(None, feed)))
-
-
-def tensorrt_loads() -> bool:
-    import ctypes
-
-    try:
-        ctypes.CDLL("libnvinfer.so.10")
-    except OSError:
-        return False
-    return True
-
-
-# Lifetime
-
-
-def resources(uuid: str | None) -> dict[str, Any]:
-    gc.collect()
-    return {
-        "free": free_memory(uuid),
-        "threads": len(os.listdir("/proc/self/task")),
-        "files": len(os.listdir("/proc/self/fd")),
-    }
-
-
-def settled(uuid: str | None, before: dict[str, Any]) -> dict[str, Any]:
-    """Resources, once threads and descriptors are back, or after five seconds: a thread takes a moment to end."""
-    deadline = time.monotonic() + 5
-    while True:
-        now = resources(uuid)
-        back = now["threads"] <= before["threads"] and now["files"] <= before["files"]
-        if back or time.monotonic() > deadline:
-            return now
-        time.sleep(0.1)
-
-
-def repeat(name: str, count: int, budget: float, uuid: str | None, step: Callable[[int], object]) -> None:
-    """`step` as often as asked, or as the budget of seconds allows; what the process held before and after."""
-    before = resources(uuid)
-    started = time.monotonic()
-    done = 0
-    while done < count and time.monotonic() - started < budget:
-        step(done)
-        done += 1
-        if done % 100 == 0:
-            report("progress", done)
-    seconds = time.monotonic() - started
-    report(name, {"done": done, "seconds": seconds, "before": before, "after": settled(uuid, before)})
-
-
-def open_and_close(model: str, count: int, budget: float) -> None:
-    from ortgpu import GPUSession
-
-    session = GPUSession(model)
-    uuid, feed = session.device.uuid, random_feed(session, 2)
-    session.close()
-
-    def step(number: int) -> None:
-        # each way of letting go in its turn: close(), the with block, and nothing but the end of the last reference
-        session = GPUSession(model)
-        session.run(None, feed)
-        if number % 3 == 0:
-            session.close()
-        elif number % 3 == 1:
-            with session:
-                pass
-
-    for number in range(30):
-        step(number)
-    repeat("sessions", count, budget, uuid, step)
-
-
-def fail_to_open(model: str, count: int, budget: float) -> None:
-    from ortgpu import GPUSession
-
-    attempts: list[Callable[[], Any]] = [
-        lambda: GPUSession(model, providers=[(CUDA, {"no_such_option": "1"})]),
-        lambda: GPUSession(model, device=4096),
-        lambda: GPUSession(b"this is no model"),
-    ]
-    with GPUSession(model) as session:
-        uuid = session.device.uuid
-    raised: Counter[str] = Counter()
-    slowest = [0.0, 0.0, 0.0]
-
-    def step(number: int) -> None:
-        kind = number % len(attempts)
-        started = time.perf_counter()
-        try:
-            attempts[kind]()
-            raised[f"{kind}: nothing"] += 1
-        except Exception as error:  # noqa: BLE001 - its type is the fact
-            raised[f"{kind}: {type(error).__name__}"] += 1
-        slowest[kind] = max(slowest[kind], time.perf_counter() - started)
-
-    for number in range(9):
-        step(number)
-    raised.clear()
-    repeat("failures", count, budget, uuid, step)
-    report("raised", dict(raised))
-    report("slowest", slowest)
-    with GPUSession(model) as session:
-        feed = random_feed(session, 2)
-        report("still right", relative_error(session.run(None, feed), cpu_reference(model).run(None, feed)))
-
-
-def close_large(model: str) -> None:
-    """What one large session takes and gives back, after a first one has loaded every kernel that stays loaded."""
-    from ortgpu import GPUSession
-
-    with GPUSession(model) as session:
-        uuid, feed = session.device.uuid, random_feed(session, 4)
-        session.run(None, feed)
-    del session
-    gc.collect()
-    before = free_memory(uuid)
-    session = GPUSession(model)
-    session.run(None, feed)
-    during = free_memory(uuid)
-    session.close()
-    after = free_memory(uuid)  # the object lives on: close() alone must have given the memory back
-    report("free", {"before": before, "during": during, "after": after})
-    attempt("run after close", lambda: len(session.run(None, feed)))
-    attempt("close again", session.close)
-
-
 # Without cuDNN
 
 
@@ -479,22 +253,17 @@ def without_cudnn(conv: str, mlp: str) -> None:
 PROGRAMS: dict[str, Callable[..., None]] = {
     "run_model": run_model,
     "variation": variation,
-    "choose_devices": choose_devices,
-    "two_devices": two_devices,
-    "make_requests": make_requests,
-    "open_and_close": open_and_close,
-    "fail_to_open": fail_to_open,
-    "close_large": close_large,
     "without_cudnn": without_cudnn,
 }
 
-
 if __name__ == "__main__":
-    from tests.gpu import pooling, refused, running, staging, throughput
+    from tests.gpu import lifetime, pooling, refused, requesting, running, throughput
 
+    others = (lifetime, pooling, refused, requesting, running, throughput)
     try:
-        modules = running, refused, throughput, pooling, staging
-        programs = PROGRAMS | {name: program for module in modules for name, program in module.PROGRAMS.items()}
+        programs = dict(PROGRAMS)
+        for module in others:
+            programs.update(module.PROGRAMS)
         programs[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())

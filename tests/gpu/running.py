@@ -271,6 +271,26 @@ def place() -> None:
         attempt(f"{name}: explained", explain)
 
 
+def place_versions() -> None:
+    from ortgpu import GPUSession
+    from tests.known_placements import RENEWED_IN_22, alone
+
+    for op_type in RENEWED_IN_22:
+        for opset in (21, 22):
+
+            def look(model: bytes = alone(op_type, opset)) -> object:
+                with GPUSession(model, cpu_nodes="allow") as session:
+                    (node,) = session.placement.nodes
+                    return node.provider
+
+            def forbid(model: bytes = alone(op_type, opset)) -> object:
+                GPUSession(model, cpu_nodes="forbid").close()
+                return "opened"
+
+            attempt(f"{op_type} {opset}", look)
+            attempt(f"{op_type} {opset}: forbid", forbid)
+
+
 def check_placement(folder: str) -> None:
     from tests.known_placements import island
 
@@ -284,6 +304,7 @@ def check_placement(folder: str) -> None:
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "place": place,
+    "place_versions": place_versions,
     "check_placement": check_placement,
     "out_of_memory": out_of_memory,
     "poisoned": poisoned,

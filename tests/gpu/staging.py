@@ -56,7 +56,7 @@ def staged() -> None:
 
     from ortgpu import GPUSession
     from ortgpu.staging import STAGED_FROM
-    from ortgpu.tensors import DTYPES
+    from ortgpu.tensor_types import DTYPES
 
     unstaged = NotStaged()
     random = np.random.default_rng(0)

@@ -34,7 +34,7 @@ LAUNCHERS = pytest.mark.parametrize("launcher", ["torchrun", "openmpi"])
 
 
 class Ranks:
-    """Two ranks that a launcher started: what each returned or raised, and what is left of them."""
+    """Ranks that a launcher started: what each returned or raised, and what is left of them."""
 
     def __init__(self, child: Child, outcomes: Mapping[int, RankOutcome], left: tuple[str, ...]) -> None:
         self.child = child
@@ -72,19 +72,23 @@ Start = Callable[..., Ranks]
 
 @pytest.fixture
 def start(gpus: GPUs, tmp_path: Path) -> Start:
-    """Run an action of rank_program.py in two ranks."""
-    if len(gpus.visible) < 2:
-        pytest.skip(f"needs two GPUs, and CUDA shows {len(gpus.visible)}")
+    """Run an action of rank_program.py in ranks, two unless told otherwise."""
 
     def run(
-        launcher: str, action: str, arguments: Mapping[str, Any], env: Mapping[str, str | None] | None = None
+        launcher: str,
+        action: str,
+        arguments: Mapping[str, Any],
+        env: Mapping[str, str | None] | None = None,
+        count: int = 2,
     ) -> Ranks:
+        if len(gpus.visible) < count:
+            pytest.skip(f"needs {count} GPUs, and CUDA shows {len(gpus.visible)}")
         launchers.need(launcher)
         mark = f"{launcher}-{time.monotonic_ns()}"
         folder = tmp_path / mark / "ranks"
         folder.mkdir(parents=True)
         task = json.dumps({"action": action, "arguments": dict(arguments)}, default=str)
-        [(command, _)] = starts_of(launcher, 2, [sys.executable, str(RANK_PROGRAM), task])
+        [(command, _)] = starts_of(launcher, count, [sys.executable, str(RANK_PROGRAM), task])
         # NVLink SHARP, which two GPUs do not need, and whose multicast memory a virtual machine may not have
         variables = {**AS_ROOT, "NCCL_NVLS_ENABLE": "0", MARK: mark, "RANK_REPORTS": str(folder), **(env or {})}
         child = run_child(command, env=child_environment(variables), deadline=TIMEOUT + 60)
@@ -99,18 +103,19 @@ def preflight(start: Start) -> Start:
     if importlib.util.find_spec("nccl") is None:
         pytest.skip("needs nccl4py: pip install 'ortgpu[distributed]', or its wheel on PYTHONPATH")
 
-    def run(launcher: str, env: Mapping[str, str | None] | None = None, **arguments: Any) -> Ranks:
-        return start(launcher, "preflight", {"timeout": TIMEOUT, "calls": {"all": CALLS}, **arguments}, env)
+    def run(launcher: str, env: Mapping[str, str | None] | None = None, count: int = 2, **arguments: Any) -> Ranks:
+        return start(launcher, "preflight", {"timeout": TIMEOUT, "calls": {"all": CALLS}, **arguments}, env, count)
 
     return run
 
 
 @LAUNCHERS
-def test_ranks_work_together(preflight: Start, gpus: GPUs, launcher: str) -> None:
-    ranks = preflight(launcher)
-    for number in range(2):
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_ranks_work_together(preflight: Start, gpus: GPUs, count: int, launcher: str) -> None:
+    ranks = preflight(launcher, count=count)
+    for number in range(count):
         report = ranks.returned(number)
-        assert [facts["uuid"] for facts in report["ranks"]] == [gpu.uuid for gpu in gpus.visible[:2]]
+        assert [facts["uuid"] for facts in report["ranks"]] == [gpu.uuid for gpu in gpus.visible[:count]]
         assert all(facts["nccl"] and facts["driver"] and facts["gpu"] for facts in report["ranks"])
         assert [[*result["call"].values(), 1] for result in report["collectives"]] == CALLS
         assert all(result["bus_bandwidth"] > 0 for result in report["collectives"])
@@ -196,9 +201,10 @@ def test_one_gpu_for_two_ranks(preflight: Start) -> None:
 
 
 @LAUNCHERS
-def test_each_session_is_on_a_gpu_of_its_own(start: Start, conv: Path, gpus: GPUs, launcher: str) -> None:
-    ranks = start(launcher, "place_session", placement(conv))
-    for number in range(2):
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_each_session_is_on_a_gpu_of_its_own(start: Start, conv: Path, gpus: GPUs, count: int, launcher: str) -> None:
+    ranks = start(launcher, "place_session", {**placement(conv), "ranks": count}, count=count)
+    for number in range(count):
         seen = ranks.returned(number)
         uuid = gpus.visible[number].uuid
         assert seen["uuid"] == uuid

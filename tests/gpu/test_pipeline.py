@@ -108,6 +108,18 @@ def test_a_session_with_graphs_leaves_nothing_behind(graphs: Report) -> None:
     assert free["before"] is None or free["after"] is None or free["before"] - free["after"] <= MEMORY_MARGIN
 
 
+def test_copies_and_replays_come_in_their_order() -> None:
+    report = run_program("graph_order")
+    assert report["type"] == PINNED
+    assert report.returned("pinned") == report.returned("ordinary") == []
+
+
+def test_memory_and_replays_of_other_threads_spoil_no_capture() -> None:
+    report = run_program("captures_beside_others")
+    assert report.returned("captured") == [-size for size in range(1, 41)]
+    assert report.returned("disturbed") is True
+
+
 @pytest.fixture(scope="module")
 def uncapturable() -> Report:
     return run_program("uncapturable")
@@ -130,6 +142,7 @@ def test_what_cannot_be_captured_is_refused(uncapturable: Report, model: str, er
 
 def test_other_sessions_work_on_after_a_refusal(uncapturable: Report) -> None:
     assert uncapturable.returned("the same without") == 1
+    assert uncapturable.returned("memory in another thread") == PINNED
     assert uncapturable.returned("another session") == -1
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from ortgpu.providers import CPU, CUDA
+from tests.known_placements import RENEWED_IN_22
+
 from .children import Report, run_program
 
 pytestmark = pytest.mark.gpu
@@ -63,6 +66,20 @@ def test_reasons_and_copies(placements: Report, name: str) -> None:
     assert set(reasons) == {*compute, *shape}
     assert all("no CUDA kernel" in reasons[node] for node in compute)
     assert all("only handles shapes" in reasons[node] for node in shape)
+
+
+def test_a_version_newer_than_its_kernel() -> None:
+    """The lower opset that the error advises puts the operator onto the GPU again."""
+    report = run_program("place_versions")
+    placed = {name: [report.returned(f"{name} {opset}") for opset in (21, 22)] for name in RENEWED_IN_22}
+    newer = [name for name, (before, after) in placed.items() if (before, after) == (CUDA, CPU)]
+    assert newer, f"every operator of this test has kernels in its newest version now; it needs others: {placed}"
+    for name in newer:
+        error = report.error(f"{name} 22: forbid")
+        assert error.type == "PlacementError"
+        assert f"{name} 'alone': no CUDA kernel" in error.text
+        assert "a lower opset" in error.text
+        assert report.returned(f"{name} 21: forbid") == "opened"
 
 
 def test_check_writes_the_table_and_the_page(tmp_path: Path) -> None:

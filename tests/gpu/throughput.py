@@ -7,6 +7,7 @@ import gc
 import importlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.common import report
@@ -179,6 +180,68 @@ def graphs(model: str, batches: list[int]) -> None:
     attempt("run after close", lambda: run(feeds[0]))
 
 
+def graph_order() -> None:
+    """Copies and replays of 64 MB each, with one pinned array that is written to again as soon as run returns."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    size = 16 << 20
+    session = GPUSession(elementwise("n"), cuda_graph=True)
+    pinned = session.pinned_empty(size)
+    ordinary = np.empty(size, np.float32)
+    report("type", memory_type(address_of(pinned)))
+    for name, array in {"pinned": pinned, "ordinary": ordinary}.items():
+
+        def wrong(array: Any = array) -> list[int]:
+            found = []
+            for value in range(1, 25):
+                array[:] = value
+                (result,) = session.run(None, {"x": array})
+                array[:] = 0
+                found += [value] if (result != -value).any() else []
+            return found
+
+        attempt(name, wrong)
+    session.close()
+
+
+def captures_beside_others() -> None:
+    """Shapes are captured while another thread pins and frees memory, and replays what another session captured."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    session, other = (GPUSession(elementwise("n"), cuda_graph=True) for _ in range(2))
+    usual = GPUSession(elementwise("n"), pinned_memory_limit=16 << 20)  # so that some is freed for what comes next
+    begun, ended = threading.Event(), threading.Event()
+    rounds: list[bool] = []
+
+    def disturb() -> int:
+        while not ended.is_set():
+            pinned = usual.pinned_empty((1 << 20) * (1 + len(rounds) % 3))
+            pinned[:] = 3
+            rounds.append(bool((other.run(None, {"x": pinned[:1000]})[0] == -3).all()))
+            del pinned
+            begun.set()
+        return len(rounds)
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(other.run, None, {"x": np.ones(1000, np.float32)}).result()  # captured in the thread it keeps
+        disturbing = executor.submit(disturb)
+        begun.wait(30)
+        try:
+            attempt(
+                "captured",
+                lambda: [
+                    float(session.run(None, {"x": np.full(size, size, np.float32)})[0][-1]) for size in range(1, 41)
+                ],
+            )
+        finally:
+            ended.set()
+        attempt("disturbed", lambda: disturbing.result() > 0 and all(rounds))
+
+
 def uncapturable() -> None:
     import numpy as np
     import onnx.parser
@@ -200,6 +263,11 @@ def uncapturable() -> None:
     island, feed = MODELS["island"](), FEEDS["island"]()
     attempt("nodes on the CPU", lambda: GPUSession(island, cpu_nodes="allow", cuda_graph=True).close())
     attempt("the same without", lambda: len(GPUSession(island, cpu_nodes="allow").run(None, feed)))
+    usual = GPUSession(elementwise("n"))
+
+    def pinned_type() -> int:
+        return memory_type(address_of(usual.pinned_empty(1 << 20)))
+
     counting = model("counting (float[n] x) => (int64[r, m] y) { y = NonZero(x) }")
 
     def count() -> list[list[int]]:
@@ -208,6 +276,8 @@ def uncapturable() -> None:
         return ones
 
     attempt("shape that depends on data", count)
+    # A capture that was left open would keep every thread from memory
+    attempt("memory in another thread", lambda: ThreadPoolExecutor(1).submit(pinned_type).result())
     attempt(
         "another session", lambda: float(GPUSession(elementwise("n")).run(None, {"x": np.ones(4, np.float32)})[0][0])
     )
@@ -309,6 +379,8 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "pinned": pinned,
     "second_device": second_device,
     "graphs": graphs,
+    "graph_order": graph_order,
+    "captures_beside_others": captures_beside_others,
     "uncapturable": uncapturable,
     "arrays": arrays,
     "chosen_options": chosen_options,

@@ -89,3 +89,11 @@ def lab(tmp_path: Path, stubs: Stubs, models: Models, wheels: Wheels) -> Iterato
     yield Lab(tmp_path, stubs, models, wheels)
     for environment in tmp_path.glob("environment*"):
         shutil.rmtree(environment, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def module_lab(tmp_path_factory: pytest.TempPathFactory, stubs: Stubs, models: Models, wheels: Wheels) -> Iterator[Lab]:
+    """The lab, for machines that the tests of a module share and leave as they are."""
+    folder = tmp_path_factory.mktemp("lab")
+    yield Lab(folder, stubs, models, wheels)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.lab.child import ChildResult, Machine, Problem, problem_from
+from tests.lab.hosts import Network
 
 ROOT = Path(__file__).parents[2]
 RANK_PROGRAM = ROOT / "tests" / "rank_program.py"
@@ -64,6 +65,56 @@ def starts_of(launcher: str, ranks: int, python: Sequence[str]) -> list[tuple[li
     return [([found, *(["--oversubscribe"] if launcher == "openmpi" else []), "-n", str(ranks), *python], {})]
 
 
+def starts_between_hosts(
+    launcher: str,
+    network: Network,
+    each: int,
+    python: Sequence[str],
+    by_host: Mapping[str, Mapping[str, str]] | None = None,
+) -> list[tuple[list[str], dict[str, str]]]:
+    """The same with ``each`` so many ranks on every host, and rank 0 on the first.
+
+    ``by_host``: variables of those that are told by their variables who they are.
+    """
+    hosts = network.hosts
+    first, size = hosts[0], each * len(hosts)
+    if launcher == "environment":
+        shared = {
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(each),
+            "MASTER_ADDR": first.name,
+            "MASTER_PORT": "29500",
+        }
+        return [
+            (
+                host.command(python),
+                {
+                    **shared,
+                    "RANK": str(each * number + local),
+                    "LOCAL_RANK": str(local),
+                    **(by_host or {}).get(host.name, {}),
+                },
+            )
+            for number, host in enumerate(hosts)
+            for local in range(each)
+        ]
+    if launcher == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", f"--nproc-per-node={each}"]
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first.name}:29400", f"--rdzv-id={uuid.uuid4().hex}"]
+        return [(host.command([*torchrun, *meeting, "--no-python", *python]), {}) for host in hosts]
+    if launcher == "srun":
+        return [(first.command(["srun", f"--nodes={len(hosts)}", f"--ntasks-per-node={each}", *python]), {})]
+    found = _path_of(launcher)
+    assert found is not None, why_not_here(launcher)
+    agent = str(network.agent())
+    places = ",".join(f"{host.name}:{each}" for host in hosts)
+    options = {
+        "openmpi": ["--mca", "plm_rsh_agent", agent, "--host", places],
+        "mpich": ["-launcher", "ssh", "-launcher-exec", agent, "-hosts", places],
+    }
+    return [(first.command([found, *options[launcher], "-n", str(size), *python]), {})]
+
+
 @dataclass(frozen=True)
 class RankOutcome:
     """What one rank reported: what its action returned, or what it raised; None: it did not come to that."""
@@ -106,8 +157,12 @@ def launch(
     timeout: float = 60.0,
 ) -> Job:
     """Run an action of rank_program.py in each rank, and wait for the launcher's end."""
-    task = json.dumps({"action": action, "arguments": dict(arguments or {})})
-    return launch_command(machine, launcher, ranks, [str(RANK_PROGRAM), task], env=env, timeout=timeout)
+    return launch_command(machine, launcher, ranks, rank_program(action, arguments or {}), env=env, timeout=timeout)
+
+
+def rank_program(action: str, arguments: Mapping[str, Any]) -> list[str]:
+    """What Python is started with for an action of rank_program.py."""
+    return [str(RANK_PROGRAM), json.dumps({"action": action, "arguments": dict(arguments)})]
 
 
 def launch_command(
@@ -120,8 +175,19 @@ def launch_command(
     timeout: float = 60.0,
 ) -> Job:
     """Run the machine's Python with these arguments in each rank, and wait for the launcher's end."""
-    mark = uuid.uuid4().hex
     starts = starts_of(launcher, ranks, [str(machine.overlay.python), *arguments])
+    return launch_commands(machine, starts, env=env, timeout=timeout)
+
+
+def launch_commands(
+    machine: Machine,
+    starts: Sequence[tuple[Sequence[str], Mapping[str, str]]],
+    *,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 60.0,
+) -> Job:
+    """Run these commands at the same time, each with variables of its own, and wait for the end of all."""
+    mark = uuid.uuid4().hex
     variables = {**AS_ROOT, MARK: mark, **(env or {})}
     code = (
         f"import os, subprocess\n"

@@ -114,6 +114,8 @@ static int visible(Device *devices) {
             if (end != text && index >= 0 && index < count) found = (int)index;
         }
         if (found < 0) break; /* what follows a name that means nothing is not seen either */
+        for (int i = 0; i < chosen; i++)
+            if (!strcmp(devices[i].uuid, all[found].uuid)) return 0; /* a name that is there twice hides everything */
         devices[chosen++] = all[found];
     }
     return chosen;

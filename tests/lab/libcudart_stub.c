@@ -8,11 +8,19 @@
  *   STUB_CUDART_LATE                       a variable: copies from and to pinned memory are made when their stream is
  *                                          waited for, as late as CUDA may make them
  *
+ * A copy that leaves an allocation is refused. While a stream is captured, in cudaStreamCaptureModeGlobal, memory and
+ * waiting for the default streams are refused to threads in the global mode, and to all of them waiting for that stream;
+ * that spoils the capture.
+ *
  * What a test asks:
  *
  *   stub_pinned_bytes, stub_device_bytes   of what was allocated and not freed
  *   stub_allocations                       calls of cudaHostAlloc that succeeded
  *   stub_streams                           that were created and not destroyed
+ *   stub_late_copies                       that are still to be made
+ *   stub_begin_capture(stream)             what ONNX Runtime does, by cudaStreamBeginCapture
+ *   stub_captures                          that were begun and not ended
+ *   stub_capture_mode                      of the calling thread
  *   stub_fail(code)                        from now on every allocation returns this cudaError_t; 0 ends it
  *   stub_last_error                        what cudaGetLastError would return, without taking it
  */
@@ -35,8 +43,8 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Allocation allocations[MAX_ALLOCATIONS];
 static int failure, allocated;
-static atomic_int streams;
-static __thread int current, last_error;
+static atomic_int streams, captures, late_copies;
+static __thread int current, last_error, capture_mode;
 
 static int result(int code) {
     if (code) last_error = code;
@@ -65,7 +73,16 @@ typedef struct {
     atomic_int pending; /* first: libnccl_stub.c knows it */
     pthread_mutex_t lock;
     Copy *first, **end;
+    int capturing; /* 2: spoilt */
 } Stream;
+
+static _Atomic(Stream *) captured;
+
+/* cudaErrorStreamCaptureUnsupported; 2 is cudaStreamCaptureModeRelaxed */
+#define FAIL_IF_CAPTURING() do { \
+        Stream *of = captured; \
+        if (of && capture_mode != 2) { of->capturing = 2; return result(900); } \
+    } while (0)
 
 static void make_late_copies(Stream *stream) {
     if ((uintptr_t)stream <= 2) return;
@@ -74,12 +91,14 @@ static void make_late_copies(Stream *stream) {
         memcpy(copy->to, copy->from, copy->size);
         stream->first = copy->next;
         free(copy);
+        late_copies--;
     }
     stream->end = &stream->first;
     pthread_mutex_unlock(&stream->lock);
 }
 
 static int type_of(const void *address);
+static int is_within(const void *address, size_t size);
 
 static void wait_for(Stream *stream) {
     struct timespec pause = {0, 100000};
@@ -88,6 +107,7 @@ static void wait_for(Stream *stream) {
 
 static int allocate(void **address, size_t size, int type) {
     if (failure) return result(failure);
+    FAIL_IF_CAPTURING();
     pthread_mutex_lock(&lock);
     int at = 0;
     while (at < MAX_ALLOCATIONS && allocations[at].address) at++;
@@ -100,6 +120,7 @@ static int allocate(void **address, size_t size, int type) {
 
 static int release(void *address, int type) {
     if (!address) return 0;
+    FAIL_IF_CAPTURING();
     int code = 1; /* cudaErrorInvalidValue: twice, or of another kind */
     pthread_mutex_lock(&lock);
     for (int at = 0; at < MAX_ALLOCATIONS; at++) {
@@ -158,6 +179,19 @@ static int type_of(const void *address) {
     return type;
 }
 
+/* An address that nobody allocated here is that of ordinary memory, of any size. */
+static int is_within(const void *address, size_t size) {
+    int within = 1;
+    pthread_mutex_lock(&lock);
+    for (int at = 0; at < MAX_ALLOCATIONS; at++) {
+        char *from = allocations[at].address;
+        if (from && from <= (const char *)address && (const char *)address < from + allocations[at].size)
+            within = (const char *)address + size <= from + allocations[at].size;
+    }
+    pthread_mutex_unlock(&lock);
+    return within;
+}
+
 int cudaPointerGetAttributes(Attributes *found, const void *address) {
     FAIL_IF_TOLD();
     memset(found, 0, sizeof *found);
@@ -199,6 +233,11 @@ int cudaStreamDestroy(void *stream) {
     return 0;
 }
 int cudaStreamSynchronize(void *stream) {
+    if ((uintptr_t)stream <= 2) FAIL_IF_CAPTURING();
+    else if (((Stream *)stream)->capturing) {
+        ((Stream *)stream)->capturing = 2;
+        return result(900);
+    }
     wait_for(stream);
     make_late_copies(stream);
     FAIL_IF_TOLD();
@@ -211,18 +250,54 @@ int cudaStreamQuery(void *stream) {
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
     FAIL_IF_TOLD();
     if (kind != 4) return result(1); /* cudaMemcpyDefault: the addresses say */
+    if (!is_within(to, size) || !is_within(from, size)) return result(1);
     wait_for(stream);
     if (getenv("STUB_CUDART_LATE") && (type_of(to) == HOST || type_of(from) == HOST)) {
         Stream *later = stream;
         Copy *copy = malloc(sizeof *copy);
+        late_copies++;
         *copy = (Copy){to, from, size, NULL};
         pthread_mutex_lock(&later->lock);
         *later->end = copy;
         later->end = &copy->next;
         pthread_mutex_unlock(&later->lock);
-    } else {
+    } else { /* ordinary memory has been read, or written, when the call returns */
+        make_late_copies(stream);
         memcpy(to, from, size);
     }
+    return 0;
+}
+
+int stub_begin_capture(void *stream) {
+    captured = stream;
+    captures++;
+    return ((Stream *)stream)->capturing = 1;
+}
+int stub_captures(void) { return captures; }
+int stub_late_copies(void) { return late_copies; }
+int cudaStreamEndCapture(void *stream, void **graph) {
+    FAIL_IF_TOLD();
+    Stream *ended = stream;
+    int was = ended->capturing;
+    *graph = NULL;
+    if (!was) return result(401); /* cudaErrorIllegalState */
+    captured = NULL;
+    ended->capturing = 0;
+    captures--;
+    if (was == 2) return result(901); /* cudaErrorStreamCaptureInvalidated */
+    *graph = malloc(1);
+    return 0;
+}
+int cudaThreadExchangeStreamCaptureMode(int *mode) {
+    int before = capture_mode;
+    if (*mode < 0 || *mode > 2) return result(1);
+    capture_mode = *mode;
+    *mode = before;
+    return 0;
+}
+int stub_capture_mode(void) { return capture_mode; }
+int cudaGraphDestroy(void *graph) {
+    free(graph);
     return 0;
 }
 

@@ -10,6 +10,7 @@
  *       mig=0             0 off, 1 on, absent: not supported
  *       migs=MIG-..,..    the MIG devices of this GPU
  *       processes=PID:BYTES,PID:BYTES
+ *       handle=0          what nvmlDeviceGetHandleByIndex returns: 15 is a GPU that is lost
  *
  * As in the real library, every call before nvmlInit returns 1, an index that there is not 2, and a UUID that there
  * is not 6. A function that is missing here is one that an older driver does not have.
@@ -33,7 +34,7 @@ enum { MAX_GPUS = 32, MAX_MIGS = 8, MAX_PROCESSES = 16 };
 typedef struct Gpu Gpu;
 struct Gpu {
     char uuid[96], name[96];
-    int index, major, minor, mode, mig, mig_count, process_count;
+    int index, major, minor, mode, mig, mig_count, process_count, handle;
     unsigned long long total, free;
     Gpu *parent, *migs[MAX_MIGS];
     struct { unsigned pid; unsigned long long bytes; } processes[MAX_PROCESSES];
@@ -103,6 +104,7 @@ static void read_gpus(void) {
             else if (!strcmp(part, "free")) gpu->free = strtoull(value, NULL, 10);
             else if (!strcmp(part, "mode")) gpu->mode = atoi(value);
             else if (!strcmp(part, "mig")) gpu->mig = atoi(value);
+            else if (!strcmp(part, "handle")) gpu->handle = atoi(value);
             else if (!strcmp(part, "migs")) read_migs(gpu, value);
             else if (!strcmp(part, "processes")) read_processes(gpu, value);
             else {
@@ -191,7 +193,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **gpu) {
     READY();
     if (index >= (unsigned)gpu_count) return INVALID_ARGUMENT;
     *gpu = &gpus[index];
-    return OK;
+    return gpus[index].handle;
 }
 
 int nvmlDeviceGetHandleByIndex(unsigned index, Gpu **gpu) { return nvmlDeviceGetHandleByIndex_v2(index, gpu); }

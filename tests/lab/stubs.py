@@ -37,6 +37,7 @@ class GPU:
     mig: bool | None = None
     mig_uuids: tuple[str, ...] = ()
     processes: tuple[tuple[int, int], ...] = ()
+    handle: int = 0  # what NVML returns when it is asked for the GPU: 15, lost
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def _nvml_entry(gpu: GPU) -> str:
         "mode": str(gpu.compute_mode),
         "migs": ",".join(gpu.mig_uuids),
         "processes": ",".join(f"{pid}:{used}" for pid, used in gpu.processes),
+        "handle": str(gpu.handle),
     }
     if gpu.mig is not None:
         fields["mig"] = str(int(gpu.mig))

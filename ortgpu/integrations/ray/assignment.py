@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ...devices import DeviceRequest
+from ...distributed.rank_devices import visibility
 from ...environment.driver import GPU
 from ...errors import NoDeviceError, RankDeviceError, manual
 
@@ -21,7 +22,7 @@ def none_assigned(visible_devices: str | None) -> NoDeviceError:
         "Ray assigned no GPU to this worker",
         evidence=[
             'get_runtime_context().get_accelerator_ids()["GPU"] is empty',
-            _visibility(visible_devices) + (": CUDA shows it every GPU of the node" if visible_devices is None else ""),
+            visibility(visible_devices) + (": CUDA shows it every GPU of the node" if visible_devices is None else ""),
         ],
         fixes=[
             manual(
@@ -47,7 +48,7 @@ def refusal(
     if shown != set(assigned):
         return RankDeviceError(
             f"Ray assigned GPU {', '.join(sorted(assigned))} to this worker, and CUDA shows it others",
-            evidence=[_visibility(visible_devices), *([] if kept_by_ray else [f"{NOSET} is set"])],
+            evidence=[visibility(visible_devices), *([] if kept_by_ray else [f"{NOSET} is set"])],
             fixes=[
                 manual("leave CUDA_VISIBLE_DEVICES to Ray: do not set it in the worker")
                 if kept_by_ray
@@ -57,7 +58,7 @@ def refusal(
     if len(assigned) > 1 and device is None:
         return RankDeviceError(
             f"Ray assigned {len(assigned)} GPUs to this worker, and a session uses one",
-            evidence=[_visibility(visible_devices)],
+            evidence=[visibility(visible_devices)],
             fixes=[
                 manual("ask for num_gpus=1 for each worker, and for more workers"),
                 manual('or say which of them this session uses: device="cuda:0" is the first of those assigned'),
@@ -107,7 +108,3 @@ def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:
 
 def _digits(uuid: str) -> str:
     return uuid.strip().lower().partition("-")[2]
-
-
-def _visibility(visible_devices: str | None) -> str:
-    return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"

@@ -35,6 +35,9 @@ class AssignedSession(GPUSession):
             self.close()
             raise assignment.elsewhere(uuid, allowed)
 
+    def _open_again(self, *arguments: Any, **settings: Any) -> None:
+        self.__init__(*arguments, **settings)  # type: ignore[misc]  # on purpose: which GPU is assigned where it arrives?
+
     def _refuse_if_lost(self) -> None:
         super()._refuse_if_lost()
         if not _assigned():

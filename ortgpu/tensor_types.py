@@ -1,10 +1,9 @@
-"""Types of tensors that ONNX Runtime and NumPy both have, and whose elements are bytes to copy."""
+"""ONNX Runtime's names of the tensors that NumPy has a type for, but for text."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# By ONNX Runtime's name
 DTYPES = {
     f"tensor({name})": np.dtype(kind)
     for name, kind in {

@@ -1,0 +1,57 @@
+"""Arguments of a GPUSession that mean nothing, refused before anything is tried."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
+from .devices import DeviceRequest, check_form, is_cpu
+
+#: What GPUSession takes and InferenceSession ignores.
+OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
+NAMES = (*OWN, "sess_options", "providers", "provider_options")
+
+_CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is
+
+
+def checked_flag(name: str, value: Any) -> bool:
+    """Raises TypeError for what is neither True nor False: the text "false" of a configuration is true in Python."""
+    if value not in (False, True):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
+def checked_device(device: Any) -> DeviceRequest:
+    """Raises TypeError and DeviceNotFoundError for what names no GPU anywhere: ``allow_cpu`` would not mend that."""
+    if isinstance(device, SupportsIndex) and not isinstance(device, int):
+        device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
+    if not is_cpu(device):
+        check_form(device)
+    requested: DeviceRequest = device
+    return requested
+
+
+def checked_options(options: Any, kind: type[Any]) -> Any:
+    """The SessionOptions; None where there are none, for which ONNX Runtime takes everything that is false."""
+    if not options:
+        return None
+    if not isinstance(options, kind):
+        raise TypeError(f"sess_options must be an onnxruntime.SessionOptions, not {type(options).__name__}")
+    return options
+
+
+def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, str]:
+    """Those names of arguments that are nearly a known one, and which. InferenceSession ignores what it does not know:
+    with ``device_id=1`` a session would be on the first GPU."""
+    import difflib
+
+    known = tuple(known)
+    close = {name: difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE) for name in names}
+    return {name: matches[0] for name, matches in close.items() if matches}
+
+
+def refuse_misspelt(kind: str, names: Iterable[str], known: Iterable[str] = NAMES) -> None:
+    """Raises TypeError. ``kind``: the class that has the arguments."""
+    for name, meant in misspelt(names, known).items():
+        raise TypeError(f"{kind} has no argument {name!r}; did you mean {meant!r}?")

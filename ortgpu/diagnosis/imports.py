@@ -1,0 +1,155 @@
+"""Why does `import onnxruntime` fail?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ..errors import (
+    BrokenPackageError,
+    Fix,
+    GPUError,
+    LibraryNotFoundError,
+    LibraryVersionError,
+    UnsupportedPlatformError,
+    manual,
+)
+from . import remedies
+from .facts import Facts
+
+
+def failed(facts: Facts) -> GPUError | None:
+    """`import onnxruntime` raised, or gave a module without InferenceSession."""
+    text = facts.observed.import_error
+    if text is None:
+        if facts.observed.has_session is not False:
+            return None
+        text = "AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'"
+    installed = facts.environment.packages.onnxruntime
+    if installed.folder is None or not installed.importable:
+        return None  # not_installed or broken_files says it
+    if re.search(r"lib(cu|nv)\w+\.so[\w.]*: cannot open shared object", text):
+        return None  # the extension itself links CUDA (1.27.0): libraries_missing says it
+    libc = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", text)
+    if libc is not None and (old := _cxx_library_of_another(facts, text, libc[0])) is not None:
+        return old
+    if libc is not None:
+        host = facts.environment.host
+        return UnsupportedPlatformError(
+            f"the installed ONNX Runtime needs {libc[0]}, which this system's C or C++ library does not have",
+            evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
+            fixes=[manual("use a newer operating system or container image", needs="host")],
+            system=host.system,
+            machine=host.machine,
+        )
+    if (absent := re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)) is not None:
+        return LibraryNotFoundError(
+            f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
+            evidence=[text],
+            fixes=[remedies.system_package([absent[1]])],
+            missing=(absent[1],),
+        )
+    unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
+    if threads := [line for line in _printed_meanwhile(facts) if remedies.lacks_threads(line)]:
+        return BrokenPackageError(
+            "import onnxruntime fails: this process may have no further thread",
+            evidence=[text, threads[0]],
+            fixes=[remedies.let_it_have_threads()],
+        )
+    if unmapped is None and (dependency := _dependency_missing(facts, text)) is not None:
+        return dependency
+    fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
+    if "sys.modules" in text:
+        fixes = [
+            manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
+        ]
+    if (late := remedies.lacks_thread_storage(text)) is not None:
+        fixes = [remedies.load_at_start(facts.environment, [late])]
+    evidence = [text]
+    if unmapped is not None:
+        evidence = list(dict.fromkeys((text, unmapped)))
+        fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
+    if "executable stack" in text:
+        fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
+    return BrokenPackageError(
+        "import onnxruntime fails", evidence=evidence, fixes=fixes, package=installed.build_name, files=()
+    )
+
+
+def _printed_meanwhile(facts: Facts) -> list[str]:
+    """What was written while the probe imported it: NumPy's traceback among it, of which the import's own text says
+    "import numpy failed"."""
+    step = facts.observed.probe.step("import") if facts.observed.probe is not None else None
+    return list(step.data.get("printed", ())) if step is not None else []
+
+
+def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
+    """Those of the import, or of a CUDA library before it."""
+    tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
+    words = (text, *_printed_meanwhile(facts), *tried)
+    return next((each for each in words if remedies.cannot_be_mapped(each)), None)
+
+
+def _cxx_library_of_another(facts: Facts, text: str, version: str) -> GPUError | None:
+    """The C++ library that was too old is not the system's: one from conda, or another on LD_LIBRARY_PATH."""
+    named = re.search(r"(/\S*libstdc\+\+\S*): version ", text)
+    if named is None or re.match(r"(/usr)?/lib(64)?/", named[1]):
+        return None
+    path = named[1]
+    off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(path))
+    return LibraryVersionError(
+        f"import onnxruntime fails: the C++ library that this process loads, {path}, is too old for it",
+        evidence=[text],
+        fixes=[off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")],
+        needed=(version,),
+        found={os.path.basename(path): path},
+    )
+
+
+_DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
+
+
+def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
+    """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
+    absent = re.search(r"No module named '(\w+)", text)
+    module = absent[1] if absent else "numpy" if re.search(r"numpy\S* failed|_ARRAY_API not found", text) else None
+    if module in (None, "onnxruntime"):
+        return None
+    name = _DISTRIBUTIONS.get(module, module)
+    packages = facts.environment.packages
+    found = next((one for one in packages.others if one.name == name), None)
+    own = packages.numpy_file if name == "numpy" else None
+    if found is not None and own is not None and not _is_below(own, found.location):
+        return BrokenPackageError(
+            f"import onnxruntime fails: {own} is imported instead of the installed {name}",
+            evidence=[text],
+            fixes=[manual(f"rename {own}, or take its folder off the search path of this program")],
+            package=name,
+            files=(own,),
+        )
+    if found is None:
+        summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
+        fix = remedies.install(facts.environment, [name])
+    else:
+        summary = (
+            f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
+        )
+        fix = remedies.install(facts.environment, [f"{name}=={found.version}" if found.version else name], again=True)
+        if (
+            name == "numpy"
+            and _before(packages.onnxruntime.build_version, (1, 19))
+            and not _before(found.version, (2,))
+        ):
+            fix = remedies.install(facts.environment, ["numpy<2"])  # 1.19 was the first release for NumPy 2
+    return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """By name or in truth: an installer may have made the package of links to a store of its own."""
+    return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
+
+
+def _before(version: str | None, other: tuple[int, ...]) -> bool:
+    """Whether a version is known, and below another."""
+    numbers = tuple(map(int, re.findall(r"\d+", version or "")))
+    return bool(numbers) and numbers[: len(other)] < other

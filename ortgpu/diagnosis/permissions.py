@@ -1,0 +1,33 @@
+"""May this user read what is installed? To the import system what may not be read is not there."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import BrokenPackageError, GPUError
+from . import remedies
+from .facts import Facts
+from .packages import is_vital
+
+
+def package_unreadable(facts: Facts) -> GPUError | None:
+    """Of ONNX Runtime's package, or where none is found, of the folders in which it may lie."""
+    packages = facts.environment.packages
+    folder = packages.onnxruntime.folder
+    if folder is None:
+        refused = [each for each in packages.refused if each.path.endswith(("site-packages", "dist-packages"))]
+        what = "a folder in which packages are installed"
+    else:
+        folders = (folder, os.path.join(folder, "capi"))
+        mine = [each for each in packages.refused if each.path.startswith(folder)]
+        refused = [each for each in mine if each.path in folders or is_vital(each.path)]
+        what = "the installed ONNX Runtime"
+    if not refused:
+        return None
+    return BrokenPackageError(
+        f"this user may not read {what}",
+        evidence=[f"permission denied: {each.mode} {each.path}" for each in refused[:8]],
+        fixes=[remedies.let_it_be_read(facts.environment, [each.path for each in refused])],
+        package=packages.onnxruntime.build_name,
+        files=tuple(each.path for each in refused),
+    )

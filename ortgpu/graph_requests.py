@@ -1,0 +1,130 @@
+"""What a session that captures CUDA graphs asks of ONNX Runtime, and which models and sessions cannot be captured.
+
+How captured sessions run: :mod:`ortgpu.cuda_graph`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from .cuda_graph import LEAVE_OUT, CapturingSession
+from .cudart import CudaCallError, Stream, runtime_of, runtime_on
+from .diagnosis.messages import telling_line
+from .errors import GPUError, PlacementError, ProviderRequestError, manual
+from .providers import CUDA, ProviderList
+from .tensor_types import DTYPES
+
+if TYPE_CHECKING:
+    from .placement import Placement
+
+logger = logging.getLogger("ortgpu")
+
+_OPTION = "enable_cuda_graph"
+_STREAM = "user_compute_stream"
+_REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
+
+
+def with_capture(requested: ProviderList) -> ProviderList:
+    """``requested`` with the provider option that switches capturing on.
+
+    Raises:
+        ProviderRequestError: the caller switched it off, or has another stream.
+    """
+    given = requested.options_of(CUDA)
+    if given.get(_OPTION, "1").lower() in ("0", "false"):
+        raise ProviderRequestError(
+            f"cuda_graph=True and the provider option {_OPTION}=0 contradict each other",
+            fixes=[manual("say it once")],
+            requested=requested.names,
+        )
+    if _STREAM in given:
+        raise ProviderRequestError(
+            f"cuda_graph=True and the provider option {_STREAM} contradict each other",
+            evidence=["with cuda_graph a session has a stream of its own, in which run also copies"],
+            fixes=[manual(f"leave {_STREAM} out")],
+            requested=requested.names,
+        )
+    return requested.with_cuda_options({_OPTION: "1"})
+
+
+def on_own_stream(session: Any, asked: ProviderList) -> ProviderList:
+    """``asked`` with a stream in which the session is to run all that it does, kept as ``session._stream``.
+
+    Copies in the same stream come before and after a run without anybody waiting for them. Where there can be none,
+    ONNX Runtime will have its say about the GPU; :func:`captured` refuses what it opens all the same.
+    """
+    runtime = runtime_on(int(asked.options_of(CUDA).get("device_id", "0")))
+    if runtime is None:
+        return asked
+    try:
+        session._stream = Stream(runtime)
+    except CudaCallError as error:
+        logger.debug("no stream can be made: %s", error)
+        return asked
+    return asked.with_cuda_options({_STREAM: str(session._stream.handle)})
+
+
+def without_capture(requested: ProviderList) -> ProviderList:
+    return requested.with_cuda_options({_OPTION: "0"})
+
+
+def is_refusal(cause: BaseException) -> bool:
+    """Whether ONNX Runtime refused a model because it cannot capture it."""
+    return _REFUSAL.search(str(cause)) is not None
+
+
+def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> GPUError:
+    """The error for such a refusal."""
+    summary = "this model cannot be captured as a CUDA graph: "
+    if "control flow" in str(cause):
+        from .models import read_model
+
+        operators = sorted({"If", "Loop", "Scan"} & {name for name, _ in read_model(model).operators})
+        return ProviderRequestError(
+            summary + "it has control flow" + (f", {', '.join(operators)}" if operators else ""),
+            evidence=[telling_line(str(cause))],
+            fixes=[LEAVE_OUT],
+        )
+    nodes = placement.cpu_compute_nodes or tuple(node for node in placement.nodes if node.provider != CUDA)
+    return PlacementError(
+        summary + "nodes of it are on the CPU, with copies in between",
+        evidence=[*(f"{node}: {node.reason}" for node in nodes[:12]), telling_line(str(cause))],
+        fixes=[LEAVE_OUT, manual("or export the model with operators that have CUDA kernels")],
+        nodes=nodes,
+    )
+
+
+def captured(session: Any) -> CapturingSession:
+    """What is to take the place of the C++ session inside ``session``, which was opened with capturing on.
+
+    Raises:
+        ProviderRequestError: it has inputs or outputs that cannot be captured, or this process lacks what it takes.
+    """
+    inner, device = session._sess, session.device
+    runtime = runtime_of(device)
+    if runtime is None:
+        raise _impossible("the provider's CUDA runtime is not among the libraries of this process")
+    memories = getattr(inner, "input_meminfos", None)
+    if memories is None:
+        raise _impossible("the installed ONNX Runtime does not tell where inputs must be; 1.23 and newer do")
+    for value, memory in zip(inner.inputs_meta, memories, strict=True):
+        if memory.name.lower() != device.kind:
+            raise _impossible(f"its input {value.name!r} is read on the CPU, whose work is in no graph")
+    for value in (*inner.inputs_meta, *inner.outputs_meta):
+        if value.type not in DTYPES:
+            raise _impossible(f"{value.name!r} is a {value.type}")
+    if session._stream is None:
+        raise _impossible("no stream could be made on the GPU")
+    session_on_device = CapturingSession(inner, runtime, device, session._stream)
+    session._stream = None  # from now on it lives as long as the C++ session
+    if session_on_device.computes_nothing:
+        raise _impossible("all its outputs are computed on the CPU")
+    return session_on_device
+
+
+def _impossible(reason: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        "this session cannot be captured as a CUDA graph", evidence=[reason], fixes=[LEAVE_OUT], requested="cuda_graph"
+    )

@@ -1,0 +1,75 @@
+"""The command line as the tests call it, and what it is given to show."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from ortgpu.cli.report import Latency, SessionReport
+from ortgpu.devices import Device
+from ortgpu.errors import DriverNotFoundError, LibraryNotFoundError, manual, shell
+from ortgpu.placement import PlacedNode, Placement
+
+DEADLINE = 110
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the state of most machines, and one that any machine can be put into
+ESCAPE = "\x1b"
+
+
+def ortgpu(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """``python -m ortgpu`` in a process of its own, with its output in pipes."""
+    return subprocess.run(
+        [sys.executable, "-m", "ortgpu", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=DEADLINE,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
+
+
+def is_clean(result: subprocess.CompletedProcess[str]) -> bool:
+    return "Traceback" not in result.stdout + result.stderr and ESCAPE not in result.stdout
+
+
+def example_error() -> LibraryNotFoundError:
+    return LibraryNotFoundError(
+        "2 libraries that the provider needs were not found",
+        missing=("libcublas.so.13", "libcurand.so.10"),
+        evidence=["libcublas.so.13: in no folder", "libcurand.so.10: [in] no folder"],
+        fixes=[shell("pip install 'ortgpu[cuda]'"), manual("Or load [bold]them[/bold] yourself.")],
+        others=[DriverNotFoundError("there is no driver")],
+    )
+
+
+def example_report() -> SessionReport:
+    return SessionReport(
+        device=Device("cuda", 1, "GPU-0", "NVIDIA H200", (9, 0), 140 << 30, "580.65.06"),
+        placement=Placement(
+            (
+                PlacedNode("gemm", "Gemm", "", "CUDAExecutionProvider", "compute"),
+                PlacedNode("unique", "Unique", "", "CPUExecutionProvider", "compute"),
+                PlacedNode("shape", "Shape", "", "CPUExecutionProvider", "shape"),
+            )
+        ),
+        providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
+        options={"use_tf32": "1", "device_id": "1"},
+        gpu_memory=500 << 20,
+        latency=Latency(0.075, (0.0003, 0.0002, 0.0004)),
+        latency_error=None,
+    )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass
+class Described:
+    name: str
+    type: str
+    shape: list[int | str | None]

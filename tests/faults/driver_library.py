@@ -1,0 +1,130 @@
+"""Group C, continued: a libcuda.so.1 that is not the driver's, and what NVML knows that CUDA does not say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.faults.case import H200, MENDED, Break, Case, in_group
+from tests.lab import NVML, Cuda, Overlay
+from tests.lab.fixtures import Lab
+
+
+def compat(version: str) -> Break:
+    """The folder of the package cuda-compat behind the usual link, and NVML elsewhere."""
+
+    def breaks(lab: Lab, overlay: Overlay) -> None:
+        folder = overlay.root / "cuda-12.4" / "compat"
+        folder.mkdir(parents=True)
+        (overlay.root / "cuda").symlink_to("cuda-12.4")
+        (folder / f"libcuda.so.{version}").write_bytes(lab.stubs.cuda.read_bytes())
+        (folder / "libcuda.so.1").symlink_to(f"libcuda.so.{version}")
+        (overlay.root / "nvml").mkdir()
+        (overlay.root / "nvml" / "libnvidia-ml.so.1").write_bytes(lab.stubs.nvml.read_bytes())
+
+    return breaks
+
+
+COMPAT_FIRST = {"LD_LIBRARY_PATH": "{overlay}/cuda/compat:{overlay}/nvml"}
+
+CASES = in_group(
+    "C",
+    [
+        Case(
+            "cuda-compat-older-than-the-driver",
+            "DriverTooOldError",
+            ("up to 12.4", "580.65.06, is new enough for CUDA 13", "compat/libcuda.so.550.54.14"),
+            compat("550.54.14"),
+            cuda=Cuda(init=803, version=12040, devices=(H200,)),
+            nvml=NVML(gpus=(H200,), cuda=12040),  # which NVML reads from that library
+            env=COMPAT_FIRST,
+            silent_about=("install an NVIDIA driver", "pip install"),
+            details={"driver_version": "580.65.06", "driver_cuda": [12, 4]},
+            plain="printed",
+            after=MENDED,
+            slow_fix=False,
+        ),
+        Case(
+            "cuda-compat-on-a-gpu-that-does-not-support-it",
+            "DriverUnusableError",
+            ("804", "cuda-compat", "driver 535.104.05", "580.65 or newer"),
+            compat("580.65.06"),
+            cuda=Cuda(init=804, devices=(H200,)),
+            nvml=NVML(gpus=(H200,), driver="535.104.05"),
+            env=COMPAT_FIRST,
+            details={"cuda_code": 804},
+            plain="printed",
+            after=MENDED,
+            slow_fix=False,
+            needs=("driver",),
+        ),
+        *(
+            Case(
+                name,
+                "DriverUnusableError",
+                (str(init), *words),
+                cuda=Cuda(init=init, devices=(H200,)),
+                nvml=nvml,
+                details={"cuda_code": init},
+                silent_about=("dmesg | grep -i xid", "use a machine with"),
+                plain="printed",
+                needs=needs,
+            )
+            for name, init, nvml, words, needs in (
+                ("gpu-lost", 999, NVML(init=15), ("GPU is lost", "reboot"), ("reboot", "")),
+                ("gpu-lost-since-it-was-counted", 100, NVML(error=15), ("GPU is lost", "reboot"), ("reboot", "")),
+                (
+                    "one-gpu-of-two-lost",
+                    999,
+                    NVML(gpus=(H200, replace(H200, uuid="", handle=15))),
+                    ("GPU is lost", "CUDA_VISIBLE_DEVICES"),
+                    ("reboot", ""),
+                ),
+                ("gpu-to-be-reset", 999, NVML(init=16), ("--gpu-reset",), ("root", "reboot")),
+                ("mismatch-that-only-nvml-knows", 999, NVML(init=18), ("differ in version", "reboot"), ("reboot",)),
+                (
+                    "part-of-the-driver-missing",
+                    500,
+                    NVML(gpus=(H200,)),
+                    ("nvidia-container-toolkit",),
+                    ("host", "driver"),
+                ),
+                ("host-memory-limited", 2, NVML(gpus=(H200,)), ("host memory", "ulimit", "overcommit"), ("host",)),
+            )
+        ),
+        Case(
+            "job-without-a-gpu",
+            "NoDeviceError",
+            ("NoDevFiles", "--gres=gpu:1"),
+            cuda=Cuda(devices=(H200,)),
+            nvml=NVML(gpus=(H200,)),
+            env={"CUDA_VISIBLE_DEVICES": "NoDevFiles"},
+            silent_about=("unset CUDA_VISIBLE_DEVICES",),
+            plain="printed",
+            needs=("host",),
+        ),
+        Case(
+            "machine-code-passed-over",
+            "UnsupportedDeviceError",
+            ("CUDA_FORCE_PTX_JIT=1", "NVIDIA H200", "9.0", "sm_90"),
+            cuda=Cuda(devices=(H200,)),
+            nvml=NVML(gpus=(H200,)),
+            env={"CUDA_FORCE_PTX_JIT": "1"},
+            silent_about=("pip install",),
+            details={"compute_capability": [9, 0]},
+            plain="printed",
+            after="DriverUnusableError",
+            slow_fix=False,
+        ),
+        Case(
+            "hidden-by-a-mig-instance-that-is-not-there",
+            "NoDeviceError",
+            ("CUDA_VISIBLE_DEVICES hides", "MIG-", H200.uuid),
+            cuda=Cuda(devices=(H200,)),
+            nvml=NVML(gpus=(replace(H200, mig=False),)),
+            env={"CUDA_VISIBLE_DEVICES": "MIG-11111111-2222-3333-4444-555555555555"},
+            plain="printed",
+            after="DriverUnusableError",
+            slow_fix=False,
+        ),
+    ],
+)

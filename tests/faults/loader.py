@@ -1,0 +1,119 @@
+"""Groups A and B, continued: what the loader has in the process already, has no room for, or does not find."""
+
+from __future__ import annotations
+
+from tests.faults.case import H200, MENDED, Break, Case, in_group, library, own_path, with_gpus
+from tests.lab import Overlay
+from tests.lab.fixtures import Lab
+from tests.lab.stubs import SOURCES
+
+IN_SITE = "import ctypes, sysconfig; site = sysconfig.get_path('purelib')\n"
+
+
+def without_system_library(name: str) -> Break:
+    """What a slim image leaves out: the loader finds nothing of that name."""
+
+    def breaks(lab: Lab, overlay: Overlay) -> None:
+        code = (SOURCES / "hide_system_libraries.c").read_text(encoding="utf-8")
+        code = code.replace('"libcuda.so",', f'"libcuda.so", "{name}",', 1)
+        made = lab.stubs.compile(f"without_{name}", code, "-nostdlib", "-ffreestanding")
+        (overlay.root / "hiding.so").write_bytes(made.read_bytes())
+
+    return breaks
+
+
+def cudnn_elsewhere(_lab: Lab, overlay: Overlay) -> None:
+    overlay.rename("nvidia/cudnn/lib", "elsewhere/cudnn")
+
+
+def cublas_elsewhere(_lab: Lab, overlay: Overlay) -> None:
+    for stem in ("libcublas", "libcublasLt"):
+        path = own_path(overlay, library(stem))
+        overlay.rename(path, f"elsewhere/cublas/{path.rpartition('/')[2]}")
+
+
+def part_of_another_toolkit(lab: Lab, overlay: Overlay) -> None:
+    """A libcublasLt of another release, without the libcublas that goes with it."""
+    (overlay.root / "other").mkdir()
+    made = lab.stubs.library("libcublasLt.so.13")
+    (overlay.root / "other" / "libcublasLt.so.13").write_bytes(made.read_bytes())
+
+
+def killed_while_loading(lab: Lab, overlay: Overlay) -> None:
+    """As the kernel does to a process for which there is no memory left."""
+    code = (
+        "#include <signal.h>\n#include <unistd.h>\n"
+        "__attribute__((constructor)) static void end(void) { kill(getpid(), SIGKILL); pause(); }\n"
+    )
+    made = lab.stubs.compile("killed_by_the_system", code, "-Wl,-soname,libcurand.so.10")
+    overlay.replace(own_path(overlay, library("libcurand")), made)
+
+
+CASES = [
+    *in_group(
+        "A",
+        [
+            Case(
+                f"{name.partition('.')[0]}-is-not-on-the-system",
+                "LibraryNotFoundError",
+                (name, "import onnxruntime fails", package),
+                without_system_library(name),
+                env={"LD_AUDIT": "{overlay}/hiding.so"},
+                silent_about=("pip",),
+                details={"missing": [name]},
+                cpu=False,
+                plain="raised",
+                needs=("root",),
+            )
+            for name, package in (("libstdc++.so.6", "libstdc++6"), ("libgcc_s.so.1", "libgcc-s1"))
+        ],
+    ),
+    *in_group(
+        "B",
+        [
+            Case(
+                "cudnn-loaded-from-elsewhere",
+                MENDED,
+                ("libcuda.so.1",),
+                cudnn_elsewhere,
+                prelude=IN_SITE + "ctypes.CDLL(site + '/elsewhere/cudnn/libcudnn.so.9')",
+                model="conv",
+                silent_about=("libcudnn",),
+                needs=("driver", "host"),
+            ),
+            Case(
+                "part-of-cublas-loaded-from-elsewhere",
+                MENDED,
+                ("libcuda.so.1",),
+                cublas_elsewhere,
+                prelude=IN_SITE + "ctypes.CDLL(site + '/elsewhere/cublas/libcublasLt.so.13')",
+                silent_about=("libcublas",),
+                plain="printed logged",
+                needs=("driver", "host"),
+            ),
+            Case(
+                "part-of-another-cublas-in-ld-preload",
+                "LibraryConflictError",
+                ("libcublas.so.13", "in this process: ", "other/libcublasLt.so.13", "unset LD_PRELOAD"),
+                part_of_another_toolkit,
+                env={"LD_PRELOAD": "{overlay}/other/libcublasLt.so.13"},
+                silent_about=("pip install",),
+                plain="printed logged",
+                after=MENDED,
+                slow_fix=False,
+            ),
+            Case(
+                "killed-by-the-system-while-loading",
+                "ProviderFallbackError",
+                ("loading the CUDA libraries", "SIGKILL", "memory of this machine", "docker run --memory"),
+                killed_while_loading,
+                ask="probe",
+                silent_about=("To fix it:\n    /",),
+                cpu=False,
+                plain="aborted",
+                needs=("host",),
+                **with_gpus(H200),
+            ),
+        ],
+    ),
+]

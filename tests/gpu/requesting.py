@@ -1,0 +1,126 @@
+"""Programs about what is asked of a session on a GPU that works; see programs.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.common import report
+from tests.gpu.programs import CPU, CUDA, attempt, cpu_reference, device_facts, random_feed, relative_error
+
+
+def choose_devices(model: str, requests: dict[str, Any]) -> None:
+    """Open one session per request; ``device`` is absent from a request that names none."""
+    from ortgpu import GPUSession
+
+    for name, request in requests.items():
+
+        def open_and_run(arguments: dict[str, Any] = request) -> dict[str, Any]:
+            with GPUSession(model, **arguments) as session:
+                session.run(None, random_feed(session, 1))
+                return device_facts(session)
+
+        # JSON has no tuples, and a provider with options is one
+        if "providers" in request:
+            request["providers"] = [tuple(entry) for entry in request["providers"]]
+        attempt(name, open_and_run)
+
+
+def two_devices(model: str) -> None:
+    """A session on each of the first two GPUs at once, used in turns."""
+    from ortgpu import GPUSession
+
+    with GPUSession(model, device=0) as first, GPUSession(model, device=1) as second:
+        feed = random_feed(first, 2)
+        results = [session.run(None, feed) for session in (first, second, first)]
+        report("first", device_facts(first))
+        report("second", device_facts(second))
+        report("difference", max(relative_error(results[1], results[0]), relative_error(results[2], results[0])))
+
+
+def make_requests(model: str, missing: str) -> None:
+    """Requests that can be met, and that cannot, on a GPU that works."""
+    import numpy as np
+    import onnxruntime
+
+    from ortgpu import GPUSession
+
+    def opened(*arguments: Any, **named: Any) -> dict[str, Any]:
+        with GPUSession(*arguments, **named) as session:
+            session.run(None, random_feed(session, 1))
+            return device_facts(session)
+
+    attempt("unknown option", lambda: opened(model, providers=[(CUDA, {"no_such_option": "1"})]))
+    attempt("bad value", lambda: opened(model, providers=[(CUDA, {"gpu_mem_limit": "plenty"})]))
+    attempt("misspelt provider", lambda: opened(model, providers=["CudaExecutionProvider"]))
+    attempt("lengths differ", lambda: opened(model, providers=[CUDA], provider_options=[{}, {}]))
+    report("TensorRT loads", tensorrt_loads())
+    attempt("TensorRT", lambda: opened(model, providers=["TensorrtExecutionProvider", CUDA]))
+
+    limits = {"gpu_mem_limit": str(2 * 2**30), "arena_extend_strategy": "kSameAsRequested"}
+    attempt("options with the provider", lambda: opened(model, providers=[(CUDA, limits)]))
+    attempt("options beside the provider", lambda: opened(model, providers=[CUDA], provider_options=[limits]))
+    attempt("CPU first", lambda: opened(model, providers=[CPU, CUDA]))
+
+    def keep_session_options() -> dict[str, Any]:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.intra_op_num_threads = 3
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+        def settings(used: Any) -> dict[str, Any]:
+            return {
+                "graph_optimization_level": used.graph_optimization_level.name,
+                "intra_op_num_threads": used.intra_op_num_threads,
+                "log_severity_level": used.log_severity_level,
+                "allow_spinning": used.get_session_config_entry("session.intra_op.allow_spinning"),
+            }
+
+        before = settings(options)
+        with GPUSession(model, options) as session:
+            inside = settings(session.get_session_options())
+            session.run(None, random_feed(session, 1))
+        # an options object that was made to forbid the CPU provider would no longer serve its owner
+        plain = onnxruntime.InferenceSession(model, options, providers=[CPU])
+        plain.run(None, random_feed(plain, 1))
+        return {"before": before, "inside": inside, "after": settings(options), "plain": plain.get_providers()}
+
+    attempt("session options", keep_session_options)
+
+    broken = {"missing model": missing, "invalid model": b"this is no model", "empty model": b""}
+    for name, content in broken.items():
+        attempt(name, partial(opened, content))
+        attempt(f"{name}, plain", partial(onnxruntime.InferenceSession, content, providers=[CPU]))
+
+    wrong = {
+        "wrong name": {"no_such_input": np.zeros((1, 16), np.float32)},
+        "wrong type": {"x": np.zeros((1, 16), np.float64)},
+        "wrong shape": {"x": np.zeros((1, 17), np.float32)},
+        "wrong rank": {"x": np.zeros(16, np.float32)},
+    }
+    plain = cpu_reference(model)
+    with GPUSession(model) as session:
+        for name, feed in wrong.items():
+            attempt(name, partial(session.run, None, feed))
+            attempt(f"{name}, plain", partial(plain.run, None, feed))
+        feed = random_feed(session, 2)
+        report("still right", relative_error(session.run(None, feed), plain.run(None, feed)))
+
+
+def tensorrt_loads() -> bool:
+    import ctypes
+
+    try:
+        ctypes.CDLL("libnvinfer.so.10")
+    except OSError:
+        return False
+    return True
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    "choose_devices": choose_devices,
+    "two_devices": two_devices,
+    "make_requests": make_requests,
+}

@@ -1,0 +1,102 @@
+"""The fixtures that give a test its GPU and its sessions."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortgpu.devices import CPU
+from ortgpu.errors import ExecutionError
+from ortgpu.testing import gpu_sessions
+from tests.pytest_plugin.inner import Faked, GiB, Run, Session, gpu
+
+pytest_plugins = "pytester"
+
+
+def test_a_fixture_marks_its_test(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    faked.has(gpu(0))
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def model(gpu_session): return "model"
+
+        def test_device(gpu_device): pass
+        def test_session(gpu_session): pass
+        def test_through_another(model): pass
+        def test_plain(): pass
+        """
+    )
+    run("-m", "gpu").assert_outcomes(passed=3, deselected=1)
+    run("-m", "not gpu").assert_outcomes(passed=1, deselected=3)
+
+
+def test_a_fixture_that_is_asked_for_late(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    pytester.makepyfile("def test_it(request): request.getfixturevalue('gpu_session')")
+    run("--gpu=auto").assert_outcomes(skipped=1)
+    run("--gpu=require").assert_outcomes(failed=1)
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.xfail(reason="a test that fails")
+        def test_it(request): request.getfixturevalue("gpu_device")
+        """
+    )
+    run("--gpu=require").assert_outcomes(failed=1)
+
+
+def test_facts_of_the_device(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    faked.has(gpu(0, total_memory=80 * GiB), gpu(1))
+    pytester.makepyfile(
+        """
+        import pytest
+        from ortgpu import Device
+
+        @pytest.mark.gpu(count=2)
+        def test_it(gpu_device, gpu_devices):
+            assert isinstance(gpu_device, Device) and gpu_device is gpu_devices[0]
+            assert (gpu_device.ordinal, gpu_device.uuid, gpu_device.total_memory) == (0, "GPU-0", 80 * 2**30)
+            assert gpu_devices[1].uuid == "GPU-1"
+        """
+    )
+    run().assert_outcomes(passed=1)
+
+
+def test_sessions_are_opened_on_the_gpu_and_closed(
+    pytester: pytest.Pytester, run: Run, faked: Faked, sessions: list[str]
+) -> None:
+    faked.has(gpu(0, compute_capability=(7, 5)), gpu(1))
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpu(compute_capability=(8, 0))
+        def test_it(gpu_session):
+            first = gpu_session("first", cpu_nodes="allow")
+            assert first.options == {"cpu_nodes": "allow", "device": 1}
+            gpu_session("second", device="cuda:0")
+            gpu_session("third", None, ["CUDAExecutionProvider"], [{"device_id": 0}])
+            gpu_session("fourth", providers=[("CUDAExecutionProvider", {"device_id": "0"})])
+            gpu_session("fifth", providers=["CUDAExecutionProvider"])
+            raise RuntimeError("closed all the same")
+        """
+    )
+    run().assert_outcomes(failed=1)
+    names = ["first", "second", "third", "fourth", "fifth"]
+    devices = [1, "cuda:0", None, None, 1]
+    assert sessions == [
+        *(f"open {name} on {device}" for name, device in zip(names, devices, strict=True)),
+        *(f"close {name}" for name in reversed(names)),
+    ]
+
+
+def test_the_cpu_is_no_gpu(sessions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "device", CPU)
+    monkeypatch.setenv("ORTGPU_ALLOW_CPU", "1")
+    with gpu_sessions() as open_session:
+        with pytest.raises(ExecutionError, match="got one on the CPU") as raised:
+            open_session("model")
+        assert raised.value.evidence == ("ORTGPU_ALLOW_CPU=1",)
+        open_session("meant", allow_cpu=True)
+    assert sessions[-2:] == ["close meant", "close model"]

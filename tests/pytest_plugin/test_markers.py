@@ -1,0 +1,121 @@
+"""What a test asks for with ``@pytest.mark.gpu``, and which GPUs it then gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortgpu.testing import GPURequirement, UnmetRequirementError, choose_gpus
+from tests.pytest_plugin.inner import Faked, GiB, Run, gpu
+
+pytest_plugins = "pytester"
+
+# Markers
+
+WRONG = {
+    "memroy='8GiB'": "memroy is not known: there are count, memory, compute_capability",
+    "2": "takes its values by name, not 2",
+    "count=0": "count=0 is not a number of GPUs: a positive int",
+    "count=True": "count=True is not a number of GPUs: a positive int",
+    "count='2'": "count='2' is not a number of GPUs: a positive int",
+    "memory='8'": 'memory=\'8\' is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"',
+    "memory='-1GiB'": 'memory=\'-1GiB\' is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"',
+    "memory=0": 'memory=0 is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"',
+    "memory=8.5": 'memory=8.5 is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"',
+    "compute_capability=8.0": "compute_capability=8.0 is not a pair of numbers like (8, 0)",
+    "compute_capability=(8,)": "compute_capability=(8,) is not a pair of numbers like (8, 0)",
+    "compute_capability='8.0'": "compute_capability='8.0' is not a pair of numbers like (8, 0)",
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "require", "skip"])
+def test_wrong_markers_are_usage_errors(pytester: pytest.Pytester, run: Run, faked: Faked, mode: str) -> None:
+    lines = ["import pytest", "def test_first(): print('a test ran')"]
+    for number, wrong in enumerate(WRONG):
+        lines += [f"@pytest.mark.gpu({wrong})", f"def test_{number}(): print('a test ran')"]
+    path = pytester.makepyfile("\n".join(lines))
+    result = run(f"--gpu={mode}", "-s")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = result.stderr.str() + result.stdout.str()
+    for number, message in enumerate(WRONG.values()):
+        assert f"{path.name}::test_{number}: @pytest.mark.gpu: {message}" in said
+    assert "a test ran" not in said
+    assert faked.looks == 0
+
+
+def test_a_wrong_marker_above_a_right_one(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        pytestmark = pytest.mark.gpu(cuont=2)
+
+        @pytest.mark.gpu(count=1)
+        def test_it(): pass
+        """
+    )
+    result = run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "cuont is not known" in result.stderr.str() + result.stdout.str()
+
+
+def test_the_closest_word_counts(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    faked.has(gpu(0), gpu(1), gpu(2))
+    faked.memory = {f"GPU-{number}": (number * GiB, 8 * GiB) for number in range(3)}
+    pytester.makepyfile(
+        """
+        import pytest
+        pytestmark = pytest.mark.gpu(count=3, compute_capability=(8, 0))
+
+        @pytest.mark.gpu(memory="1GiB")
+        class TestClass:
+            def test_of_the_module(self, gpu_devices): assert 0, "three GPUs, and two have the memory"
+
+            @pytest.mark.gpu(count=2)
+            def test_of_the_function(self, gpu_devices): assert [gpu.ordinal for gpu in gpu_devices] == [1, 2]
+
+        @pytest.mark.gpu
+        def test_bare(gpu_devices): assert len(gpu_devices) == 3
+        """
+    )
+    run().assert_outcomes(passed=2, skipped=1)
+
+
+# What a test asks for
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("8GiB", 8 * GiB), ("8 GiB", 8 * GiB), ("1.5gib", 3 * GiB // 2), ("500MB", 500_000_000), ("64 B", 64), (7, 7)],
+)
+def test_amounts_of_memory(written: object, size: int) -> None:
+    assert GPURequirement.parse(memory=written).memory == size
+
+
+def test_a_requirement_says_what_it_is() -> None:
+    requirement = GPURequirement.parse(count=2, memory="8GiB", compute_capability=[8, 0])
+    assert str(requirement) == "2 GPUs, 8.0 GiB of free memory, compute capability 8.0"
+    assert str(GPURequirement()) == "1 GPU"
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "chosen"),
+    [(0, 1, [0]), (1, 1, [1]), (5, 1, [1]), (2, 2, [2, 3]), (3, 2, [3, 0]), (9, 4, [1, 2, 3, 0])],
+)
+def test_choosing_begins_with_a_number(first: int, count: int, chosen: list[int]) -> None:
+    gpus = [gpu(number) for number in range(4)]
+    assert [found.ordinal for found in choose_gpus(gpus, GPURequirement(count), first=first)] == chosen
+
+
+def test_choosing_passes_over_what_does_not_do(faked: Faked) -> None:
+    gpus = [gpu(0, compute_capability=(7, 5)), gpu(1), gpu(2), gpu(3, uuid=None, compute_capability=None)]
+    faked.memory = {"GPU-0": (9 * GiB, 80 * GiB), "GPU-1": (GiB, 80 * GiB), "GPU-2": (9 * GiB, 80 * GiB)}
+    requirement = GPURequirement(2, 8 * GiB, (8, 0))
+    assert [found.ordinal for found in choose_gpus(gpus, requirement)] == [2, 3]  # what is unknown may do
+    with pytest.raises(UnmetRequirementError) as raised:
+        choose_gpus(gpus[:3], requirement)
+    assert str(raised.value) == (
+        "needs 2 GPUs, 8.0 GiB of free memory, compute capability 8.0; CUDA shows "
+        "cuda:0 (NVIDIA H200, GPU-0): compute capability 7.5; "
+        "cuda:1 (NVIDIA H200, GPU-1): 1.0 GiB of 80.0 GiB free; cuda:2 (NVIDIA H200, GPU-2)"
+    )
+    with pytest.raises(UnmetRequirementError, match="needs 1 GPU; CUDA shows none"):
+        choose_gpus([], GPURequirement())

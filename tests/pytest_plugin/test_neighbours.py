@@ -1,0 +1,181 @@
+"""The plugin beside what it does not know: a project's own fixtures, other plugins, older releases of pytest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ortgpu import testing
+from ortgpu.devices import Device
+from ortgpu.testing import GPURequirement, UnmetRequirementError
+from tests.lab.environments import install
+from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, Faked, GiB, Run, gpu
+
+pytest_plugins = "pytester"
+
+DEADLINE = 100.0
+MARKED = "import pytest\n@pytest.mark.gpu\ndef test_it(): pass"
+
+
+# A project's own
+
+
+def test_fixtures_of_the_project_need_no_gpu(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    """Only their names are ours."""
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture
+        def gpu_device(): return "theirs"
+
+        @pytest.fixture
+        def gpu_session(gpu_device): return gpu_device
+        """
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_theirs(gpu_device): assert gpu_device == "theirs"
+        def test_theirs_through_another(gpu_session): assert gpu_session == "theirs"
+
+        @pytest.mark.parametrize("gpu_devices", ["theirs"])
+        def test_a_parameter(gpu_devices): assert gpu_devices == "theirs"
+        """
+    )
+    run("--gpu=require").assert_outcomes(passed=3)
+    run("-m", "gpu").assert_outcomes(deselected=3)
+    assert faked.looks == 0
+
+
+def test_fixtures_of_the_project_around_ours_need_one(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    pytester.makeconftest("import pytest\n@pytest.fixture\ndef gpu_device(gpu_device): return gpu_device\n")
+    pytester.makepyfile("def test_around(gpu_device): pass\ndef test_plain(): pass")
+    run("-m", "gpu").assert_outcomes(skipped=1, deselected=1)
+
+
+def test_a_marker_of_the_project_is_told_whose_it_is(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.gpu('A100')\ndef test_theirs(): pass")
+    result = run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = result.stdout.str() + result.stderr.str()
+    assert "takes its values by name, not 'A100'" in said
+    assert "-p no:ortgpu" in said
+
+
+def test_none_asks_for_nothing(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    """It is what `pytest --markers` shows as the default, and takes back what a class or a module asks for."""
+    assert GPURequirement.parse(memory=None, compute_capability=None) == GPURequirement()
+    faked.has(gpu(0, uuid=None, total_memory=4 * GiB))
+    pytester.makepyfile(
+        """
+        import pytest
+        pytestmark = pytest.mark.gpu(memory="8GiB")
+
+        def test_of_the_module(): pass
+
+        @pytest.mark.gpu(memory=None)
+        def test_of_the_function(): pass
+        """
+    )
+    run().assert_outcomes(passed=1, skipped=1)
+
+
+# Other plugins
+
+
+@pytest.mark.parametrize("listing", ["--fixtures", "--fixtures-per-test"])
+def test_lists_need_no_look(pytester: pytest.Pytester, run: Run, faked: Faked, listing: str) -> None:
+    pytester.makepyfile(MARKED)
+    assert run(listing).ret == 0
+    assert faked.looks == 0
+
+
+def test_no_timeout_counts_the_look(pytester: pytest.Pytester, run_child: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a session takes a second, and a minute where a driver hangs: the test has not begun."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeconftest(
+        """
+        import signal
+        from ortgpu import testing
+        from ortgpu.errors import NoDeviceError
+
+        def find_gpus():
+            timer = signal.getitimer(signal.ITIMER_REAL)[0]
+            return testing.FoundGPUs((), NoDeviceError("a test is timed" if timer else "no test is timed"))
+
+        testing.find_gpus = find_gpus
+        """
+    )
+    pytester.makepyfile(MARKED)
+    result = run_child("-q", "-p", "pytest_timeout", "--timeout=60")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*no-device: no test is timed"])
+
+
+def test_a_test_that_was_refused_may_be_tried_again(
+    pytester: pytest.Pytester, run: Run, faked: Faked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pytest-rerunfailures does: what the second try says is not the first one's refusal."""
+    faked.has(gpu(0))
+    chosen = []
+
+    def choose(gpus: Sequence[Device], _requirement: GPURequirement, *, first: int) -> tuple[Device, ...]:
+        chosen.append(first)
+        if len(chosen) == 1:
+            raise UnmetRequirementError("too little memory is free")
+        return tuple(gpus)
+
+    monkeypatch.setattr(testing, "choose_gpus", choose)
+    pytester.makeconftest(
+        """
+        import pytest
+        from _pytest.runner import runtestprotocol
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_protocol(item, nextitem):
+            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+            assert runtestprotocol(item, nextitem=nextitem, log=False)[0].failed
+            item._initrequest()
+            runtestprotocol(item, nextitem=nextitem)
+            return True
+        """
+    )
+    pytester.makepyfile("import pytest\n@pytest.mark.gpu\ndef test_it(): pytest.skip('of its own accord')")
+    run("--gpu=require").assert_outcomes(skipped=1)
+
+
+# Older releases
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_the_oldest_pytest(pytester: pytest.Pytester) -> None:
+    """Where ortgpu is installed, the plugin is loaded by every run: it must not end those of an older pytest."""
+    site = install("pytest-7.0", ["pytest==7.0.1", "pluggy==1.0.0"])
+    pytester.makeconftest(
+        """
+        from ortgpu import testing
+        from ortgpu.errors import NoDeviceError
+
+        testing.find_gpus = lambda: testing.FoundGPUs((), NoDeviceError("CUDA shows no GPU"))
+        """
+    )
+    pytester.makepyfile(ONE_OF_EACH)
+    root = Path(__file__).resolve().parents[2]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(site), str(root)]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    for mode, outcome in {"auto": "1 passed, 2 skipped", "require": "1 passed, 2 errors"}.items():
+        command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-W", "error", f"--gpu={mode}"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        assert "pytest-7.0.1" in done.stdout, done.stdout + done.stderr
+        assert outcome in done.stdout, done.stdout + done.stderr

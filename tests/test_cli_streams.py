@@ -1,0 +1,88 @@
+"""The command line where its streams, folders or names are not the usual ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.lab.fixtures import Lab
+from tests.lab.stubs import Stubs
+
+DEADLINE = 110.0
+
+
+def test_what_a_library_prints_is_not_in_the_document(lab: Lab) -> None:
+    """It prints through C, whose buffer is written when the process ends: behind the document, if nobody cares."""
+    code = """
+    #include <stdio.h>
+    __attribute__((constructor)) static void says(void) { printf("a library's word\\n"); }
+    """
+    talking = lab.stubs.compile("talking", code, "-Wl,-soname,libcurand.so.10")
+    machine = lab.machine()
+    real = machine.overlay.path("nvidia/*/lib/libcurand.so.10").relative_to(machine.overlay.site)
+    machine.overlay.replace(str(real), talking)
+    done = machine.run(argv=["-m", "ortgpu", "check", "--json"])
+    assert json.loads(done.stdout)["error"]["type"] == "DriverNotFoundError", done.output
+    assert "a library's word" in done.stderr
+
+
+def test_demo_without_a_folder_for_temporary_files(stubs: Stubs, tmp_path: Path) -> None:
+    """A container whose root is read-only: here, a process to which every folder is."""
+    read_only = stubs.compile(
+        "read_only.so",
+        """
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <stdarg.h>
+        #include <sys/types.h>
+        int open64(const char *path, int flags, ...) {
+            va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest);
+            if (flags & O_CREAT) { errno = EROFS; return -1; }
+            return ((int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open64"))(path, flags, mode);
+        }
+        """,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "ortgpu", "demo"],
+        env={**os.environ, "LD_PRELOAD": str(read_only), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "TMPDIR" in done.stderr
+
+
+def test_errors_of_others_have_the_same_keys(tmp_path: Path) -> None:
+    """A program that reads ``error["fixes"]`` must not fail over an invalid model."""
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"no model")
+    keys = ["type", "code", "summary", "evidence", "fixes", "details", "others"]  # as `ortgpu check --help` has them
+    ours, theirs = (documented_error("check", "--json"), documented_error("check", "--json", "--allow-cpu", str(model)))
+    assert [key for key in keys if key not in ours] == [key for key in keys if key not in theirs] == []
+    assert theirs["type"] == "InvalidProtobuf"
+    assert theirs["code"] is None
+    assert theirs["fixes"] == []
+
+
+def documented_error(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ortgpu", *arguments],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    error: dict[str, Any] = json.loads(done.stdout)["error"]
+    return error

@@ -1,0 +1,129 @@
+"""Our calls of the CUDA runtime beside the headers that NVIDIA's wheels carry: signatures, values, one layout."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import inspect
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortgpu import cudart
+from ortgpu.cuda_graph import _CAPTURE_FAILED
+from tests.lab.stubs import Stubs
+from tests.lab.wheels import Wheels
+
+
+@dataclass(frozen=True)
+class Headers:
+    functions: str  # cuda_runtime_api.h
+    types: str  # driver_types.h
+
+    @classmethod
+    def of(cls, read: Any) -> Headers:
+        texts = (read(name) for name in ("cuda_runtime_api.h", "driver_types.h"))
+        return cls(*(re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL) for text in texts))
+
+    def parameters(self, function: str) -> list[str] | None:
+        found = re.search(rf"^extern __host__ [^;]*\b{function}\(([^;]*)\);", self.functions, re.MULTILINE)
+        if found is None:
+            return None
+        inside = re.sub(r"__dv\(.*?\)", "", found[1])
+        return [] if inside.strip() == "void" else [" ".join(each.split()) for each in inside.split(",")]
+
+    def enumerator(self, name: str) -> int:
+        found = re.search(rf"\b{name}\s*=\s*(\w+)", self.types)
+        assert found is not None, name
+        return int(found[1], 0)
+
+    def defined(self, name: str) -> int:
+        found = re.search(rf"#define\s+{name}\s+(?:\(\(cudaStream_t\))?(0x\w+)", self.types)
+        assert found is not None, name
+        return int(found[1], 0)
+
+
+WHEELS = {"nvidia-cuda-runtime-cu11": "11.8.89", "nvidia-cuda-runtime-cu12": "12.9.79"}
+
+
+@pytest.fixture(
+    params=["installed", *(pytest.param(name, marks=pytest.mark.matrix) for name in WHEELS)], scope="module"
+)
+def headers(request: pytest.FixtureRequest) -> Headers:
+    if request.param == "installed":
+        spec = importlib.util.find_spec("nvidia")
+        roots = list(spec.submodule_search_locations or ()) if spec is not None else []
+        folders = [path.parent for root in roots for path in Path(root).glob("*/include/cuda_runtime_api.h")]
+        assert folders, f"none of {roots} has the headers of the CUDA runtime"
+        folder = min(folders)
+        return Headers.of(lambda name: (folder / name).read_text())
+    wheels: Wheels = request.getfixturevalue("wheels")
+    with zipfile.ZipFile(wheels.get(request.param, WHEELS[request.param])) as archive:
+        return Headers.of(lambda name: archive.read(f"nvidia/cuda_runtime/include/{name}").decode())
+
+
+def called() -> list[str]:
+    names = set(re.findall(r'_call\("(cuda\w+)"|library\.(cuda\w+)', inspect.getsource(cudart)))
+    return sorted({one or other for one, other in names})
+
+
+def kind(parameter: str) -> Any:
+    """What ctypes must be told of a parameter: an opaque handle is a pointer, one to be filled in a pointer to one."""
+    stars = parameter.count("*") + len(re.findall(r"\bcuda(?:Stream|Event|Graph)_t\b", parameter))
+    if stars:
+        is_filled_in = stars == 2 or re.match(r"(float|int|struct \w+|enum \w+) ?\*", parameter)
+        return "pointer to one" if is_filled_in else "pointer"
+    first = parameter.removeprefix("const ").split()[0]
+    return {"size_t": ctypes.c_size_t, "unsigned": ctypes.c_uint}.get(first, ctypes.c_int)  # else an int or an enum
+
+
+def test_functions_are_called_as_they_are_declared(headers: Headers, stubs: Stubs) -> None:
+    library = cudart.CudaRuntime(str(stubs.cudart), 0)._library
+    assert len(called()) > 15
+    for name in called():
+        declared = headers.parameters(name)
+        assert declared is not None, f"{name} is not declared"
+        told = getattr(library, name).argtypes
+        if told is None:  # ctypes passes what it is given: no number may be wider than an int
+            assert all(kind(each) in (ctypes.c_int, "pointer to one") for each in declared), name
+            continue
+        of_ours = ["pointer" if each is ctypes.c_void_p else each for each in told]
+        of_ours = ["pointer to one" if hasattr(each, "contents") else each for each in of_ours]
+        assert of_ours == [kind(each) for each in declared], f"{name}({', '.join(declared)})"
+
+
+def test_values_are_those_of_the_headers(headers: Headers) -> None:
+    assert headers.defined("cudaHostAllocPortable") == cudart._HOST_ALLOC_PORTABLE
+    assert headers.defined("cudaStreamNonBlocking") == cudart._STREAM_NON_BLOCKING
+    assert headers.defined("cudaStreamLegacy") == cudart.LEGACY_STREAM
+    assert headers.enumerator("cudaMemoryTypeHost") == cudart._MEMORY_TYPE_HOST
+    assert headers.enumerator("cudaMemcpyDefault") == cudart._MEMCPY_DEFAULT
+    assert headers.enumerator("cudaErrorNotReady") == cudart._NOT_READY
+    assert headers.enumerator("cudaStreamCaptureModeGlobal") == cudart.CAPTURE_MODE_GLOBAL
+    assert headers.enumerator("cudaStreamCaptureModeRelaxed") == cudart.CAPTURE_MODE_RELAXED
+
+
+def test_attributes_of_a_pointer_fit(headers: Headers) -> None:
+    """CUDA writes the whole structure, which has grown in CUDA 13."""
+    found = re.search(r"struct __device_builtin__ cudaPointerAttributes\s*\{(.*?)\n\};", headers.types, re.DOTALL)
+    assert found is not None
+    fields = [
+        each.strip() for each in re.sub(r"union\s*\{.*?\}", "long in_union", found[1], flags=re.DOTALL).split(";")
+    ]
+    sizes = []
+    for field in filter(None, fields):
+        width = 8 if "*" in field or field.startswith("long") else 4
+        count = re.search(r"\[(\d+)\]", field)
+        sizes.append(width * (int(count[1]) if count else 1))
+    assert fields[:4] == ["enum cudaMemoryType type", "int device", "void *devicePointer", "void *hostPointer"]
+    assert sum(sizes) <= ctypes.sizeof(cudart._PointerAttributes)
+
+
+def test_errors_of_a_capture_are_told_from_others(headers: Headers) -> None:
+    for name, code in re.findall(r"\b(cudaError\w+)\s*=\s*(\d+)", headers.types):
+        of_a_capture = name.startswith(("cudaErrorStreamCapture", "cudaErrorCaptured", "cudaErrorNotPermitted"))
+        assert (_CAPTURE_FAILED.search(f"CUDA failure {code}: words") is not None) is of_a_capture, name

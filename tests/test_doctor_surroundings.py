@@ -1,0 +1,81 @@
+"""The doctor where everything else fails: without a home, a disk, streams or a working directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.doctor_runs import EVERYTHING, LOOK, doctor
+from tests.lab.fixtures import Lab
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--redact",)], ids=" ".join)
+def test_working_directory_that_is_gone(lab: Lab, options: tuple[str, ...]) -> None:
+    machine = lab.machine(**EVERYTHING)
+    code = "import os, tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())\n"
+    code += f"from ortgpu.__main__ import main; report(main({['doctor', '--no-probe', *options]!r}))"
+    result = machine.run(code)
+    assert result.json == 0, result.output
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("options", [("--no-probe",), ()], ids=["looking", "probing"])
+def test_no_home_no_locale_and_bytes_that_are_no_text(lab: Lab, options: tuple[str, ...]) -> None:
+    machine = lab.machine(**EVERYTHING)
+    surroundings: dict[str, str | None] = {
+        "HOME": None, "LANG": "C", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0",
+        "CUDA_HOME": "/opt/caf\udce9", "CUDNN_HOME": "/opt/gr\u00fcn",
+    }  # fmt: skip
+    for more in ((), ("--json",), ("--verbose", "--redact")):
+        result = doctor(machine, *options, *more, env=surroundings)
+        assert result.stdout.isascii()
+        assert "/opt/caf\\udce9" in result.stdout
+        assert result.returncode == (0 if options else 1)
+
+
+def test_nothing_is_written(lab: Lab) -> None:
+    """By looking: no folder needs to be writable, a temporary one included."""
+    code = """
+import os, sys
+writing = []
+def watch(event, arguments):
+    if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        writing.append(str(arguments[0]))
+    if event in ("os.mkdir", "os.remove", "os.rename"):
+        writing.append(event)
+from ortgpu.__main__ import main
+sys.addaudithook(watch)
+code = main(["doctor", "--no-probe", "--redact", "--verbose"])
+seen = list(writing)
+report({"code": code, "writing": seen})
+"""
+    assert lab.machine(**EVERYTHING).run(code).json == {"code": 0, "writing": []}
+
+
+def ordinary(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[bytes]:
+    """On this very machine, whatever it has."""
+    return subprocess.run([sys.executable, "-m", "ortgpu", *arguments], timeout=100, check=False, **settings)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file descriptors are inherited in another way on Windows")
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=str)
+def test_streams_that_are_closed(closed: tuple[int, ...]) -> None:
+    redirections = " ".join(f"{number}{'<' if number == 0 else '>'}&-" for number in closed)
+    line = f'"$0" -m ortgpu doctor --no-probe {redirections}'
+    result = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, timeout=100, check=False)
+    assert result.returncode in (0, 1)
+    assert result.stderr == b""
+    assert (result.stdout == b"") is (1 in closed)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is a disk without room")
+def test_disk_without_room() -> None:
+    with open("/dev/full", "wb") as full:
+        result = ordinary(*LOOK, stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == 1
+    assert result.stderr.startswith(b"ortgpu: the output cannot be written: ")
+    assert b"Traceback" not in result.stderr

@@ -1,0 +1,99 @@
+"""Parsers of what installers write."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortgpu.environment.metadata import (
+    RecordEntry,
+    parse_assignments,
+    parse_cuda_version,
+    parse_editable_project,
+    parse_local_cuda_version,
+    parse_metadata_name,
+    parse_metadata_version,
+    parse_record,
+)
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("onnxruntime_gpu-1.31.1.dist-info", ("onnxruntime-gpu", "1.31.1")),
+        ("Foo.Bar__baz-1.0+cu12.1.dist-info", ("foo-bar-baz", "1.0+cu12.1")),
+        ("onnx-1.2-py3.10.egg-info", ("onnx", "1.2")),
+        ("onnx-1.2-py3.10-linux-x86_64.egg-info", ("onnx", "1.2")),
+        ("onnx.egg-info", ("onnx", None)),
+        ("~nnx-1.0.dist-info", None),
+        (".dist-info", None),
+        ("-1.0.dist-info", None),
+        ("onnx", None),
+        ("onnx-1.0.dist-info.bak", None),
+    ],
+)
+def test_parse_metadata_name(folder: str, expected: tuple[str, str | None] | None) -> None:
+    assert parse_metadata_name(folder) == expected
+
+
+def test_parse_metadata_version() -> None:
+    assert parse_metadata_version(b"Name: x\r\nVersion: 1.2+cu12\r\n\r\nVersion: 9\r\n") == "1.2+cu12"
+    assert parse_metadata_version(b"Name: x\n\nVersion: 9\n") is None
+    assert parse_metadata_version(b"Metadata-Version: 2.1\n") is None
+
+
+def test_parse_record() -> None:
+    data = b'a/b.py,sha256=xyz,12\r\n\r\n"a,b",,\r\nc\\d.py,,3\r\n\xff.py,,\r\n'
+    assert parse_record(data) == (
+        RecordEntry("a/b.py", "sha256=xyz", 12),
+        RecordEntry("a,b", "", None),
+        RecordEntry("c/d.py", "", 3),
+        RecordEntry("\udcff.py", "", None),
+    )
+    assert parse_record(b"a,,1\n<html>") is None
+    assert parse_record(b"a,," + b"9" * 5000) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("13.0", (13, 0)), ("12.8.1", (12, 8)), ("12", None), ("", None), (None, None), ("None", None), ("12.x", None)],
+)
+def test_parse_cuda_version(text: str | None, expected: tuple[int, int] | None) -> None:
+    assert parse_cuda_version(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("2.4+cu121", (12, 1)),
+        ("1.8+cu92", (9, 2)),
+        ("2.9+cu130", (13, 0)),
+        ("2.4+cpu", None),
+        ("2.4", None),
+        (None, None),
+    ],
+)
+def test_parse_local_cuda_version(version: str | None, expected: tuple[int, int] | None) -> None:
+    assert parse_local_cuda_version(version) == expected
+
+
+def test_parse_assignments() -> None:
+    text = "a = 'x'\nb: Optional[str] = \"y\"\nc = None\nif True:\n    d = 'inner'\ne == 'z'\n# f = 'g'\n"
+    assert parse_assignments(text) == {"a": "x", "b": "y"}
+
+
+@pytest.mark.parametrize(
+    ("data", "project"),
+    [
+        (b'{"url": "file:///a%20b", "dir_info": {"editable": true}}', "/a b"),
+        (b'{"url": "file:///C:/a", "dir_info": {"editable": true}}', "C:/a"),
+        (b'{"url": "file:///a", "dir_info": {}}', None),
+        (b'{"url": "https://x/y.whl", "archive_info": {}}', None),
+        (b'{"url": 3, "dir_info": {"editable": true}}', None),
+        (b'{"url": "file://[", "dir_info": {"editable": true}}', None),
+        (b"[1]", None),
+        (b"\xff", None),
+        (b"", None),
+    ],
+)
+def test_parse_editable_project(data: bytes, project: str | None) -> None:
+    assert parse_editable_project(data) == project

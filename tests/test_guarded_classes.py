@@ -1,0 +1,78 @@
+"""Classes of sessions that other people wrote, taken in by the guard: whatever they define, the session is verified.
+
+A session opens on the CPU here, and takes that for a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cpu_session import child
+
+PROGRAM = """
+import abc, dataclasses, typing
+import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from tests.guarded_programs import pretend_gpu
+
+pretend_gpu()
+ortgpu.install()
+Plain = onnxruntime.InferenceSession
+
+class Failing:
+    def is_webgpu_graph_capture_enabled(self): return False
+    def run(self, *_): raise Fail("CUDA failure 700: an illegal memory access was encountered")
+
+{definition}
+
+def kinds():
+    return sorted((record.kind, str(record.device)[:6]) for record in ortgpu.sessions())
+
+session, other = Theirs(NEG), Theirs(NEG)
+found = [type(session).__name__, isinstance(session, GPUSession), kinds(), session.run(None, feeds(2)[1])[0].tolist()]
+session._sess = Failing()
+report(found + [outcome(lambda: each.run(None, feeds(1)[0]))["type"] for each in (session, other)])
+"""
+
+CLASSES = {
+    "a property called device": """
+class Theirs(Plain):
+    @property
+    def device(self): return "mine"
+""",
+    "methods called as ours": """
+class Theirs(Plain):
+    def close(self): return "mine"
+    def map(self, feeds): return "mine"
+""",
+    "not hashable": """
+@dataclasses.dataclass
+class Theirs(Plain):
+    path: bytes
+    def __post_init__(self): super().__init__(self.path)
+""",
+    "all the same": """
+class Theirs(Plain):
+    def __eq__(self, other): return True
+    def __hash__(self): return 1
+""",
+    "slots": """
+class Theirs(Plain):
+    __slots__ = ("mine",)
+""",
+    "generic, abstract, of another constructor": """
+class Theirs(Plain, typing.Generic[typing.TypeVar("T")], abc.ABC):
+    def __new__(cls, path): return super().__new__(cls)
+    def __init__(self, path):
+        self.before = 1
+        super().__init__(path, providers=["CUDAExecutionProvider"])
+""",
+}
+
+
+@pytest.mark.parametrize("definition", CLASSES.values(), ids=CLASSES)
+def test_a_class_of_somebody_else(definition: str) -> None:
+    found = child(PROGRAM.replace("{definition}", definition))
+    assert found == [
+        "Theirs", True, [["guarded", "cuda:0"]] * 2, [-1] * 4, "PoisonedContextError", "PoisonedContextError",
+    ]  # fmt: skip

@@ -1,0 +1,120 @@
+"""What the dynamic loader says of libraries that are whole: which of them, why, and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ortgpu.diagnosis import find_problems
+from ortgpu.environment.libraries import Candidate
+from ortgpu.errors import GPUError
+from ortgpu.preloading import MissingLibrary
+from tests.faults.case import library, own_path
+from tests.lab.fixtures import Lab
+from tests.made_facts import HEALTHY, Change, all_of, observed, part, preloaded, variables
+
+TLS = "cannot allocate memory in static TLS block"
+UNFIT = "undefined symbol: cublasLtZZZMatmul, version libcublasLt.so.13"
+MAPPED = "failed to map segment from shared object"
+
+
+def first(*changes: Change) -> GPUError:
+    return find_problems(all_of(*changes)(HEALTHY))[0]
+
+
+def passed_over(soname: str, problem: str, unfit_for: str | None = None) -> MissingLibrary:
+    path = f"/venv/nvidia/cu13/lib/{soname}"
+    file = Candidate(soname, path, "nvidia wheels", "/venv/nvidia", f"{path}: {problem}", unfit_for)
+    return MissingLibrary(soname, True, "nvidia-cublas~=13.0", (file,))
+
+
+def test_what_has_no_room_for_its_thread_storage_is_loaded_at_the_start() -> None:
+    error = first(preloaded(missing=(passed_over("libcublas.so.13", TLS),)), variables(LD_PRELOAD="/a.so"))
+    assert error.code == "library-not-found"
+    assert list(error.fixes) == ["export LD_PRELOAD=/venv/nvidia/cu13/lib/libcublas.so.13:/a.so"]
+
+
+def test_the_file_that_is_named_has_no_room_not_the_one_that_links_it() -> None:
+    error = first(observed(import_error=f"ImportError: /site/torch.libs/libgomp-d22c30c5.so.1: {TLS}"))
+    assert error.code == "broken-package"
+    assert list(error.fixes) == ["export LD_PRELOAD=/site/torch.libs/libgomp-d22c30c5.so.1"]
+
+
+MUCH = """
+static __thread char much[4 << 20] __attribute__((tls_model("initial-exec")));
+char *touch(void) { return much; }
+"""
+
+ASK = """
+import ortgpu
+problems = ortgpu.diagnose(probe=True).problems
+report([str(fix) for problem in problems if "libcufft" in str(problem) for fix in problem.fixes if "LD_" in fix])
+"""
+
+
+def test_loaded_at_the_start_there_is_room(lab: Lab) -> None:
+    """With the real loader, and without an auditor in it, which leaves no room for LD_PRELOAD either."""
+    machine = lab.machine(env={"LD_AUDIT": None})
+    path = own_path(machine.overlay, library("libcufft"))
+    made = lab.stubs.compile("much_storage", MUCH, f"-Wl,-soname,{path.rpartition('/')[2]}")
+    machine.overlay.replace(path, made)
+    (fix,) = machine.run(ASK).ok().json
+    assert str(machine.overlay.site / path) in fix
+    assert machine.run(ASK, first=fix).ok().json == []
+
+
+@pytest.mark.parametrize(
+    "words", [f"{MAPPED}: Permission denied", "cannot restore segment prot after reloc: Permission denied"]
+)
+def test_what_may_not_be_mapped_may_be_read(words: str) -> None:
+    """SELinux, or a file system without execution: chmod changes neither."""
+    error = first(preloaded(missing=(passed_over("libcublas.so.13", words),)))
+    assert [fix.kind for fix in error.fixes] == ["manual"]
+    assert "SELinux" in error.fixes[0]
+
+
+def test_a_copy_that_does_not_fit_what_is_loaded_is_not_installed_again() -> None:
+    missing = (passed_over("libcublas.so.13", UNFIT, "/opt/cuda/libcublasLt.so.13"),)
+    error = first(preloaded(missing=missing))
+    assert error.code == "library-conflict"
+    assert "in this process: /opt/cuda/libcublasLt.so.13" in error.evidence
+    assert error.details()["libraries"] == ("/opt/cuda/libcublasLt.so.13",)
+    assert [fix.kind for fix in error.fixes] == ["manual"]
+    loaded_by = variables(LD_PRELOAD="/a.so:/opt/cuda/libcublasLt.so.13")
+    assert list(first(preloaded(missing=missing), loaded_by).fixes) == ["export LD_PRELOAD=/a.so"]
+
+
+def test_beside_it_what_is_absent_is_installed() -> None:
+    missing = (
+        passed_over("libcublas.so.13", UNFIT, "/opt/cuda/libcublasLt.so.13"),
+        MissingLibrary("libcurand.so.10", True, "nvidia-curand~=10.0", ()),
+    )
+    error = first(preloaded(missing=missing))
+    assert error.code == "library-not-found"
+    assert [fix.kind for fix in error.fixes] == ["manual", "shell"]
+    assert "nvidia-cublas" not in error.fixes[1]
+
+
+@pytest.mark.parametrize("name", ["libstdc++.so.6", "libgomp.so.1", "libfoo-1.2.so.3"])
+def test_a_library_of_the_system_is_not_the_packages(name: str) -> None:
+    error = first(observed(import_error=f"ImportError: {name}: cannot open shared object file: No such file"))
+    assert error.code == "library-not-found"
+    assert error.details()["missing"] == (name,)
+    assert [fix.needs for fix in error.fixes] == ["root"]
+
+
+def test_a_library_of_onnx_runtime_is_the_packages() -> None:
+    text = "ImportError: libonnxruntime.so.1: cannot open shared object file: No such file"
+    assert first(observed(import_error=text)).code == "broken-package"
+
+
+def test_numpy_is_whole_where_nothing_can_be_mapped() -> None:
+    """The probe loads CUDA first, and NumPy says only that it failed."""
+    lost = (replace(passed_over("libcufft.so.12", MAPPED), required=False),)
+    failed = observed(import_error="ImportError: import numpy failed", not_loaded=lost)
+    error = first(failed, part("host", address_space=1 << 30))
+    assert error.code == "broken-package"
+    assert "RLIMIT_AS" in error.fixes[0]
+    assert any(MAPPED in line for line in error.evidence)
+    assert "numpy" in first(observed(import_error="ImportError: import numpy failed")).fixes[0]

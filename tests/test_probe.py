@@ -1,0 +1,76 @@
+"""The probe's child process: when there is none, and what is believed of its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortgpu.diagnosis.probe import MARK, parse_report
+
+PROGRAM = """
+import sys
+from ortgpu.diagnosis.probe import run_probe
+
+sys.frozen, sys.executable = True, sys.argv[1]
+result = run_probe(timeout=20)
+sys.stdout.write(f"{result.died_in}: {result.output}")
+"""
+
+
+def test_a_frozen_program_does_not_start_itself_again(tmp_path: Path) -> None:
+    """Each copy of it would start the next, in sessions of their own that no deadline reaches."""
+    program, mark = tmp_path / "program", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\ntouch {mark}\n", encoding="utf-8")
+    program.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.startswith("start: this program is frozen"), done.stdout + done.stderr
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("said", ["7", "[]", '"x"', "null", '{"end": 3}', '{"end": "driver"}', '{"opening": null}'])
+def test_what_a_library_prints_like_a_report_is_no_error(said: str) -> None:
+    text = f"{MARK}{json.dumps({'begin': 'driver'})}\n{MARK}{said}\n"
+    assert parse_report(text, -6, 1.0).completed is False
+
+
+def test_what_the_child_died_of_is_left_alone() -> None:
+    begun = [{"begin": "driver"}, {"opening": "NVML"}]
+    for last, deadly in (("libcuda.so.1", ("libcuda",)), ("/usr/lib/libcuda.so.1", ()), (None, ("nvml", "libcuda"))):
+        lines = [*begun, *([{"opening": last}] if last else [])]
+        result = parse_report("\n".join(MARK + json.dumps(line) for line in lines), -6, 1.0)
+        assert result.deadly == deadly
+        assert result.opening == (last or "NVML")
+
+
+def test_a_library_that_does_not_load_comes_with_the_loaders_words() -> None:
+    file = {"soname": "libcurand.so.10", "path": "/x", "source": "torch", "root": "/", "problem": "undefined symbol"}
+    missing = {"soname": "libcurand.so.10", "required": True, "wheel": None, "rejected": [file]}
+    end = {"end": "libraries", "ok": False, "data": {"not_loaded": [missing]}}
+    found = parse_report(MARK + json.dumps(end), 0, 1.0).not_loaded
+    assert found is not None
+    assert found[0].rejected[0].problem == "undefined symbol"
+
+
+def test_a_file_that_may_not_be_read_is_a_fact(tmp_path: Path) -> None:
+    """Seen by a child without root's power to read everything."""
+    from tests.faults.case import AS_A_USER
+
+    closed = tmp_path / "onnxruntime" / "capi"
+    closed.mkdir(parents=True)
+    closed.chmod(0)
+    code = (
+        f"{AS_A_USER}\nfrom ortgpu.environment.permissions import read_refused\n"
+        f"print(read_refused([{str(tmp_path)!r}], {str(closed.parent)!r}))"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        closed.chmod(0o755)
+    assert f"path={os.fspath(closed)!r}, mode='d---------', own=True" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,90 @@
+"""The names of ``ortgpu`` as a program sees them: star imports, help, and the types of a program that uses all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ortgpu
+from ortgpu import errors
+
+FUNCTIONS = ("diagnose", "enforce", "inspect_environment", "install", "preload", "sessions", "uninstall")
+
+
+def test_star_import_brings_every_public_name() -> None:
+    code = "from ortgpu import *\nprint(*sorted(name for name in globals() if not name.startswith('_')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    names = set(done.stdout.split())
+    assert names >= {*errors.__all__, *FUNCTIONS, "GPUSession", "GPUSessionPool", "Device", "Placement", "distributed"}
+    assert not names & {"TYPE_CHECKING", "annotations"}
+
+
+def test_dir_lists_what_star_import_brings() -> None:
+    public = {name for name in dir(ortgpu) if not name.startswith("_")}
+    namespace: dict[str, object] = {}
+    exec("from ortgpu import *", namespace)
+    assert public == namespace.keys() - {"__builtins__"}
+
+
+def test_help_shows_what_arrives_when_it_is_used() -> None:
+    text = pydoc.plain(pydoc.render_doc(ortgpu))
+    assert "class GPUSession(" in text
+    assert all(f"{name}(" in text for name in FUNCTIONS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed: it is of the extra dev")
+def test_every_name_has_a_type_in_a_program_of_a_user(tmp_path: Path) -> None:
+    handlers = "\n".join(
+        f"except ortgpu.{name} as error:\n    text = error.code"
+        for name in errors.__all__
+        if name not in ("Fix", "CPUExecutionWarning")
+    )
+    program = f"""\
+import warnings
+import ortgpu
+from ortgpu import Device, Diagnosis, Fix, GPUError, GPUSession, GPUSessionPool, LibraryNotFoundError
+
+text: str
+try:
+    with GPUSession("m.onnx", device="cuda:1", cpu_nodes="forbid") as session:
+        device: Device = session.device
+except LibraryNotFoundError as error:
+    missing: tuple[str, ...] = tuple(error.missing)
+{handlers}
+found: Diagnosis = ortgpu.diagnose("m.onnx")
+problems: tuple[GPUError, ...] = found.problems
+fixes: tuple[Fix, ...] = problems[0].fixes
+warnings.simplefilter("error", ortgpu.CPUExecutionWarning)
+warnings.simplefilter("error", ortgpu.CPUNodesWarning)
+
+@ortgpu.enforce()
+def guarded(count: int) -> str:
+    return str(count)
+
+text = guarded(1)
+with GPUSessionPool("m.onnx", devices=[0, "cuda:1"]) as pool:
+    text = ", ".join(str(lost.error.fixes) for lost in pool.lost)
+print(text, missing, device.ordinal, fixes, ortgpu.sessions()[0].model, ortgpu.distributed.current_rank().rank)
+"""
+    source = tmp_path / "program.py"
+    source.write_text(program, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--cache-dir",
+        str(tmp_path),
+        str(source),
+    ]
+    # An installation in development may be found by an import hook, which mypy does not run.
+    env = {**os.environ, "PYTHONPATH": str(Path(ortgpu.__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

@@ -1,0 +1,114 @@
+"""What ONNX Runtime's words mean when a run fails, and whose words they are: of the GPU, of the host, of the caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ortgpu.devices import CPU, Device
+from ortgpu.diagnosis.execution import of_run
+from ortgpu.environment import driver
+from ortgpu.errors import GPUOutOfMemoryError
+from tests.cpu_session import child
+
+GPU = Device("cuda", 0, "GPU-1", "NVIDIA H200", (9, 0), 150 << 30, None)
+NODE = (
+    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Conv node. Name:'{}' Status Message: "
+)
+ARENA = (
+    "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:360 void* onnxruntime::BFCArena::AllocateRawInternal("
+    "size_t, bool, onnxruntime::Stream*) "
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "details"),
+    [
+        # cuda_mempool_arena.cc of 1.26
+        ("CudaMempoolArena::AllocOnStream: cudaMallocFromPoolAsync failed on stream=94: out of memory (2), size=4096",
+            "GPUOutOfMemoryError", {"requested": 4096}),
+        ("CudaMempoolArena::Alloc: cudaMallocFromPoolAsync failed: an illegal memory access (700), size=8",
+            "PoisonedContextError", {"cuda_code": 700}),
+        # system_error.h of thrust
+        ("copy_if failed to synchronize: cudaErrorIllegalAddress: an illegal memory access was encountered",
+            "PoisonedContextError", {"cuda_code": 700}),
+        ("std::bad_alloc: cudaErrorMemoryAllocation: out of memory", "GPUOutOfMemoryError", {}),
+        # tensorrt_execution_provider.cc, issue 26170
+        ("TensorRT EP execution context enqueue failed.", "ProviderFailureError", {"library": "TensorRT"}),
+    ],
+)  # fmt: skip
+def test_failures_of_what_stands_beside_the_arena(text: str, error: str, details: dict[str, Any]) -> None:
+    found = of_run(NODE.format("conv") + text, "Fail", GPU)
+    assert type(found).__name__ == error
+    assert found is not None
+    assert details.items() <= found.details().items()
+
+
+@pytest.mark.parametrize(
+    "name", ["CUDA failure 700: x", "requested buffer of size 5", "cuDNN is unavailable", "TensorRT EP"]
+)
+def test_the_name_of_a_node_says_nothing_about_the_gpu(name: str) -> None:
+    assert of_run(NODE.format(name) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
+
+
+def test_the_node_in_a_branch_is_the_one_that_failed() -> None:
+    text = NODE.format("If_1") + NODE.format("CUDA failure 700: x") + "CUDA failure 719: unspecified launch failure"
+    found = of_run(text, "Fail", GPU)
+    assert found is not None
+    assert found.details()["cuda_code"] == 719
+
+
+def test_wrong_arguments_and_exceptions_of_the_caller_are_theirs() -> None:
+    said = child(
+        """
+        from ortgpu.devices import Device
+
+        class Lazy(dict):
+            def keys(self):
+                raise KeyError("CUDA failure 700: x")
+
+        session = GPUSession(NEG)
+        session.device = Device("cuda", 0, None, None, None, None, None)
+        x = feeds(1)[0]["x"]
+        wrong = ({}, {"CUDA failure 700: x": x}, {"x": x, "CUDA failure 700: x": x}, Lazy())
+        report([outcome(lambda: session.run(None, feed)) for feed in wrong])
+        """
+    )
+    assert [each["type"] for each in said] == ["ValueError", "ValueError", "InvalidArgument", "KeyError"]
+
+
+@pytest.mark.parametrize(
+    ("text", "summary", "advice"),
+    [
+        (ARENA + "Available memory of 67108864 is smaller than requested bytes of 268435456",
+            "the session's gpu_mem_limit is reached: 256 MiB were asked for", "raise that provider option"),
+        (ARENA + "Failed to allocate memory for requested buffer of size 4585490524328388608",
+            "a run needs more memory than this GPU has: 4373064541176 MiB were asked for", "computes its shapes"),
+        (ARENA + "Failed to allocate memory for requested buffer of size 1073741824",
+            "the GPU ran out of memory: 1024 MiB were asked for", "stop other processes on the GPU"),
+    ],
+)  # fmt: skip
+def test_what_was_too_little(text: str, summary: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "read_gpu_memory", lambda uuid: (1 << 30, 150 << 30))
+    monkeypatch.setattr(driver, "processes_on", lambda uuid: {})
+    found = of_run(NODE.format("conv") + text, "Fail", GPU)
+    assert isinstance(found, GPUOutOfMemoryError)
+    assert found.summary == summary
+    assert advice in found.fixes[-1]
+    assert ".cc:" not in found.evidence[0], "the C++ signature tells a user nothing"
+
+
+def test_memory_of_the_host_is_not_that_of_a_gpu() -> None:
+    """The arena of the CPU has the same words."""
+    raised = child(
+        """
+        text = "g (float[n] x, int64[k] s) => (float[m] y) { y = Expand(x, s) }"
+        session = GPUSession(model(text))
+        feed = {"x": np.ones(1, dtype=np.float32), "s": np.array([10**15])}
+        report([str(session.device), outcome(lambda: session.run(None, feed))])
+        """
+    )
+    assert raised[0] == str(CPU)
+    assert raised[1]["type"] in ("Fail", "RuntimeException")
+    assert "requested buffer of size 4000000000000000" in raised[1]["text"]

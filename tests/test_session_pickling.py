@@ -1,0 +1,105 @@
+"""Sessions that are pickled and copied with what a subclass or a user added to them. On the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cpu_session import child
+
+DETECTOR = """
+import copy, pickle, sys
+
+class Detector(GPUSession):
+    def __init__(self, path, size=640, *, labels=()):
+        self.size = size
+        super().__init__(path)
+        self.labels, self._seen = labels, {"twice": self}
+
+def state(detector):
+    return [type(detector).__name__, detector.size, detector.labels, detector._seen["twice"] is detector,
+            str(detector.device), detector.run(None, feeds(2)[1])[0].tolist()]
+
+def arrived(session, protocol=pickle.HIGHEST_PROTOCOL):
+    return pickle.loads(pickle.dumps(session, protocol))
+"""
+EXPECTED = ["Detector", 320, ["cat"], True, "cpu", [-1] * 4]
+
+
+def test_a_subclass_with_a_constructor_of_its_own_arrives_whole() -> None:
+    found = child(
+        DETECTOR
+        + """
+detector = Detector(NEG, 320, labels=["cat"])
+again = arrived(detector)
+report([state(again), state(arrived(again)), state(copy.deepcopy(detector)),
+        [state(arrived(detector, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]])
+"""
+    )
+    *whole, by_protocol = found
+    assert whole == [EXPECTED] * 3
+    assert by_protocol == [EXPECTED] * len(by_protocol)
+
+
+def test_what_a_run_left_behind_stays() -> None:
+    found = child(
+        DETECTOR
+        + """
+session = GPUSession(NEG)
+session.pinned_empty(4)
+list(session.map(feeds(2)))
+session.note = "mine"
+session.__init__(NEG)
+again = arrived(session)
+report([again.note, copy.copy(session).note, sorted(vars(again).keys() ^ vars(session).keys())])
+"""
+    )
+    assert found[:2] == ["mine", "mine"]
+    assert set(found[2]) <= {"_pinned"}
+
+
+def test_entries_of_the_session_options_that_only_the_installed_release_has() -> None:
+    found = child(
+        DETECTOR
+        + """
+import onnxruntime
+options = onnxruntime.SessionOptions()
+entries = {"session.intra_op.spin_duration_us": "7", "ep.cuda.fpa_intb_gemm": "1",
+           "optimization.constant_folding_max_output_size_in_bytes": "999"}
+for name, value in entries.items():
+    options.add_session_config_entry(name, value)
+carried = arrived(GPUSession(NEG, options)).get_session_options()
+report([entries, {name: carried.get_session_config_entry(name) for name in entries}])
+"""
+    )
+    assert found[0] == found[1]
+
+
+def test_a_relative_path_is_that_of_the_process_that_opened_it(tmp_path: Path) -> None:
+    found = child(
+        DETECTOR
+        + """
+folder = sys.argv[1]
+os.makedirs(os.path.join(folder, "elsewhere"))
+with open(os.path.join(folder, "neg.onnx"), "wb") as file:
+    file.write(NEG)
+os.chdir(folder)
+session = GPUSession("neg.onnx")
+os.chdir("elsewhere")
+report([session._model_path, arrived(session).run(None, feeds(2)[1])[0].tolist()])
+""",
+        str(tmp_path),
+    )
+    assert found == ["neg.onnx", [-1] * 4]
+
+
+def test_what_cannot_be_pickled_says_so() -> None:
+    found = child(
+        DETECTOR
+        + """
+session = GPUSession(NEG)
+session.lock = threading.Lock()
+report(outcome(lambda: pickle.dumps(session)))
+"""
+    )
+    assert found["type"] == "TypeError"
+    assert "lock" in found["text"]

@@ -1,0 +1,63 @@
+"""A process that may have no further thread: OpenBLAS ends the import of NumPy, ONNX Runtime its session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.probe import ProbeStep
+from tests.lab.fixtures import Lab
+from tests.made_facts import HEALTHY, all_of, observed, probed
+
+OPENBLAS = "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 2: Resource temporarily unavailable"
+PTHREAD = "RuntimeError: /src/env.cc:327 PosixThread() pthread_create failed, error code: 11"
+
+# Another user than root, whom no limit stops, with root's right to read what only root may read.
+LIMITED = """
+import ctypes, os, resource
+os.chmod(os.path.dirname(os.environ["LAB_REPORT"]), 0o777)
+libc = ctypes.CDLL(None)
+resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
+libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
+os.setuid(65531)
+header, kept = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(0b110, 0b110, 0b110, 0, 0, 0)
+assert libc.capset(header, kept) == 0  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH
+for capability in (1, 2):
+    assert libc.prctl(47, 2, capability, 0, 0) == 0  # PR_CAP_AMBIENT_RAISE
+import ortgpu
+problems = ortgpu.diagnose(probe=True).problems
+report([[problem.code, str(problem)] for problem in problems if problem.code != "driver-not-found"])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="capabilities and limits of Linux")
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to become another user")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="on one processor OpenBLAS makes no thread")
+def test_numpy_is_not_installed_again(lab: Lab, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(0o755)  # the other user's right, too
+    ((code, text),) = lab.machine().run(LIMITED).ok().json
+    assert code == "broken-package"
+    assert "no further thread" in text
+    assert "pthread_create failed" in text
+    assert "ulimit -u" in text
+    assert "pip" not in text
+
+
+def test_what_was_printed_says_it() -> None:
+    step = ProbeStep("import", False, "ImportError: import numpy failed", {"printed": [OPENBLAS]})
+    failed = observed(import_error="ImportError: import numpy failed")
+    (error,) = find_problems(all_of(probed(step), failed)(HEALTHY))
+    assert OPENBLAS in error.evidence
+    assert [fix.needs for fix in error.fixes] == ["host"]
+
+
+def test_a_session_without_threads() -> None:
+    done = [ProbeStep(name, True) for name in ("driver", "libraries", "import", "provider")]
+    (error,) = find_problems(probed(*done, ProbeStep("session", False, PTHREAD))(HEALTHY))
+    assert error.code == "provider-fallback"
+    assert [fix.needs for fix in error.fixes] == ["host"]

@@ -1,0 +1,62 @@
+"""Something else was put under the name ``onnxruntime.InferenceSession`` before ortgpu is used: tracers do that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, warnings
+warnings.simplefilter("ignore")
+import numpy as np, onnx.parser, onnxruntime
+plain = onnxruntime.InferenceSession
+onnxruntime.InferenceSession = {put}
+
+import ortgpu
+
+text = '<ir_version: 8, opset_import: ["": 17]> neg (float[n] x) => (float[n] y) {{ y = Neg(x) }}'
+model = onnx.parser.parse_model(text).SerializeToString()
+session = ortgpu.GPUSession(model, allow_cpu=True)
+unguarded = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+refused = []
+with ortgpu.enforce():
+    for make in (plain, onnxruntime.InferenceSession):
+        try:
+            make(model)
+        except ortgpu.GPUError as error:
+            refused.append(type(error).__name__)
+print(json.dumps([
+    session.run(None, {{"x": np.ones(2, np.float32)}})[0].tolist(), isinstance(session, plain), refused,
+    [record.kind for record in ortgpu.sessions()],
+]))
+"""
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        "lambda *given, **named: plain(*given, **named)",
+        "__import__('functools').partial(plain)",
+        "type('Traced', (plain,), {})",
+    ],
+    ids=["function", "partial", "subclass"],
+)
+def test_a_class_that_was_replaced(put: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(put=put)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result, is_plain, refused, kinds = json.loads(done.stdout.splitlines()[-1])
+    assert result == [-1, -1]
+    assert is_plain is True
+    assert refused in (["DriverNotFoundError"] * 2, ["NoDeviceError"] * 2)
+    assert kinds == ["GPUSession", "unguarded"]
