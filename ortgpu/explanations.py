@@ -690,7 +690,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         (
             "The evidence names the process that initialised CUDA.",
-            "Plain ONNX Runtime prints `CUDA failure 3: initialization error` and uses the CPU.",
+            "Plain ONNX Runtime prints `CUDA failure 3: initialization error` and uses the CPU. From 1.29 on a child "
+            "that was forked after its import does not end either: it waits for the thread of its telemetry, which "
+            "`ORT_DISABLE_TELEMETRY=1` keeps from starting. Where ortgpu opened a session, the child ends.",
         ),
         (
             'Start processes by spawning: `multiprocessing.set_start_method("spawn")`.',
@@ -700,7 +702,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         "provider-failure",
-        "the CUDA provider, cuDNN or cuBLAS failed",
+        "the CUDA provider, cuDNN, cuBLAS or TensorRT failed",
         "A library under ONNX Runtime reported a failure that is none of the others here. `library` and `status` name "
         "it.",
         (
@@ -756,7 +758,10 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Unset the variables of the launcher that is not used: no guess would be right for every rank.",
             "Or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, from what the launcher does say.",
         ),
-        ("Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, Slurm 22.05.8",),
+        (
+            "Variables seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, Slurm 22.05.8, "
+            "DeepSpeed 0.19.8",
+        ),
     ),
     Explanation(
         "rank-device",

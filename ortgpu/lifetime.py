@@ -9,13 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from .environment.cuda import initialised_in
 from .errors import ForkedSessionError, GPUError, PoisonedContextError, manual, python
-
-if TYPE_CHECKING:
-    from .devices import Device
 
 _live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
@@ -52,7 +49,7 @@ def anew(error: GPUError) -> GPUError:
 
 
 def watch(session: Any) -> None:
-    """Let ``session`` refuse when the process loses the GPU. Held weakly."""
+    """Let an InferenceSession refuse when the process loses the GPU; on the CPU, let it survive a fork. Held weakly."""
     key = id(session)
 
     def forget(_reference: object, live: dict[int, weakref.ref[Any]] = _live, key: int = key) -> None:
@@ -121,20 +118,18 @@ def note_text(session: Any, text: str) -> None:
 
 
 def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
-    device: Device | None = vars(session).get("device")  # a guarded class may have a property of this name
-    if device is not None and not device.is_gpu:  # where the CPU was allowed: the same words mean its memory there
+    if not _is_on_gpu(session):  # where the CPU was allowed: the same words mean its memory there
         return None
     from .diagnosis.execution import of_run
 
-    return of_run(text, exception, device)
+    return of_run(text, exception, vars(session).get("device"))
 
 
 def refuse(session: Any, error: GPUError) -> None:
     """Let every later use of a session raise ``error``: its GPU is lost."""
     inner = session.__dict__.get("_sess")
     if inner is not None and not isinstance(inner, Refusal):
-        # Never destroyed: its destructor would call a CUDA that is not there any more, and abort.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+        _never_destroy(inner)  # the destructor would call a CUDA that is not there any more, and abort
         session._sess = Refusal(anew(error))  # the traceback of the original holds all that was at work when it came
 
 
@@ -143,10 +138,22 @@ def refuses(session: Any) -> bool:
     return isinstance(session.__dict__.get("_sess"), Refusal)
 
 
+def _never_destroy(inner: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+
+
+def _is_on_gpu(session: Any) -> bool:
+    device = vars(session).get("device")  # a guarded class may have a property of this name
+    return bool(getattr(device, "is_gpu", False))
+
+
+def _watched() -> list[Any]:
+    return [session for reference in list(_live.values()) if (session := reference()) is not None]
+
+
 def _refuse_all(error: GPUError) -> None:
-    for reference in list(_live.values()):
-        session = reference()
-        if session is not None:
+    for session in _watched():
+        if _is_on_gpu(session):
             refuse(session, error)
 
 
@@ -175,7 +182,28 @@ def _after_fork_in_child() -> None:
     global _forked_from
     _forked_from = os.getppid()
     _refuse_all(_forked(_forked_from))
+    for session in _watched():
+        # On the CPU it works on; its destructor would wait for threads that stayed in the parent.
+        _never_destroy(vars(session).get("_sess"))
+    if _LIBC is not None:
+        _end_without_destructors(_LIBC)
 
 
+def _end_without_destructors(libc: ctypes.CDLL) -> None:
+    """Let this process end as it would, but for what C++ destroys after Python is done.
+
+    Since 1.29 ONNX Runtime has a thread for its telemetry. It stays in the parent, and a forked child that ends waits
+    for it for ever, in a destructor, whether it used ONNX Runtime or not.
+    """
+    leave, flush = (ctypes.cast(function, ctypes.c_void_p) for function in (libc._exit, libc.fflush))
+    # What is registered last is called first: all streams are flushed, then the process is left with its status.
+    libc.on_exit(leave, None)
+    libc.__cxa_atexit(flush, None, None)
+
+
+_LIBC: ctypes.CDLL | None = None  # where it is glibc; found here, since a forked child had better not ask the loader
 if hasattr(os, "register_at_fork"):
+    _LIBC = ctypes.CDLL(None)
+    if not all(hasattr(_LIBC, name) for name in ("on_exit", "__cxa_atexit", "_exit", "fflush")):
+        _LIBC = None
     os.register_at_fork(after_in_child=_after_fork_in_child)

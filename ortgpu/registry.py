@@ -14,7 +14,7 @@ from typing import Any, Literal
 from .devices import CPU as CPU_DEVICE
 from .devices import Device
 from .errors import ForkedSessionError, PoisonedContextError
-from .lifetime import Refusal
+from .lifetime import Refusal, watch
 from .placement import Placement, read_placement
 from .providers import CPU
 
@@ -75,6 +75,7 @@ _numbers = itertools.count()
 
 def register(session: Any, kind: SessionKind = "GPUSession") -> None:
     """Remember ``session``, an InferenceSession whose constructor is at its end, for as long as it lives."""
+    watch(session)
     key = id(session)
 
     def forget(_reference: object, key: int = key) -> None:

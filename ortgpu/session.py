@@ -167,7 +167,6 @@ class GPUSession(ThroughputMethods):
                 from .staging import staging_of
 
                 self._staging = staging_of(self)
-            lifetime.watch(self)
         except GPUError as error:
             from . import registry
 
@@ -384,8 +383,7 @@ class GPUSession(ThroughputMethods):
 
     def _keep(self, verified: Verified) -> None:
         """Not by assignment: a class that the guard takes in may have a property of such a name."""
-        for name in ("device", "placement", "options_chosen"):
-            self.__dict__[name] = getattr(verified, name)
+        self.__dict__.update({name: getattr(verified, name) for name in ("device", "placement", "options_chosen")})
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
             self._request = dataclasses.replace(self._request, model=os.path.abspath(model))
@@ -402,9 +400,8 @@ class GPUSession(ThroughputMethods):
 def _cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
     """A request that is wrong in itself stays an error: the CPU would not mend it."""
     of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
-    if isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError):
-        return False
-    if session_options.keeps_cpu_out(options):
+    wrong_in_itself = isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
+    if wrong_in_itself or session_options.keeps_cpu_out(options):
         return False
     return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 

@@ -29,7 +29,6 @@ def open_pool(devices=2, **options):
     made = GPUSessionPool(RELU, range(devices), allow_cpu=True, **options)
     for session in made.sessions:
         session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0, name=None)
-        lifetime.watch(session)  # as the constructor does on a GPU
     return made
 
 def feed(value):

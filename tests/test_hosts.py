@@ -171,9 +171,9 @@ def test_rank_0_calls_itself_localhost(machine: Machine, network: Network) -> No
 
 def test_temporary_folder_is_shared(machine: Machine, network: Network, tmp_path: Path) -> None:
     """Two jobs, one on each host, that say the same of themselves: by the defaults of DeepSpeed's launcher, say."""
-    here = {"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     starts: list[tuple[list[str], dict[str, str]]] = []
     for number, host in enumerate(network.hosts):
+        here = {**gpus(number), "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
         python = [str(machine.overlay.python), *rank_program("preflight", {"timeout": TIMEOUT, "calls": CALLS})]
         for command, variables in launchers.starts_of("environment", 2, python):
             folder = tmp_path / f"reports{number}"
@@ -221,7 +221,7 @@ def unplugged(network: Network) -> None:
 @pytest.mark.parametrize(
     ("fault", "fact", "fix"),
     [
-        (leads_back, "on node2, node1 is 127.0.1.1", "correct /etc/hosts of node2, or name rank 0's host otherwise"),
+        (leads_back, "on node2, node1 is 127.0.1.1", "node1 leads to node2 itself"),
         (not_known, "name resolution: node1:23456", "make node1 known to node2, by DNS or /etc/hosts"),
         (firewall_without_a_word, "timed out: node1:23456", "make sure that it can be reached there"),
         (firewall_that_refuses, "Permission denied: node1:23456", "make sure that it can be reached there"),
@@ -240,12 +240,21 @@ def test_rank_0_is_not_found(
     assert "no answer in time" not in job.error(1).text, "what was cut off at the end says nothing"
 
 
+def test_rank_0_is_not_started(machine: Machine, network: Network) -> None:
+    """Nothing is said against its name, least of all on its own host, which that leads to."""
+    job = run(machine, network, each=2, timeout=TIMEOUT, misbehaving={"0": "absent"})
+    assert_all_raise(job, dict.fromkeys([1, 2, 3], ("RendezvousError", [0])))
+    for number in (1, 2, 3):
+        assert job.error(number).fixes[0].startswith("look at the output of rank 0")
+
+
 def test_address_of_another_host(machine: Machine, network: Network) -> None:
     """Each side says where it was, and where it looked."""
     job = run(machine, network, address="node2:23456", timeout=TIMEOUT)
     assert_all_raise(job, {0: ("RendezvousError", [1]), 1: ("RendezvousError", [0])})
     assert "rank 0 waited for them on node1, at node2, port 23456" in job.error(0).evidence
     assert "this is rank 1 of 2, on node2" in job.error(1).evidence
+    assert "node2 leads to node2 itself" in job.error(1).fixes[0]
 
 
 # It is found, and that is not enough

@@ -146,6 +146,16 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_own(address: str) -> bool:
+    """Whether this numeric address is one of this host: no other can be bound to."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
 def ports_of(identity: str) -> Iterator[int]:
     """The ports of a job, in the order in which they are tried."""
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()

@@ -16,7 +16,7 @@ from . import contract, verdicts
 from .child import Child
 from .contract import Described
 from .hub import LAST, Deadlines, Hub
-from .meeting import Address, Meeting, is_loopback, resolve
+from .meeting import Address, Meeting, is_own, resolve
 from .ranks import Rank
 from .reports import Collective, CollectiveResult, PreflightReport, differences, named
 from .verdicts import RENDEZVOUS, RUN
@@ -24,7 +24,8 @@ from .wire import FROM_RANK_0, Connection, GarbledError, Message, error_from_mes
 
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
 _ASK_AGAIN = 1.0  # seconds between two questions for a name
-_HANDSHAKE = 2.0  # seconds in which whatever listens there has to prove that it is rank 0
+_CONNECTION = 2.0  # seconds in which an address has to take a connection
+_ANSWER = 5.0  # and what listens there to prove that it is rank 0, which may have much else to do
 _GIVING_BACK = 5.0  # seconds that a child may take to give its communicator back
 _FACTS, _ID = "facts", "id"
 
@@ -168,7 +169,7 @@ class Participant:
         except OSError as error:
             return error.strerror or str(error)
         now = time.monotonic()
-        until = min(now + _HANDSHAKE, self._schedule.arrival)
+        until = min(now + _ANSWER, self._schedule.arrival)
         link = Connection(connected, FROM_RANK_0)
         self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
         hello = {
@@ -197,7 +198,7 @@ class Participant:
 
     def _connected(self, address: Address) -> socket.socket:
         hosts = self._addresses_of(address.host)
-        until = min(time.monotonic() + _HANDSHAKE, self._schedule.arrival)
+        until = min(time.monotonic() + _CONNECTION, self._schedule.arrival)
         refusal: OSError | None = None
         for tried, host in enumerate(hosts):  # time is left for each: packets to one may come to nothing
             share = (until - time.monotonic()) / (len(hosts) - tried)
@@ -366,11 +367,11 @@ class Participant:
         names = {name: found for name, found in self._resolved.items() if found != [name]}
         looked_for = {address.host for addresses in refusals.values() for address in addresses}
         fixes = [f"make {name} known to {here}, by DNS or /etc/hosts" for name in looked_for - set(self._resolved)]
-        if not self._rank.on_one_host:
+        if self._rank.local_rank == 0:  # as rank 0's is, which is therefore on another host
             fixes += [
-                f"correct /etc/hosts of {here}, or name rank 0's host otherwise: {name} is {here} itself there"
-                for name, found in names.items()
-                if all(map(is_loopback, found))
+                f"name rank 0's host, or correct /etc/hosts of {here}: {name} leads to {here} itself there"
+                for name, found in self._resolved.items()
+                if all(map(is_own, found))
             ]
         return RendezvousError(
             "rank 0 was not at the rendezvous in time",

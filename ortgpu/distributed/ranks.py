@@ -1,7 +1,7 @@
 """Which process of how many this is, from the variables of the launcher that started it.
 
-Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, and srun of Slurm 22.05.8. Read in their
-sources: what DeepSpeed's launcher and the mpiexec of Cray's PALS call the local numbers.
+Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher of
+DeepSpeed 0.19.8. Not seen: what Cray's PALS calls the local numbers, which is read as programs for it do.
 """
 
 from __future__ import annotations

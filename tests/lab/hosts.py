@@ -1,8 +1,8 @@
-"""Several hosts on one machine: Linux namespaces, each with a network, a name, files and shared memory of its own.
+"""Several hosts on one machine: Linux namespaces, each with a network, a name, mounts and shared memory of its own.
 
-A switch joins them, a bridge in a namespace of its own, with a cable to each host. Every process of a host is in the
-process namespace of the switch, and ends with it. No part of it is visible from outside, and nothing outside of it can
-be reached from inside.
+A switch joins them, a bridge in a namespace of its own, with a cable to each host. Nothing else is connected to it. All
+processes of hosts are in the process namespace of the switch, and end with it. Files are this machine's, but for those
+that are mounted over: /etc/hosts, /dev/shm, and the folder for temporary ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _OF_A_HOST = ("--net", "--mount", "--uts", "--ipc")
 _DEADLINE = 30.0
 
 _TRY = """
-mount --make-rprivate /; mount -t proc proc /proc; hostname try
+mount --make-rprivate /; mount -t tmpfs tmpfs /dev/shm; mount --bind /dev/null /etc/hosts; mount -t proc proc /proc
+hostname try
 ip link add name switch type bridge; ip link add name a type veth peer name b; ip addr add fd77::1/64 dev a
 """
 
@@ -131,15 +132,17 @@ class Network:
 
     def agent(self) -> Path:
         """A program that mpirun can call in ssh's place: options, a host, and what is to be run there."""
-        cases = [
-            f'{host.name}) exec {shlex.join(host.command(["sh", "-c"], from_host=True))} "$*";;' for host in self.hosts
+        commands = {host.name: shlex.join(host.command(["sh", "-c"], from_host=True)) for host in self.hosts}
+        lines = [
+            "#!/bin/sh",
+            'while [ "${1#-}" != "$1" ]; do shift; done',
+            "host=$1; shift",
+            "case $host in",
+            *(f'{name}) exec {command} "$*";;' for name, command in commands.items()),
+            'esac; echo "no host $host" >&2; exit 255\n',
         ]
         path = self._folder / "agent"
-        path.write_text(
-            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
-            f'case $host in\n{chr(10).join(cases)}\nesac\necho "no host $host" >&2; exit 255\n',
-            encoding="utf-8",
-        )
+        path.write_text("\n".join(lines), encoding="utf-8")
         path.chmod(0o755)
         return path
 
