@@ -1,14 +1,16 @@
 """Copies between ordinary arrays and the device, in threads, through pinned memory.
 
 A transfer is cut into pieces: while the GPU fetches one from pinned memory, threads copy the next ones there. Each
-thread has a CUDA stream of its own, and has waited for it when its work is done.
+thread has a CUDA stream to itself meanwhile, and has waited for it when its work is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,32 +39,34 @@ class Transfer:
 
 
 class Copier:
-    """Threads may share it. The threads that copy are those of all copiers of the process."""
+    """Threads may share it. The threads that help are those of all copiers of the process."""
 
     def __init__(self, runtime: CudaRuntime, threads: int, piece: int) -> None:
         self._runtime = runtime
+        self._threads = threads
         self._piece = piece
-        self._streams = [Stream(runtime) for _ in range(threads)]
+        self._idle: deque[Stream] = deque()
         self._executor = _shared_executor(threads)
 
     def to_device(self, transfers: list[Transfer]) -> None:
-        """Returns when it is done. Raises CudaCallError; until nothing is under way any more, all of it is kept."""
+        """Returns when it is done. Raises CudaCallError, when nothing is under way any more."""
         self._in_threads(self._to_device, transfers)
 
     def from_device(self, transfers: list[Transfer]) -> None:
         """As :meth:`to_device`."""
         self._in_threads(self._from_device, transfers)
 
-    def _in_threads(self, function: Callable[[list[Transfer], int], None], transfers: list[Transfer]) -> None:
+    def _in_threads(self, function: Callable[[Iterator[Transfer]], None], transfers: list[Transfer]) -> None:
         pieces = [piece for transfer in transfers for piece in self._pieces(transfer)]
-        if len(pieces) == 1:
-            function(pieces, self._streams[0].handle)
-            return
+        rest = iter(pieces)  # whoever works takes the next
         futures = []
-        for number, stream in enumerate(self._streams[: len(pieces)]):
-            share = pieces[number :: len(self._streams)]
-            futures.append(self._executor.submit(function, share, stream.handle))
-        wait(futures)
+        try:
+            with contextlib.suppress(RuntimeError):  # where the system gives no further thread, fewer work
+                for _ in range(min(len(pieces), self._threads) - 1):
+                    futures.append(self._executor.submit(function, rest))  # noqa: PERF401 - those before a failure count
+            function(rest)
+        finally:
+            wait(futures)
         failures = [failure for failure in (future.exception() for future in futures) if failure is not None]
         del futures  # they refer to what is raised, and that to this frame
         if failures:
@@ -80,25 +84,37 @@ class Copier:
             for at in range(0, array.size, self._piece)
         ]
 
-    def _to_device(self, pieces: list[Transfer], stream: int) -> None:
-        self._runtime.use_device()  # else a thread's first call would make a context on the first device
-        try:
-            for piece in pieces:
-                if piece.array is not None:
-                    np.copyto(piece.host, piece.array)  # without the interpreter lock
-                self._runtime.copy(piece.address, _address_of(piece.host), piece.host.nbytes, stream)
-        finally:
-            self._runtime.synchronise(stream)  # the memory must not be another's before
-
-    def _from_device(self, pieces: list[Transfer], stream: int) -> None:
-        self._runtime.use_device()
-        for piece in pieces:
+    def _to_device(self, pieces: Iterator[Transfer]) -> None:
+        with self._runtime.aside(), self._stream() as stream:
             try:
-                self._runtime.copy(_address_of(piece.host), piece.address, piece.host.nbytes, stream)
+                for piece in pieces:
+                    if piece.array is not None:
+                        np.copyto(piece.host, piece.array)  # without the interpreter lock
+                    self._runtime.copy(piece.address, _address_of(piece.host), piece.host.nbytes, stream)
             finally:
-                self._runtime.synchronise(stream)
-            if piece.array is not None:
-                np.copyto(piece.array, piece.host)
+                self._runtime.synchronise(stream)  # the memory must not be another's before
+
+    def _from_device(self, pieces: Iterator[Transfer]) -> None:
+        with self._runtime.aside(), self._stream() as stream:
+            for piece in pieces:
+                try:
+                    self._runtime.copy(_address_of(piece.host), piece.address, piece.host.nbytes, stream)
+                finally:
+                    self._runtime.synchronise(stream)
+                if piece.array is not None:
+                    np.copyto(piece.array, piece.host)
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[int]:
+        """One that nobody else uses meanwhile, so that nobody waits for the copies of another run."""
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            stream = Stream(self._runtime)
+        try:
+            yield stream.handle
+        finally:
+            self._idle.append(stream)
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -61,7 +61,7 @@ class PinnedMemory(RecycledMemory):
         found = self.try_empty(shape, kind)
         return np.empty(shape, kind) if found is None else found
 
-    def try_empty(self, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         return None if self._runtime is None else super().try_empty(shape, dtype)
 
     def is_pinned(self, array: NDArray[Any]) -> bool:

@@ -64,9 +64,9 @@ class RecycledMemory:
             self._idle += _taken_out_of(self._returned)
             return self.bytes_in_use + sum(block.size for block in self._idle)
 
-    def try_empty(self, shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """As numpy.empty; None for what does not fit into the limit or cannot be had, and for what has no elements."""
-        count = math.prod((shape,) if isinstance(shape, int) else shape)
+        count = math.prod(shape)
         block = self._take(count * dtype.itemsize) if count > 0 and dtype.itemsize else None
         if block is None:
             return None

@@ -43,6 +43,7 @@ class StagedRuns:
         }
         self._options = onnxruntime.RunOptions()
         self._ordinary = OrdinaryMemory(session._pinned_memory_limit)
+        self._runtime = runtime
         self._copier = Copier(runtime, threads, piece)
 
     def run(self, session: Any, output_names: Any, feed: Any) -> list[Any] | None:
@@ -51,7 +52,11 @@ class StagedRuns:
             return None
         names = list(output_names or self._outputs)
         given = dict(feed)  # another thread may change it, and small values share the memory of its arrays
-        inner, memory = session._sess, memory_of(session)
+        # ONNX Runtime takes memory for it, which must not spoil what another session captures
+        with self._runtime.aside():
+            return self._run(session._sess, memory_of(session), names, given)
+
+    def _run(self, inner: Any, memory: PinnedMemory, names: list[str], given: dict[str, Any]) -> list[Any] | None:
         values = self._feed(inner, memory, given)
         if values is None:
             return None
@@ -74,21 +79,18 @@ class StagedRuns:
         """ONNX Runtime's values, complete on the device."""
         values, transfers = native.OrtValueVector(), []
         for name, array in given.items():
-            if isinstance(array, onnxruntime.OrtValue):
-                values.push_back(array._ortvalue)
-                continue
             if not isinstance(array, np.ndarray) or array.dtype not in _KINDS:
                 return None
             host = None
-            if array.nbytes >= self._staged_from and self._inputs.get(name, False):
-                host = array if memory.is_pinned(array) else memory.try_empty(array.shape, array.dtype)
-            if host is None:
+            if array.nbytes >= self._staged_from and self._inputs.get(name, False) and not memory.is_pinned(array):
+                host = memory.try_empty(array.shape, array.dtype)
+            if host is None:  # ONNX Runtime copies it in the stream of the run: from pinned memory nothing is faster
                 values.push_back(native.OrtValue.ortvalue_from_numpy(array, self._places[False]))
                 continue
             # From the session's arena, like the copy that plain run makes: memory and limits are the same. Without a
             # stream it gives only memory that no run still uses (safe_to_use in bfc_arena.cc).
             value = inner.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, self._places[True])
-            transfers.append(Transfer(value.data_ptr(), host, None if host is array else array, value))
+            transfers.append(Transfer(value.data_ptr(), host, array, value))
             values.push_back(value)
         self._copier.to_device(transfers)
         return values

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .background import ForkSafeLock
 from .providers import CPU, CUDA
 from .tensor_types import DTYPES
+from .throughput import InferenceSession
 
 if TYPE_CHECKING:
     from .staged_runs import StagedRuns
@@ -24,6 +26,10 @@ logger = logging.getLogger("ortgpu")
 STAGED_FROM = 8 << 20  # bytes of one array
 PIECE = 4 << 20  # bytes
 COPY_THREADS = 8  # fewer where the process has fewer cores
+
+# Captured graphs have rules of their own for the addresses of inputs; with a stream of the caller's, memory may be free
+# in the order of that stream alone.
+_REFUSED = ("enable_cuda_graph", "has_user_compute_stream")
 
 _creating = ForkSafeLock()
 
@@ -46,6 +52,7 @@ class Staging:
         # Whatever the inputs are: dimensions that are not known are at least 1
         self._has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
         self._runs: StagedRuns | None = None
+        self.stands_in_for = InferenceSession.run
 
     def pays(self, feed: Any) -> bool:
         """Whether an array is large enough. Called before each run: it costs a fraction of a microsecond."""
@@ -54,7 +61,7 @@ class Staging:
             for value in feed.values():
                 if value.nbytes >= limit:
                     return True
-        except AttributeError:  # no arrays, or no mapping: ONNX Runtime's to judge
+        except (AttributeError, TypeError):  # no arrays, or no mapping: ONNX Runtime's to judge
             return False
         return self._has_large_outputs
 
@@ -64,7 +71,7 @@ class Staging:
             runs = self._runs or self._make_runs(session)
             return runs.run(session, output_names, feed) if runs is not None else None
         except Exception as error:  # noqa: BLE001 - plain run raises what a caller may expect
-            logger.debug("a run is not staged: %s", error)
+            logger.debug("a run is not staged: %s", str(error))  # the text alone: an error keeps all that was at work
             return None
 
     def close(self) -> None:
@@ -92,15 +99,24 @@ def staging_of(session: Any) -> Staging | None:
     has_what_it_takes = hasattr(inner, "input_meminfos") and hasattr(inner, "create_ortvalue_from_shape_and_type")
     if not has_what_it_takes or not session.device.is_gpu or not session._pinned_memory_limit:
         return None
+    if not _is_onnxruntimes(InferenceSession.run):
+        return None  # a tracer's, which is to see each run
     providers = session.get_provider_options()
-    if not {CUDA, CPU}.issuperset(providers) or providers[CUDA].get("enable_cuda_graph", "0") != "0":
-        return None  # TensorRT and captured graphs have rules of their own for the addresses of inputs
+    if not {CUDA, CPU}.issuperset(providers):
+        return None  # TensorRT has rules of its own for the addresses of inputs
+    if any(providers[CUDA].get(option, "0") != "0" for option in _REFUSED):
+        return None
     values = (*inner.inputs_meta, *inner.outputs_meta)
     if any(each.type not in DTYPES for each in values):
         return None
     if all(_bytes(each, unknown=STAGED_FROM) < STAGED_FROM for each in values):
         return None
     return Staging(session)
+
+
+def _is_onnxruntimes(function: Any) -> bool:
+    """Whatever name and class a wrapper gives itself."""
+    return type(function) is FunctionType and function.__globals__["__name__"] == InferenceSession.__module__
 
 
 def _bytes(value: Any, unknown: int) -> int:

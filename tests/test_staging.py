@@ -1,8 +1,4 @@
-"""Large arrays of ``run``, as far as that goes without a GPU.
-
-The session is a real one on the CPU, and so is what runs it with inputs and outputs in its own memory; "device" memory
-is the host's, and a stub runtime copies. It copies as late as CUDA may: what is read or used again too early shows.
-"""
+"""Large arrays of ``run``: results, types and exceptions are those of plain ``run``. See staged_sessions.py."""
 
 from __future__ import annotations
 
@@ -13,60 +9,12 @@ import pytest
 
 from tests.cpu_session import child
 from tests.lab.stubs import Stubs
-
-SETUP = """
-from ortgpu.copying import Copier
-from ortgpu.pinned import PinnedMemory
-from ortgpu.staged_runs import StagedRuns
-from ortgpu.staging import Staging
-os.environ["STUB_CUDART_LATE"] = "1"
-runtime, stub = stub_runtime(sys.argv[1])
-MIB = 1 << 20
-ran = []  # whether each run was staged
-
-class Noting(Staging):
-    def run(self, *arguments):
-        results = super().run(*arguments)
-        ran.append(results is not None)
-        return results
-
-def staged(model, staged_from=64, threads=3, piece=1000, limit=64 * MIB, **arguments):
-    session = GPUSession(model, pinned_memory_limit=limit, **arguments)
-    session._pinned = PinnedMemory(runtime, limit)
-    stage(session, staged_from, threads, piece)
-    return session
-
-def stage(session, staged_from, threads, piece):
-    session._staging = Noting(session, staged_from=staged_from)
-    session._staging._runs = StagedRuns(session, runtime, staged_from, threads, piece)
-
-def same(found, expected):
-    assert len(found) == len(expected) and type(found) is type(expected)
-    for a, b in zip(found, expected):
-        assert type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.flags.writeable
-        assert a.tobytes() == b.tobytes()
-    return True
-
-def is_pinned(array):
-    return runtime.is_pinned(array.__array_interface__["data"][0])
-
-def copy_threads():
-    return [each for each in threading.enumerate() if each.name.startswith("ortgpu-copy")]
-
-def wait_for_no_threads():
-    for each in copy_threads():
-        each.join(20)
-    return threads()
-
-def big(value, size=100_000):
-    return {"x": np.full(size, value, np.float32)}
-"""
+from tests.staged_sessions import with_staging
 
 
 @pytest.fixture
 def with_stub(stubs: Stubs) -> Any:
-    """Code in a child, which finds the stub runtime as ``runtime`` and what it counts in ``stub``."""
-    return lambda code, deadline=60: child(SETUP + textwrap.dedent(code), str(stubs.cudart), deadline=deadline)
+    return lambda code, deadline=60: with_staging(stubs, code, deadline)
 
 
 def test_results_are_those_of_run(with_stub: Any) -> None:
@@ -125,65 +73,6 @@ def test_results_are_those_of_run(with_stub: Any) -> None:
         deadline=110,
     )
     assert found == [True, True, 0]
-
-
-def test_large_results_are_in_memory_that_is_used_again(with_stub: Any) -> None:
-    found = with_stub("""
-        session = staged(NEG)
-        addresses = set()
-        for number in range(20):
-            (result,) = session.run(None, big(number))
-            assert not is_pinned(result) and (result == -number).all()
-            addresses.add(result.__array_interface__["data"][0])
-            del result
-        ordinary = session._staging._runs._ordinary
-        report([len(addresses), stub.stub_allocations(), ordinary.bytes_in_use, ordinary.bytes_held, ran.count(True)])
-    """)
-    assert found == [1, 1, 0, 7 << 16, 20]  # what is pinned for the input is used again for the output
-
-
-def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(with_stub: Any) -> None:
-    """In memory that is used again, and beyond its limit."""
-    found = with_stub("""
-        from hypothesis import given, settings, strategies as st
-
-        ways = st.sampled_from(["keep", "view", "drop"])
-        steps = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 60_000), ways))
-
-        @settings(max_examples=60, deadline=None, database=None)
-        @given(steps, st.sampled_from([1 << 17, 1 << 19, 1 << 21]))
-        def check(steps, limit):
-            session, held = staged(NEG, limit=limit, piece=50_000), {}
-            for number, (slot, size, how) in enumerate(steps):
-                (result,) = session.run(None, big(number, size))
-                held.pop(slot, None)
-                if how != "drop":
-                    held[slot] = number, result if how == "keep" else memoryview(result[::3])
-                del result
-                assert stub.stub_pinned_bytes() == session._pinned.bytes_pinned <= limit
-                assert session._staging._runs._ordinary.bytes_held <= limit
-                assert all((np.asarray(array) == -value).all() for value, array in held.values())
-            session.close()
-            assert all((np.asarray(array) == -value).all() for value, array in held.values())
-            assert stub.stub_pinned_bytes() == 0
-
-        check()
-        report([all(ran), len(ran) > 100])
-    """)
-    assert found == [True, True]
-
-
-def test_results_that_are_kept_are_beyond_the_limit_in_memory_of_their_own(with_stub: Any) -> None:
-    found = with_stub("""
-        session = staged(NEG, limit=4 * MIB)
-        results = [session.run(None, big(number, MIB // 8))[0] for number in range(12)]
-        ordinary = session._staging._runs._ordinary
-        in_use = ordinary.bytes_in_use
-        right = all((each == -number).all() for number, each in enumerate(results))
-        del results
-        report([in_use, right, ordinary.bytes_in_use, ordinary.bytes_held, stub.stub_pinned_bytes(), all(ran)])
-    """)
-    assert found == [4 << 20, True, 0, 4 << 20, 1 << 19, True]
 
 
 def test_small_arrays_go_straight_through(with_stub: Any) -> None:
@@ -260,10 +149,8 @@ def test_other_values_in_a_feed(with_stub: Any) -> None:
         report([results, with_options, ran])
     """)
     assert found[0] == [[4, 4], [3, 3], [4, 4], [4, 4], [4, 4]]
-    assert found[1:] == [
-        4,
-        [True, False, True, True, False, True],
-    ]  # the second is staged as the OrtValue that it becomes
+    # What is not NumPy's is left to run; the second is tried once more as the OrtValue that it becomes.
+    assert found[1:] == [4, [False, False, False, True, False, True]]
 
 
 def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(with_stub: Any) -> None:
@@ -294,211 +181,6 @@ def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(with_stub: Any) -> No
     assert found == [[{"x": True, "z": False}, {"y": True, "s": False}], [True, True], [True, True]]
 
 
-def test_threads_over_one_session(with_stub: Any) -> None:
-    found = with_stub("""
-        session, wrong, pinned = staged(NEG, limit=8 * MIB, piece=20_000, threads=4), [], []
-        def work(number):
-            for step in range(40):
-                value = number * 1000 + step
-                (result,) = session.run(None, big(value, 1000 * (1 + (number + step) % 90)))
-                if (result != -value).any():
-                    wrong.append(value)
-                pinned.append(stub.stub_pinned_bytes())
-        workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-        [worker.start() for worker in workers]
-        [worker.join() for worker in workers]
-        mapped = [int(result[0][0]) for result in session.map([big(n) for n in range(30)])]
-        alive, bounded = len(copy_threads()), max(pinned) <= 8 * MIB
-        session.close()
-        report([wrong, mapped == [-n for n in range(30)], all(ran), bounded, alive, wait_for_no_threads(),
-                session._pinned.bytes_in_use, stub.stub_pinned_bytes(), stub.stub_streams()])
-    """)
-    assert found == [[], True, True, True, 4, [], 0, 0, 0]
-
-
-def test_sessions_share_the_threads_that_copy(with_stub: Any) -> None:
-    found = with_stub("""
-        sessions = [staged(NEG) for _ in range(5)]
-        right = [session.run(None, big(number))[0][0].item() for number, session in enumerate(sessions)]
-        one = threads()
-        del sessions[1:]
-        gc.collect()
-        again = sessions[0].run(None, big(7))[0][0].item()
-        sessions.clear()
-        gc.collect()
-        report([right, one, again, wait_for_no_threads(), stub.stub_streams(), stub.stub_pinned_bytes()])
-    """)
-    assert found == [[0, -1, -2, -3, -4], [f"ortgpu-copy_{n}" for n in range(3)], -7, [], 0, 0]
-
-
-CALLS = ["cudaGetDevice", "cudaHostAlloc", "cudaPointerGetAttributes", "cudaSetDevice", "cudaMemcpyAsync",
-         "cudaStreamSynchronize"]  # fmt: skip
-
-
-@pytest.mark.parametrize("function", CALLS)
-def test_whatever_call_fails_the_run_is_done_and_nothing_is_lost(with_stub: Any, function: str) -> None:
-    found = with_stub(f"""
-        right, leaks = [], []
-        for late in (1, 2, 3, 7, 40):
-            session = staged(NEG, piece=50_000)
-            for before in range(late % 3):
-                session.run(None, big(5))
-            stub.stub_fail(0)
-            os.environ["STUB_CUDART_FAIL"] = f"{function}=999@{{late}}"
-            right += [bool((session.run(None, big(number))[0] == -number).all()) for number in range(4)]
-            del os.environ["STUB_CUDART_FAIL"]
-            right.append(bool((session.run(None, big(9))[0] == -9).all()) and ran[-1])
-            leaks.append(session._pinned.bytes_in_use)
-            session.close()
-        report([all(right), leaks, stub.stub_last_error(), stub.stub_pinned_bytes(), stub.stub_streams()])
-    """)
-    assert found == [True, [0] * 5, 0, 0, 0]
-
-
-@pytest.mark.parametrize("function", ["cudaStreamCreateWithFlags", "cudaSetDevice"])
-def test_a_device_that_gives_no_streams_leaves_it_to_run(with_stub: Any, function: str) -> None:
-    found = with_stub(f"""
-        from ortgpu import cudart
-        session = staged(NEG)
-        session._staging._runs = None
-        cudart.runtime_of = lambda device: runtime
-        os.environ["STUB_CUDART_FAIL"] = "{function}=2@2"
-        failed = session.run(None, big(3))[0][0].item()
-        del os.environ["STUB_CUDART_FAIL"]
-        report([failed, session.run(None, big(4))[0][0].item(), ran])
-        session.close()
-    """)
-    assert found == [-3, -4, [False, True]]
-
-
-def test_out_of_pinned_memory_copies_the_ordinary_way(with_stub: Any) -> None:
-    found = with_stub("""
-        session = staged(NEG)
-        stub.stub_fail(2)
-        (result,) = session.run(None, big(3))
-        again = session.run(None, big(4))[0]
-        stub.stub_fail(0)
-        report([result[0].item(), again[0].item(), is_pinned(result), ran])
-    """)
-    assert found == [-3, -4, False, [True, True]]
-
-
-def test_closed_it_says_so_and_results_live_on(with_stub: Any) -> None:
-    found = with_stub("""
-        session = staged(NEG)
-        (result,) = session.run(None, big(3))
-        session.close()
-        session.close()
-        failed = outcome(lambda: session.run(None, big(3)))
-        left = stub.stub_pinned_bytes(), wait_for_no_threads(), stub.stub_streams()
-        report([failed["type"], result[-1].item(), left])
-    """)
-    assert found == ["ExecutionError", -3, [0, [], 0]]
-
-
-def test_dropped_without_closing_only_what_results_use_stays(with_stub: Any) -> None:
-    found = with_stub("""
-        from ortgpu import pinned
-        session = staged(NEG, limit=2 * MIB)
-        session._pinned = None
-        pinned.runtime_of = lambda device: runtime
-        results = [session.run(None, big(number, MIB // 8))[0] for number in range(5)]
-        array = session.pinned_empty(MIB // 4)
-        before = stub.stub_pinned_bytes()
-        owners = session._staging._runs._ordinary._owners
-        del results[1:4], session
-        gc.collect()
-        left = stub.stub_pinned_bytes(), sum(each.nbytes for each in owners.values()), [int(r[0]) for r in results]
-        del results, array
-        report([before, left, stub.stub_pinned_bytes(), len(owners), wait_for_no_threads()])
-    """)
-    # The last result was beyond the limit, in memory of its own.
-    assert found == [3 << 19, [1 << 20, 1 << 19, [0, -4]], 0, 0, []]
-
-
-def test_a_run_under_way_when_the_session_is_closed_ends(with_stub: Any) -> None:
-    found = with_stub("""
-        session = staged(NEG)
-        entered, closed = threading.Event(), threading.Event()
-        class Waiting(Copier):
-            def from_device(self, transfers):
-                entered.set()
-                assert closed.wait(20)
-                super().from_device(transfers)
-        session._staging._runs._copier = Waiting(runtime, 3, 1000)
-        results = []
-        worker = threading.Thread(target=lambda: results.append(session.run(None, big(3))[0][-1].item()))
-        worker.start()
-        assert entered.wait(20)
-        session.close()
-        closed.set()
-        worker.join(20)
-        report([results, wait_for_no_threads(), stub.stub_pinned_bytes(), stub.stub_streams()])
-    """)
-    assert found == [[-3], [], 0, 0]
-
-
-def test_a_process_that_lost_the_gpu_refuses(with_stub: Any) -> None:
-    found = with_stub("""
-        from ortgpu import lifetime
-        session = staged(NEG)
-        lifetime.watch(session)
-        (result,) = session.run(None, big(3))
-        lifetime.noted(ortgpu.PoisonedContextError("lost", fixes=[]))
-        report([outcome(lambda: session.run(None, big(3)))["type"], result[0].item()])
-    """)
-    assert found == ["PoisonedContextError", -3]
-
-
-def test_a_sticky_error_of_a_copy_is_told_by_run_itself(with_stub: Any) -> None:
-    """A CUDA that is lost fails the copy and then ONNX Runtime, whose words are explained."""
-    found = with_stub("""
-        from ortgpu import lifetime
-        session = staged(NEG)
-        lifetime.watch(session)
-        class Lost:
-            def __init__(self, inner):
-                self.inner = inner
-            def __getattr__(self, name):
-                return getattr(self.inner, name)
-            def run(self, *arguments):
-                raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
-        session._sess = Lost(session._sess)
-        os.environ["STUB_CUDART_FAIL"] = "cudaMemcpyAsync=700"
-        report([outcome(lambda: session.run(None, big(3)))["type"] for _ in range(2)])
-    """)
-    assert found == ["PoisonedContextError"] * 2
-
-
-def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(with_stub: Any) -> None:
-    found = with_stub("""
-        from ortgpu import lifetime
-        session = staged(NEG)
-        lifetime.watch(session)
-        (result,) = session.run(None, big(3))
-        before = stub.stub_pinned_bytes()
-        read, write = os.pipe()
-        other_read, other_write = os.pipe()
-        if os.fork() == 0:
-            signal.alarm(20)
-            refused = outcome(lambda: session.run(None, big(3)))["type"]
-            os.read(other_read, 1)
-            right = bool((result == -3).all())
-            del result
-            session.close()
-            del session
-            gc.collect()
-            os.write(write, json.dumps([refused, right, stub.stub_pinned_bytes() == before]).encode())
-            os._exit(0)
-        del result
-        (again,) = session.run(None, big(4))  # in the memory of the result that the child still has
-        os.write(other_write, b"x")
-        os.wait()
-        report([json.loads(os.read(read, 1000)), again[0].item(), len(session._staging._runs._ordinary._owners)])
-    """)
-    assert found == [["ForkedSessionError", True, True], -4, 1]
-
-
 def test_which_sessions_stage() -> None:
     found = child("""
         from ortgpu import staging
@@ -518,8 +200,54 @@ def test_which_sessions_stage() -> None:
         texts = "t (string[n] x) => (string[n] y) { y = Identity(x) }"
         grows = "t (float[1] x, int64[1] s) => (float[n] y) { y = Expand(x, s) }"
         graphs = {**OPTIONS, "CUDAExecutionProvider": {"enable_cuda_graph": "1"}}
+        stream = {**OPTIONS, "CUDAExecutionProvider": {"has_user_compute_stream": "1", "user_compute_stream": "42"}}
         report([stages(NEG), stages(large), stages(grows), stages(small), stages(texts), stages(NEG, device=None),
                 stages(NEG, graphs), stages(NEG, {"TensorrtExecutionProvider": {}, **OPTIONS}),
-                stages(NEG, pinned_memory_limit=0), GPUSession(NEG)._staging])
+                stages(NEG, pinned_memory_limit=0), GPUSession(NEG)._staging, stages(NEG, stream)])
     """)
-    assert found == [True, True, True, False, False, False, False, False, False, None]
+    assert found == [True, True, True, False, False, False, False, False, False, None, False]
+
+
+TRACER = """
+import functools
+from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, Session
+seen, plain = [], InferenceSession.run
+
+@functools.wraps(plain)
+def traced(self, *given):
+    seen.append(given[0])
+    return plain(self, *given)
+"""
+
+
+def test_a_tracer_sees_each_run(with_stub: Any) -> None:
+    found = with_stub(
+        TRACER
+        + textwrap.dedent("""
+        session = staged(NEG)
+        before = session.run(None, big(1))[0][0].item()
+        InferenceSession.run = traced
+        during = session.run(None, big(2))[0][0].item()
+        del InferenceSession.run
+        report([before, during, session.run(None, big(3))[0][0].item(), ran, len(seen)])
+    """)
+    )
+    assert found == [-1, -2, -3, [True, True], 1]
+
+
+@pytest.mark.parametrize("where", ["InferenceSession", "Session"])
+def test_nothing_is_staged_where_a_tracer_was_first(where: str) -> None:
+    found = child(
+        TRACER
+        + textwrap.dedent(f"""
+        import dataclasses
+        from ortgpu import staging
+        session = GPUSession(NEG)
+        session.device = dataclasses.replace(session.device, kind="cuda")
+        session.get_provider_options = lambda: {{"CUDAExecutionProvider": {{}}, "CPUExecutionProvider": {{}}}}
+        stages = [staging.staging_of(session) is not None]
+        {where}.run = traced
+        report([*stages, staging.staging_of(session) is not None])
+    """)
+    )
+    assert found == [True, False]
