@@ -1,102 +1,131 @@
 """From which size on arrays should be staged inside ``run``, in how many threads, in pieces of how many bytes.
 
-    python -m benchmarks.thresholds [--quick] [--cpu] [--json FILE]
+    python -m benchmarks.thresholds [--quick] [--cpu] [--only SIZE] [--budget MINUTES] [--json FILE]
 
-Prints the ratio of staged runs to plain ones, taken in turns, for arrays of growing size: as much out as in ("both"),
-next to nothing out ("in"), and as much out as in while the caller keeps results, so that most have to be in fresh
-memory ("kept"). Below each table stands what follows for the constants in ortgpu/staging.py. ``--cpu`` is to see that
-it works: there nothing is staged.
+For each size of an array, staged runs and plain ones, taken in turns in one process: as much out as in ("both"), one
+element out ("in"), and as much out as in while the caller keeps the results of a round, so that most are in fresh
+memory ("kept"). Below the table stands what follows for the constants in ortgpu/staging.py. ``--cpu`` is to see that it
+works: there nothing is staged.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.common import child_environment, environment_record, find_gpus
-from benchmarks.figures import made_model, readable, run_worker
+from benchmarks.common import GPUs
+from benchmarks.figures import Figure, Figures, made_model, readable, take_figures
+from benchmarks.throughput import FULL, QUICK, Benchmark
 
 MIB = 1 << 20
-SIZES = [1 * MIB, 2 * MIB, 4 * MIB, 6 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 256 * MIB]
-THREADS = [2, 4, 8, 12]
-PIECES = [2 * MIB, 4 * MIB, 8 * MIB]
-CASES = {"both": ("negative", False), "in": ("largest", False), "kept": ("negative", True)}
+SIZES = (8, 16, 4, 64, 256, 12, 6, 32, 2)  # MiB; what decides most comes first, for a budget that ends early
+THREADS = (4, 8, 12)
+PIECES = (1, 2, 4)  # MiB
+CASES = ("both", "in", "kept")
+ROUNDS = 5
 
 # A ratio of less is a gain: the same work measured twice differs by up to so much.
 GAIN = 0.97
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.thresholds", description="When staging pays.")
-    parser.add_argument("--quick", action="store_true", help="few sizes and repeats: to see that it works")
-    parser.add_argument("--cpu", action="store_true", help="without a GPU: to see that it works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
-    options = parser.parse_args(arguments)
-    gpus = find_gpus()
-    if not gpus.visible and not options.cpu:
-        print(f"left out: needs an NVIDIA GPU, or --cpu: {gpus.reason}")
-        return 0
-    sweep: dict[str, Any] = {"sizes": SIZES, "threads": THREADS, "pieces": PIECES, "rounds": 5}
-    if options.quick:
-        sweep = {"sizes": SIZES[:5:2], "threads": [2, 4], "pieces": [MIB], "rounds": 3}
-    record: dict[str, Any] = {"benchmark": "thresholds", **environment_record(gpus), "sweep": sweep, "cases": {}}
-    for case, (model, kept) in CASES.items():
-        record["cases"][case] = found = _take(model, kept, sweep, "cpu" if options.cpu else "cuda")
-        print(f"\n{case}: ratio to plain run, by threads x KiB a piece\n{_table(found)}", flush=True)
-        print(_conclusion(found))
-        if options.json:
-            options.json.write_text(json.dumps(record, indent=1) + "\n")
-    return 0
+class Sweep(Benchmark):
+    """``ratios`` to plain ``run``: by MiB of an array, by case, by threads and MiB a piece."""
 
+    def __init__(self, quick: bool, device: str, no_gpu: str | None) -> None:
+        super().__init__(QUICK if quick else FULL, device, no_gpu, others=False)
+        self.ratios: dict[int, dict[str, dict[tuple[int, int], float]]] = {}
+        self.is_staged = True
 
-def _take(model: str, kept: bool, sweep: Mapping[str, Any], device: str) -> dict[int, dict[str, Any]]:
-    """By bytes of an array: ratios by configuration, seconds of plain run, and what the first staged call took."""
-    env = child_environment({"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}) if device == "cpu" else None
-    given = {"model": made_model(model), "device": device, "kept": kept, **sweep}
-    reports = run_worker("thresholds", given, env=env, deadline=1200).reports
-    found = {}
-    for size in sweep["sizes"]:
-        seconds = reports[str(size)]["seconds"]
-        plain = seconds.pop("plain")
-        ratios = {
-            name: statistics.median(ours / theirs for ours, theirs in zip(values, plain, strict=True))
-            for name, values in seconds.items()
+    def size(self, mib: int) -> Figure:
+        """A figure of the threads and pieces that are best for arrays of this size, of the case "both"."""
+        small = 1 if self.device == "cuda" else 64  # a CPU would take minutes
+        reports = self.take(
+            "thresholds",
+            "negate",
+            summing=made_model("sum"),
+            size=mib * MIB // small,
+            threads=THREADS,
+            pieces=[piece * MIB for piece in PIECES],
+            rounds=min(ROUNDS, self.repeats.rounds),
+        )
+        seconds = reports["seconds"]
+        self.is_staged = self.is_staged and reports["staged"]
+        self.ratios[mib] = found = {
+            case: {
+                (threads, piece): statistics.median(
+                    ours / plain
+                    for ours, plain in zip(
+                        seconds[f"{case}, {threads} x {piece * MIB}"], seconds[f"{case}, plain"], strict=True
+                    )
+                )
+                for threads in THREADS
+                for piece in PIECES
+            }
+            for case in CASES
         }
-        found[size] = {**reports[str(size)], "ratios": ratios, "plain": statistics.median(plain)}
-    return found
+        threads, piece = min(found["both"], key=lambda way: max(found[case][way] for case in CASES))
+        notes = {
+            "best": f"{threads} x {piece}",
+            **{
+                f"{case} / plain, by threads x MiB a piece": {
+                    f"{threads} x {piece}": f"{ratio:.2f}" for (threads, piece), ratio in of_case.items()
+                }
+                for case, of_case in found.items()
+            },
+            "first staged call": readable(reports["first"]),
+            "staged": reports["staged"],
+        }
+        return Figure(seconds[f"both, {threads} x {piece * MIB}"], seconds["both, plain"], notes)
+
+    def conclusion(self) -> str:
+        """The threads and pieces that are best over all sizes, and from which size on they gain at each larger one."""
+        if not self.ratios or not self.is_staged:
+            return "nothing was staged: there is nothing to conclude"
+
+        def of(way: tuple[int, int]) -> float:
+            return statistics.fmean(each[case][way] for each in self.ratios.values() for case in CASES)
+
+        best = min(((threads, piece) for threads in THREADS for piece in PIECES), key=of)
+        gains = {case: self._gains_from(case, best) for case in CASES}
+        by_case = ", ".join(f"{case} from {mib or 'no'} MiB" for case, mib in gains.items())
+        staged_from = "" if None in gains.values() else f", STAGED_FROM = {max(filter(None, gains.values()))} << 20"
+        return f"COPY_THREADS = {best[0]}, PIECE = {best[1]} << 20{staged_from} ({by_case})"
+
+    def _gains_from(self, case: str, way: tuple[int, int]) -> int | None:
+        """MiB; None where the largest size gains nothing."""
+        found = None
+        for mib, each in sorted(self.ratios.items(), reverse=True):
+            if each[case][way] > GAIN:
+                break
+            found = mib
+        return found
 
 
-def _table(found: Mapping[int, Mapping[str, Any]]) -> str:
-    names = list(next(iter(found.values()))["ratios"])
-    titles = [f"{threads}x{int(piece) >> 10}" for threads, piece in (name.split(" x ") for name in names)]
-    rows = [["MiB", "plain", "first call", *titles]]
-    for size, each in found.items():
-        ratios = [f"{each['ratios'][name]:.2f}" for name in names]
-        first = readable(each["first call"]) if each["staged"] else "not staged"
-        rows.append([f"{size / MIB:g}", readable(each["plain"]), first, *ratios])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
+FIGURES: Figures[Sweep] = {
+    f"{mib}mib": (f"staged | plain run, {mib} MiB in and out", False, functools.partial(Sweep.size, mib=mib))
+    for mib in SIZES
+}
 
 
-def _conclusion(found: Mapping[int, Mapping[str, Any]]) -> str:
-    """The best configuration over all sizes, and from which size on it gains at each larger one."""
-    if not all(each["staged"] for each in found.values()):
-        return "nothing was staged: there is nothing to conclude"
-    names = next(iter(found.values()))["ratios"]
-    best = min(names, key=lambda name: statistics.fmean(each["ratios"][name] for each in found.values()))
-    threads, piece = best.split(" x ")
-    from_size = None
-    for size, each in sorted(found.items(), reverse=True):
-        if each["ratios"][best] > GAIN:
-            break
-        from_size = size
-    start = "no size: nothing is gained" if from_size is None else f"{from_size / MIB:g} MiB"
-    return f"COPY_THREADS = {threads}, PIECE = {int(piece) / MIB:g} MiB, STAGED_FROM = {start}"
+def main(arguments: Sequence[str] | None = None) -> int:
+    made: list[Sweep] = []
+
+    def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Sweep:
+        no_gpu = None if options.cpu or gpus.visible else gpus.reason
+        made.append(Sweep(options.quick, "cpu" if options.cpu else "cuda", no_gpu))
+        return made[0]
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--cpu", action="store_true", help="on the CPU with small arrays: to see that it works")
+
+    description = "From which size on arrays should be staged, measured in turns."
+    status = take_figures("thresholds", description, FIGURES, make, arguments, add_options)
+    print(f"\n{made[0].conclusion()}")
+    return status
 
 
 if __name__ == "__main__":
