@@ -224,11 +224,69 @@ def staged_on_second_device() -> None:
     report("not staged", unstaged.messages)
 
 
+def beside_captures() -> None:
+    """One session captures graph after graph, while the runs of another take memory, more each time."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    unstaged = NotStaged()
+    session, capturing = GPUSession(elementwise("n")), GPUSession(elementwise("n"), cuda_graph=True)
+    begun, ended, wrong, runs = threading.Event(), threading.Event(), list[str](), list[int]()
+
+    def work() -> None:
+        try:
+            while not ended.is_set():
+                number = len(runs)
+                (result,) = session.run(None, {"x": np.full((2 << 20) + (number << 16), number, np.float32)})
+                if (result != -number).any():
+                    wrong.append(f"run {number}")
+                runs.append(number)
+                begun.set()
+        except Exception as error:  # noqa: BLE001 - reported
+            wrong.append(repr(error))
+            begun.set()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    begun.wait(30)
+    feeds = [{"x": np.full(1000 * (n + 1), n, np.float32)} for n in range(12)]
+    attempt("captured", lambda: [float(capturing.run(None, feed)[0][-1]) for feed in feeds])
+    ended.set()
+    worker.join()
+    report("wrong", wrong)
+    report("runs", len(runs))
+    report("not staged", unstaged.messages)
+
+
+def traced() -> None:
+    """Whoever replaces ONNX Runtime's run, as tracers do, sees each run of a session."""
+    import numpy as np
+    from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
+
+    from ortgpu import GPUSession
+
+    plain, seen = InferenceSession.run, list[int]()
+
+    def tracing(self: Any, *given: Any) -> Any:
+        seen.append(len(given))
+        return plain(self, *given)
+
+    session, feed = GPUSession(elementwise("n")), {"x": np.ones(8 << 20, np.float32)}
+    session.run(None, feed)
+    report("staged", session._staging is not None and session._staging._runs is not None)
+    InferenceSession.run = tracing
+    report("result", float(session.run(None, feed)[0].min()))
+    report("seen", len(seen))
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "staged": staged,
     "staged_results": results,
     "staged_errors": errors,
     "staged_threads": threads,
     "staged_networks": networks,
+    "staged_beside_captures": beside_captures,
+    "staged_traced": traced,
     "staged_on_second_device": staged_on_second_device,
 }

@@ -72,6 +72,21 @@ def test_a_network(resnet50: Path) -> None:
     assert report["not staged"] == []
 
 
+def test_nothing_that_another_session_captures_is_spoilt() -> None:
+    report = run_program("staged_beside_captures", deadline=120)
+    assert report.returned("captured") == [-n for n in range(12)]
+    assert report["wrong"] == []
+    assert report["runs"] > 1
+    assert report["not staged"] == []
+
+
+def test_a_tracer_sees_each_run() -> None:
+    report = run_program("staged_traced")
+    assert report["staged"] is True
+    assert report["result"] == -1
+    assert report["seen"] == 1
+
+
 def test_nothing_of_it_touches_another_gpu(gpus: GPUs) -> None:
     if len(gpus.visible) < 2:
         pytest.skip(f"needs two GPUs, and the driver shows {len(gpus.visible)}")
