@@ -529,7 +529,8 @@ class CPUExecutionWarning(UserWarning):
 
     def __init__(self, error: GPUError) -> None:
         super().__init__(
-            f"running on the CPU because allow_cpu is set, instead of raising {type(error).__name__}:\n{error}"
+            "running on the CPU, which allow_cpu or the variable ORTGPU_ALLOW_CPU allows, instead of raising "
+            f"{type(error).__name__}:\n{error}"
         )
         self.error = error
 

@@ -87,7 +87,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "`onnxruntime` and `onnxruntime-gpu` of one version were both installed, and one was removed. They share "
             "their folder, and the removal took the files of the other with it.",
             "The package index has no build for this machine or this Python, and the failed installation went "
-            "unnoticed: on aarch64, or on a Python that is too new or too old.",
+            "unnoticed: on a Python that is too new or too old, with musl instead of glibc, with an old glibc.",
         ),
         (
             "`python -m pip show onnxruntime-gpu` with the interpreter that runs the program.",
@@ -96,8 +96,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "Run the command that the error prints: it names a release that this Python and this driver can run.",
             "Or install ortgpu with its extra `cuda`, which brings the libraries of CUDA and cuDNN too.",
-            "On aarch64 (Jetson, GH200, GB10) take the build of the machine's vendor: the package index has CUDA "
-            "builds for x86_64 only.",
+            "On aarch64 the package index has builds for CUDA 13, from 1.29 on, with code for GH200 and GB10. On a "
+            "Jetson with CUDA 12 take the build of its vendor.",
         ),
         (f"{_ORT}#6124", f"{_ORT}#20503", f"{_ORT}#26388", f"{_ORT}#26547", f"{_ORT}#27653"),
     ),

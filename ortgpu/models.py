@@ -12,10 +12,12 @@ from typing import Any, BinaryIO
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model as its file describes it. ``problem``: why it cannot be read; the rest is empty then."""
+    """A model as its file describes it. ``problem``: why it cannot be read; ``reader_problem``: why nothing can be said
+    of it, since onnx cannot be imported. The rest is empty then."""
 
     name: str  # its path, or "<bytes>"
     problem: str | None = None
+    reader_problem: str | None = None
     ir_version: int | None = None
     opsets: tuple[tuple[str, int], ...] = ()  # domain and version, as imported
     operators: frozenset[tuple[str, str]] = (
@@ -28,9 +30,11 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
     """Read a model without its weights. Never raises for what the file holds, or for its absence."""
     name = "<bytes>" if isinstance(model, bytes) else os.fspath(model)
     try:
-        import onnx
-
-        proto: Any = onnx.ModelProto()
+        from onnx import ModelProto
+    except Exception as error:  # noqa: BLE001 - a protobuf of another time raises what it likes
+        return ModelFacts(name, reader_problem=f"{type(error).__name__}: {error}")
+    try:
+        proto: Any = ModelProto()
         if isinstance(model, bytes):
             proto.ParseFromString(model)
         else:

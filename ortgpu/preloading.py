@@ -27,9 +27,9 @@ from .environment.libraries import (
     Source,
     folders_of,
     places_for,
-    read_mapped_libraries,
     resolve,
 )
+from .environment.mapped import read_mapped_libraries
 from .environment.packages import Packages, locate_packages
 from .environment.wheel import ProviderLibrary, bridge_of, read_provider
 

@@ -168,7 +168,8 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
     given = requested.options_of(CUDA)
     unknown = _unknown_names(list(given), provider_library)
     if unknown:
-        close = difflib.get_close_matches(unknown[0], _OPTION_NAMES, n=1)
+        absent = _unknown_names(list(_OPTION_NAMES), provider_library)  # of an older release, say
+        close = difflib.get_close_matches(unknown[0], [name for name in _OPTION_NAMES if name not in absent], n=1)
         raise ProviderOptionError(
             f"the CUDA provider knows no option {unknown[0]!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
             evidence=[f"not among the names in {provider_library}"],

@@ -94,7 +94,7 @@ _STATE = pytest.StashKey[_State]()
 _REQUIREMENT = pytest.StashKey["GPURequirement"]()
 _GPUS = pytest.StashKey["tuple[Device, ...]"]()
 _REFUSED = pytest.StashKey[bool]()
-_FAILED = pytest.StashKey[bool]()
+_PASSED = pytest.StashKey[bool]()
 
 
 # Settings
@@ -238,8 +238,8 @@ def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)  # outermost: xfail has had its say
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
     report: pytest.TestReport = (yield).get_result()
-    if call.when != "teardown":
-        item.stash[_FAILED] = call.excinfo is not None
+    if call.when == "call":
+        item.stash[_PASSED] = call.excinfo is None
     if call.excinfo is not None and item.stash.get(_REFUSED, False):
         # An xfail marker speaks of the test, and there was no test: `require` lets nothing pass in silence.
         report.outcome = "failed"
@@ -281,7 +281,7 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
     try:
         with testing.gpu_leak_check(gpu_devices, shared=state.worker_count > len(state.look().gpus)):
             yield
-            if node.stash.get(_FAILED, False):
+            if not node.stash.get(_PASSED, False):  # failed, or Ctrl-C: what is torn down then is none of its doing
                 raise _TestFailedError
             node.funcargs.clear()  # pytest holds the values of fixtures longer than the fixtures
     except _TestFailedError:

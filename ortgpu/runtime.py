@@ -174,7 +174,7 @@ def _import() -> tuple[ModuleType | None, str | None]:
         module = importlib.import_module("onnxruntime")
     except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
-        return None, f"{type(error).__name__}: {error}"
+        return None, f"{type(error).__name__}: {error}".removesuffix(": ")
     if hasattr(module, "InferenceSession"):
         return module, None
     if getattr(module, "__spec__", None) is None:  # no finder of Python made it: a stand-in for tests, say

@@ -35,7 +35,7 @@ SYSTEM = re.compile(r"libcuda\.so\.1|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so\.
 
 # Shipped by the wheels and of no use to the provider: other interfaces over the same libraries, and what they open
 # beside themselves.
-UNUSED = {"libnvblas", "libcufftw", "libnvrtc-builtins"}
+UNUSED = {"libnvblas", "libcufftw", "libnvrtc-builtins", "libnvrtc.alt", "libnvrtc-builtins.alt"}
 
 
 def distribution_of(requirement: str) -> importlib.metadata.Distribution | None:

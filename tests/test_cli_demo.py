@@ -22,6 +22,13 @@ def test_demo_without_a_gpu() -> None:
     assert "Raised instead of running on the CPU unnoticed." in result.stdout
 
 
+def test_demo_that_may_use_the_cpu_does_not_claim_the_gpu() -> None:
+    result = ortgpu("demo", env={**NO_GPU, "ORTGPU_ALLOW_CPU": "1"})
+    assert result.returncode == 0, result
+    assert "Opened on the CPU all the same, because ORTGPU_ALLOW_CPU is set." in result.stdout
+    assert "On the GPU" not in result.stdout
+
+
 @pytest.fixture
 def plain_gets_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = plain.PlainResult("1.31.1", ("CUDAExecutionProvider", "CPUExecutionProvider"), True, None, None, ())
@@ -44,7 +51,7 @@ def test_demo_compares_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], difference: float, code: int
 ) -> None:
     found = example_report()
-    monkeypatch.setattr(demo, "_open_and_compare", lambda _: (found, difference))
+    monkeypatch.setattr(demo, "_open_and_compare", lambda _: (found, difference, None))
     assert main(["demo"]) == code
     assert ("On the GPU, verified." in capsys.readouterr().out) is (code == 0)
 

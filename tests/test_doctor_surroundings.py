@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.doctor_runs import EVERYTHING, LOOK, doctor
+from tests.lab import WITHOUT_ITS_FOLDER
 from tests.lab.fixtures import Lab
 
 
@@ -18,7 +19,7 @@ def test_working_directory_that_is_gone(lab: Lab, options: tuple[str, ...]) -> N
     machine = lab.machine(**EVERYTHING)
     code = "import os, tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())\n"
     code += f"from ortgpu.__main__ import main; report(main({['doctor', '--no-probe', *options]!r}))"
-    result = machine.run(code)
+    result = machine.run(code, env=WITHOUT_ITS_FOLDER)
     assert result.json == 0, result.output
     assert result.stderr == ""
 

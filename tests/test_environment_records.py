@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.packages import Distribution
 from tests.made_packages import ENGINE, engine, install, names, read
 
 # Installs whose RECORD says nothing
@@ -15,7 +14,8 @@ from tests.made_packages import ENGINE, engine, install, names, read
 
 def test_an_owner_without_record(tmp_path: Path) -> None:
     install(tmp_path, "onnxruntime_gpu", "1.31.1", ENGINE, record=None)  # as distributions' packages are
-    assert engine(tmp_path).owners == (Distribution("onnxruntime-gpu", "1.31.1", str(tmp_path), record_readable=False),)
+    (owner,) = engine(tmp_path).owners
+    assert (owner.name, owner.version, owner.record_readable) == ("onnxruntime-gpu", "1.31.1", False)
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x7fELF\x00\x01", b"\xff\xfe\xfd", b"one,two\n", b'"open', b"a,b,c\n"])
@@ -41,7 +41,9 @@ def test_an_editable_install_owns_its_project(tmp_path: Path) -> None:
     (info / "direct_url.json").write_text(json.dumps({"url": project.as_uri(), "dir_info": {"editable": True}}))
     found = engine(site, project)
     assert found.folder == str(project / "onnxruntime")
-    assert found.owners == (Distribution("onnxruntime-gpu", "1.32.0", str(site), record_readable=False),)
+    (owner,) = found.owners
+    assert (owner.name, owner.version, owner.location) == ("onnxruntime-gpu", "1.32.0", str(site))
+    assert not owner.record_readable
     assert names(engine(site).elsewhere) == ["onnxruntime-gpu"]  # its .pth was not followed
     link = tmp_path / "link"
     link.symlink_to(project)
@@ -55,7 +57,9 @@ def test_a_develop_install(tmp_path: Path) -> None:
     info.mkdir()
     (info / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.32.0\n\nVersion: 9\n")
     (info / "top_level.txt").write_text("onnxruntime\n")
-    assert engine(tmp_path).owners == (Distribution("onnxruntime-gpu", "1.32.0", str(tmp_path), record_readable=False),)
+    (owner,) = engine(tmp_path).owners
+    assert (owner.name, owner.version, owner.folder) == ("onnxruntime-gpu", "1.32.0", info.name)
+    assert not owner.record_readable
 
 
 # Comparison with the disk

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from packaging.requirements import Requirement
 from tests.guarded_libraries import LIBRARIES
 from tests.lab import Machine
 from tests.lab.fixtures import Lab
-from tests.lab.overlay import installed_site
+from tests.lab.overlay import installed_site, site_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -49,7 +48,7 @@ def libraries(pytestconfig: pytest.Config) -> Path:
     wanted = [package for packages in PACKAGES.values() for package in packages]
     key = hashlib.sha256("\n".join([sys.version, str(installed_site()), *wanted]).encode()).hexdigest()[:12]
     root = pytestconfig.cache.mkdir("guarded-libraries") / key
-    site = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(root), "platbase": str(root)}))
+    site = site_of(root)
     if not (root / "complete").exists():
         _call(sys.executable, "-m", "venv", "--clear", str(root))
         (site / "environment_of_the_tests.pth").write_text(f"{installed_site()}\n", encoding="utf-8")

@@ -129,7 +129,7 @@ def test_shapes_as_numpy_takes_them(with_stub: Any) -> None:
     )
     returned = [[each.get("returned") for each in both] for both in found]
     assert [ours for ours, _ in returned] == [numpys for _, numpys in returned]
-    assert [ours["type"] for ours, _ in found[5:]] == [numpys["type"] for _, numpys in found[5:]]
+    assert [ours.get("type") for ours, _ in found[5:]] == [numpys.get("type") for _, numpys in found[5:]]
 
 
 def test_a_map_stages_large_arrays_in_few_blocks_and_gives_the_results_of_run(with_stub: Any) -> None:

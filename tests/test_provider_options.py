@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ortgpu.environment.elf import find_section
 from ortgpu.errors import ProviderOptionError
 from ortgpu.providers import _BOOLEAN, _ENUMERATED, _OPTION_NAMES, _UNSIGNED, ProviderList, check_options
+from tests.lab import Stubs
 from tests.made_requests import CUDA, TENSORRT, attempt
 
 # What the documentation of the CUDA provider names, and what its source reads besides.
@@ -135,3 +136,14 @@ def test_options_of_others_are_not_judged(provider_library: str) -> None:
 def test_any_option_is_let_through_or_refused(provider_library: str, name: str, value: str) -> None:
     refusal = attempt(lambda: check_options(cuda_options({name: value}), provider_library))
     assert refusal is None or (type(refusal) is ProviderOptionError and refusal.option == name)
+
+
+def test_an_option_that_only_newer_releases_have_is_not_suggested(stubs: Stubs) -> None:
+    """1.23.2 has no enable_cudnn: "did you mean" the very same would be an answer to nothing."""
+    names = 'const char *const names[] = {"device_id", "enable_cuda_graph"};\n'
+    older = stubs.compile("libonnxruntime_providers_older.so", names)
+    with pytest.raises(ProviderOptionError) as caught:
+        check_options(cuda_options({"enable_cudnn": "1"}), str(older))
+    assert "knows no option 'enable_cudnn'" in caught.value.summary
+    assert "'enable_cudnn'?" not in caught.value.summary
+    assert "write 'enable_cudnn'" not in caught.value.fixes

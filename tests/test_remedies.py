@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import Facts, find_problems, remedies
+from ortgpu.diagnosis import Facts, find_problems, releases, remedies
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.variables import Variables
@@ -52,7 +52,7 @@ def test_a_frozen_program_is_not_told_to_run_pip() -> None:
         remedies.install(frozen, ["numpy"]),
         remedies.reinstall_onnxruntime(frozen),
         remedies.install_libraries(frozen, ["nvidia-cublas"]),
-        remedies.other_cuda(frozen, 12),
+        remedies.other_release(frozen, releases.FOR_CUDA_12),
     ):
         assert not fix.executable
         assert "frozen" in fix
@@ -70,6 +70,35 @@ def test_a_name_that_is_on_record_twice_is_removed_twice() -> None:
         f"{PIP} uninstall -y onnxruntime-gpu",
         f"{PIP} install onnxruntime-gpu==1.31.1",
     ]
+
+
+def test_who_may_not_write_is_told_who_may() -> None:
+    here = HEALTHY.environment
+    obstacle = f"{SITE} is not this user's to write: as its owner"
+    closed = replace(here, installer=replace(here.installer, obstacle=obstacle))
+    for fix in (
+        remedies.install(closed, ["numpy"]),
+        remedies.reinstall_onnxruntime(closed),
+        remedies.install_libraries(closed, ["nvidia-cublas~=13.0"]),
+    ):
+        assert (fix.kind, fix.needs) == ("manual", "root")
+        assert fix.startswith(f"{obstacle}, run {PIP} ")
+
+
+def test_sources_and_builds_of_somebody_are_not_deleted() -> None:
+    """An editable install, or a folder that no installer knows: it is only taken off the search path."""
+    here = environment(PYTHONPATH="/src")
+    editable = replace(ENGINE, location="/elsewhere", folder="onnxruntime_gpu-1.31.1.dist-info")
+    develop = replace(ENGINE, location="/src", folder="onnxruntime_gpu.egg-info", record_readable=False)
+    for owners in ((editable,), (develop,), ()):
+        engine = replace(here.packages.onnxruntime, folder="/src/onnxruntime", owners=owners)
+        packages = replace(here.packages, onnxruntime=engine)
+        fix = remedies.reinstall_onnxruntime(
+            replace(here, packages=packages, installer=replace(here.installer, own=(SITE,)))
+        )
+        assert fix.startswith("unset PYTHONPATH && ")
+        assert "rm " not in fix
+        assert "rm " not in remedies.reinstall_onnxruntime(replace(here, packages=packages))
 
 
 def test_links_that_stop_pip_are_removed_first() -> None:
@@ -108,7 +137,14 @@ def test_one_command_brings_every_library_that_is_missing() -> None:
             "ImportError: numpy.core.multiarray failed to import",
             (Distribution("numpy", "2.3.0", SITE),),
             "1.18.1",
-            "the installed numpy 2.3.0 cannot be imported",
+            "ONNX Runtime 1.18.1 is too old for numpy 2.3.0",
+            "install 'numpy<2'",
+        ),
+        (
+            "ImportError",  # NumPy prints its reason, and raises this without a word
+            (Distribution("numpy", "2.3.0", SITE),),
+            "1.18.1",
+            "ONNX Runtime 1.18.1 is too old for numpy 2.3.0",
             "install 'numpy<2'",
         ),
         ("ModuleNotFoundError: No module named 'google.protobuf'", (), "1.31.1", "protobuf, which", "install protobuf"),
@@ -155,6 +191,14 @@ def test_a_cpu_package_that_no_installer_sees_is_not_uninstalled() -> None:
     assert alone == [f"unset PYTHONPATH && {PIP} install 'onnxruntime-gpu>=1.28'"]
     elsewhere = fixes(packages=replace(packages, onnxruntime=shadowing), variables=Variables({}, {}))
     assert elsewhere == ["take /elsewhere off the search path of this program"]
+
+
+def test_a_whole_package_that_ends_the_process_is_not_installed_again() -> None:
+    """1.24.1 ends a process without /proc at its import, 1.29.0 one without /bin (issue 32501), and others do not."""
+    assert SEEN_HEALTHY.observed.probe is not None
+    died = replace(SEEN_HEALTHY.observed.probe, completed=False, died_in="import", steps=(), signal="SIGABRT")
+    facts = replace(SEEN_HEALTHY, observed=replace(SEEN_HEALTHY.observed, probe=died))
+    assert list(first(facts).fixes) == [f"{PIP} install 'onnxruntime-gpu>=1.28,!=1.31.1'"]
 
 
 @pytest.mark.parametrize("symbol", ["cuTensorMapEncodeTiled", "cuMemCreate"])

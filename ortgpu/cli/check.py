@@ -52,8 +52,8 @@ def check(
     Shows the device, where every node was placed, the options bound, the GPU memory of the process, and the time of a
     few runs on made-up inputs (free dimensions are 1).
 
-    Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu. 1: it is not, and the reason is printed.
-    2: wrong usage, for instance no such file.
+    Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, and
+    the reason is printed. 2: wrong usage, for instance no such file.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
@@ -68,7 +68,8 @@ def check(
       "latency_ms"        first, median, min, runs; or null, and
       "latency_error"     why the model was not run
       "warnings"          texts
-      "on_cpu_because"    with --allow-cpu, the error it stands for; else null
+      "on_cpu_because"    the error for which it is on the CPU, which was
+                          allowed; else null
       "placement_details" with --placement or --html: model, copies, on_cpu
                           (nodes with reason), graph; null on the CPU
     """

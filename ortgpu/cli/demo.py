@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortgpu.cli import output, signals
-from ortgpu.errors import GPUError
+from ortgpu.errors import CPUExecutionWarning, GPUError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,8 +28,8 @@ def demo(timeout: float) -> int:
 
     2. The same model in a GPUSession, which proves that it is on the GPU, with the results of the CPU, or raises.
 
-    Exit code 0: the GPUSession did one of the two. 1: ONNX Runtime alone reached the GPU and the GPUSession did not,
-    or the results differ.
+    Exit code 0: the GPUSession did one of the two, or opened on the CPU because ORTGPU_ALLOW_CPU is set. 1: ONNX
+    Runtime alone reached the GPU and the GPUSession did not, or the results differ.
     """
     from ortgpu.cli import plain
     from ortgpu.cli.model import BATCH, LAYERS, example_model
@@ -50,7 +50,7 @@ def demo(timeout: float) -> int:
     output.heading(console, "2. GPUSession")
     output.line(console, "  ortgpu.GPUSession(model)")
     try:
-        found, difference = _open_and_compare(model)
+        found, difference, on_cpu_because = _open_and_compare(model)
     except GPUError as error:
         output.line(console)
         output.show_error(console, error)
@@ -60,6 +60,11 @@ def demo(timeout: float) -> int:
             return 1
         output.line(console, "Raised instead of running on the CPU unnoticed.", style="bold")
         return 0
+    if on_cpu_because is not None:
+        output.line(console)
+        output.show_why_on_cpu(console, on_cpu_because, "Opened", by_option=False)
+        found.show(console)
+        return int(alone.got_gpu)
     found.show(console, options=False)
     output.line(console, f"Largest difference from the CPU's results: {difference:.1e} of the largest output")
     if not difference <= _TOLERANCE:  # so that NaN is not agreement
@@ -96,8 +101,9 @@ def _verdict(result: PlainResult) -> str:
     return "no session"
 
 
-def _open_and_compare(model: bytes) -> tuple[SessionReport, float]:
-    """The session's report, and the largest difference between its outputs and the CPU's, relative to their size."""
+def _open_and_compare(model: bytes) -> tuple[SessionReport, float, GPUError | None]:
+    """The session's report; the largest difference between its outputs and the CPU's, relative to their size; and the
+    error that it stands for where ORTGPU_ALLOW_CPU let it onto the CPU."""
     import numpy as np
 
     from ortgpu import GPUSession
@@ -105,10 +111,11 @@ def _open_and_compare(model: bytes) -> tuple[SessionReport, float]:
     from ortgpu.cli.model import BATCH, LAYERS
 
     feeds = {"input": np.random.default_rng(1).standard_normal((BATCH, LAYERS[0]), dtype=np.float32)}
-    with report.quiet(), GPUSession(model) as session:
+    with report.quiet() as caught, GPUSession(model) as session:
         found = report.read(session, feeds, runs=100)
         (on_gpu,) = session.run(None, feeds)
         import onnxruntime  # after the session, which imports it guarded and with its libraries loaded
 
         (on_cpu,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
-    return found, float(np.max(np.abs(on_gpu - on_cpu)) / np.max(np.abs(on_cpu)))
+    because = (each.message.error for each in caught if isinstance(each.message, CPUExecutionWarning))
+    return found, float(np.max(np.abs(on_gpu - on_cpu)) / np.max(np.abs(on_cpu))), next(because, None)

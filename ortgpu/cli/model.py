@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from ortgpu.diagnosis.model import onnx_broken
+from ortgpu.environment.inspection import inspect_environment
+
 LAYERS = (256, 512, 512, 16)  # features in, hidden, hidden, out
 BATCH = 32
 
@@ -12,9 +15,17 @@ def example_model() -> bytes:
     """A small network with fixed weights, in a form that every supported ONNX Runtime reads.
 
     Opset 17 and IR version 8 are old enough for ONNX Runtime 1.18, whatever the installed ``onnx`` would write.
+
+    Raises:
+        BrokenPackageError: onnx cannot be imported.
     """
     import numpy as np
-    from onnx import TensorProto, helper, numpy_helper
+
+    try:
+        from onnx import TensorProto, helper, numpy_helper
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise onnx_broken(inspect_environment(), "the example model cannot be made", said) from error
 
     random = np.random.default_rng(0)
     nodes, weights = [], []

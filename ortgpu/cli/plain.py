@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortgpu.environment.child import run, signal_name
+from ortgpu.environment.child import Ended, interpreter, run, signal_name
 
 REQUEST = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
@@ -57,7 +56,10 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
         path.write_bytes(model)
         request = json.dumps([str(path), batch, width, REQUEST, str(result)])
         ended = None
-        child = run([sys.executable, str(program), request], timeout=timeout, together=True)
+        try:
+            child = run([interpreter(), str(program), request], timeout=timeout, together=True)
+        except FileNotFoundError as error:
+            child = Ended(None, "", str(error))
         if child.returncode is None:
             ended = f"did not end within {timeout:.0f} s" if child.timed_out else child.errors
         elif child.returncode < 0:

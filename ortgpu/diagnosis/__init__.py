@@ -69,6 +69,7 @@ CHECKS: tuple[Check, ...] = (
     attempts.died,
     attempts.session_failed,
     model_checks.unreadable,
+    model_checks.unjudged,
     model_checks.data_missing,
     model_checks.custom_domains,
     attempts.model_failed,

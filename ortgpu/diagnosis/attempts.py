@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ..environment.catalogue import wheel_name
+from ..environment.inspection import Environment
 from ..errors import (
     BrokenPackageError,
     DriverUnusableError,
@@ -19,6 +20,7 @@ from . import remedies
 from .facts import Facts
 from .messages import of_construction
 from .probe import NVML, ProbeResult, ProbeStep
+from .releases import FOR_CUDA_12, FOR_CUDA_13
 
 _DOING = {
     "driver": "initialising the NVIDIA driver",
@@ -123,7 +125,20 @@ def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
         requirement = remedies.wheel_of(soname, provider.cuda_major if provider is not None else None)
         if path and requirement and wheel_name(requirement) == wheel.name and path.startswith(wheel.location + os.sep):
             return wheel.name, remedies.install_libraries(environment, [requirement])
-    return environment.packages.onnxruntime.build_name, remedies.reinstall_onnxruntime(environment)
+    installed = environment.packages.onnxruntime
+    return installed.build_name, _another_release(environment) or remedies.reinstall_onnxruntime(environment)
+
+
+def _another_release(environment: Environment) -> Fix | None:
+    """For a package whose files are as they were installed: the same again would do the same. None: they are not, or no
+    release for this CUDA is known."""
+    installed, provider = environment.packages.onnxruntime, environment.provider
+    owners = [owner for owner in installed.owners if not (owner.missing_files or owner.altered_files)]
+    known = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}
+    release = known.get(provider.cuda_major or 0) if provider is not None else None
+    if len(owners) != 1 or owners != list(installed.owners) or release is None or release.why_not_for(environment.host):
+        return None
+    return remedies.install(environment, [f"{release.requirement},!={owners[0].version}"])
 
 
 def ending(probe: ProbeResult) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from .. import devices
 from ..environment.driver import GPU
@@ -21,7 +20,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import remedies
+from . import releases, remedies
 from .cuda_codes import name_of
 from .facts import Facts
 
@@ -150,13 +149,14 @@ def unsupported(facts: Facts) -> GPUError | None:
         if provider.coverage(capability) != "none":
             return _passed_over(name, capability, held, variables)
     name, capability = capabilities[0]
-    version = facts.environment.packages.onnxruntime.build_version
+    installed = facts.environment.packages.onnxruntime
+    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
     fix = _release_for(facts, capability)
     return UnsupportedDeviceError(
         f"the installed ONNX Runtime holds no code for {name or 'this GPU'} "
         f"(compute capability {capability[0]}.{capability[1]})",
         evidence=[
-            f"onnxruntime-gpu {version or ''} holds {', '.join(held)}".replace("  ", " "),
+            f"{build} holds {', '.join(held)}",
             f"read from {provider.path}",
         ],
         fixes=[fix]
@@ -185,33 +185,13 @@ def _passed_over(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
-    requirement: str
-    cuda_major: int
-    lowest: tuple[int, int]  # machine code for this compute capability and every later one below 10.0
-    exact: tuple[tuple[int, int], ...]  # machine code for these
-    ptx: tuple[int, int]  # this one and newer by just-in-time compilation
-
-    def runs_on(self, capability: tuple[int, int]) -> bool:
-        return self.lowest <= capability < (10, 0) or capability in self.exact or capability >= self.ptx
-
-
-# Read from the fat binaries of the wheels named; newest first.
-_RELEASES = (
-    _Release("onnxruntime-gpu==1.28.0", 13, (7, 5), ((10, 0), (12, 0)), (12, 0)),
-    _Release("onnxruntime-gpu>=1.24,<1.27", 12, (6, 0), (), (9, 0)),
-    _Release("onnxruntime-gpu==1.19.2", 12, (5, 2), (), (8, 0)),
-)
-
-
 def _release_for(facts: Facts, capability: tuple[int, int]) -> Fix | None:
     supported = facts.environment.driver.cuda_version or facts.environment.driver.nvml.cuda_version
-    for release in _RELEASES:
+    for release, code in releases.FOR_OTHER_GPUS:
         if supported is not None and supported[0] < release.cuda_major:
             continue
-        if release.runs_on(capability):
-            return remedies.other_release(facts.environment, release.requirement, release.cuda_major)
+        if code.runs_on(capability) and release.why_not_for(facts.environment.host) is None:
+            return remedies.other_release(facts.environment, release)
     return None
 
 

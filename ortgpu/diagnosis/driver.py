@@ -20,6 +20,7 @@ from . import driver_library, kernel_module, remedies
 from .cuda_codes import OF_ANOTHER_DRIVER, OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
 from .devices import given_to_container, lacks_memory, named_device, none_visible, unsupported
 from .facts import Facts
+from .releases import FOR_CUDA_12
 
 _AMD, _NVIDIA = 0x1002, 0x10DE
 _NO_DEVICE = 100  # devices.py judges it
@@ -97,8 +98,8 @@ def too_old(facts: Facts) -> GPUError | None:
         return None  # what NVML says was said by a libcuda.so.1 that only NVML found
     version = driver.nvml.driver_version or driver.kernel_version
     fixes = [remedies.update_driver(major)]
-    if supported[0] == 12:
-        fixes.append(remedies.other_cuda(environment, 12))
+    if supported[0] == FOR_CUDA_12.cuda_major and FOR_CUDA_12.why_not_for(environment.host) is None:
+        fixes.append(remedies.other_release(environment, FOR_CUDA_12))
     return DriverTooOldError(
         f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, "
         f"the installed ONNX Runtime needs CUDA {major}",

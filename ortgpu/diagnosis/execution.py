@@ -12,7 +12,7 @@ import re
 
 from ..devices import Device
 from ..distributed.ranks import current_rank
-from ..environment.libraries import read_mapped_libraries
+from ..environment.mapped import read_mapped_libraries
 from ..errors import (
     GPUError,
     GPUOutOfMemoryError,

@@ -70,7 +70,8 @@ def failed(facts: Facts) -> GPUError | None:
         evidence = list(dict.fromkeys((text, unmapped)))
         fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
     if "executable stack" in text:
-        fixes = [remedies.install(facts.environment, ["onnxruntime-gpu>=1.28"])]
+        newest = remedies.newest_release(facts.environment).requirement
+        fixes = [remedies.install(facts.environment, [newest], upgrade=True)]
     return BrokenPackageError(
         "import onnxruntime fails", evidence=evidence, fixes=fixes, package=installed.build_name, files=()
     )
@@ -112,11 +113,15 @@ _DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
 def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
     """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
     absent = re.search(r"No module named '(\w+)", text)
-    module = absent[1] if absent else "numpy" if re.search(r"numpy\S* failed|_ARRAY_API not found", text) else None
+    packages = facts.environment.packages
+    installed_numpy = next((one.version for one in packages.others if one.name == "numpy"), None)
+    # 1.19 was the first release for NumPy 2. Before it NumPy prints why, and raises an ImportError without a word.
+    numpy_too_new = _before(packages.onnxruntime.version, (1, 19)) and not _before(installed_numpy or "1", (2,))
+    at_fault = numpy_too_new or re.search(r"numpy\S* failed|_ARRAY_API not found", text)
+    module = absent[1] if absent else "numpy" if at_fault else None
     if module in (None, "onnxruntime"):
         return None
     name = _DISTRIBUTIONS.get(module, module)
-    packages = facts.environment.packages
     found = next((one for one in packages.others if one.name == name), None)
     own = packages.numpy_file if name == "numpy" else None
     if found is not None and own is not None and not _is_below(own, found.location):
@@ -134,13 +139,12 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         summary = (
             f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
         )
-        fix = remedies.install(facts.environment, [f"{name}=={found.version}" if found.version else name], again=True)
-        if (
-            name == "numpy"
-            and _before(packages.onnxruntime.build_version, (1, 19))
-            and not _before(found.version, (2,))
-        ):
-            fix = remedies.install(facts.environment, ["numpy<2"])  # 1.19 was the first release for NumPy 2
+        same = f"{name}=={found.version}" if found.version else name
+        fix = remedies.install(facts.environment, [same], again=True, instead_of=found.location)
+        if name == "numpy" and numpy_too_new:
+            release = f"ONNX Runtime {packages.onnxruntime.version}"
+            summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
+            fix = remedies.install(facts.environment, ["numpy<2"])
     return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
 
 

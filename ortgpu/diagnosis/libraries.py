@@ -116,8 +116,8 @@ def _judge_missing(
         fixes.append(remedies.system_package(foreign.values()))
     if wheels:
         fixes.append(remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead))
-    if any(library.wheel is None for library in to_install):
-        fixes.append(remedies.system_package(library.soname for library in to_install if not library.wheel))
+    if unknown := [library.soname for library in to_install if not library.wheel]:
+        fixes += remedies.newer_cuda(facts.environment, unknown) or [remedies.system_package(unknown)]
     if len(unfit) == len(absent):
         return LibraryConflictError(
             f"{reason} {_enumerate(sonames)}, and no copy fits what this process has already loaded",
@@ -209,12 +209,8 @@ def _other_version(library: MissingLibrary) -> str | None:
 def _where_needed(facts: Facts) -> str:
     provider, installed = facts.environment.provider, facts.environment.packages.onnxruntime
     major = provider.cuda_major if provider else None
-    version = installed.build_version or _version(facts) or ""
-    return f"onnxruntime-gpu {version} is built for CUDA {major or 'of unknown version'}"
-
-
-def _version(facts: Facts) -> str | None:
-    return next((owner.version for owner in facts.environment.packages.onnxruntime.owners), None)
+    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
+    return f"{build} is built for CUDA {major or 'of unknown version'}"
 
 
 def provider_unloadable(facts: Facts) -> GPUError | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ..errors import CollectiveOpsUnavailableError, GPUError, ProviderError, manual
+from ..environment.inspection import Environment
+from ..errors import BrokenPackageError, CollectiveOpsUnavailableError, GPUError, ProviderError, Severity, manual
 from ..placement import PlacedNode, Placement, refusal
+from . import remedies
 from .facts import Facts
 
 # The domains whose operators are part of ONNX Runtime: core/graph/constants.h.
@@ -25,6 +27,31 @@ def unreadable(facts: Facts) -> GPUError | None:
         fixes=[
             manual("check the path, and that the file is whole: the command check-model of the package onnx reads it")
         ],
+    )
+
+
+def unjudged(facts: Facts) -> GPUError | None:
+    """What reads models for the diagnosis cannot be imported, which is no fault of the model, nor of a session's."""
+    model = facts.request.model
+    if model is None or model.reader_problem is None:
+        return None
+    return onnx_broken(
+        facts.environment, f"nothing is known of the model {model.name}", model.reader_problem, severity="warning"
+    )
+
+
+def onnx_broken(
+    environment: Environment, consequence: str, text: str, severity: Severity = "fatal"
+) -> BrokenPackageError:
+    """``text``: what its import raised. Mostly protobuf is older than this onnx needs: both are brought up to date."""
+    names = ("onnx", "protobuf")
+    here = [f"{one.name} {one.version} in {one.location}" for one in environment.packages.others if one.name in names]
+    return BrokenPackageError(
+        f"{consequence}: the package onnx cannot be imported",
+        evidence=[text, *here],
+        fixes=[remedies.install(environment, names, upgrade=True)],
+        severity=severity,
+        package="onnx",
     )
 
 

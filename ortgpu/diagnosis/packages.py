@@ -22,7 +22,7 @@ from . import remedies
 from .facts import Facts
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
-_NO_WHEEL = "the package index has CUDA builds for Linux x86_64 and Windows x86_64 only"
+_WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
 
 
 def has_cuda(system: str | None, machine: str | None) -> bool:
@@ -35,7 +35,7 @@ def platform_unsupported(facts: Facts) -> GPUError | None:
         return None
     return UnsupportedPlatformError(
         f"there is no CUDA on {host.system} {host.machine}",
-        evidence=[_NO_WHEEL],
+        evidence=[_WHEELS],
         fixes=[
             manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
             manual("or pass allow_cpu=True, to run on the CPU knowingly"),
@@ -123,10 +123,17 @@ def broken_files(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
         evidence=evidence,
-        fixes=[remedies.install(facts.environment, [remedies.published(owner.name, owner.version)], again=True)],
+        fixes=[_same_again(facts, owner)],
         package=owner.name,
         files=damaged,
     )
+
+
+def _same_again(facts: Facts, owner: Distribution) -> Fix:
+    wanted = remedies.published(owner.name, owner.version)
+    if "==" not in wanted:  # what somebody built, or a nightly build: no index that is known here has it
+        return remedies.reinstall_onnxruntime(facts.environment)
+    return remedies.install(facts.environment, [wanted], again=True, instead_of=owner.location)
 
 
 def _leftover(facts: Facts) -> GPUError:
@@ -159,7 +166,7 @@ def conflicting(facts: Facts) -> GPUError | None:
     if len(owners) < 2 or not installed.importable:
         return None
     build = next((owner for owner in owners if owner.name == installed.build_name), None)
-    gpu_build = installed.provider_library is not None and "gpu" in (installed.build_name or "gpu")
+    gpu_build = installed.provider_library is not None and _is_for_cuda(installed.build_name or "gpu")
     whole = build is not None and not any(map(is_vital, (*build.missing_files, *build.altered_files)))
     works = gpu_build and whole
     evidence = [_owner_line(owner) for owner in owners]
@@ -198,7 +205,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
         return None
     owner = installed.owners[0] if len(installed.owners) == 1 else None
     name = installed.build_name or (owner.name if owner else "onnxruntime")
-    if "gpu" in name and (available is None or "CUDAExecutionProvider" in available):
+    if _is_for_cuda(name) and (available is None or "CUDAExecutionProvider" in available):
         return None  # a GPU build whose provider file is gone: provider_missing says it
     version = installed.build_version or (owner.version if owner else None)
     evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
@@ -220,7 +227,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
     if (
         not installed.importable
         or installed.provider_library is not None
-        or "gpu" not in (installed.build_name or _names(facts))
+        or not _is_for_cuda(installed.build_name or _names(facts))
     ):
         return None
     owner = installed.owners[0] if installed.owners else None
@@ -258,25 +265,30 @@ def library_damaged(facts: Facts) -> GPUError | None:
 
 
 def _first_install(facts: Facts) -> list[Fix]:
-    if facts.environment.host.machine == "aarch64":
-        return [manual(f"install a build for this machine: {_NO_WHEEL}", needs="host")]
-    return [remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
+    instead = remedies.why_none_fits(facts.environment)
+    return [instead or remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
 
 
 def _replace_build(facts: Facts) -> list[Fix]:
-    if facts.environment.host.machine == "aarch64":
-        return [manual(f"install a CUDA build for this machine: {_NO_WHEEL}", needs="host")]
-    installed = facts.environment.packages.onnxruntime
+    installed, installer = facts.environment.packages.onnxruntime, facts.environment.installer
     home = os.path.dirname(installed.folder or "")
-    if os.path.basename(home) in ("site-packages", "dist-packages"):
+    packages = facts.environment.packages
+    gpu = any(_is_for_cuda(other.name) for other in installed.elsewhere)
+    shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
+    of_python = os.path.basename(home) in ("site-packages", "dist-packages")
+    if shared or (of_python and (not gpu or installer.owns(home))):  # off the path, it would take the others with it
         return [remedies.reinstall_onnxruntime(facts.environment)]
-    # A folder that somebody put on the search path: installers leave alone what lies there.
+    # A folder that somebody put on the search path: what is behind it is taken once it is off.
     off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
-    gpu = any("gpu" in other.name for other in installed.elsewhere)
     first = [] if gpu else _first_install(facts)
     if off is not None and all(fix.executable for fix in first):
         return [shell(" && ".join((off, *first)))]
     return [off or manual(f"take {home} off the search path of this program"), *first]
+
+
+def _is_for_cuda(names: str) -> bool:
+    """By a name that ends in -gpu, as onnxruntime-gpu and ort-nightly-gpu do; onnxruntime-webgpu has no CUDA."""
+    return "gpu" in re.split(r"[-_\s]", names)
 
 
 def _names(facts: Facts) -> str:

@@ -6,30 +6,60 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 
-from ..environment.catalogue import LIBRARIES, spec_for, wheel_name
+from ..environment.catalogue import LIBRARIES, TOOLKIT_MAJORS, spec_for, wheel_name
 from ..environment.inspection import Environment
 from ..errors import Fix, manual, shell
+from .releases import FOR_CUDA_12, FOR_CUDA_13, Release, newest_for
 
 # Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 
-# The newest release on the package index per CUDA major; 1.27.0 was the first for CUDA 13.
-GPU_PACKAGE = {12: "onnxruntime-gpu>=1.20,<1.27", 13: "onnxruntime-gpu>=1.28"}
+GPU_PACKAGE = {release.cuda_major: release.requirement for release in (FOR_CUDA_12, FOR_CUDA_13)}
 
 
 def install(
-    environment: Environment, requirements: Iterable[str], *, again: bool = False, upgrade: bool = False
+    environment: Environment,
+    requirements: Iterable[str],
+    *,
+    again: bool = False,
+    upgrade: bool = False,
+    instead_of: str | None = None,
 ) -> Fix:
-    """One command; ``again`` replaces what the installer believes to be there."""
+    """One command; ``again`` replaces what the installer believes to be there, in the folder ``instead_of``."""
     wanted = list(requirements)
     if environment.host.frozen:
         return _bundle(wanted)
-    words = " ".join(map(shlex.quote, wanted))
+    if instead_of is not None and _comes_first(environment, instead_of):
+        return shell(_install_into(environment, instead_of, wanted))
+    return _past_the_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
+
+
+def _install(environment: Environment, wanted: list[str], *, again: bool = False, upgrade: bool = False) -> str:
+    installer = environment.installer
     options = " --upgrade" if upgrade else ""
     if again:
-        options += " --reinstall --no-deps" if environment.installer.name == "uv" else " --force-reinstall --no-deps"
-    return shell(f"{environment.installer.install}{options} {words}")
+        options += " --reinstall --no-deps" if installer.name == "uv" else " --force-reinstall --no-deps"
+    return f"{installer.install}{options} {' '.join(map(shlex.quote, wanted))}"
+
+
+def _install_into(environment: Environment, folder: str, wanted: list[str]) -> str:
+    """For a folder that neither pip nor uv takes for its own: they replace there what they are told to put there."""
+    again = "--reinstall" if environment.installer.name == "uv" else "--upgrade"
+    words = " ".join(map(shlex.quote, wanted))
+    return f"{environment.installer.install} --target {shlex.quote(folder)} {again} --no-deps {words}"
+
+
+def _comes_first(environment: Environment, folder: str) -> bool:
+    """Whether what is imported from a folder is neither the installer's to change nor hidden by what it installs."""
+    installer = environment.installer
+    return not installer.owns(folder) and not installer.hides(folder)
+
+
+def _past_the_obstacle(environment: Environment, command: str) -> Fix:
+    obstacle = environment.installer.obstacle
+    return shell(command) if obstacle is None else manual(f"{obstacle}, run {command}", needs="root")
 
 
 def reinstall_onnxruntime(
@@ -40,44 +70,108 @@ def reinstall_onnxruntime(
     wanted = requirement or gpu_requirement(environment)
     if environment.host.frozen:
         return _bundle([wanted])
-    # An installer removes one record of a name at a time, and a killed upgrade leaves two.
-    names = [owner.name for owner in environment.packages.onnxruntime.owners]
-    again = dict.fromkeys(name for name in names if names.count(name) > 1)
-    steps = [f"{environment.installer.uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
+    if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
+        return instead
+    installed, installer = environment.packages.onnxruntime, environment.installer
+    home = os.path.dirname(installed.folder) if installed.folder is not None else None
+    if home is not None and not installer.owns(home):
+        if installer.hides(home):
+            return install(environment, [wanted], again=True)
+        return _replace_in(home, environment, wanted)
+    steps = _removal(environment)
     if leftover is not None:
         steps.append(f"rm -rf {shlex.quote(leftover)}")
-    steps.append(f"{environment.installer.install} {shlex.quote(wanted)}")
-    return shell(" && ".join(steps))
+    steps.append(f"{installer.install} {shlex.quote(wanted)}")
+    return _past_the_obstacle(environment, " && ".join(steps))
+
+
+def _removal(environment: Environment) -> list[str]:
+    """Commands that remove everything that owns the import."""
+    installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
+    without_record = [one for one in installed.owners if not one.record_readable]
+    if without_record and (files := _recorded_in(os.path.dirname(installed.folder or ""), environment)):
+        return [f"rm -rf {files}"]  # "Cannot uninstall ..., no RECORD file was found", and what comes next is not run
+    # An installer removes one record of a name at a time, and a killed upgrade leaves two.
+    names = [owner.name for owner in installed.owners]
+    again = dict.fromkeys(name for name in names if names.count(name) > 1)
+    return [f"{uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
+
+
+def _replace_in(home: str, environment: Environment, wanted: str) -> Fix:
+    """In a folder of the search path that is no installer's."""
+    if files := _recorded_in(home, environment):
+        return shell(f"rm -rf {files} && {_install_into(environment, home, [wanted])}")
+    off, then = off_the_path(environment, "PYTHONPATH", home), install(environment, [wanted], again=True)
+    if off is not None and then.executable:
+        return shell(f"{off} && {then}")
+    return manual(f"{off or f'take {home} off the search path of this program'}, then: {then}", needs=then.needs)
+
+
+def _recorded_in(home: str, environment: Environment) -> str | None:
+    """Shell words for ONNX Runtime's folder and the records of it, where all of it was installed in this folder; else
+    None: it may be somebody's sources or build, beside which an egg-info lies, and which nobody deletes."""
+    owners = environment.packages.onnxruntime.owners
+    records = [one.folder for one in owners if one.location == home and one.folder is not None]
+    if not records or len(records) != len(owners) or not all(name.endswith(".dist-info") for name in records):
+        return None
+    return " ".join(shlex.quote(os.path.join(home, name)) for name in ("onnxruntime", *records))
 
 
 def published(name: str, version: str | None) -> str:
-    """A requirement for this version, as far as a package index has it: no local versions, and no nightly builds."""
-    public = (version or "").partition("+")[0]
-    return f"{name}=={public}" if re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) else name
+    """A requirement for this version, as far as a package index has it: no nightly builds, nor anybody's own. What is
+    "+cu130" elsewhere is there without that."""
+    public, _, local = (version or "").partition("+")
+    known = re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) and re.fullmatch(r"(cu[0-9]+)?", local)
+    return f"{name}=={public}" if known else name
 
 
 def gpu_requirement(environment: Environment) -> str:
     """The GPU package to install: the version that is here already, else the newest that the driver can run."""
-    installed = environment.packages.onnxruntime
-    versions = [owner.version for owner in installed.owners if owner.name == "onnxruntime-gpu" and owner.version]
+    installed, versions = environment.packages.onnxruntime, _gpu_versions(environment)
     if versions:
         version = installed.build_version if installed.build_version in versions else versions[0]
         return published("onnxruntime-gpu", version)
-    if environment.host.python < (3, 11):
-        return GPU_PACKAGE[12]  # CUDA 13 builds need Python 3.11: Requires-Python of 1.27.0 and newer
-    cuda = environment.driver.cuda_version or environment.driver.nvml.cuda_version
-    return GPU_PACKAGE[12] if cuda is not None and cuda < (13, 0) else GPU_PACKAGE[13]
+    return newest_release(environment).requirement
 
 
-def other_cuda(environment: Environment, cuda_major: int) -> Fix:
-    """Install the ONNX Runtime and the libraries of another CUDA major."""
-    return other_release(environment, GPU_PACKAGE[cuda_major], cuda_major)
+def _gpu_versions(environment: Environment) -> list[str]:
+    owners = environment.packages.onnxruntime.owners
+    return [owner.version for owner in owners if owner.name == "onnxruntime-gpu" and owner.version]
 
 
-def other_release(environment: Environment, requirement: str, cuda_major: int) -> Fix:
-    """Install one release of ONNX Runtime with the libraries of its CUDA major."""
-    wheels = dict.fromkeys(spec.wheels[cuda_major] for spec in LIBRARIES if cuda_major in spec.wheels)
-    return install(environment, [requirement, *wheels])
+def newest_release(environment: Environment) -> Release:
+    return newest_for(environment.host, environment.driver.cuda_version or environment.driver.nvml.cuda_version)
+
+
+def why_none_fits(environment: Environment) -> Fix | None:
+    """What to do where the package index has no wheel of ONNX Runtime for this machine; None: it has."""
+    release = newest_release(environment)
+    driver = environment.driver.cuda_version or environment.driver.nvml.cuda_version
+    instead = release.why_not_for(environment.host)
+    if instead is None and driver is not None and driver[0] < release.cuda_major:
+        instead = (
+            f"take the build of this machine's vendor, or a driver for CUDA {release.cuda_major}: "
+            f"the wheels for {environment.host.machine} need that"
+        )
+    return manual(instead, needs="host") if instead is not None else None
+
+
+def other_release(environment: Environment, release: Release) -> Fix:
+    """Install another release of ONNX Runtime with the libraries of its CUDA major."""
+    wheels = dict.fromkeys(spec.wheels[release.cuda_major] for spec in LIBRARIES if release.cuda_major in spec.wheels)
+    return install(environment, [release.requirement, *wheels])
+
+
+def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
+    """For libraries of a CUDA that came after this version of ortgpu: the names of its wheels are not known here."""
+    major = environment.provider.cuda_major if environment.provider is not None else None
+    if major is None or major <= TOOLKIT_MAJORS[-1] or not all(map(spec_for, sonames)):
+        return []
+    fixes: list[Fix] = [manual(f"install CUDA {major}, as NVIDIA's wheels or its toolkit: {', '.join(sonames)}")]
+    known, version = newest_release(environment), environment.packages.onnxruntime.version
+    if version is not None and known.why_not_for(environment.host) is None:
+        fixes.append(other_release(environment, replace(known, requirement=f"{known.requirement},<{version}")))
+    return fixes
 
 
 def install_libraries(environment: Environment, wheels: Iterable[str], dead_links: Iterable[str] = ()) -> Fix:
@@ -92,11 +186,11 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
     damaged = [name for name in map(wheel_name, wanted) if name in present]
     first = [f"rm -f {' '.join(map(shlex.quote, links))}"] if (links := list(dead_links)) else []
     if not damaged:
-        return shell(" && ".join([*first, install(environment, wanted)]))
+        return _past_the_obstacle(environment, " && ".join([*first, _install(environment, wanted)]))
     pinned = [f"{name}=={present[name]}" if present[name] else name for name in damaged]
     new = [wheel for wheel in wanted if wheel_name(wheel) not in present]
-    commands = [*first, install(environment, pinned, again=True)] + ([install(environment, new)] if new else [])
-    return shell(" && ".join(commands))
+    steps = [*first, _install(environment, pinned, again=True)] + ([_install(environment, new)] if new else [])
+    return _past_the_obstacle(environment, " && ".join(steps))
 
 
 def cannot_be_mapped(words: str) -> bool:

@@ -17,6 +17,7 @@ from ..environment.inspection import Environment
 from ..environment.libraries import Resolution
 from . import remedies
 from .devices import visible_gpus
+from .releases import FOR_CUDA_13
 
 Status = Literal["pass", "fail", "unknown"]
 
@@ -135,10 +136,14 @@ def _python(environment: Environment) -> Requirement:
     host = environment.host
     version = host.python[:2]
     built_for = _python_of(environment)
-    fits = built_for in (None, version)
+    newest = FOR_CUDA_13.pythons[1]
+    has_none = environment.packages.onnxruntime.extension is None and version > newest
+    fits = built_for in (None, version) and not has_none
     note = "" if fits or built_for is None else f"the installed ONNX Runtime is built for Python {dotted(built_for)}"
-    if not note and version < (3, 11):
+    if not note and version < FOR_CUDA_13.pythons[0]:
         note = "onnxruntime-gpu for CUDA 13 needs 3.11"
+    if has_none:
+        note = f"no wheel of onnxruntime-gpu is known for a Python newer than {dotted(newest)}"
     return Requirement(
         "Python",
         "3.10",
@@ -151,14 +156,13 @@ def _python(environment: Environment) -> Requirement:
 
 
 def _operating_system(environment: Environment) -> Requirement:
-    host, provider = environment.host, environment.provider
+    host = environment.host
     here = (host.system, host.machine)
     published = here in _TABLE_PLATFORMS
     note = ""
-    if not published and here == ("Linux", "aarch64"):
-        note = "the package index has no CUDA build for it"
-        note += "; the one that is installed comes from elsewhere" if provider is not None else ""
-    works = published or (provider is not None and here == ("Linux", "aarch64"))
+    if here == ("Linux", "aarch64"):
+        note = "not in the published table; the package index has a build for it, for CUDA 13, from 1.29 on"
+    works = published or here == ("Linux", "aarch64")
     return Requirement(
         "operating system",
         "Linux or Windows, x86_64",

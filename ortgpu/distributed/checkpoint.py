@@ -156,7 +156,7 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     """
     root = Path(folder)
     known = steps(root)
-    if not known and any(root.glob("*.ort.pt")):
+    if not known and any(name.endswith(".ort.pt") for name in _names(root)):
         raise refuse("checkpoint shards")
     wanted = operator.index(step) if step is not None else max(known, default=None)
     if wanted is None or wanted not in known:
@@ -175,11 +175,14 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
 
 def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     """The steps of which there is a checkpoint, ascending. That it is whole is what :func:`load` finds out."""
+    return tuple(sorted(int(match[1]) for name in _names(folder) if (match := _NAME.fullmatch(name))))
+
+
+def _names(folder: str | os.PathLike[str]) -> list[str]:
     try:
-        names = os.listdir(folder)
+        return os.listdir(folder)
     except (OSError, ValueError):  # absent, no folder, or not to be read; ValueError: a NUL in the path
-        return ()
-    return tuple(sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name))))
+        return []
 
 
 def _make(root: Path) -> None:

@@ -12,7 +12,8 @@ from .driver import Asked, Driver, read_driver
 from .elf import ElfFile, read_elf
 from .host import Host, read_host
 from .installer import Installer, read_installer
-from .libraries import Resolution, places_for, read_mapped_libraries, resolve
+from .libraries import Resolution, places_for, resolve
+from .mapped import read_mapped_libraries
 from .packages import Packages, read_packages
 from .variables import Variables, read_variables
 from .wheel import ProviderLibrary, bridge_of, read_provider

@@ -27,9 +27,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from .catalogue import LIBRARIES, LibrarySpec, major_of, spec_for
+from .catalogue import LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, major_of, spec_for
 from .elf import read_elf, this_machine, wrong_machine
 from .loader_cache import read_loader_cache
+from .mapped import read_mapped_libraries
 from .metadata import search_path
 from .packages import Torch
 from .variables import read_variables
@@ -98,20 +99,6 @@ class SearchPlaces:
     torch_folder: str | None = None  # of a torch of the same CUDA major
     provider_search_path: tuple[str, ...] = ()
     filesystem: Path = Path("/")  # where etc/ld.so.cache, usr/local/cuda... are
-
-
-def mapped_libraries(maps: str) -> tuple[str, ...]:
-    """Paths of the shared objects named in the text of /proc/self/maps, in order, each once."""
-    paths = (line.split(None, 5)[5].strip() for line in maps.splitlines() if line.count("/") and ".so" in line)
-    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
-
-
-def read_mapped_libraries() -> tuple[str, ...]:
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-            return mapped_libraries(file.read())
-    except OSError:
-        return ()
 
 
 def find_roots(places: SearchPlaces, cuda_major: int) -> tuple[Root, ...]:
@@ -224,6 +211,8 @@ def resolve(
     cudnn_roots = sorted(roots, key=lambda root: root.source not in ("already loaded", "directory"))
     resolutions: dict[str, Resolution] = {}
     for spec, soname in wanted:
+        if soname is None and cuda_major > TOOLKIT_MAJORS[-1]:
+            soname = _soname_there(roots, spec, cuda_major) or spec.sonames.get(TOOLKIT_MAJORS[-1])
         if soname is None:
             continue
         if spec.is_cudnn and cudnn_major is not None:
@@ -232,6 +221,17 @@ def resolve(
         where = cudnn_roots if spec.is_cudnn else roots
         resolutions[spec.stem] = _resolve_one(spec, soname, spec.stem in linked, where, whole, places.machine)
     return tuple(resolutions.values())
+
+
+def _soname_there(roots: Iterable[Root], spec: LibrarySpec, cuda_major: int) -> str | None:
+    """For a CUDA newer than the table, of a library that is opened lazily: the version that the first root has; where
+    it has several, the one beside the CUDA runtime."""
+    for root in roots:
+        beside = os.path.dirname(root.files.get(f"libcudart.so.{cuda_major}", ""))
+        names = [name for name in root.files if name.startswith(f"{spec.stem}.so.")]
+        if names:  # libcudnn.so.9 before libcudnn.so.9.14.0
+            return min(names, key=lambda name: (os.path.dirname(root.files[name]) != beside, len(name)))
+    return None
 
 
 def _first_roots(places: SearchPlaces, cuda_major: int, toolkit: set[str], cudnn_major: int | None) -> tuple[Root, ...]:

@@ -60,6 +60,7 @@ class Distribution:
     missing_files: tuple[str, ...] = ()  # in RECORD and not on disk, relative to location
     altered_files: tuple[str, ...] = ()  # on disk with another size (or, small files, another hash) than RECORD says
     record_readable: bool = True
+    folder: str | None = None  # its dist-info, below location; None: not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ class OnnxRuntime:
     # A module file (somebody's own onnxruntime.py) that `import onnxruntime` takes instead of `folder`. Without this
     # field that environment would look healthy.
     shadowed_by: str | None = None
+
+    @property
+    def version(self) -> str | None:
+        """As the build says it, else as the metadata does: 1.18.1 has no file that would say it."""
+        return self.build_version or next((owner.version for owner in self.owners), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +303,8 @@ def _describe(claim: _Claim, compare_files: bool) -> Distribution:
         if state is not None:
             (missing if state == "missing" else altered).append(entry.path)
     return Distribution(
-        one.name, one.read_version(), one.location, tuple(missing), tuple(altered), claim.entries is not None
+        *(one.name, one.read_version(), one.location, tuple(missing), tuple(altered)),
+        *(claim.entries is not None, one.folder),
     )
 
 

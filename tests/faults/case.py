@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -152,6 +153,13 @@ def library(stem: str) -> str:
 def own_path(overlay: Overlay, pattern: str) -> str:
     """The one path that a pattern matches, relative to site-packages, as the methods of an overlay take it."""
     return overlay.path(pattern).relative_to(overlay.site).as_posix()
+
+
+def edit(overlay: Overlay, path: str, pattern: bytes, replacement: str) -> None:
+    """Substitute every match in a file, of which there has to be one."""
+    text, count = re.subn(pattern, replacement.encode(), (overlay.site / path).read_bytes())
+    assert count, f"{pattern!r} is not in {path}"
+    overlay.replace(path, text)
 
 
 def unreadable(overlay: Overlay, pattern: str) -> None:

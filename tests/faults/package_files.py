@@ -9,6 +9,7 @@ from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 
 CUDA_PROVIDER = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+BUILD = "onnxruntime/capi/build_and_package_info.py"
 BRIDGE = "onnxruntime/capi/libonnxruntime_providers_shared.so"
 EXTENSION = "onnxruntime/capi/onnxruntime_pybind11_state*.so"
 
@@ -19,6 +20,11 @@ def numpy_gone(_lab: Lab, overlay: Overlay) -> None:
 
 def numpy_damaged(_lab: Lab, overlay: Overlay) -> None:
     overlay.remove("numpy/_core/_multiarray_umath*.so")
+
+
+def release_before_numpy_2(lab: Lab, overlay: Overlay) -> None:
+    """Installed with --no-deps: its metadata would have kept NumPy below 2."""
+    overlay.uninstall("onnxruntime-gpu").add_wheel(lab.wheels.get("onnxruntime-gpu", "1.18.1"))
 
 
 def extension_of_another_python(_lab: Lab, overlay: Overlay) -> None:
@@ -155,6 +161,17 @@ CASES = in_group(
             plain="raised",
             after=MENDED,
             slow_fix=False,
+        ),
+        Case(
+            "numpy-2-and-a-release-before-it",
+            "BrokenPackageError",
+            ("1.18.1 is too old for numpy 2", "'numpy<2'"),
+            release_before_numpy_2,
+            silent_about=("uninstall", "install onnxruntime"),
+            cpu=False,
+            plain="raised",
+            after="LibraryVersionError",  # it is built for CUDA 11
+            slow_break=True,
         ),
         Case(
             "package-unreadable",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 
-from tests.faults.case import MENDED, Case, in_group, own_path
-from tests.faults.package_files import CUDA_PROVIDER
+from tests.faults.case import MENDED, Break, Case, edit, in_group, own_path
+from tests.faults.package_files import BUILD, CUDA_PROVIDER
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 
@@ -44,19 +44,26 @@ def gpu_twin_gone_again(lab: Lab, overlay: Overlay) -> None:
     overlay.add_wheel(lab.wheels.cpu_twin).uninstall("onnxruntime-gpu")
 
 
-def other_twin_over_gpu(lab: Lab, overlay: Overlay) -> None:
-    """The CPU build under the name of another package that owns the same folder."""
-    overlay.add_wheel(lab.wheels.cpu_twin)
-    folder = own_path(overlay, "onnxruntime-*.dist-info")
-    renamed = folder.replace("onnxruntime-", "onnxruntime_openvino-")
-    overlay.rename(folder, renamed)
-    for name, old, new in (
-        ("METADATA", b"Name: onnxruntime\n", b"Name: onnxruntime-openvino\n"),
-        ("RECORD", folder.encode(), renamed.encode()),
-    ):
-        text = (overlay.site / renamed / name).read_bytes()
-        assert old in text, text[:200]
-        overlay.replace(f"{renamed}/{name}", text.replace(old, new))
+def other_twin_over_gpu(name: str) -> Break:
+    """The CPU build under the name of another package that owns the same folder, which the build says too."""
+
+    def breaks(lab: Lab, overlay: Overlay) -> None:
+        overlay.add_wheel(lab.wheels.cpu_twin)
+        folder = own_path(overlay, "onnxruntime-*.dist-info")
+        renamed = folder.replace("onnxruntime-", f"{name.replace('-', '_')}-")
+        overlay.rename(folder, renamed)
+        edit(overlay, BUILD, rb"= 'onnxruntime'", f"= '{name}'")
+        edit(overlay, f"{renamed}/METADATA", rb"(?m)^Name: onnxruntime$", f"Name: {name}")
+        edit(overlay, f"{renamed}/RECORD", re.escape(folder).encode(), renamed)
+        edit(overlay, f"{renamed}/RECORD", rb"(?m)^(%s),.*$" % re.escape(BUILD).encode(), r"\1,,")
+
+    return breaks
+
+
+def cpu_over_gpu_without_record(lab: Lab, overlay: Overlay) -> None:
+    """As images have it that were trimmed, and packages of some distributions: no installer can remove that."""
+    cpu_over_gpu(lab, overlay)
+    overlay.remove("onnxruntime-*.dist-info/RECORD")
 
 
 def another_environment_first(lab: Lab, overlay: Overlay) -> None:
@@ -160,8 +167,25 @@ CASES = in_group(
             "another-build-over-gpu-package",
             "ConflictingPackagesError",
             ("onnxruntime-openvino", "onnxruntime-gpu", "uninstall"),
-            other_twin_over_gpu,
+            other_twin_over_gpu("onnxruntime-openvino"),
             rows=("A18",),
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "cpu-package-without-record-over-gpu-package",
+            "ConflictingPackagesError",
+            ("onnxruntime ", "onnxruntime-gpu", "rm -rf"),
+            cpu_over_gpu_without_record,
+            silent_about=("uninstall -y",),
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "webgpu-build-over-gpu-package",  # a name with "gpu" in it, and no CUDA
+            "ConflictingPackagesError",
+            ("onnxruntime-webgpu", "onnxruntime-gpu", "the GPU build lost"),
+            other_twin_over_gpu("onnxruntime-webgpu"),
             plain="warned",
             after=MENDED,
         ),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from tests.faults.case import MENDED, Break, Case, in_group, nothing
-from tests.lab import Overlay
+from tests.lab import WITHOUT_ITS_FOLDER, Overlay
 from tests.lab.fixtures import Lab
 
 NO_DRIVER = ("driver", "host")
@@ -21,7 +22,7 @@ def surrounded(
     *,
     breaks: Break = nothing,
     prelude: str = "",
-    env: dict[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
     ask: Literal["session", "probe"] = "session",
 ) -> Case:
     """A healthy installation in odd surroundings, on a machine without a driver: that is the finding."""
@@ -42,7 +43,7 @@ def surrounded(
 CASES = in_group(
     "G",
     [
-        surrounded("working-directory-deleted", prelude="import os; os.rmdir(os.getcwd())"),
+        surrounded("working-directory-deleted", prelude="import os; os.rmdir(os.getcwd())", env=WITHOUT_ITS_FOLDER),
         surrounded("garbage-to-preload", env={"LD_PRELOAD": "/nonexistent/libgarbage.so"}),
         surrounded(
             "locale-without-utf-8", env={"LANG": "C", "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

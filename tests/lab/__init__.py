@@ -12,13 +12,14 @@ real ONNX Runtime meets them and nothing else that this machine may have. Its RE
         assert outcome.error.type == "LibraryNotFoundError"
 """
 
-from tests.lab.child import ChildResult, Machine, Outcome, Problem, run_child
+from tests.lab.child import WITHOUT_ITS_FOLDER, ChildResult, Machine, Outcome, Problem, run_child
 from tests.lab.overlay import LabError, Overlay
 from tests.lab.stubs import GPU, NVML, Cuda, Stubs
 
 __all__ = [
     "GPU",
     "NVML",
+    "WITHOUT_ITS_FOLDER",
     "ChildResult",
     "Cuda",
     "LabError",

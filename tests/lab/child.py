@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ from tests.lab.overlay import Overlay
 from tests.lab.stubs import NVML, Cuda, Stubs
 
 PROBE = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
+
+#: For a child whose working directory is removed. Before 3.13.3, Python 3.13 then raises SystemError where a module
+#: lacks an attribute, unless the search path is without that folder (CPython issue 130932): NumPy and socket meet it.
+WITHOUT_ITS_FOLDER: Mapping[str, str] = {"PYTHONSAFEPATH": "1"} if (3, 13) <= sys.version_info < (3, 13, 3) else {}
 
 #: Longer than any case needs on a slow machine: a case that reaches it hangs.
 DEADLINE = 60.0

@@ -6,11 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.lab import LabError
+from tests.lab.overlay import LabError, site_of
 
 #: What a child needs of the variables of this process to reach a package index.
 _NETWORK = re.compile(r"PIP_|UV_|SSL_|CURL_CA|REQUESTS_CA|XDG_CONFIG_HOME|(https?|all|no)_proxy", re.IGNORECASE)
@@ -50,8 +49,7 @@ def kept_environment(name: str, wanted: str, fill: Callable[[Path], None]) -> Pa
 
 def packages_of(python: Path) -> Path:
     """The site-packages of such an environment."""
-    root = str(python.parent.parent)
-    return Path(sysconfig.get_path("purelib", "venv", vars={"base": root, "platbase": root}))
+    return site_of(python.parent.parent)
 
 
 def network_variables(cache: Path) -> Mapping[str, str]:

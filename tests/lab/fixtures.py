@@ -78,9 +78,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.fixture(scope="session")
-def wheels(pytestconfig: pytest.Config) -> Wheels:
-    """Wheels, kept between test runs in pytest's cache."""
-    return Wheels(pytestconfig.cache.mkdir("lab-wheels"))
+def wheels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    """Wheels, kept between test runs in pytest's cache, where it has one (not with ``-p no:cacheprovider``)."""
+    cache: pytest.Cache | None = getattr(pytestconfig, "cache", None)
+    return Wheels(cache.mkdir("lab-wheels") if cache is not None else tmp_path_factory.mktemp("lab-wheels"))
 
 
 @pytest.fixture

@@ -21,6 +21,12 @@ class LabError(Exception):
     """The lab itself cannot do what a test asks of it: never the fault that a test is about."""
 
 
+def site_of(root: Path) -> Path:
+    """The site-packages of a virtual environment of this Python."""
+    scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"  # 3.10 has no name for it
+    return Path(sysconfig.get_path("purelib", scheme, vars={"base": str(root), "platbase": str(root)}))
+
+
 def installed_site() -> Path:
     """The site-packages that holds the real ``onnxruntime-gpu`` of this interpreter."""
     try:
@@ -47,7 +53,7 @@ class Overlay:
     def __init__(self, root: Path, source: Path | None = None) -> None:
         self.root = root
         self.source = source or installed_site()
-        self.site = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(root), "platbase": str(root)}))
+        self.site = site_of(root)
         self.python = root / "bin" / "python"
         self._make_environment()
         for entry in self.source.iterdir():

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ortgpu.environment.catalogue import spec_for
-from ortgpu.environment.libraries import mapped_libraries, places_for, read_mapped_libraries, resolve
+from ortgpu.environment.libraries import places_for, resolve
+from ortgpu.environment.mapped import mapped_libraries, read_mapped_libraries
 from ortgpu.environment.packages import Torch
 from ortgpu.environment.wheel import ProviderLibrary, read_provider
 from tests.library_search.trees import MACHINE, NEEDED, Put

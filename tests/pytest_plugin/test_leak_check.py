@@ -158,6 +158,16 @@ def test_the_leak_check_of_a_test(
         )
 
 
+@pytest.mark.usefixtures("held")
+def test_a_run_that_is_interrupted_ends_as_ever(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    """Fixtures are then torn down after the run: what is said of leaks would be a traceback of pytest's."""
+    faked.has(gpu(0))
+    pytester.makepyfile(f"{dedent(LEAKS)}\ndef test_it(gpu_leak_check): kept.append(Held()); pytest.exit('enough')")
+    result = run()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "Traceback" not in result.stderr.str() + result.stdout.str()
+
+
 def test_a_leak_check_that_cannot_look(pytester: pytest.Pytester, run: Run, faked: Faked, memory: Memory) -> None:
     memory.own = memory.all = None
     faked.has(gpu(0))

@@ -1,0 +1,36 @@
+"""Programs that are frozen, by PyInstaller for instance: what looks for imports in the code finds every module."""
+
+from __future__ import annotations
+
+from modulefinder import ModuleFinder
+from pathlib import Path
+
+import ortgpu
+from ortgpu.cli import COMMANDS
+from tests.lab.fixtures import Lab
+
+PACKAGE = Path(ortgpu.__file__).parent
+OTHERS = ["click", "rich", "numpy", "onnx", "onnxruntime", "pynvml", "torch", "ray", "matplotlib", "mpi4py", "nccl"]
+
+
+def imports_of(module: str) -> set[str]:
+    """Every module that the package's own modules import, from one of them on, without running any."""
+    finder = ModuleFinder([str(PACKAGE.parent)], excludes=OTHERS)
+    finder.import_hook(module)
+    return set(finder.modules)
+
+
+def test_every_command() -> None:
+    assert {f"ortgpu.cli.{name}" for name in COMMANDS} <= imports_of("ortgpu.__main__")
+
+
+def test_every_public_name() -> None:
+    assert {f"ortgpu.{home}" for home in ortgpu._HOMES.values()} <= imports_of("ortgpu")
+
+
+def test_the_demo_does_not_start_the_program_again(lab: Lab) -> None:
+    """In the place of the interpreter stands the program: it would start itself, and again from there."""
+    code = "import sys; sys.frozen = True\nfrom ortgpu.__main__ import main; report(main(['demo']))"
+    result = lab.machine().run(code)
+    assert result.json == 0, result.output
+    assert "this program is frozen: it has no interpreter" in result.stdout

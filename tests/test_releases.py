@@ -1,0 +1,131 @@
+"""Advice names a release only where the package index has a wheel of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ortgpu.diagnosis import Facts, find_problems, remedies
+from ortgpu.diagnosis.releases import FOR_AARCH64, FOR_CUDA_12, FOR_CUDA_13, FOR_OTHER_GPUS, Release
+from ortgpu.environment.packages import OnnxRuntime
+from tests.made_facts import HEALTHY
+
+HOST = HEALTHY.environment.host
+NOTHING = OnnxRuntime(None, False, (), (), None, None, None, None, None, None)
+
+
+def facts(cuda: tuple[int, int] | None = None, **host: Any) -> Facts:
+    """A machine without ONNX Runtime, and without NVML: ``cuda`` is what libcuda says."""
+    environment = HEALTHY.environment
+    driver = replace(environment.driver, cuda_version=cuda, nvml=replace(environment.driver.nvml, cuda_version=None))
+    return replace(
+        HEALTHY,
+        environment=replace(
+            environment,
+            host=replace(environment.host, **host),
+            packages=replace(environment.packages, onnxruntime=NOTHING),
+            provider=None,
+            libraries=(),
+            driver=driver,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "cuda", "release"),
+    [
+        ({}, None, FOR_CUDA_13),
+        ({}, (13, 1), FOR_CUDA_13),
+        ({}, (12, 8), FOR_CUDA_12),
+        ({"python": (3, 10, 13)}, (13, 1), FOR_CUDA_12),
+        ({"python": (3, 14, 0)}, (12, 8), FOR_CUDA_12),
+        ({"system": "Windows", "machine": "AMD64", "libc": None}, None, FOR_CUDA_13),
+        ({"machine": "aarch64"}, None, FOR_AARCH64),
+    ],
+)
+def test_the_release_for_a_machine(host: dict[str, Any], cuda: tuple[int, int] | None, release: Release) -> None:
+    problem = find_problems(facts(cuda, **host))[0]
+    assert problem.code == "onnxruntime-not-installed"
+    (fix,) = problem.fixes
+    assert fix.executable
+    assert fix.endswith(f" install '{release.requirement}'")
+
+
+@pytest.mark.parametrize(
+    ("host", "cuda", "words"),
+    [
+        ({"python": (3, 15, 0)}, None, "use Python 3.11 to 3.14"),
+        ({"python": (3, 15, 0)}, (12, 8), "use Python 3.10 to 3.14"),
+        ({"libc": "musl"}, None, "glibc 2.28"),
+        ({"libc": "glibc 2.17"}, None, "glibc 2.28"),
+        ({"libc": "glibc 2.31", "machine": "aarch64"}, None, "glibc 2.34"),
+        ({"machine": "aarch64"}, (12, 6), "this machine's vendor"),  # a Jetson
+    ],
+)
+def test_no_release_for_a_machine(host: dict[str, Any], cuda: tuple[int, int] | None, words: str) -> None:
+    """A command would end with "No matching distribution found"."""
+    (fix,) = find_problems(facts(cuda, **host))[0].fixes
+    assert not fix.executable
+    assert words in fix
+
+
+@pytest.mark.parametrize(("python", "advised"), [((3, 14, 0), True), ((3, 15, 0), False)])
+def test_a_driver_for_cuda_12_is_given_a_release_only_where_there_is_one(
+    python: tuple[int, int, int], advised: bool
+) -> None:
+    environment = replace(
+        HEALTHY.environment,
+        host=replace(HOST, python=python),
+        driver=replace(
+            HEALTHY.environment.driver,
+            cuda_version=(12, 4),
+            kernel_version="550.54",
+            nvml=replace(HEALTHY.environment.driver.nvml, driver_version="550.54", cuda_version=(12, 4)),
+        ),
+    )
+    problem = find_problems(replace(HEALTHY, environment=environment))[0]
+    assert problem.code == "driver-too-old"
+    assert any(FOR_CUDA_12.requirement in fix for fix in problem.fixes) == advised
+
+
+def test_an_old_gpu_is_given_no_release_that_its_python_cannot_have() -> None:
+    maxwell = replace(HEALTHY.environment.driver.nvml.gpus[0], compute_capability=(5, 2))
+    nvml = replace(HEALTHY.environment.driver.nvml, gpus=(maxwell,))
+    environment = replace(HEALTHY.environment, driver=replace(HEALTHY.environment.driver, nvml=nvml))
+    for python, advised in (((3, 12, 1), True), ((3, 13, 0), False)):
+        here = replace(environment, host=replace(HOST, python=python))
+        problem = find_problems(replace(HEALTHY, environment=here))[0]
+        assert problem.code == "unsupported-device"
+        assert problem.fixes[0].executable == advised
+        assert ("onnxruntime-gpu==1.19.2" in problem.fixes[0]) == advised
+
+
+def test_the_same_version_again_needs_no_table() -> None:
+    """What is installed had a wheel, wherever it came from."""
+    here = replace(HEALTHY.environment, host=replace(HOST, python=(3, 15, 0)))
+    assert remedies.reinstall_onnxruntime(here).endswith("install onnxruntime-gpu==1.31.1")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "release", [FOR_CUDA_12, FOR_CUDA_13, FOR_AARCH64, *(release for release, _ in FOR_OTHER_GPUS)], ids=str
+)
+def test_the_index_has_what_the_table_says(release: Release) -> None:
+    """Its page lists a wheel of this range for the first and the last Python on each platform, and none for later."""
+    import re
+    import urllib.request
+
+    from packaging.requirements import Requirement
+
+    with urllib.request.urlopen("https://pypi.org/simple/onnxruntime-gpu/", timeout=60) as page:
+        names = re.findall(r">onnxruntime_gpu-([0-9.]+)-cp(\d)(\d+)-cp\d+-([^<]+)\.whl<", page.read().decode())
+    wanted = Requirement(release.requirement).specifier
+    first, last = release.pythons
+    for (system, machine), _ in release.platforms:
+        tag = {"Windows": "win_amd64"}.get(system, machine)
+        found = {(int(major), int(minor)) for version, major, minor, ends in names
+                 if wanted.contains(version) and tag in ends}  # fmt: skip
+        assert {first, last} <= found
+        assert max(found) == last
