@@ -85,9 +85,10 @@ def results() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
+    from ortgpu.staging import STAGED_FROM
 
     unstaged = NotStaged()
-    size = 16 << 20
+    size = 2 * STAGED_FROM
     count = size // 4
     session = GPUSession(elementwise("n"), pinned_memory_limit=4 * size)
     feeds = [{"x": np.full(count, number, np.float32)} for number in range(8)]
@@ -97,7 +98,7 @@ def results() -> None:
     for feed in feeds:
         session.run(None, feed)
     report("intact", [bool((array == -number).all()) for number, array in enumerate(kept)])
-    report("pinned", session._pinned.bytes_pinned if session._pinned else None)
+    report("pinned", session._pinned.bytes_pinned / size if session._pinned else None)
     view = kept[3][::1000]
     kept.clear()
     for feed in feeds:
@@ -159,6 +160,7 @@ def threads() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
+    from ortgpu.staging import STAGED_FROM
 
     with GPUSession(elementwise("n")) as first:
         first.run(None, {"x": np.ones(16 << 20, np.float32)})
@@ -173,7 +175,7 @@ def threads() -> None:
     def work(number: int) -> None:
         for step in range(60):
             value = number * 1000 + step
-            array = np.full((2 << 20) + 4099 * ((number + step) % 500), value, np.float32)
+            array = np.full(STAGED_FROM // 4 + 4099 * ((number + step) % 500), value, np.float32)
             (result,) = session.run(None, {"x": array})
             if result.shape != array.shape or (result != -value).any():
                 wrong.append(value)
@@ -184,7 +186,7 @@ def threads() -> None:
     for worker in workers:
         worker.join()
     report("wrong", wrong)
-    report("mapped", [float(r[0][-1]) for r in session.map({"x": np.full(4 << 20, n, np.float32)} for n in range(20))])
+    report("mapped", [float(r[0][-1]) for r in session.map({"x": np.full(STAGED_FROM // 2, n, np.float32)} for n in range(20))])
     copying = [each for each in threading.enumerate() if each.name.startswith("ortgpu-copy")]
     report("threads", len(copying))
     session.close()
@@ -229,6 +231,7 @@ def beside_captures() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
+    from ortgpu.staging import STAGED_FROM
 
     unstaged = NotStaged()
     session, capturing = GPUSession(elementwise("n")), GPUSession(elementwise("n"), cuda_graph=True)
@@ -238,7 +241,7 @@ def beside_captures() -> None:
         try:
             while not ended.is_set():
                 number = len(runs)
-                (result,) = session.run(None, {"x": np.full((2 << 20) + (number << 16), number, np.float32)})
+                (result,) = session.run(None, {"x": np.full(STAGED_FROM // 4 + (number << 16), number, np.float32)})
                 if (result != -number).any():
                     wrong.append(f"run {number}")
                 runs.append(number)
