@@ -186,7 +186,8 @@ def threads() -> None:
     for worker in workers:
         worker.join()
     report("wrong", wrong)
-    report("mapped", [float(r[0][-1]) for r in session.map({"x": np.full(STAGED_FROM // 2, n, np.float32)} for n in range(20))])
+    feeds = ({"x": np.full(STAGED_FROM // 2, n, np.float32)} for n in range(20))
+    report("mapped", [float(r[0][-1]) for r in session.map(feeds)])
     copying = [each for each in threading.enumerate() if each.name.startswith("ortgpu-copy")]
     report("threads", len(copying))
     session.close()
