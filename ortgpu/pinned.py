@@ -112,9 +112,10 @@ def memory_of(session: Any) -> PinnedMemory:
     lifetime.refuse_if_unusable(session)
     with _creating:
         if session._pinned is None:
-            runtime = runtime_of(session.device)
+            device = vars(session)["device"]  # a guarded class may have a property of this name
+            runtime = runtime_of(device)
             if runtime is None:
-                logger.debug("nothing is pinned for a session on %s", session.device)
+                logger.debug("nothing is pinned for a session on %s", device)
             session._pinned = PinnedMemory(runtime, session._pinned_memory_limit)
             # Results outlive a session, and refer to all of this: what no array uses goes with the session.
             weakref.finalize(session, session._pinned.close).atexit = False

@@ -33,7 +33,7 @@ class StagedRuns:
     """Of one session. Threads may share it."""
 
     def __init__(self, session: Any, runtime: CudaRuntime, staged_from: int, threads: int, piece: int) -> None:
-        inner, device = session._sess, session.device
+        inner, device = session._sess, vars(session)["device"]
         self._staged_from = staged_from
         self._inputs = _on_device(inner.inputs_meta, inner.input_meminfos, device.kind)
         self._outputs = _on_device(inner.outputs_meta, inner.output_meminfos, device.kind)

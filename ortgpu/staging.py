@@ -86,7 +86,7 @@ class Staging:
 
         with _creating:
             if self._runs is None:
-                runtime = runtime_of(session.device)
+                runtime = runtime_of(vars(session)["device"])
                 if runtime is not None:
                     self._runs = StagedRuns(session, runtime, self._staged_from, self._threads, self._piece)
             return self._runs
@@ -97,11 +97,12 @@ def staging_of(session: Any) -> Staging | None:
     inner = session._sess
     # ONNX Runtime has the first since 1.23 and the second since 1.30.
     has_what_it_takes = hasattr(inner, "input_meminfos") and hasattr(inner, "create_ortvalue_from_shape_and_type")
-    if not has_what_it_takes or not session.device.is_gpu or not session._pinned_memory_limit:
+    device = vars(session)["device"]  # a guarded class may have a property of this name
+    if not has_what_it_takes or not device.is_gpu or not session._pinned_memory_limit:
         return None
     if not _is_onnxruntimes(InferenceSession.run):
         return None  # a tracer's, which is to see each run
-    providers = session.get_provider_options()
+    providers = InferenceSession.get_provider_options(session)  # and methods of its own
     if not {CUDA, CPU}.issuperset(providers):
         return None  # TensorRT has rules of its own for the addresses of inputs
     if any(providers[CUDA].get(option, "0") != "0" for option in _REFUSED):

@@ -192,7 +192,7 @@ def test_which_sessions_stage() -> None:
             # A session that says of itself that it is on a GPU
             session = GPUSession(model(text) if isinstance(text, str) else text, **arguments)
             session.device = device or session.device
-            session.get_provider_options = lambda: options
+            session._provider_options = options
             return staging.staging_of(session) is not None
 
         small = "t (float[100, 3] x) => (float[100, 3] y) { y = Neg(x) }"
@@ -244,7 +244,7 @@ def test_nothing_is_staged_where_a_tracer_was_first(where: str) -> None:
         from ortgpu import staging
         session = GPUSession(NEG)
         session.device = dataclasses.replace(session.device, kind="cuda")
-        session.get_provider_options = lambda: {{"CUDAExecutionProvider": {{}}, "CPUExecutionProvider": {{}}}}
+        session._provider_options = {{"CUDAExecutionProvider": {{}}, "CPUExecutionProvider": {{}}}}
         stages = [staging.staging_of(session) is not None]
         {where}.run = traced
         report([*stages, staging.staging_of(session) is not None])
