@@ -18,16 +18,12 @@ if _runtime.module is None:
 
 import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
 
-from . import arguments, lifetime, session_options  # noqa: E402
+from . import arguments, lifetime  # noqa: E402
 from .environment.cuda import initialising  # noqa: E402
 from .errors import (  # noqa: E402
-    CollectiveOpsUnavailableError,
     CPUExecutionWarning,
     ExecutionError,
     GPUError,
-    PlacementError,
-    ProviderError,
-    ProviderFallbackError,
     ProviderRequestError,
     manual,
 )
@@ -43,7 +39,6 @@ if TYPE_CHECKING:
     from .staging import Staging
 
 _PINNED_MEMORY_LIMIT = 2 << 30
-_TRUE = ("1", "true", "yes", "on")
 
 # Everything that keeps the C++ session, its options or the model's bytes alive: of an InferenceSession in any release
 # since 1.18, and of ours.
@@ -169,13 +164,12 @@ class GPUSession(ThroughputMethods):
                 self._staging = staging_of(self)
         except GPUError as error:
             from . import registry
+            from .opening import SessionRequest, cpu_is_allowed, open_on_cpu
 
             self._let_go()
-            if not _cpu_is_allowed(allow_cpu, request["sess_options"], error):
+            if not cpu_is_allowed(allow_cpu, request["sess_options"], error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
-            from .opening import SessionRequest, open_on_cpu
-
             self._request = SessionRequest(**request)
             verified = open_on_cpu(self, super().__init__, self._request)
             self._keep(verified)
@@ -395,15 +389,6 @@ class GPUSession(ThroughputMethods):
     def _let_go(self) -> None:
         for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
             self.__dict__.pop(name, None)
-
-
-def _cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
-    """A request that is wrong in itself stays an error: the CPU would not mend it."""
-    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
-    wrong_in_itself = isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
-    if wrong_in_itself or session_options.keeps_cpu_out(options):
-        return False
-    return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 
 
 def _no_fallback(what: str) -> ProviderRequestError:
