@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ortgpu")
 
-# UNMEASURED as they stand: chosen between the points of a prototype on an H200 (16 MB won, 4 MB did not; 8 threads and
-# pieces of 4 MiB; four threads gave half of the gain). `python -m benchmarks.thresholds` prints what they should be.
-STAGED_FROM = 8 << 20  # bytes of one array
+# On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in are faster
+# from 16 MiB on; those with less out, and those of a caller who keeps the results, so that each one is new memory, from
+# 32 MiB on. Four threads gave half of the gain for large arrays, twelve a little more for 256 MiB alone.
+STAGED_FROM = 32 << 20  # bytes of one array
 PIECE = 4 << 20  # bytes
 COPY_THREADS = 8  # fewer where the process has fewer cores
 

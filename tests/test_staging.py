@@ -196,7 +196,7 @@ def test_which_sessions_stage() -> None:
             return staging.staging_of(session) is not None
 
         small = "t (float[100, 3] x) => (float[100, 3] y) { y = Neg(x) }"
-        large = "t (float[3, 1000000] x) => (float[3, 1000000] y) { y = Neg(x) }"
+        large = "t (float[9, 1000000] x) => (float[9, 1000000] y) { y = Neg(x) }"
         texts = "t (string[n] x) => (string[n] y) { y = Identity(x) }"
         grows = "t (float[1] x, int64[1] s) => (float[n] y) { y = Expand(x, s) }"
         graphs = {**OPTIONS, "CUDAExecutionProvider": {"enable_cuda_graph": "1"}}
