@@ -78,10 +78,19 @@ def make_mlp(path: Path) -> str:
 
 def make_negate(path: Path) -> str:
     """One operator that computes next to nothing: a run is its copies in and out. ``batch`` is the number of floats."""
+    return _make_of_one_node(path, "Neg", "batch")
+
+
+def make_sum(path: Path) -> str:
+    """As ``negate``, with one element out: a run is its copy in."""
+    return _make_of_one_node(path, "ReduceSum", 1)
+
+
+def _make_of_one_node(path: Path, operator: str, out: int | str) -> str:
     from onnx import TensorProto, helper
 
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch"]) for name in "xy")
-    _save(path, [helper.make_node("Neg", ["x"], ["y"])], [x], [y], {})
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [n]) for name, n in (("x", "batch"), ("y", out)))
+    _save(path, [helper.make_node(operator, ["x"], ["y"])], [x], [y], {})
     return "onnx.helper"
 
 
@@ -236,6 +245,7 @@ TORCH: dict[str, Callable[[], tuple[Any, Any]]] = {"resnet50": torch_resnet50, "
 RECIPES: dict[str, Callable[[Path], str]] = {
     "mlp": make_mlp,
     "negate": make_negate,
+    "sum": make_sum,
     "conv": make_conv,
     "resnet50": make_resnet50,
     "encoder": make_encoder,

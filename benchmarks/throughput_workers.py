@@ -20,6 +20,7 @@ from benchmarks.workers import feed_of, plain_session, report_turns
 from ortgpu.timing import in_turns
 
 LARGEST_OF_GRAPHS = 8  # batches that may gain by a CUDA graph
+BYTES_OF_A_ROUND = 128 << 20  # of an input that is staged, by each way to do it
 DIFFERENT_FEEDS = 4  # arrays that take turns, so that no cache holds all of a large batch
 
 
@@ -167,14 +168,52 @@ def latency(model: str, batch: int, calls: int, rounds: int, device: str, *, cud
     for each in (feed, other, feed):
         report("largest error", relative_error(session.run(None, each), plain.run(None, each)))
 
-    def repeated(run: Callable[..., Any]) -> Callable[[], None]:
-        def action() -> None:
-            for _ in range(calls):
-                run(None, feed)
+    actions = {"ours": repeated(session.run, [feed], calls), "plain": repeated(plain.run, [feed], calls)}
+    take_turns(actions, calls, rounds)
 
-        return action
 
-    take_turns({"ours": repeated(session.run), "plain": repeated(plain.run)}, calls, rounds)
+def repeated(
+    run: Callable[..., Any], feeds: list[dict[str, Any]], calls: int, *, keep: bool = False
+) -> Callable[[], None]:
+    """What makes the calls; with ``keep`` it holds the results of all of them until it returns."""
+
+    def action() -> None:
+        deque((run(None, feed) for feed in itertools.islice(itertools.cycle(feeds), calls)), calls if keep else 0)
+
+    return action
+
+
+def thresholds(
+    model: str, summing: str, size: int, threads: list[int], pieces: list[int], rounds: int, device: str
+) -> None:
+    """Mean seconds of a call with an array of ``size`` bytes: staged in so many threads and bytes a piece, and plain.
+
+    Of the cases that thresholds.py names. "first" is a staged call that has to pin memory; "staged" whether any is.
+    """
+    from ortgpu.staging import Staging
+
+    calls = max(3, min(100, BYTES_OF_A_ROUND // size))
+    plain = {path: plain_session(path, device) for path in (model, summing)}
+    feeds = [feed_of(plain[model], size // 4, seed) for seed in range(DIFFERENT_FEEDS)]
+    actions: dict[str, Callable[[], None]] = {}
+
+    def staged_by(session: Any, staging: Any, names: Any, feed: Any) -> Any:
+        session._staging = staging
+        return session.run(names, feed)
+
+    for case, path in (("both", model), ("in", summing), ("kept", model)):
+        kept = case == "kept"
+        session = ours(path, device, pinned_memory_limit=size * 3 // 2 if kept else size * 4)
+        staged_by(session, None, None, feeds[0])
+        for count, piece in itertools.product(threads, pieces):
+            staging = Staging(session, staged_from=1, threads=count, piece=piece)
+            if not actions:
+                report("first", timed(functools.partial(staged_by, session, staging, None, feeds[0])))
+                report("staged", staging.run(session, None, feeds[0]) is not None)
+            run = functools.partial(staged_by, session, staging)
+            actions[f"{case}, {count} x {piece}"] = repeated(run, feeds, calls, keep=kept)
+        actions[f"{case}, plain"] = repeated(plain[path].run, feeds, calls, keep=kept)
+    take_turns(actions, calls, rounds)
 
 
 def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
@@ -289,6 +328,7 @@ WORKERS: dict[str, Callable[..., None]] = {
     "concurrency": concurrency,
     "options": options,
     "latency": latency,
+    "thresholds": thresholds,
     "new_shape": new_shape,
     "first_run": first_run,
 }

@@ -82,41 +82,41 @@ class CudaRuntime:
     def allocate_pinned(self, size: int) -> int:
         """Address of ``size`` bytes of page-locked host memory."""
         address = ctypes.c_void_p()
-        with self._aside():
+        with self.aside():
             self._call("cudaHostAlloc", ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
         return address.value or 0
 
     def free_pinned(self, address: int) -> None:
-        with self._aside():
+        with self.aside():
             self._call("cudaFreeHost", address)
 
     def is_pinned(self, address: int) -> bool:
         """Whether whoever allocated this host memory had it page-locked."""
         found = _PointerAttributes()
-        with self._aside():
+        with self.aside():
             self._call("cudaPointerGetAttributes", ctypes.byref(found), address)
         return bool(found.type == _MEMORY_TYPE_HOST)
 
     def allocate(self, size: int) -> int:
         """Address of ``size`` bytes on the device."""
         address = ctypes.c_void_p()
-        with self._aside():
+        with self.aside():
             self._call("cudaMalloc", ctypes.byref(address), size)
         return address.value or 0
 
     def free(self, address: int) -> None:
-        with self._aside():
+        with self.aside():
             self._call("cudaFree", address)
 
     def new_stream(self) -> int:
         """A stream that waits for no other."""
         stream = ctypes.c_void_p()
-        with self._aside():
+        with self.aside():
             self._call("cudaStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        with self._aside():
+        with self.aside():
             self._call("cudaStreamDestroy", stream)
 
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
@@ -181,7 +181,7 @@ class CudaRuntime:
         return exchanged.value
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
         """On this device, whatever is captured by then."""
         with self._on_device():
             before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)

@@ -21,11 +21,21 @@ from .background import Task
 from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of
 from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
-from .errors import GPUError, PlacementError, ProviderFallbackError, ProviderRequestError, manual
+from .errors import (
+    CollectiveOpsUnavailableError,
+    GPUError,
+    PlacementError,
+    ProviderError,
+    ProviderFallbackError,
+    ProviderRequestError,
+    manual,
+)
 from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import CPU_FALLBACK_KEY, config_entry, keeps_cpu_out
+
+_TRUE = ("1", "true", "yes", "on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,15 @@ def open_verified(
     asked, chosen = _construct(session, construct, request, requested, why)
     device_bound, placement = _verify(session, asked, chosen, why)
     return Verified(device_bound, placement, options_chosen)
+
+
+def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
+    """A request that is wrong in itself stays an error: the CPU would not mend it."""
+    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
+    wrong_in_itself = isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
+    if wrong_in_itself or keeps_cpu_out(options):
+        return False
+    return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 
 
 def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:

@@ -18,16 +18,12 @@ if _runtime.module is None:
 
 import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
 
-from . import arguments, lifetime, session_options  # noqa: E402
+from . import arguments, lifetime  # noqa: E402
 from .environment.cuda import initialising  # noqa: E402
 from .errors import (  # noqa: E402
-    CollectiveOpsUnavailableError,
     CPUExecutionWarning,
     ExecutionError,
     GPUError,
-    PlacementError,
-    ProviderError,
-    ProviderFallbackError,
     ProviderRequestError,
     manual,
 )
@@ -40,9 +36,9 @@ if TYPE_CHECKING:
     from .pinned import PinnedMemory
     from .placement import CPUNodes, Placement
     from .placement_details import PlacementDetails
+    from .staging import Staging
 
 _PINNED_MEMORY_LIMIT = 2 << 30
-_TRUE = ("1", "true", "yes", "on")
 
 # Everything that keeps the C++ session, its options or the model's bytes alive: of an InferenceSession in any release
 # since 1.18, and of ours.
@@ -67,7 +63,8 @@ class GPUSession(ThroughputMethods):
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
-        pinned_memory_limit: bytes of host memory that ``map`` and ``pinned_empty`` may pin, 2 GiB unless given.
+        pinned_memory_limit: bytes of host memory that ``run``, ``map`` and ``pinned_empty`` may pin together, 2 GiB
+            unless given. ``run`` keeps as much ordinary memory for results at most. With 0 it copies nothing itself.
 
     Raises:
         GPUError: a subclass that names the cause and what mends it. Nothing is left behind.
@@ -102,6 +99,7 @@ class GPUSession(ThroughputMethods):
     _stream: Any = None  # of a session that captures, while it is being made
     _capturing: CapturingSession | None = None
     _pinned: PinnedMemory | None = None
+    _staging: Staging | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # of attributes that this class and ONNX Runtime's set
 
@@ -160,15 +158,18 @@ class GPUSession(ThroughputMethods):
                 from .graph_requests import captured
 
                 self._sess = self._capturing = captured(self)
+            else:
+                from .staging import staging_of
+
+                self._staging = staging_of(self)
         except GPUError as error:
             from . import registry
+            from .opening import SessionRequest, cpu_is_allowed, open_on_cpu
 
             self._let_go()
-            if not _cpu_is_allowed(allow_cpu, request["sess_options"], error):
+            if not cpu_is_allowed(allow_cpu, request["sess_options"], error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
-            from .opening import SessionRequest, open_on_cpu
-
             self._request = SessionRequest(**request)
             verified = open_on_cpu(self, super().__init__, self._request)
             self._keep(verified)
@@ -217,10 +218,18 @@ class GPUSession(ThroughputMethods):
         Also takes arrays of other libraries, anything with ``__dlpack__``, without a copy where they are on this
         session's GPU. What their library still computes on them is waited for. On another GPU they are refused, with
         ProviderRequestError.
+
+        Large NumPy arrays are copied in several threads, through pinned memory. Large results may be in memory that is
+        used again when the array and all views of it are gone.
         """
         try:
             # Not by super(), which costs a tenth of a microsecond; looked up now, for tracers put theirs in its place.
-            return InferenceSession.run(self, output_names, input_feed, run_options)
+            run, staging = InferenceSession.run, self._staging
+            if staging is not None and run_options is None and run is staging.stands_in_for:
+                results = staging.run(self, output_names, input_feed) if staging.pays(input_feed) else None
+                if results is not None:
+                    return results
+            return run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from .device_arrays import with_values
 
@@ -321,6 +330,9 @@ class GPUSession(ThroughputMethods):
             if self._capturing is not None:
                 self._capturing.close(error)
                 self._capturing = None
+            if self._staging is not None:
+                self._staging.close()
+                self._staging = None
             if self._pinned is not None:
                 self._pinned.close()
 
@@ -375,17 +387,8 @@ class GPUSession(ThroughputMethods):
         lifetime.refuse_if_lost()
 
     def _let_go(self) -> None:
-        for name in (*_HELD, "_model_bytes", "_stream"):
+        for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
             self.__dict__.pop(name, None)
-
-
-def _cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
-    """A request that is wrong in itself stays an error: the CPU would not mend it."""
-    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
-    wrong_in_itself = isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
-    if wrong_in_itself or session_options.keeps_cpu_out(options):
-        return False
-    return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
 
 
 def _no_fallback(what: str) -> ProviderRequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -13,6 +14,7 @@ import numpy as np
 
 from benchmarks.common import child_environment, run_child
 from benchmarks.soak import soak
+from benchmarks.thresholds import PIECES, THREADS, Sweep
 
 
 def test_throughput_takes_every_figure(tmp_path: Path) -> None:
@@ -57,6 +59,37 @@ def test_options_are_compared_with_none(tmp_path: Path) -> None:
     for name in ("constructor", "first run", "batches of 1", "batches of 8", "batches of 64"):
         assert figure["notes"][name]["median"] > 0
         assert float(figure["notes"][f"{name} / plain"]) > 0
+
+
+def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.thresholds", "--quick", "--cpu", "--json", str(results)]
+    command += ["--only", "4mib", "--only", "64mib", "--budget", "1.5"]
+    child = run_child(command, env=child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")}), deadline=110)
+    assert child.returncode == 0, child.explain()
+    figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
+    assert list(figures) == ["4mib", "64mib"]
+    for figure in figures.values():
+        assert figure["ratio"] > 0
+        ratios = [figure["notes"][f"{case} / plain, by threads x MiB a piece"] for case in ("both", "in", "kept")]
+        assert [len(each) for each in ratios] == [9, 9, 9]
+        assert figure["notes"]["best"] in ratios[0]
+        assert figure["notes"]["staged"] is False  # on the CPU
+    assert child.stdout.endswith("nothing was staged: there is nothing to conclude\n")
+
+
+def test_thresholds_are_where_all_larger_sizes_gain() -> None:
+    sweep = Sweep(quick=True, device="cpu", no_gpu=None)
+    for mib, both in ((2, 0.5), (4, 1.2), (8, 0.9), (64, 0.6)):
+        for way, gained in ((way, way == (8, 2)) for way in itertools.product(THREADS, PIECES)):
+            of_size = sweep.ratios.setdefault(mib, {case: {} for case in ("both", "in", "kept")})
+            of_size["both"][way] = both if gained else both + 0.3
+            of_size["in"][way] = of_size["kept"][way] = 0.96 if mib == 64 else 0.98
+    constants = "COPY_THREADS = 8, PIECE = 2 << 20, STAGED_FROM = 64 << 20"
+    assert sweep.conclusion() == f"{constants} (both from 8 MiB, in from 64 MiB, kept from 64 MiB)"
+    sweep.ratios[64]["kept"][8, 2] = 1.0
+    assert "STAGED_FROM" not in sweep.conclusion()
+    assert "kept from no MiB" in sweep.conclusion()
 
 
 def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:

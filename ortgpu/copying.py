@@ -1,0 +1,136 @@
+"""Copies between ordinary arrays and the device, in threads, through pinned memory.
+
+A transfer is cut into pieces: while the GPU fetches one from pinned memory, threads copy the next ones there. Each
+thread has a CUDA stream to itself meanwhile, and has waited for it when its work is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .background import ForkSafeLock
+from .cudart import CudaRuntime, Stream
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_creating = ForkSafeLock()
+_executors: weakref.WeakValueDictionary[tuple[int, int], ThreadPoolExecutor] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Between ``address`` on the device and ``host``, which the GPU reads or writes; with ``array``, which it does not,
+    as the other end. ``owner`` keeps the memory of the device."""
+
+    address: int
+    host: NDArray[Any]
+    array: NDArray[Any] | None
+    owner: object
+
+
+class Copier:
+    """Threads may share it. The threads that help are those of all copiers of the process."""
+
+    def __init__(self, runtime: CudaRuntime, threads: int, piece: int) -> None:
+        self._runtime = runtime
+        self._threads = threads
+        self._piece = piece
+        self._idle: deque[Stream] = deque()
+        self._executor = _shared_executor(threads)
+
+    def to_device(self, transfers: list[Transfer]) -> None:
+        """Returns when it is done. Raises CudaCallError, when nothing is under way any more."""
+        self._in_threads(self._to_device, transfers)
+
+    def from_device(self, transfers: list[Transfer]) -> None:
+        """As :meth:`to_device`."""
+        self._in_threads(self._from_device, transfers)
+
+    def _in_threads(self, function: Callable[[Iterator[Transfer]], None], transfers: list[Transfer]) -> None:
+        pieces = [piece for transfer in transfers for piece in self._pieces(transfer)]
+        rest = iter(pieces)  # whoever works takes the next
+        futures = []
+        try:
+            with contextlib.suppress(RuntimeError):  # where the system gives no further thread, fewer work
+                for _ in range(min(len(pieces), self._threads) - 1):
+                    futures.append(self._executor.submit(function, rest))  # noqa: PERF401 - those before a failure count
+            function(rest)
+        finally:
+            wait(futures)
+        failures = [failure for failure in (future.exception() for future in futures) if failure is not None]
+        del futures  # they refer to what is raised, and that to this frame
+        if failures:
+            try:
+                raise failures[0]
+            finally:
+                del failures
+
+    def _pieces(self, transfer: Transfer) -> list[Transfer]:
+        if transfer.array is None or not transfer.array.flags.c_contiguous:
+            return [transfer]
+        host, array = _as_bytes(transfer.host), _as_bytes(transfer.array)
+        return [
+            Transfer(transfer.address + at, host[at : at + self._piece], array[at : at + self._piece], transfer.owner)
+            for at in range(0, array.size, self._piece)
+        ]
+
+    def _to_device(self, pieces: Iterator[Transfer]) -> None:
+        with self._runtime.aside(), self._stream() as stream:
+            try:
+                for piece in pieces:
+                    if piece.array is not None:
+                        np.copyto(piece.host, piece.array)  # without the interpreter lock
+                    self._runtime.copy(piece.address, _address_of(piece.host), piece.host.nbytes, stream)
+            finally:
+                self._runtime.synchronise(stream)  # the memory must not be another's before
+
+    def _from_device(self, pieces: Iterator[Transfer]) -> None:
+        with self._runtime.aside(), self._stream() as stream:
+            for piece in pieces:
+                try:
+                    self._runtime.copy(_address_of(piece.host), piece.address, piece.host.nbytes, stream)
+                finally:
+                    self._runtime.synchronise(stream)
+                if piece.array is not None:
+                    np.copyto(piece.array, piece.host)
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[int]:
+        """One that nobody else uses meanwhile, so that nobody waits for the copies of another run."""
+        try:
+            stream = self._idle.pop()
+        except IndexError:
+            stream = Stream(self._runtime)
+        try:
+            yield stream.handle
+        finally:
+            self._idle.append(stream)
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.asarray(array).reshape(-1).view(np.uint8)
+
+
+def _address_of(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _shared_executor(threads: int) -> ThreadPoolExecutor:
+    """Its threads end when nobody refers to it any more; those of a parent process are not in its child."""
+    with _creating:
+        key = os.getpid(), threads
+        executor = _executors.get(key)
+        if executor is None:
+            executor = _executors[key] = ThreadPoolExecutor(threads, "ortgpu-copy")
+        return executor

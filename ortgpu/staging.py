@@ -1,0 +1,132 @@
+"""Which runs are made by :mod:`ortgpu.staged_runs`: those with arrays large enough to pay for it.
+
+Made with each session, and asked before each run; what does the work is imported for the first run that needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from .background import ForkSafeLock
+from .providers import CPU, CUDA
+from .tensor_types import DTYPES
+from .throughput import InferenceSession
+
+if TYPE_CHECKING:
+    from .staged_runs import StagedRuns
+
+logger = logging.getLogger("ortgpu")
+
+# On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in are faster
+# from 16 MiB on; those with less out, and those of a caller who keeps the results, so that each one is new memory, from
+# 32 MiB on. Four threads gave half of the gain for large arrays, twelve a little more for 256 MiB alone.
+STAGED_FROM = 32 << 20  # bytes of one array
+PIECE = 4 << 20  # bytes
+COPY_THREADS = 8  # fewer where the process has fewer cores
+
+# Captured graphs have rules of their own for the addresses of inputs; with a stream of the caller's, memory may be free
+# in the order of that stream alone.
+_REFUSED = ("enable_cuda_graph", "has_user_compute_stream")
+
+_creating = ForkSafeLock()
+
+
+class Staging:
+    """For one session, which is passed to each call: a reference to it would keep its GPU memory.
+
+    Args:
+        session: a GPUSession; see :func:`staging_of` for which.
+        staged_from: bytes of an array from which on it is staged.
+        threads, piece: see :class:`ortgpu.copying.Copier`.
+    """
+
+    def __init__(
+        self, session: Any, *, staged_from: int = STAGED_FROM, threads: int | None = None, piece: int = PIECE
+    ) -> None:
+        self._staged_from = staged_from
+        self._threads = threads or min(COPY_THREADS, _cores())
+        self._piece = piece
+        # Whatever the inputs are: dimensions that are not known are at least 1
+        self._has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
+        self._runs: StagedRuns | None = None
+        self.stands_in_for = InferenceSession.run
+
+    def pays(self, feed: Any) -> bool:
+        """Whether an array is large enough. Called before each run: it costs a fraction of a microsecond."""
+        limit = self._staged_from
+        try:
+            for value in feed.values():
+                if value.nbytes >= limit:
+                    return True
+        except (AttributeError, TypeError):  # no arrays, or no mapping: ONNX Runtime's to judge
+            return False
+        return self._has_large_outputs
+
+    def run(self, session: Any, output_names: Any, feed: Any) -> list[Any] | None:
+        """What ``run`` gives, or None: then ONNX Runtime has to do it, or to say what is wrong."""
+        try:
+            runs = self._runs or self._make_runs(session)
+            return runs.run(session, output_names, feed) if runs is not None else None
+        except Exception as error:  # noqa: BLE001 - plain run raises what a caller may expect
+            logger.debug("a run is not staged: %s", str(error))  # the text alone: an error keeps all that was at work
+            return None
+
+    def close(self) -> None:
+        """Give back what no array uses. A run under way ends as if nothing had happened."""
+        runs, self._runs = self._runs, None
+        if runs is not None:
+            runs.close()
+
+    def _make_runs(self, session: Any) -> StagedRuns | None:
+        from .cudart import runtime_of
+        from .staged_runs import StagedRuns
+
+        with _creating:
+            if self._runs is None:
+                runtime = runtime_of(vars(session)["device"])
+                if runtime is not None:
+                    self._runs = StagedRuns(session, runtime, self._staged_from, self._threads, self._piece)
+            return self._runs
+
+
+def staging_of(session: Any) -> Staging | None:
+    """For a session that was opened; None where all its arrays are small, or staging would not do what ``run`` does."""
+    inner = session._sess
+    # ONNX Runtime has the first since 1.23 and the second since 1.30.
+    has_what_it_takes = hasattr(inner, "input_meminfos") and hasattr(inner, "create_ortvalue_from_shape_and_type")
+    device = vars(session)["device"]  # a guarded class may have a property of this name
+    if not has_what_it_takes or not device.is_gpu or not session._pinned_memory_limit:
+        return None
+    if not _is_onnxruntimes(InferenceSession.run):
+        return None  # a tracer's, which is to see each run
+    providers = InferenceSession.get_provider_options(session)  # and methods of its own
+    if not {CUDA, CPU}.issuperset(providers):
+        return None  # TensorRT has rules of its own for the addresses of inputs
+    if any(providers[CUDA].get(option, "0") != "0" for option in _REFUSED):
+        return None
+    values = (*inner.inputs_meta, *inner.outputs_meta)
+    if any(each.type not in DTYPES for each in values):
+        return None
+    if all(_bytes(each, unknown=STAGED_FROM) < STAGED_FROM for each in values):
+        return None
+    return Staging(session)
+
+
+def _is_onnxruntimes(function: Any) -> bool:
+    """Whatever name and class a wrapper gives itself."""
+    return type(function) is FunctionType and function.__globals__["__name__"] == InferenceSession.__module__
+
+
+def _bytes(value: Any, unknown: int) -> int:
+    """Of an input or output as the model declares it."""
+    sizes = (size if isinstance(size, int) else unknown for size in value.shape)
+    return math.prod(sizes) * DTYPES[value.type].itemsize
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

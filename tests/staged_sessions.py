@@ -1,0 +1,72 @@
+"""Sessions that stage their runs, as far as that goes without a GPU: for :func:`tests.cpu_session.child`.
+
+The session is a real one on the CPU, and so is what runs it with inputs and outputs in its own memory; "device" memory
+is the host's, and a stub runtime copies. It copies as late as CUDA may: what is read or used again too early shows.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from tests.cpu_session import child
+from tests.lab.stubs import Stubs
+
+SETUP = """
+import dataclasses
+from ortgpu.copying import Copier
+from ortgpu.pinned import PinnedMemory
+from ortgpu.staged_runs import StagedRuns
+from ortgpu.staging import Staging
+os.environ["STUB_CUDART_LATE"] = "1"
+runtime, stub = stub_runtime(sys.argv[1])
+MIB = 1 << 20
+ran = []  # whether each run was staged
+
+class Noting(Staging):
+    def run(self, *arguments):
+        results = super().run(*arguments)
+        ran.append(results is not None)
+        return results
+
+def staged(model, staged_from=64, threads=3, piece=1000, limit=64 * MIB, **arguments):
+    session = GPUSession(model, pinned_memory_limit=limit, **arguments)
+    session._pinned = PinnedMemory(runtime, limit)
+    stage(session, staged_from, threads, piece)
+    return session
+
+def stage(session, staged_from, threads, piece):
+    session._staging = Noting(session, staged_from=staged_from)
+    session._staging._runs = StagedRuns(session, runtime, staged_from, threads, piece)
+
+def same(found, expected):
+    assert len(found) == len(expected) and type(found) is type(expected)
+    for a, b in zip(found, expected):
+        assert type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.flags.writeable
+        assert a.tobytes() == b.tobytes()
+    return True
+
+def is_pinned(array):
+    return runtime.is_pinned(array.__array_interface__["data"][0])
+
+def on_a_gpu(session):
+    # So that it is refused what a session on a GPU is
+    session.device = dataclasses.replace(session.device, kind="cuda")
+    return session
+
+def copy_threads():
+    return [each for each in threading.enumerate() if each.name.startswith("ortgpu-copy")]
+
+def wait_for_no_threads():
+    for each in copy_threads():
+        each.join(20)
+    return threads()
+
+def big(value, size=100_000):
+    return {"x": np.full(size, value, np.float32)}
+"""
+
+
+def with_staging(stubs: Stubs, code: str, deadline: float) -> Any:
+    """What the code reported. It finds ``runtime``, ``stub``, ``ran`` and :func:`staged`."""
+    return child(SETUP + textwrap.dedent(code), str(stubs.cudart), deadline=deadline)

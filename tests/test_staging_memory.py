@@ -1,0 +1,146 @@
+"""The memory of runs that are staged: what is kept, used again and given back. See staged_sessions.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.lab.stubs import Stubs
+from tests.staged_sessions import with_staging
+
+
+@pytest.fixture
+def with_stub(stubs: Stubs) -> Any:
+    return lambda code, deadline=60: with_staging(stubs, code, deadline)
+
+
+def test_large_results_are_in_memory_that_is_used_again(with_stub: Any) -> None:
+    found = with_stub("""
+        session = staged(NEG)
+        addresses = set()
+        for number in range(20):
+            (result,) = session.run(None, big(number))
+            assert not is_pinned(result) and (result == -number).all()
+            addresses.add(result.__array_interface__["data"][0])
+            del result
+        ordinary = session._staging._runs._ordinary
+        report([len(addresses), stub.stub_allocations(), ordinary.bytes_in_use, ordinary.bytes_held, ran.count(True)])
+    """)
+    assert found == [1, 1, 0, 7 << 16, 20]  # what is pinned for the input is used again for the output
+
+
+def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(with_stub: Any) -> None:
+    """In memory that is used again, and beyond its limit."""
+    found = with_stub("""
+        from hypothesis import given, settings, strategies as st
+
+        ways = st.sampled_from(["keep", "view", "drop"])
+        steps = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 60_000), ways))
+
+        @settings(max_examples=60, deadline=None, database=None)
+        @given(steps, st.sampled_from([1 << 17, 1 << 19, 1 << 21]))
+        def check(steps, limit):
+            session, held = staged(NEG, limit=limit, piece=50_000), {}
+            for number, (slot, size, how) in enumerate(steps):
+                (result,) = session.run(None, big(number, size))
+                held.pop(slot, None)
+                if how != "drop":
+                    held[slot] = number, result if how == "keep" else memoryview(result[::3])
+                del result
+                assert stub.stub_pinned_bytes() == session._pinned.bytes_pinned <= limit
+                assert session._staging._runs._ordinary.bytes_held <= limit
+                assert all((np.asarray(array) == -value).all() for value, array in held.values())
+            session.close()
+            assert all((np.asarray(array) == -value).all() for value, array in held.values())
+            assert stub.stub_pinned_bytes() == 0
+
+        check()
+        report([all(ran), len(ran) > 100])
+    """)
+    assert found == [True, True]
+
+
+def test_results_that_are_kept_are_beyond_the_limit_in_memory_of_their_own(with_stub: Any) -> None:
+    found = with_stub("""
+        session = staged(NEG, limit=4 * MIB)
+        results = [session.run(None, big(number, MIB // 8))[0] for number in range(12)]
+        ordinary = session._staging._runs._ordinary
+        in_use = ordinary.bytes_in_use
+        right = all((each == -number).all() for number, each in enumerate(results))
+        del results
+        report([in_use, right, ordinary.bytes_in_use, ordinary.bytes_held, stub.stub_pinned_bytes(), all(ran)])
+    """)
+    assert found == [4 << 20, True, 0, 4 << 20, 1 << 19, True]
+
+
+def test_out_of_pinned_memory_copies_the_ordinary_way(with_stub: Any) -> None:
+    found = with_stub("""
+        session = staged(NEG)
+        stub.stub_fail(2)
+        (result,) = session.run(None, big(3))
+        again = session.run(None, big(4))[0]
+        stub.stub_fail(0)
+        report([result[0].item(), again[0].item(), is_pinned(result), ran])
+    """)
+    assert found == [-3, -4, False, [True, True]]
+
+
+def test_closed_it_says_so_and_results_live_on(with_stub: Any) -> None:
+    found = with_stub("""
+        session = staged(NEG)
+        (result,) = session.run(None, big(3))
+        session.close()
+        session.close()
+        failed = outcome(lambda: session.run(None, big(3)))
+        left = stub.stub_pinned_bytes(), wait_for_no_threads(), stub.stub_streams()
+        report([failed["type"], result[-1].item(), left])
+    """)
+    assert found == ["ExecutionError", -3, [0, [], 0]]
+
+
+def test_dropped_without_closing_only_what_results_use_stays(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu import pinned
+        session = staged(NEG, limit=2 * MIB)
+        session._pinned = None
+        pinned.runtime_of = lambda device: runtime
+        results = [session.run(None, big(number, MIB // 8))[0] for number in range(5)]
+        array = session.pinned_empty(MIB // 4)
+        before = stub.stub_pinned_bytes()
+        owners = session._staging._runs._ordinary._owners
+        del results[1:4], session
+        gc.collect()
+        left = stub.stub_pinned_bytes(), sum(each.nbytes for each in owners.values()), [int(r[0]) for r in results]
+        del results, array
+        report([before, left, stub.stub_pinned_bytes(), len(owners), wait_for_no_threads()])
+    """)
+    # The last result was beyond the limit, in memory of its own.
+    assert found == [3 << 19, [1 << 20, 1 << 19, [0, -4]], 0, 0, []]
+
+
+def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(with_stub: Any) -> None:
+    found = with_stub("""
+        session = on_a_gpu(staged(NEG))
+        (result,) = session.run(None, big(3))
+        before = stub.stub_pinned_bytes()
+        read, write = os.pipe()
+        other_read, other_write = os.pipe()
+        if os.fork() == 0:
+            signal.alarm(20)
+            refused = outcome(lambda: session.run(None, big(3)))["type"]
+            os.read(other_read, 1)
+            right = bool((result == -3).all())
+            del result
+            session.close()
+            del session
+            gc.collect()
+            os.write(write, json.dumps([refused, right, stub.stub_pinned_bytes() == before]).encode())
+            os._exit(0)
+        del result
+        (again,) = session.run(None, big(4))  # in the memory of the result that the child still has
+        os.write(other_write, b"x")
+        os.wait()
+        report([json.loads(os.read(read, 1000)), again[0].item(), len(session._staging._runs._ordinary._owners)])
+    """)
+    assert found == [["ForkedSessionError", True, True], -4, 1]

@@ -1,0 +1,239 @@
+"""Runs that are staged: threads, streams, and what fails meanwhile. See staged_sessions.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.lab.stubs import Stubs
+from tests.staged_sessions import with_staging
+
+
+@pytest.fixture
+def with_stub(stubs: Stubs) -> Any:
+    return lambda code, deadline=60: with_staging(stubs, code, deadline)
+
+
+def test_threads_over_one_session(with_stub: Any) -> None:
+    found = with_stub("""
+        session, wrong, pinned = staged(NEG, limit=8 * MIB, piece=20_000, threads=4), [], []
+        def work(number):
+            for step in range(40):
+                value = number * 1000 + step
+                (result,) = session.run(None, big(value, 1000 * (1 + (number + step) % 90)))
+                if (result != -value).any():
+                    wrong.append(value)
+                pinned.append(stub.stub_pinned_bytes())
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        [worker.start() for worker in workers]
+        [worker.join() for worker in workers]
+        mapped = [int(result[0][0]) for result in session.map([big(n) for n in range(30)])]
+        alive, bounded = len(copy_threads()), max(pinned) <= 8 * MIB
+        session.close()
+        report([wrong, mapped == [-n for n in range(30)], all(ran), bounded, alive, wait_for_no_threads(),
+                session._pinned.bytes_in_use, stub.stub_pinned_bytes(), stub.stub_streams()])
+    """)
+    assert found[:4] == [[], True, True, True]
+    assert 1 <= found[4] <= 4
+    assert found[5:] == [[], 0, 0, 0]
+
+
+def test_sessions_share_the_threads_that_copy(with_stub: Any) -> None:
+    found = with_stub("""
+        sessions = [staged(NEG) for _ in range(5)]
+        right = [session.run(None, big(number))[0][0].item() for number, session in enumerate(sessions)]
+        one = threads()
+        del sessions[1:]
+        gc.collect()
+        again = sessions[0].run(None, big(7))[0][0].item()
+        sessions.clear()
+        gc.collect()
+        report([right, one, again, wait_for_no_threads(), stub.stub_streams(), stub.stub_pinned_bytes()])
+    """)
+    assert found[0] == [0, -1, -2, -3, -4]
+    assert set(found[1]) <= {f"ortgpu-copy_{n}" for n in range(3)}  # as many as were needed at a time
+    assert found[2:] == [-7, [], 0, 0]
+
+
+CALLS = ["cudaGetDevice", "cudaHostAlloc", "cudaPointerGetAttributes", "cudaStreamCreateWithFlags", "cudaMemcpyAsync",
+         "cudaStreamSynchronize"]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_whatever_call_fails_the_run_is_done_and_nothing_is_lost(with_stub: Any, function: str) -> None:
+    found = with_stub(f"""
+        right, leaks = [], []
+        for late in (1, 2, 3, 7, 40):
+            session = staged(NEG, piece=50_000)
+            for before in range(late % 3):
+                session.run(None, big(5))
+            stub.stub_fail(0)
+            os.environ["STUB_CUDART_FAIL"] = f"{function}=999@{{late}}"
+            right += [bool((session.run(None, big(number))[0] == -number).all()) for number in range(4)]
+            del os.environ["STUB_CUDART_FAIL"]
+            right.append(bool((session.run(None, big(9))[0] == -9).all()) and ran[-1])
+            leaks.append(session._pinned.bytes_in_use)
+            session.close()
+        report([all(right), leaks, stub.stub_last_error(), stub.stub_pinned_bytes(), stub.stub_streams()])
+    """)
+    assert found == [True, [0] * 5, 0, 0, 0]
+
+
+@pytest.mark.parametrize("function", ["cudaStreamCreateWithFlags", "cudaGetDevice"])
+def test_a_device_that_gives_no_streams_leaves_it_to_run(with_stub: Any, function: str) -> None:
+    found = with_stub(f"""
+        from ortgpu import cudart
+        session = staged(NEG)
+        session._staging._runs = None
+        cudart.runtime_of = lambda device: runtime
+        os.environ["STUB_CUDART_FAIL"] = "{function}=2"
+        failed = session.run(None, big(3))[0][0].item()
+        del os.environ["STUB_CUDART_FAIL"]
+        report([failed, session.run(None, big(4))[0][0].item(), ran])
+        session.close()
+    """)
+    assert found == [-3, -4, [False, True]]
+
+
+def test_a_run_under_way_when_the_session_is_closed_ends(with_stub: Any) -> None:
+    found = with_stub("""
+        session = staged(NEG)
+        entered, closed = threading.Event(), threading.Event()
+        class Waiting(Copier):
+            def from_device(self, transfers):
+                entered.set()
+                assert closed.wait(20)
+                super().from_device(transfers)
+        session._staging._runs._copier = Waiting(runtime, 3, 1000)
+        results = []
+        worker = threading.Thread(target=lambda: results.append(session.run(None, big(3))[0][-1].item()))
+        worker.start()
+        assert entered.wait(20)
+        session.close()
+        closed.set()
+        worker.join(20)
+        report([results, wait_for_no_threads(), stub.stub_pinned_bytes(), stub.stub_streams()])
+    """)
+    assert found == [[-3], [], 0, 0]
+
+
+def test_a_process_that_lost_the_gpu_refuses(with_stub: Any) -> None:
+    found = with_stub("""
+        from ortgpu import lifetime
+        session = on_a_gpu(staged(NEG))
+        (result,) = session.run(None, big(3))
+        lifetime.noted(ortgpu.PoisonedContextError("lost", fixes=[]))
+        report([outcome(lambda: session.run(None, big(3)))["type"], result[0].item()])
+    """)
+    assert found == ["PoisonedContextError", -3]
+
+
+def test_a_sticky_error_of_a_copy_is_told_by_run_itself(with_stub: Any) -> None:
+    """A CUDA that is lost fails the copy and then ONNX Runtime, whose words are explained."""
+    found = with_stub("""
+        session = on_a_gpu(staged(NEG))
+        class Lost:
+            def __init__(self, inner):
+                self.inner = inner
+            def __getattr__(self, name):
+                return getattr(self.inner, name)
+            def run(self, *arguments):
+                raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
+        session._sess = Lost(session._sess)
+        os.environ["STUB_CUDART_FAIL"] = "cudaMemcpyAsync=700"
+        report([outcome(lambda: session.run(None, big(3)))["type"] for _ in range(2)])
+    """)
+    assert found == ["PoisonedContextError"] * 2
+
+
+def test_what_another_session_captures_is_not_spoilt(with_stub: Any) -> None:
+    """Memory is taken and given back meanwhile, by ONNX Runtime too, and each thread is afterwards as it was."""
+    found = with_stub("""
+        import ctypes
+        modes = []
+        class Noted:
+            def __init__(self, inner):
+                self.inner = inner
+            def __getattr__(self, name):
+                return getattr(self.inner, name)
+            def run_with_ortvaluevector(self, *arguments):
+                modes.append(stub.stub_capture_mode())
+                return self.inner.run_with_ortvaluevector(*arguments)
+        session = staged(NEG, piece=50_000)
+        session._sess = Noted(session._sess)
+        copier = session._staging._runs._copier
+        stream, graph = ctypes.c_void_p(runtime.new_stream()), ctypes.c_void_p()
+        stub.stub_begin_capture(stream)
+        results = [session.run(None, big(number, 100_000 * (number + 1)))[0][-1].item() for number in range(4)]
+        allocations = stub.stub_allocations()
+        del session._staging
+        session.close()
+        helpers = [copier._executor.submit(stub.stub_capture_mode).result() for _ in range(3)]
+        code = stub.cudaStreamEndCapture(stream, ctypes.byref(graph))
+        after = stub.stub_pinned_bytes(), modes, stub.stub_capture_mode(), helpers, code
+        report([results, ran, allocations > 1, *after])
+    """)
+    assert found == [[0, -1, -2, -3], [True] * 4, True, 0, [2] * 4, 0, [0] * 3, 0]
+
+
+def test_nobody_waits_for_the_copies_of_another_run(with_stub: Any) -> None:
+    """What is under way at the same time is in streams of its own, which the next runs use again."""
+    found = with_stub("""
+        session = staged(NEG, piece=10**6)  # of one piece each: nothing but the thread that runs
+        inside, most, plain_copy = threading.Barrier(4), [], runtime.copy
+        def copy(to, source, size, stream):
+            inside.wait(20)
+            most.append(stream)
+            plain_copy(to, source, size, stream)
+        runtime.copy = copy
+        workers = [threading.Thread(target=lambda: session.run(None, big(1))) for _ in range(4)]
+        [worker.start() for worker in workers]
+        [worker.join(30) for worker in workers]
+        runtime.copy = plain_copy
+        at_first, streams = len(set(most[:4])), stub.stub_streams()
+        session.run(None, big(1))
+        report([ran, at_first, streams, stub.stub_streams()])
+    """)
+    assert found == [[True] * 5, 4, 4, 4]
+
+
+def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(with_stub: Any) -> None:
+    found = with_stub("""
+        session = staged(NEG)
+        def refuse(*_, **__):
+            raise RuntimeError("can't start new thread")
+        for name in ("_start_new_thread", "_start_joinable_thread"):
+            if hasattr(threading, name):
+                setattr(threading, name, refuse)
+        report([session.run(None, big(3))[0][[0, -1]].tolist(), ran, threads(), session._pinned.bytes_in_use])
+    """)
+    assert found == [[-3, -3], [True], [], 0]
+
+
+def test_an_interrupt_leaves_memory_until_nothing_uses_it(with_stub: Any) -> None:
+    found = with_stub("""
+        session, plain_copy = staged(NEG, piece=50_000), runtime.copy
+        entered, go = threading.Event(), threading.Event()
+        def copy(*arguments):
+            if threading.current_thread() is not threading.main_thread():
+                entered.set()
+                assert go.wait(20)
+            plain_copy(*arguments)
+        def interrupt():
+            entered.wait(20)
+            os.kill(os.getpid(), signal.SIGINT)
+        runtime.copy = copy
+        threading.Thread(target=interrupt).start()
+        try:
+            session.run(None, big(3))
+        except KeyboardInterrupt:
+            gc.collect()
+            held = session._pinned.bytes_in_use
+        go.set()
+        again, memory = session.run(None, big(4))[0][-1].item(), session._pinned
+        session.close()
+        del session
+        report([held > 0, again, wait_for_no_threads(), memory.bytes_in_use, stub.stub_pinned_bytes()])
+    """)
+    assert found == [True, -4, [], 0, 0]
