@@ -53,9 +53,7 @@ def main() -> int:
         sys.stdout.write("\n  ".join([f"\n{one.case.name}:", *one.wrong]) + "\n")
     if asked.markdown:
         if len(played) != len(CASES):
-            _note(
-                "the recorded table is that of all cases: leave out --quick and names, and install the newest ONNX Runtime"
-            )
+            _note("the recorded table is that of all cases: with the newest ONNX Runtime, without --quick and names")
             return 2
         write(played, _about())
     return 1 if wrong else 0

@@ -61,8 +61,8 @@ class Case:
         after: the error that is left when a fix has been executed; None where no fix can be executed here.
         needs: what the fixes need that cannot be executed, in their order.
         slow_break, slow_fix: it takes a download of hundreds of megabytes to break the environment, or to mend it.
-        since: the first release of ONNX Runtime of which it is true: the case is skipped where an older one is installed.
-        plain_since: the first release that, asked plainly, does what ``plain`` says, where an older one says it otherwise.
+        since: the first release of ONNX Runtime of which it is true; the case is skipped where an older one is installed.
+        plain_since: the first release that does what ``plain`` says, where an older one does something else.
     """
 
     name: str

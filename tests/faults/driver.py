@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.case import H200, MENDED, Case, in_group, with_gpus
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
-from tests.lab.installed import CUDA
+from tests.lab.installed import CUDA, LINKS_DRIVER
 from tests.releases import OLDEST, TOO_OLD
 
 A100 = GPU(uuid="GPU-22222222-2222-3333-4444-555555555555", name="NVIDIA A100", capability=(8, 0))
@@ -19,7 +19,8 @@ STUB_REFUSED = "DriverUnusableError"
 
 OLD_CUDA, OLD_DRIVER = TOO_OLD[CUDA]
 
-LINKS_DRIVER = (1, 27)  # the first release whose provider links libcuda.so.1, so that the loader refuses it without one
+OLDER_RELEASE = STUB_REFUSED if CUDA > 12 else None  # one for the CUDA before is advised where it is CUDA 12 or newer
+
 #: The first release without code for these GPUs: neither for those before 7.5, nor PTX for those that came later.
 CODE_FOR_FEWER = (1, 29)
 
@@ -107,7 +108,7 @@ CASES = in_group(
             nvml=NVML(gpus=(H200,), driver=OLD_DRIVER, cuda=OLD_CUDA),
             details={"driver_version": OLD_DRIVER, "driver_cuda": [CUDA - 1, 8], "needed_cuda": [CUDA, 0]},
             plain="printed",
-            after=STUB_REFUSED,
+            after=OLDER_RELEASE,
             needs=("driver",),
         ),
         Case(
@@ -118,7 +119,7 @@ CASES = in_group(
             cuda=Cuda(version=OLD_CUDA, devices=(H200,)),
             details={"driver_cuda": [CUDA - 1, 8], "needed_cuda": [CUDA, 0]},
             plain="printed",
-            after=STUB_REFUSED,
+            after=OLDER_RELEASE,
             needs=("driver",),
         ),
         Case(

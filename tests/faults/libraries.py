@@ -87,8 +87,8 @@ def nvidia_is_a_package_and_a_library_is_gone(lab: Lab, overlay: Overlay) -> Non
 def empty_libraries_first_on_the_loader_path(lab: Lab, overlay: Overlay) -> None:
     folder = overlay.root / "toolkit" / "lib64"
     folder.mkdir(parents=True)
-    for soname in LINKED:
-        (folder / soname).write_bytes(b"")
+    for name in LINKED:
+        (folder / name).write_bytes(b"")
 
 
 def bundled_without_wheels(_lab: Lab, overlay: Overlay) -> None:

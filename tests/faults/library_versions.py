@@ -53,6 +53,10 @@ def half_upgraded(lab: Lab, overlay: Overlay) -> None:
 
 def lacking_symbols_and_first(lab: Lab, overlay: Overlay) -> None:
     """`pip install --target` of something older, in a folder that PYTHONPATH names."""
+    for package in overlay.site.glob("nvidia/__init__.py"):  # in the wheels for CUDA 12: those alone are a package
+        path = overlay.root / "first" / package.relative_to(overlay.site)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(package.read_bytes())
     for name in LINKED:
         path = overlay.root / "first" / own_path(overlay, f"nvidia/*/lib/{name}")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,10 @@ GPU_DISTRIBUTION = "onnxruntime-gpu"
 
 #: The first release that opens cuDNN and cuFFT at need; those before link them, so that no session does without.
 OPENS_CUDNN_AT_NEED = (1, 28)
+#: The first whose provider links libcuda.so.1, so that it cannot be loaded without one.
+LINKS_DRIVER = (1, 27)
+#: The first that can tell which node is placed where.
+PLACES = (1, 24)
 
 
 def _version() -> str | None:

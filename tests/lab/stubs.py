@@ -129,7 +129,7 @@ class Stubs:
 
     @functools.cached_property
     def cudart(self) -> Path:
-        """The CUDA runtime that the installed provider links, with the host's memory; the source says what it counts."""
+        """The runtime of the CUDA in use, whose memory is the host's; the source says what it counts."""
         name = soname("libcudart")
         return self._build("libcudart_stub.c", f"cudart/{name}", f"-Wl,-soname,{name}", "-pthread")
 
