@@ -23,7 +23,6 @@ from tests.lab import GPU, NVML, Cuda
 from tests.lab.fixtures import Lab
 from tests.lab.installed import CUDA, LINKS_CUDNN, soname
 
-
 CUFFT = soname("libcufft")
 
 

@@ -61,7 +61,7 @@ class Case:
         after: the error that is left when a fix has been executed; None where no fix can be executed here.
         needs: what the fixes need that cannot be executed, in their order.
         slow_break, slow_fix: it takes a download of hundreds of megabytes to break the environment, or to mend it.
-        since: the first release of ONNX Runtime of which it is true; the case is skipped where an older one is installed.
+        since: the first release of ONNX Runtime of which it is true; with an older one the case is skipped.
         plain_since: the first release that does what ``plain`` says, where an older one does something else.
     """
 

@@ -58,5 +58,5 @@ def soname(stem: str, cuda: int = CUDA) -> str:
     return BY_STEM[stem].sonames[cuda]
 
 
-#: What the provider of every release links.
-LINKED = tuple(map(soname, ("libcublasLt", "libcublas", "libcurand", "libcudart")))
+#: What the provider links of CUDA's toolkit.
+LINKED = tuple(map(soname, ("libcublasLt", "libcublas", "libcurand", "libcudart", *(["libcufft"] * LINKS_CUDNN))))
