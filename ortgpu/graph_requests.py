@@ -13,6 +13,7 @@ from .cuda_graph import LEAVE_OUT, CapturingSession
 from .cudart import CudaCallError, Stream, runtime_of, runtime_on
 from .diagnosis.messages import telling_line
 from .errors import GPUError, PlacementError, ProviderRequestError, manual
+from .models import read_model
 from .providers import CUDA, ProviderList
 from .tensor_types import DTYPES
 
@@ -23,6 +24,9 @@ logger = logging.getLogger("ortgpu")
 
 _OPTION = "enable_cuda_graph"
 _STREAM = "user_compute_stream"
+# The kernels of these fetch a number from the GPU and go on by it. A capture computes nothing, so they go on by what is
+# there by chance, and a replay writes to where the number was once kept: nonzero_op.cc, compress.cc.
+_COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 _REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
 
 
@@ -79,8 +83,6 @@ def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> 
     """The error for such a refusal."""
     summary = "this model cannot be captured as a CUDA graph: "
     if "control flow" in str(cause):
-        from .models import read_model
-
         operators = sorted({"If", "Loop", "Scan"} & {name for name, _ in read_model(model).operators})
         return ProviderRequestError(
             summary + "it has control flow" + (f", {', '.join(operators)}" if operators else ""),
@@ -115,6 +117,8 @@ def captured(session: Any) -> CapturingSession:
     for value in (*inner.inputs_meta, *inner.outputs_meta):
         if value.type not in DTYPES:
             raise _impossible(f"{value.name!r} is a {value.type}")
+    if counting := _operators_of(session) & _COUNTING:
+        raise _impossible(f"output shapes depend on data: of {', '.join(sorted(counting))}")
     if session._stream is None:
         raise _impossible("no stream could be made on the GPU")
     session_on_device = CapturingSession(inner, runtime, device, session._stream)
@@ -122,6 +126,12 @@ def captured(session: Any) -> CapturingSession:
     if session_on_device.computes_nothing:
         raise _impossible("all its outputs are computed on the CPU")
     return session_on_device
+
+
+def _operators_of(session: Any) -> frozenset[str]:
+    if session.placement.known:
+        return frozenset(node.op_type for node in session.placement.nodes)
+    return frozenset(name for name, _ in read_model(session._request.model).operators)
 
 
 def _impossible(reason: str) -> ProviderRequestError:

@@ -216,6 +216,8 @@ def test_each_session_is_on_a_gpu_of_its_own(start: Start, conv: Path, gpus: GPU
 
 @LAUNCHERS
 def test_gpus_that_the_launcher_hands_out(start: Start, conv: Path, gpus: GPUs, launcher: str) -> None:
+    if len(gpus.visible) < 2:
+        pytest.skip(f"needs 2 GPUs, and CUDA shows {len(gpus.visible)}")
     first, second = (gpu.uuid for gpu in gpus.visible[:2])
     own = {"0": {"CUDA_VISIBLE_DEVICES": second}, "1": {"CUDA_VISIBLE_DEVICES": first}}
     ranks = start(launcher, "place_session", {**placement(conv), "variables": own})
