@@ -19,7 +19,7 @@ STUB_REFUSED = "DriverUnusableError"
 
 OLD_CUDA, OLD_DRIVER = TOO_OLD[CUDA]
 
-OLDER_RELEASE = STUB_REFUSED if CUDA > 12 else None  # one for the CUDA before is advised where it is CUDA 12 or newer
+OLDER_RELEASE = STUB_REFUSED if CUDA > 12 else None  # after advice to install one for CUDA 12; none is for CUDA 11
 
 #: The first release without code for these GPUs: neither for those before 7.5, nor PTX for those that came later.
 CODE_FOR_FEWER = (1, 29)
