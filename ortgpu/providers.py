@@ -168,16 +168,7 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
     given = requested.options_of(CUDA)
     unknown = _unknown_names(list(given), provider_library)
     if unknown:
-        absent = _unknown_names(list(_OPTION_NAMES), provider_library)  # of an older release, say
-        close = difflib.get_close_matches(unknown[0], [name for name in _OPTION_NAMES if name not in absent], n=1)
-        raise ProviderOptionError(
-            f"the CUDA provider knows no option {unknown[0]!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-            evidence=[f"not among the names in {provider_library}"],
-            fixes=[manual(f"write {close[0]!r}" if close else f"remove {unknown[0]!r}")],
-            provider=CUDA,
-            option=unknown[0],
-            value=given[unknown[0]],
-        )
+        raise _unknown_option(unknown[0], given[unknown[0]], provider_library)
     for option, value in given.items():
         if option in _ENUMERATED and value not in _ENUMERATED[option]:
             raise _bad_value(option, value, f"one of {', '.join(_ENUMERATED[option])}")
@@ -185,6 +176,25 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
             raise _bad_value(option, value, f"one of {', '.join(_BOOLEAN_VALUES)}")
         if option in _UNSIGNED and not (value.isascii() and value.strip().isdecimal()):
             raise _bad_value(option, value, "a whole number, not negative")
+
+
+def _unknown_option(name: str, value: str, provider_library: str | None) -> ProviderOptionError:
+    absent = _unknown_names(list(_OPTION_NAMES), provider_library)
+    if name in absent:
+        summary = f"the installed CUDA provider knows no option {name!r}, which other releases of ONNX Runtime have"
+        advice = f"remove {name!r}, or install a release that has it"
+    else:
+        close = difflib.get_close_matches(name, [known for known in _OPTION_NAMES if known not in absent], n=1)
+        summary = f"the CUDA provider knows no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+        advice = f"write {close[0]!r}" if close else f"remove {name!r}"
+    return ProviderOptionError(
+        summary,
+        evidence=[f"not among the names in {provider_library}"],
+        fixes=[manual(advice)],
+        provider=CUDA,
+        option=name,
+        value=value,
+    )
 
 
 def _bad_value(option: str, value: str, wanted: str) -> ProviderOptionError:

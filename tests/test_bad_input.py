@@ -18,6 +18,7 @@ from tests.faults.case import library, own_path, truncating
 from tests.faults.package_files import BRIDGE, CUDA_PROVIDER, EXTENSION
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
+from tests.lab.installed import LINKS_CUDNN, soname
 
 AARCH64 = 183
 GARBAGE = bytes(range(256)) * 8
@@ -74,7 +75,11 @@ def names_that_are_not_utf8(_lab: Lab, overlay: Overlay) -> None:
     site = os.fsencode(overlay.site)
     for folder in (b"\xff\xfe-1.0.dist-info", b"onnxruntime_\xe9-1.0.dist-info", b"nvidia/\xff/lib"):
         os.makedirs(os.path.join(site, folder))
-    for file in (b"\xff\xfe-1.0.dist-info/METADATA", b"nvidia/\xff/lib/libcublas.so.13", b"onnxruntime/capi/\xfe.so"):
+    for file in (
+        b"\xff\xfe-1.0.dist-info/METADATA",
+        b"nvidia/\xff/lib/" + os.fsencode(soname("libcublas")),
+        b"onnxruntime/capi/\xfe.so",
+    ):
         with open(os.path.join(site, file), "wb") as made:
             made.write(GARBAGE)
 
@@ -99,6 +104,10 @@ def forbid(*folders: str) -> Callable[[Lab, Overlay], object]:
             (overlay.site / name).chmod(0)
 
     return breaks
+
+
+def forbid_folder_of(pattern: str) -> Callable[[Lab, Overlay], object]:
+    return lambda lab, overlay: forbid(os.path.dirname(own_path(overlay, pattern)))(lab, overlay)
 
 
 def forbid_file(pattern: str) -> Callable[[Lab, Overlay], object]:
@@ -155,12 +164,17 @@ INPUTS = [
     Input("names-not-utf8", names_that_are_not_utf8),
     Input("loops", loops),
     Input("forbidden-metadata", forbid(DIST_INFO), prelude=AS_AN_ORDINARY_USER),
-    Input("forbidden-wheels", forbid("nvidia/cudnn"), prelude=AS_AN_ORDINARY_USER),
+    Input(
+        "forbidden-wheels",
+        forbid("nvidia/cudnn"),
+        "LibraryNotFoundError" if LINKS_CUDNN else "DriverNotFoundError",
+        prelude=AS_AN_ORDINARY_USER,
+    ),
     Input(
         "forbidden-libraries",
-        forbid("nvidia/cu13/lib"),
+        forbid_folder_of(library("libcublas")),
         "LibraryNotFoundError",
-        ("libcublas.so.13",),
+        (soname("libcublas"),),
         prelude=AS_AN_ORDINARY_USER,
     ),
     Input(
@@ -183,7 +197,7 @@ INPUTS = [
         for word, pattern, error, name in (
             ("provider", CUDA_PROVIDER, "BrokenPackageError", "libonnxruntime_providers_cuda.so"),
             ("bridge", BRIDGE, "BrokenPackageError", "libonnxruntime_providers_shared.so"),
-            ("library", library("libcublasLt"), "LibraryNotFoundError", "libcublasLt.so.13"),
+            ("library", library("libcublasLt"), "LibraryNotFoundError", soname("libcublasLt")),
         )
         for size in (1, 17, 63, 64, 700)
     ),

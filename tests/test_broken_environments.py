@@ -16,6 +16,7 @@ from tests.faults.advice import advisor, executable_fixes
 from tests.faults.case import H200, MENDED, with_gpus
 from tests.lab import GPU, NVML, Cuda, Outcome, Problem
 from tests.lab.fixtures import Lab
+from tests.lab.installed import soname
 
 AT_HAND = [case for case in CASES if not case.slow_break]
 
@@ -181,13 +182,13 @@ def test_a_limit_on_the_address_space_is_not_blamed_on_the_packages(lab: Lab) ->
     limited = Case(
         "little-address-space",
         "LibraryNotFoundError",
-        ("libcublasLt.so.13",),
+        (soname("libcublasLt"),),
         prelude="import resource; resource.setrlimit(resource.RLIMIT_AS, (700 << 20, resource.RLIM_INFINITY))",
     )
     error = limited.open(lab, limited.machine(lab)).error
     assert error is not None
     assert error.type == limited.error, error.text
-    assert "libcublasLt.so.13" in error.details["missing"]
+    assert soname("libcublasLt") in error.details["missing"]
     assert "ulimit -v" in error.text
     assert "it is 700 MiB" in error.text
     assert "pip install" not in error.text

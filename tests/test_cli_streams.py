@@ -30,6 +30,18 @@ def test_what_a_library_prints_is_not_in_the_document(lab: Lab) -> None:
     assert "a library's word" in done.stderr
 
 
+def test_a_terminal_of_no_size(tmp_path: Path) -> None:
+    """As mpirun gives its ranks: before Python 3.11 its width is 0, and nothing was written."""
+    mine, its = os.openpty()
+    os.set_blocking(mine, False)
+    without = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "ortgpu", "explain", "no-device"]
+    subprocess.run(command, stdout=its, env=without, cwd=tmp_path, timeout=DEADLINE, check=True)
+    assert b"NoDeviceError" in os.read(mine, 100_000)
+    os.close(mine)
+    os.close(its)
+
+
 def test_demo_without_a_folder_for_temporary_files(stubs: Stubs, tmp_path: Path) -> None:
     """A container whose root is read-only: here, a process to which every folder is."""
     read_only = stubs.compile(

@@ -13,6 +13,7 @@ import pytest
 
 from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab
+from tests.lab.installed import LINKS_DRIVER, PLACES, older_than
 from tests.lab.models import Models
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,10 +37,10 @@ Run = Callable[..., Any]
 def run(machine: Machine, models: Models) -> Run:
     """What a program of guarded_programs.py reports."""
 
-    def start(program: str, *, on: Machine = machine, **env: str) -> Any:
+    def start(program: str, *, on: Machine = machine, prints: bool = False, **env: str) -> Any:
         result = on.run(argv=[str(PROGRAMS), program, str(models.relu)], env=env).ok()
         assert result.json is not None, result.output
-        assert result.stdout == "", "a library does not print"
+        assert bool(result.stdout) == prints, "a library does not print; ONNX Runtime may, of a session without a guard"
         return result.json
 
     return start
@@ -192,7 +193,7 @@ def test_a_change_of_somebody_else_is_left_alone(run: Run) -> None:
 
 
 def test_threads(run: Run) -> None:
-    found = run("threads")
+    found = run("threads", prints=older_than(LINKS_DRIVER) is not None)
     assert found == {"other thread": [CAUSE], "many": [CAUSE], "count": 160, "after": ON_CPU}
 
 
@@ -263,10 +264,11 @@ def sessions(machine: Machine, models: Models) -> Any:
 def test_sessions_are_listed_in_order(sessions: Any, models: Models) -> None:
     found = [(one["kind"], one["model"], one["device"], one["nodes"]) for one in sessions["all"]]
     cuda, model = "cuda:0 (pretended, GPU-1)", str(models.relu)
+    placed = {ON_CPU: 1} if older_than(PLACES) is None else {}
     assert found == [
-        ("GPUSession", "<bytes>", cuda, {ON_CPU: 1}),
-        ("guarded", model, cuda, {ON_CPU: 1}),
-        ("guarded", model, cuda, {ON_CPU: 1}),
+        ("GPUSession", "<bytes>", cuda, placed),
+        ("guarded", model, cuda, placed),
+        ("guarded", model, cuda, placed),
         ("cpu", model, "cpu", {}),
         ("other", model, "cpu", {}),
         ("unguarded", model, "cpu", {}),
@@ -289,7 +291,8 @@ def test_who_created_a_session(sessions: Any) -> None:
 
 def test_a_record_is_one_line(sessions: Any, models: Models) -> None:
     first, *_ = (one["text"] for one in sessions["all"] if one["kind"] == "guarded")
-    start = f"{models.relu} on cuda:0 (pretended, GPU-1) [guarded], nodes: {ON_CPU} 1, created by "
+    nodes = f", nodes: {ON_CPU} 1" if older_than(PLACES) is None else ""
+    start = f"{models.relu} on cuda:0 (pretended, GPU-1) [guarded]{nodes}, created by "
     assert first.startswith(start)
     assert "\n" not in first
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.faults.library_versions import FOR_CUDA_13
 from tests.faults.newer import with_cuda_14
 from tests.lab.fixtures import Lab
+from tests.lab.installed import older_than
+
+pytestmark = pytest.mark.skipif(older_than(FOR_CUDA_13) is not None, reason=f"{older_than(FOR_CUDA_13)}")
 
 CHOSEN = """
 import ortgpu

@@ -8,6 +8,7 @@ import pytest
 
 from tests.lab import Machine, launchers
 from tests.lab.fixtures import Lab, with_gpus
+from tests.lab.installed import CUDA
 from tests.lab.launchers import launch
 from tests.preflight_runs import ARRIVAL, CALLS, TIMEOUT, assert_all_raise, run
 
@@ -149,7 +150,7 @@ def test_no_bindings_and_no_library(lab: Lab) -> None:
     job = launch(machine, "environment", 2, "preflight", {"timeout": 20.0})
     assert_all_raise(job, range(2), "LibraryNotFoundError", named=[])
     assert job.error(1).details["missing"] == ["libnccl.so.2"]
-    assert "install nvidia-nccl-cu13" in job.error(1).fixes[0]
+    assert f"install nvidia-nccl-cu{CUDA}" in job.error(1).fixes[0]
     machine.overlay.remove("nccl")
     job = launch(machine, "environment", 2, "preflight", {"timeout": 20.0})
     assert_all_raise(job, range(2), "NCCLError", named=[0, 1])

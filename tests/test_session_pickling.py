@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.cpu_session import child
+from tests.lab.installed import older_than
 
 DETECTOR = """
 import copy, pickle, sys
@@ -58,20 +60,25 @@ report([again.note, copy.copy(session).note, sorted(vars(again).keys() ^ vars(se
 
 
 def test_entries_of_the_session_options_that_only_the_installed_release_has() -> None:
+    entries = {"session.qdq_matmulnbits_accuracy_level": "4"}
+    if older_than((1, 31)) is None:
+        entries["session.intra_op.spin_duration_us"] = "7"
+        entries["ep.cuda.fpa_intb_gemm"] = "1"  # read by the CUDA provider
+        entries["optimization.constant_folding_max_output_size_in_bytes"] = "999"
     found = child(
         DETECTOR
         + """
 import onnxruntime
 options = onnxruntime.SessionOptions()
-entries = {"session.intra_op.spin_duration_us": "7", "ep.cuda.fpa_intb_gemm": "1",
-           "optimization.constant_folding_max_output_size_in_bytes": "999"}
+entries = json.loads(sys.argv[1])
 for name, value in entries.items():
     options.add_session_config_entry(name, value)
 carried = arrived(GPUSession(NEG, options)).get_session_options()
-report([entries, {name: carried.get_session_config_entry(name) for name in entries}])
-"""
+report({name: carried.get_session_config_entry(name) for name in entries})
+""",
+        json.dumps(entries),
     )
-    assert found[0] == found[1]
+    assert found == entries
 
 
 def test_a_relative_path_is_that_of_the_process_that_opened_it(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_each_step_has_its_own() -> None:
     lines = [
         "before",
         MARK + '{"begin": "driver"}',
-        *(f"line {number}" for number in range(29)),
+        *(f"line {number}" for number in range(40)),
         "",
         MARK + '{"end": "driver", "ok": false, "data": {"code": 999}}',
         MARK + '{"begin": "libraries"}',
@@ -50,5 +50,5 @@ def test_each_step_has_its_own() -> None:
     ]
     result = parse_report("\n".join(lines), 0, 1.0)
     driver, libraries = result.steps
-    assert driver.data == {"code": 999, "printed": [f"line {number}" for number in range(9, 29)]}
+    assert driver.data == {"code": 999, "printed": [f"line {number}" for number in (*range(10), *range(20, 40))]}
     assert libraries.data == {}

@@ -21,6 +21,7 @@ from rich.table import Table
 from ortgpu.errors import GPUError
 
 _UNLIMITED = 10_000  # columns where no terminal sets a limit: lines are then as long as what they say
+_USUAL = 80  # columns of a terminal that does not say how wide it is
 SCHEMA = 1  # of JSON documents: raised when a key goes, or changes its meaning; new keys do not raise it
 _INDENT = "  "
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # C0 without tab and line feed, C1
@@ -68,7 +69,8 @@ def stderr() -> Console:
 def _console(stream: TextIO) -> Console:
     # said outright, because rich would take colours from FORCE_COLOR and a width from COLUMNS or its own guess of 80
     terminal = stream.isatty()
-    width = shutil.get_terminal_size().columns if terminal else _UNLIMITED
+    # mpirun gives its ranks terminals of no size, and before 3.11 Python says so
+    width = (shutil.get_terminal_size().columns or _USUAL) if terminal else _UNLIMITED
     return Console(file=stream, force_terminal=terminal, width=width, markup=False, emoji=False, highlight=False)
 
 

@@ -128,6 +128,11 @@ def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResu
     return parse_report(ended.output, ended.returncode, seconds)
 
 
+def _both_ends(lines: list[str]) -> list[str]:
+    """A cause is often the first thing to be printed, as by OpenBLAS before a traceback of NumPy's, or the last."""
+    return lines if len(lines) <= 30 else [*lines[:10], *lines[-20:]]
+
+
 def _not_started(why: str, seconds: float) -> ProbeResult:
     return ProbeResult((), False, None, None, False, "start", seconds, why)
 
@@ -158,7 +163,7 @@ def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResu
         elif "end" in entry:
             data = entry.get("data", {})
             if not entry.get("ok") and (printed := [each for each in rest[before:] if each.strip()]):
-                data = {**data, "printed": printed[-20:]}
+                data = {**data, "printed": _both_ends(printed)}
             steps.append(ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), data))
             current = opening = None
         opening = entry.get("opening", opening)

@@ -265,7 +265,7 @@ def _resolve_one(
             if root.source == "beside a loaded one" and os.path.realpath(path) in map(os.path.realpath, seen):
                 continue
             if not _names_soname(name, soname):
-                if name.count(".") <= soname.count("."):
+                if name.count(".") <= soname.count(".") or name in spec.sonames.values():  # libcudart.so.11.0
                     rejected.append(Candidate(soname, path, root.source, root.prefix, f"is {name}, {soname} is needed"))
                     seen.add(path)
                 continue

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import pytest
+
 from tests.lab import GPU, NVML, Cuda, Machine, Outcome, Overlay
 from tests.lab.child import outcome_of
 from tests.lab.environments import network_variables
 from tests.lab.fixtures import Lab
+from tests.lab.installed import LINKS_CUDNN, older_than
 
 Break = Callable[[Lab, Overlay], object]
 
@@ -18,6 +21,10 @@ OWN = "own"  # the row of a fault that the corpus does not have
 
 #: The error that is left on a machine without a GPU when everything else has been mended.
 MENDED = "DriverNotFoundError"
+
+
+#: The operator that needs cuDNN is named where it is opened for it; a provider that links cuDNN always needs it.
+NEEDED_BY_CONV = () if LINKS_CUDNN else ("Conv",)
 
 
 def nothing(_lab: Lab, _overlay: Overlay) -> None:
@@ -54,6 +61,8 @@ class Case:
         after: the error that is left when a fix has been executed; None where no fix can be executed here.
         needs: what the fixes need that cannot be executed, in their order.
         slow_break, slow_fix: it takes a download of hundreds of megabytes to break the environment, or to mend it.
+        since: the first release of ONNX Runtime of which it is true; with an older one the case is skipped.
+        plain_since: the first release that does what ``plain`` says, where an older one does something else.
     """
 
     name: str
@@ -80,11 +89,15 @@ class Case:
     needs: tuple[str, ...] = ()
     slow_break: bool = False
     slow_fix: bool = True
+    since: tuple[int, ...] = ()
+    plain_since: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.name
 
     def machine(self, lab: Lab) -> Machine:
+        if reason := older_than(self.since):
+            pytest.skip(reason)
         machine = lab.machine(cuda=self.cuda, nvml=self.nvml)
         self.breaks(lab, machine.overlay)
         env = {name: value.replace("{overlay}", str(machine.overlay.root)) for name, value in self.env.items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.faults.case import H200, MENDED, Case, in_group, with_gpus
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
+from tests.lab.installed import CUDA, LINKS_DRIVER
+from tests.releases import OLDEST, TOO_OLD
 
 A100 = GPU(uuid="GPU-22222222-2222-3333-4444-555555555555", name="NVIDIA A100", capability=(8, 0))
 P4 = GPU(uuid="GPU-33333333-2222-3333-4444-555555555555", name="Tesla P4", capability=(6, 1))
@@ -14,6 +16,13 @@ B200 = GPU(uuid="GPU-55555555-2222-3333-4444-555555555555", name="NVIDIA B200", 
 
 #: What is found when all is well with a GPU that the stub driver describes: the CUDA runtime sees that it is a stub.
 STUB_REFUSED = "DriverUnusableError"
+
+OLD_CUDA, OLD_DRIVER = TOO_OLD[CUDA]
+
+OLDER_RELEASE = STUB_REFUSED if CUDA > 12 else None  # after advice to install one for CUDA 12; none is for CUDA 11
+
+#: The first release without code for these GPUs: neither for those before 7.5, nor PTX for those that came later.
+CODE_FOR_FEWER = (1, 29)
 
 
 def _at(path: str) -> dict[str, str]:
@@ -80,6 +89,7 @@ CASES = in_group(
             ("libcuda.so.1", "driver", "--gpus all"),
             rows=("B24",),
             needs=("driver", "host"),
+            plain_since=LINKS_DRIVER,
         ),
         Case(
             "no-libcuda-and-working-nvml",
@@ -92,24 +102,24 @@ CASES = in_group(
         Case(
             "driver-too-old",
             "DriverTooOldError",
-            ("12.8", "CUDA 13", "570.86.15", "580"),
+            (f"{CUDA - 1}.8", f"CUDA {CUDA}", OLD_DRIVER, OLDEST[CUDA][1].partition(".")[0]),
             rows=("C01",),
-            cuda=Cuda(version=12080, devices=(H200,)),
-            nvml=NVML(gpus=(H200,), driver="570.86.15", cuda=12080),
-            details={"driver_version": "570.86.15", "driver_cuda": [12, 8], "needed_cuda": [13, 0]},
+            cuda=Cuda(version=OLD_CUDA, devices=(H200,)),
+            nvml=NVML(gpus=(H200,), driver=OLD_DRIVER, cuda=OLD_CUDA),
+            details={"driver_version": OLD_DRIVER, "driver_cuda": [CUDA - 1, 8], "needed_cuda": [CUDA, 0]},
             plain="printed",
-            after=STUB_REFUSED,
+            after=OLDER_RELEASE,
             needs=("driver",),
         ),
         Case(
             "driver-too-old-and-no-nvml",
             "DriverTooOldError",
-            ("12.8", "CUDA 13"),
+            (f"{CUDA - 1}.8", f"CUDA {CUDA}"),
             rows=("C01",),
-            cuda=Cuda(version=12080, devices=(H200,)),
-            details={"driver_cuda": [12, 8], "needed_cuda": [13, 0]},
+            cuda=Cuda(version=OLD_CUDA, devices=(H200,)),
+            details={"driver_cuda": [CUDA - 1, 8], "needed_cuda": [CUDA, 0]},
             plain="printed",
-            after=STUB_REFUSED,
+            after=OLDER_RELEASE,
             needs=("driver",),
         ),
         Case(
@@ -257,6 +267,7 @@ CASES = in_group(
                 details={"compute_capability": list(gpu.capability)},
                 plain="printed",
                 after=STUB_REFUSED,
+                since=CODE_FOR_FEWER,
                 **with_gpus(gpu),
             )
             for gpu in (P4, V100, B200, GB10)
@@ -268,6 +279,7 @@ CASES = in_group(
             nvml=NVML(gpus=(P4,)),
             others=("DriverNotFoundError",),
             after="DriverNotFoundError",
+            since=CODE_FOR_FEWER,
         ),
         Case(
             "taken-by-another-process",
@@ -303,6 +315,7 @@ CASES = in_group(
             env=_at("driver"),
             silent_about=("uninstall", "pip install", "libcudart"),
             needs=("driver",),
+            since=LINKS_DRIVER,
         ),
         Case(
             "driver-that-ends-the-process",
@@ -338,11 +351,11 @@ CASES = in_group(
         Case(
             "older-libcuda-than-the-driver",
             "DriverTooOldError",
-            ("up to 12.2", "this machine's driver up to 13.0", "loaded: "),
-            cuda=Cuda(version=12020, devices=(H200,)),
+            (f"up to {CUDA - 1}.2", "this machine's driver up to 13.0", "loaded: "),
+            cuda=Cuda(version=1000 * (CUDA - 1) + 20, devices=(H200,)),
             nvml=NVML(gpus=(H200,)),
             silent_about=("pip install", "install an NVIDIA driver"),
-            details={"driver_version": "580.65.06", "driver_cuda": [12, 2], "needed_cuda": [13, 0]},
+            details={"driver_version": "580.65.06", "driver_cuda": [CUDA - 1, 2], "needed_cuda": [CUDA, 0]},
             plain="printed",
             after=MENDED,
             slow_fix=False,

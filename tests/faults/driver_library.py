@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.faults.case import H200, MENDED, Break, Case, in_group
+from tests.faults.driver import CODE_FOR_FEWER, OLD_DRIVER
 from tests.lab import NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
+from tests.lab.installed import CUDA
+from tests.releases import OLDEST
+
+OLDER_COMPAT = {12: "470.57.02", 13: "550.54.14"}[CUDA]  # what CUDA 11.4 and 12.4 came with
 
 
 def compat(version: str) -> Break:
     """The folder of the package cuda-compat behind the usual link, and NVML elsewhere."""
 
     def breaks(lab: Lab, overlay: Overlay) -> None:
-        folder = overlay.root / "cuda-12.4" / "compat"
+        folder = overlay.root / "cuda-older" / "compat"
         folder.mkdir(parents=True)
-        (overlay.root / "cuda").symlink_to("cuda-12.4")
+        (overlay.root / "cuda").symlink_to("cuda-older")
         (folder / f"libcuda.so.{version}").write_bytes(lab.stubs.cuda.read_bytes())
         (folder / "libcuda.so.1").symlink_to(f"libcuda.so.{version}")
         (overlay.root / "nvml").mkdir()
@@ -32,13 +37,13 @@ CASES = in_group(
         Case(
             "cuda-compat-older-than-the-driver",
             "DriverTooOldError",
-            ("up to 12.4", "580.65.06, is new enough for CUDA 13", "compat/libcuda.so.550.54.14"),
-            compat("550.54.14"),
-            cuda=Cuda(init=803, version=12040, devices=(H200,)),
-            nvml=NVML(gpus=(H200,), cuda=12040),  # which NVML reads from that library
+            (f"up to {CUDA - 1}.4", f"580.65.06, is new enough for CUDA {CUDA}", f"compat/libcuda.so.{OLDER_COMPAT}"),
+            compat(OLDER_COMPAT),
+            cuda=Cuda(init=803, version=1000 * (CUDA - 1) + 40, devices=(H200,)),
+            nvml=NVML(gpus=(H200,), cuda=1000 * (CUDA - 1) + 40),  # which NVML reads from that library
             env=COMPAT_FIRST,
             silent_about=("install an NVIDIA driver", "pip install"),
-            details={"driver_version": "580.65.06", "driver_cuda": [12, 4]},
+            details={"driver_version": "580.65.06", "driver_cuda": [CUDA - 1, 4]},
             plain="printed",
             after=MENDED,
             slow_fix=False,
@@ -46,10 +51,10 @@ CASES = in_group(
         Case(
             "cuda-compat-on-a-gpu-that-does-not-support-it",
             "DriverUnusableError",
-            ("804", "cuda-compat", "driver 535.104.05", "580.65 or newer"),
+            ("804", "cuda-compat", f"driver {OLD_DRIVER}", f"{OLDEST[CUDA][1].rpartition('.')[0]} or newer"),
             compat("580.65.06"),
             cuda=Cuda(init=804, devices=(H200,)),
-            nvml=NVML(gpus=(H200,), driver="535.104.05"),
+            nvml=NVML(gpus=(H200,), driver=OLD_DRIVER),
             env=COMPAT_FIRST,
             details={"cuda_code": 804},
             plain="printed",
@@ -114,6 +119,7 @@ CASES = in_group(
             plain="printed",
             after="DriverUnusableError",
             slow_fix=False,
+            since=CODE_FOR_FEWER,
         ),
         Case(
             "hidden-by-a-mig-instance-that-is-not-there",

@@ -9,6 +9,7 @@ from tests.faults.case import (
     AS_A_USER,
     H200,
     MENDED,
+    NEEDED_BY_CONV,
     OWN,
     Break,
     Case,
@@ -22,6 +23,7 @@ from tests.faults.case import (
 )
 from tests.lab import Cuda, Overlay
 from tests.lab.fixtures import Lab
+from tests.lab.installed import LINKED, OPENS_CUDNN_AT_NEED, soname
 
 
 def another_architecture(_lab: Lab, overlay: Overlay) -> None:
@@ -85,8 +87,8 @@ def nvidia_is_a_package_and_a_library_is_gone(lab: Lab, overlay: Overlay) -> Non
 def empty_libraries_first_on_the_loader_path(lab: Lab, overlay: Overlay) -> None:
     folder = overlay.root / "toolkit" / "lib64"
     folder.mkdir(parents=True)
-    for soname in ("libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13", "libcurand.so.10"):
-        (folder / soname).write_bytes(b"")
+    for name in LINKED:
+        (folder / name).write_bytes(b"")
 
 
 def bundled_without_wheels(_lab: Lab, overlay: Overlay) -> None:
@@ -168,7 +170,7 @@ CASES = in_group(
         Case(
             "frozen-program-without-the-wheels",
             "LibraryNotFoundError",
-            ("libcublas.so.13", "frozen"),
+            (soname("libcublas"), "frozen"),
             bundled_without_wheels,
             rows=("B30",),
             prelude="import sys; sys.frozen = True",
@@ -179,7 +181,7 @@ CASES = in_group(
         Case(
             "no-cudnn-and-a-convolution",
             "LibraryNotFoundError",
-            ("libcudnn.so.9", "Conv", "nvidia-cudnn"),
+            ("libcudnn.so.9", *NEEDED_BY_CONV, "nvidia-cudnn"),
             removing("nvidia/cudnn"),
             model="conv",
             others=("DriverNotFoundError",),
@@ -198,6 +200,7 @@ CASES = in_group(
             "DriverNotFoundError",
             ("libcuda.so.1", "libcudnn.so.9"),
             removing("nvidia/cudnn"),
+            since=OPENS_CUDNN_AT_NEED,
             others=("LibraryNotFoundError",),
             advice_of="LibraryNotFoundError",
             after=MENDED,
@@ -265,7 +268,7 @@ CASES = in_group(
         Case(
             "nvidia-is-a-package-of-somebody-else-and-a-library-is-gone",
             "LibraryNotFoundError",
-            ("libcudart.so.13", "nvidia-cuda-runtime"),
+            (soname("libcudart"), "nvidia-cuda-runtime"),
             nvidia_is_a_package_and_a_library_is_gone,
             env={"PYTHONPATH": "{overlay}/mine"},
             plain="printed logged",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import zipfile
 
-from tests.faults.case import H200, MENDED, Break, Case, in_group, library, own_path, with_gpus
+from tests.faults.case import H200, MENDED, NEEDED_BY_CONV, Break, Case, in_group, library, own_path, with_gpus
 from tests.faults.package_files import CUDA_PROVIDER
 from tests.lab import Cuda, Overlay
 from tests.lab.fixtures import Lab
+from tests.lab.installed import CUDA, LINKED, soname
 
 # The releases whose needs differ from those of the package under test: the last for CUDA 12, the first for CUDA 13.
 LAST_OF_CUDA_12 = "1.26.0"
 FIRST_OF_CUDA_13 = "1.27.0"
+FOR_CUDA_13 = (1, 27)
 
 
 def other_cudnn(lab: Lab, overlay: Overlay) -> None:
@@ -36,27 +38,34 @@ CUDA_12 = {
 def wheels_of_cuda_12(lab: Lab, overlay: Overlay) -> None:
     """What stays when only ONNX Runtime was upgraded: libraries of the major before, in the layout of their wheels."""
     overlay.remove("nvidia", "nvidia_*.dist-info")
-    for soname, component in {**CUDA_12, "libcudnn.so.9": "cudnn"}.items():
-        overlay.replace(f"nvidia/{component}/lib/{soname}", lab.stubs.library(soname))
+    for name, component in {**CUDA_12, "libcudnn.so.9": "cudnn"}.items():
+        overlay.replace(f"nvidia/{component}/lib/{name}", lab.stubs.library(name))
+
+
+OLDER_RUNTIME = soname("libcudart", CUDA - 1)
 
 
 def half_upgraded(lab: Lab, overlay: Overlay) -> None:
-    """cuBLAS of CUDA 13 and a CUDA runtime of CUDA 12."""
+    """cuBLAS of one CUDA, and the runtime of the CUDA before."""
     overlay.remove(library("libcudart"))
-    overlay.replace("nvidia/cuda_runtime/lib/libcudart.so.12", lab.stubs.library("libcudart.so.12"))
+    overlay.replace(f"nvidia/cuda_runtime/lib/{OLDER_RUNTIME}", lab.stubs.library(OLDER_RUNTIME))
 
 
 def lacking_symbols_and_first(lab: Lab, overlay: Overlay) -> None:
     """`pip install --target` of something older, in a folder that PYTHONPATH names."""
-    folder = overlay.root / "first" / "nvidia" / "cu13" / "lib"
-    folder.mkdir(parents=True)
-    for soname in ("libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13", "libcurand.so.10"):
-        (folder / soname).write_bytes(lab.stubs.library(soname).read_bytes())
+    for package in overlay.site.glob("nvidia/__init__.py"):  # in the wheels for CUDA 12: those alone are a package
+        path = overlay.root / "first" / package.relative_to(overlay.site)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(package.read_bytes())
+    for name in LINKED:
+        path = overlay.root / "first" / own_path(overlay, f"nvidia/*/lib/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(lab.stubs.library(name).read_bytes())
 
 
 def lacking_symbols(lab: Lab, overlay: Overlay) -> None:
     """A library of the right name and an older version of it: what the provider was built against is not in it."""
-    overlay.replace(own_path(overlay, library("libcudart")), lab.stubs.library("libcudart.so.13"))
+    overlay.replace(own_path(overlay, library("libcudart")), lab.stubs.library(soname("libcudart")))
 
 
 def release(version: str, *patterns: str) -> Break:
@@ -99,8 +108,8 @@ def torch_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
     overlay.remove("torch", "torch-*.dist-info") if (overlay.site / "torch").exists() else None
     overlay.replace("torch/version.py", b"__version__ = '2.8.0+cu128'\ncuda = '12.8'\n")
     overlay.replace("torch-2.8.0.dist-info/METADATA", b"Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0+cu128\n")
-    for soname, component in CUDA_12.items():
-        overlay.replace(f"nvidia/{component}/lib/{soname}", lab.stubs.library(soname))
+    for name, component in CUDA_12.items():
+        overlay.replace(f"nvidia/{component}/lib/{name}", lab.stubs.library(name))
 
 
 def only_torch_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
@@ -117,6 +126,7 @@ def runtime_of_cuda_12_is_loaded(lab: Lab, overlay: Overlay) -> None:
         (folder / "libcudart.so.12").write_bytes(archive.read("nvidia/cuda_runtime/lib/libcudart.so.12"))
 
 
+CUDNN = f"nvidia-cudnn-cu{CUDA}"
 OTHER_CUDNN = "9.13.0.50"
 
 
@@ -125,7 +135,7 @@ def part_of_another_cudnn(name: str) -> Break:
     path = f"nvidia/cudnn/lib/{name}.so.9"
 
     def breaks(lab: Lab, overlay: Overlay) -> None:
-        with zipfile.ZipFile(lab.wheels.get("nvidia-cudnn-cu13", OTHER_CUDNN)) as archive:
+        with zipfile.ZipFile(lab.wheels.get(CUDNN, OTHER_CUDNN)) as archive:
             overlay.replace(path, archive.read(path))
 
     return breaks
@@ -134,7 +144,7 @@ def part_of_another_cudnn(name: str) -> Break:
 def another_cudnn_first_on_the_loader_path(lab: Lab, overlay: Overlay) -> None:
     """All of its parts, as a system package has them: none of them may come beside those of the wheel."""
     folder = overlay.root / "other"
-    with zipfile.ZipFile(lab.wheels.get("nvidia-cudnn-cu13", OTHER_CUDNN)) as archive:
+    with zipfile.ZipFile(lab.wheels.get(CUDNN, OTHER_CUDNN)) as archive:
         for name in archive.namelist():
             if "/lib/libcudnn" in name:
                 archive.extract(name, folder)
@@ -151,6 +161,7 @@ CASES = in_group(
             rows=("A07",),
             plain="printed logged",
             after=MENDED,
+            since=FOR_CUDA_13,
         ),
         Case(
             "cublas-of-another-cuda",
@@ -164,7 +175,7 @@ CASES = in_group(
         Case(
             "cudnn-8-and-a-convolution",
             "LibraryVersionError",
-            ("libcudnn.so.9", "libcudnn.so.8", "Conv", "nvidia-cudnn"),
+            ("libcudnn.so.9", "libcudnn.so.8", *NEEDED_BY_CONV, "nvidia-cudnn"),
             other_cudnn,
             rows=("B09",),
             model="conv",
@@ -181,6 +192,7 @@ CASES = in_group(
             plain="raised",
             after=MENDED,
             slow_break=True,
+            since=FOR_CUDA_13,
         ),
         Case(
             "first-release-of-cuda-13-without-nvrtc",
@@ -191,6 +203,7 @@ CASES = in_group(
             plain="raised",
             after=MENDED,
             slow_break=True,
+            since=FOR_CUDA_13,
         ),
         Case(
             "last-release-of-cuda-12-among-cuda-13-wheels",
@@ -201,6 +214,7 @@ CASES = in_group(
             plain="printed logged",
             after="LibraryConflictError",  # cuDNN has the same name for both
             slow_break=True,
+            since=FOR_CUDA_13,
         ),
         Case(
             "first-release-of-cuda-13-without-cudnn",
@@ -211,11 +225,12 @@ CASES = in_group(
             plain="raised",
             after=MENDED,
             slow_break=True,
+            since=FOR_CUDA_13,
         ),
         Case(
             "half-upgraded",
             "LibraryVersionError",
-            ("libcudart.so.13", "libcudart.so.12", "nvidia-cuda-runtime"),
+            (soname("libcudart"), OLDER_RUNTIME, "nvidia-cuda-runtime"),
             half_upgraded,
             plain="printed logged",
             after=MENDED,
@@ -224,7 +239,7 @@ CASES = in_group(
         Case(
             "library-without-what-it-had",
             "LibraryVersionError",
-            ("libcudart.so.13", "nvidia-cuda-runtime"),
+            (soname("libcudart"), "nvidia-cuda-runtime"),
             lacking_symbols,
             cuda=Cuda(),
             after="NoDeviceError",
@@ -240,6 +255,7 @@ CASES = in_group(
             advice_of="LibraryConflictError",
             after=MENDED,
             needs=("driver", "host"),
+            since=FOR_CUDA_13,
         ),
         Case(
             "torch-for-cuda-12",
@@ -249,6 +265,7 @@ CASES = in_group(
             rows=("B18",),
             silent_about=("torch", ".so.12", "library-"),
             needs=("driver", "host"),
+            since=FOR_CUDA_13,
         ),
         Case(
             "only-the-libraries-of-a-torch-for-cuda-12",
@@ -259,6 +276,7 @@ CASES = in_group(
             others=("DriverNotFoundError",),
             plain="printed logged",
             after=MENDED,
+            since=FOR_CUDA_13,
         ),
         Case(
             "cuda-runtime-12-is-loaded",
@@ -270,6 +288,7 @@ CASES = in_group(
             prelude="import ctypes; ctypes.CDLL('libcudart.so.12')",
             silent_about=("libcudart",),
             needs=("driver", "host"),
+            since=FOR_CUDA_13,
         ),
         Case(
             "part-of-another-cudnn",
@@ -287,7 +306,7 @@ CASES = in_group(
         Case(
             "engines-of-another-cudnn",
             MENDED,
-            ("broken-package", "libraries of nvidia-cudnn-cu13 are not the files that were installed"),
+            ("broken-package", f"libraries of {CUDNN} are not the files that were installed"),
             part_of_another_cudnn("libcudnn_engines_precompiled"),
             rows=("B12",),
             others=("BrokenPackageError",),
@@ -327,6 +346,7 @@ CASES = in_group(
             provider_of_another_release,
             after=MENDED,
             slow_break=True,
+            since=FOR_CUDA_13,
         ),
     ],
 )

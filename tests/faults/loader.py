@@ -5,8 +5,10 @@ from __future__ import annotations
 from tests.faults.case import H200, MENDED, Break, Case, in_group, library, own_path, with_gpus
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
+from tests.lab.installed import soname
 from tests.lab.stubs import SOURCES
 
+CUBLAS_LT = soname("libcublasLt")
 IN_SITE = "import ctypes, sysconfig; site = sysconfig.get_path('purelib')\n"
 
 
@@ -35,8 +37,8 @@ def cublas_elsewhere(_lab: Lab, overlay: Overlay) -> None:
 def part_of_another_toolkit(lab: Lab, overlay: Overlay) -> None:
     """A libcublasLt of another release, without the libcublas that goes with it."""
     (overlay.root / "other").mkdir()
-    made = lab.stubs.library("libcublasLt.so.13")
-    (overlay.root / "other" / "libcublasLt.so.13").write_bytes(made.read_bytes())
+    made = lab.stubs.library(CUBLAS_LT)
+    (overlay.root / "other" / CUBLAS_LT).write_bytes(made.read_bytes())
 
 
 def killed_while_loading(lab: Lab, overlay: Overlay) -> None:
@@ -86,7 +88,7 @@ CASES = [
                 MENDED,
                 ("libcuda.so.1",),
                 cublas_elsewhere,
-                prelude=IN_SITE + "ctypes.CDLL(site + '/elsewhere/cublas/libcublasLt.so.13')",
+                prelude=IN_SITE + f"ctypes.CDLL(site + '/elsewhere/cublas/{CUBLAS_LT}')",
                 silent_about=("libcublas",),
                 plain="printed logged",
                 needs=("driver", "host"),
@@ -94,9 +96,9 @@ CASES = [
             Case(
                 "part-of-another-cublas-in-ld-preload",
                 "LibraryConflictError",
-                ("libcublas.so.13", "in this process: ", "other/libcublasLt.so.13", "unset LD_PRELOAD"),
+                (soname("libcublas"), "in this process: ", f"other/{CUBLAS_LT}", "unset LD_PRELOAD"),
                 part_of_another_toolkit,
-                env={"LD_PRELOAD": "{overlay}/other/libcublasLt.so.13"},
+                env={"LD_PRELOAD": f"{{overlay}}/other/{CUBLAS_LT}"},
                 silent_about=("pip install",),
                 plain="printed logged",
                 after=MENDED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.case import MENDED, Case, edit, in_group, own_path
+from tests.faults.library_versions import FOR_CUDA_13
 from tests.faults.package_files import BUILD, CUDA_PROVIDER
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
@@ -43,6 +44,7 @@ CASES = in_group(
             silent_about=("system package",),
             after=MENDED,
             needs=("",),
+            since=FOR_CUDA_13,
         ),
         Case(
             "cuda-14-and-no-driver",
@@ -51,6 +53,7 @@ CASES = in_group(
             with_cuda_14,
             silent_about=("library-not-found", "library-version"),
             needs=("driver", "host"),
+            since=FOR_CUDA_13,
         ),
     ],
 )

@@ -131,7 +131,7 @@ CASES = in_group(
         Case(
             "cpp-library-too-old",
             "LibraryVersionError",
-            ("CXXABI", "older/lib/libstdc++.so.6", "LD_LIBRARY_PATH"),
+            ("is too old for it", "CXX", "older/lib/libstdc++.so.6", "LD_LIBRARY_PATH"),
             old_cxx_library,
             rows=("A13",),
             env={"LD_LIBRARY_PATH": "{overlay}/older/lib"},

@@ -133,6 +133,7 @@ CASES = in_group(
             details={"package": "onnxruntime"},
             plain="warned",
             after=MENDED,
+            plain_since=(1, 31),
         ),
         Case(
             "cpu-package-of-conda",
@@ -162,6 +163,7 @@ CASES = in_group(
             plain="warned",
             after=MENDED,
             slow_break=True,
+            since=(1, 31),
         ),
         Case(
             "another-build-over-gpu-package",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.child import Machine
+from tests.lab.installed import soname
 from tests.lab.models import Models
 from tests.lab.overlay import Overlay
 from tests.lab.stubs import GPU, NVML, Cuda, Stubs, why_not_here
@@ -48,7 +49,7 @@ class Lab:
         for distribution, version in NCCL_BINDINGS.items():
             machine.overlay.add_wheel(self.wheels.get(distribution, version))
         machine.overlay.replace("nvidia/nccl/lib/libnccl.so.2", self.stubs.nccl)
-        runtime = machine.overlay.path("nvidia/*/lib/libcudart.so.13").relative_to(machine.overlay.site)
+        runtime = machine.overlay.path(f"nvidia/*/lib/{soname('libcudart')}").relative_to(machine.overlay.site)
         machine.overlay.replace(str(runtime), self.stubs.cudart)
         folder = self.folder / "nccl"
         folder.mkdir()

@@ -11,7 +11,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
-GPU_DISTRIBUTION = "onnxruntime-gpu"
+from tests.lab.installed import GPU_DISTRIBUTION
 
 #: Folders whose files are linked one by one from the start: ``/proc/self/maps`` then names the overlay's paths.
 TAKEN_APART = ("onnxruntime", "onnxruntime/capi", "nvidia", "nvidia/*", "nvidia/*/lib")

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.lab.installed import soname
 from tests.lab.overlay import LabError
 
 SOURCES = Path(__file__).parent
@@ -128,8 +129,9 @@ class Stubs:
 
     @functools.cached_property
     def cudart(self) -> Path:
-        """``libcudart.so.13`` whose memory is the host's; the source says what it counts."""
-        return self._build("libcudart_stub.c", "cudart/libcudart.so.13", "-Wl,-soname,libcudart.so.13", "-pthread")
+        """The runtime of the CUDA in use, whose memory is the host's; the source says what it counts."""
+        name = soname("libcudart")
+        return self._build("libcudart_stub.c", f"cudart/{name}", f"-Wl,-soname,{name}", "-pthread")
 
     @functools.cached_property
     def nccl(self) -> Path:

@@ -8,7 +8,8 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from tests.lab.overlay import GPU_DISTRIBUTION, LabError
+from tests.lab.installed import GPU_DISTRIBUTION
+from tests.lab.overlay import LabError
 
 
 class Wheels:

@@ -33,6 +33,16 @@ def test_another_major(tmp_path: Path, put: Put) -> None:
     }
 
 
+def test_another_major_with_a_longer_name(tmp_path: Path, put: Put) -> None:
+    """That of CUDA 11's runtime has two numbers."""
+    put(tmp_path / "given", "libcudart.so.11.0", "libcudart.so.12", "libcudart.so.12.9.79")
+    found = search(places(tmp_path, directory=str(tmp_path / "given")))["libcudart.so.13"]
+    assert reasons(found) == {
+        str(tmp_path / f"given/libcudart.so.{n}"): f"is libcudart.so.{n}, libcudart.so.13 is needed"
+        for n in ("11.0", "12")
+    }
+
+
 def test_another_major_under_a_false_name(tmp_path: Path, put: Put) -> None:
     folder = put(tmp_path / "given", "libcublas.so.12")
     (folder / "libcublas.so.13").symlink_to("libcublas.so.12")
