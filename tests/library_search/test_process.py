@@ -124,5 +124,7 @@ def test_what_is_installed_here_is_found(provider_library: str) -> None:
     required = [one for one in found if one.required]
     assert {one.soname for one in required} == {soname for soname in provider.needed if spec_for(soname)}
     assert [one.soname for one in required if one.chosen is None] == []
-    assert len({one.chosen.root for one in required if one.chosen}) == 1
+    chosen = [one.chosen for one in required if one.chosen]
+    # What an earlier test of this process opened stays in it
+    assert len({each.root for each in chosen if each.source != "already loaded"}) == 1
     assert next(one for one in found if one.spec.stem == "libcudnn_cnn").chosen is not None
