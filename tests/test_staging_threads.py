@@ -219,6 +219,8 @@ def test_an_interrupt_leaves_memory_until_nothing_uses_it(with_stub: Any) -> Non
             if threading.current_thread() is not threading.main_thread():
                 entered.set()
                 assert go.wait(20)
+            else:
+                entered.wait(20)  # or it could copy everything before another thread begins
             plain_copy(*arguments)
         def interrupt():
             entered.wait(20)

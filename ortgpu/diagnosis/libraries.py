@@ -20,9 +20,10 @@ from ..errors import (
     manual,
     shell,
 )
-from ..preloading import LoadedLibrary, MissingLibrary
+from ..preloading import MissingLibrary
 from . import driver, remedies
 from .facts import Facts
+from .library_symbols import of_another_version
 
 
 def missing(facts: Facts) -> GPUError | None:
@@ -30,8 +31,13 @@ def missing(facts: Facts) -> GPUError | None:
 
     The fix brings what is opened at need too, where that is not there either: one command, not one a session.
     """
+    absent = _missing(facts, required=True)
+    for library in absent:
+        for file in library.rejected:
+            if file.unfit_for is None and (found := of_another_version(file.problem or "", library.soname, facts)):
+                return found
     further = [library.wheel for library in _missing(facts, required=False) if library.wheel]
-    return _judge_missing(facts, _missing(facts, required=True), "the CUDA provider needs", "fatal", further)
+    return _judge_missing(facts, absent, "the CUDA provider needs", "fatal", further)
 
 
 def cudnn_missing(facts: Facts) -> GPUError | None:
@@ -84,8 +90,9 @@ def _judge_missing(
 ) -> GPUError | None:
     if not absent:
         return None
-    sonames = tuple(library.soname for library in absent)
     evidence = [line for library in absent for line in _evidence(library)]
+    absent = _without_consequences(absent)
+    sonames = tuple(library.soname for library in absent)
     evidence.append(_where_needed(facts))
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
     unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
@@ -147,6 +154,17 @@ def _judge_missing(
     )
 
 
+def _without_consequences(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
+    """Without those that are there, and that the loader refuses because they link another one that is not."""
+    names = {library.soname for library in absent}
+    roots = tuple(
+        library
+        for library in absent
+        if not library.rejected or any(_not_found_for(file) not in names for file in library.rejected)
+    )
+    return roots or absent
+
+
 def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     """By soname: the file that this user may not read, or the wheels' folder in which it may be."""
     refused = [each.path for each in facts.environment.packages.refused]
@@ -183,8 +201,14 @@ def _is_dead_link(file: Candidate) -> bool:
 
 def _foreign_dependency(file: Candidate) -> str | None:
     """The library, no CUDA wheel's, that the loader did not find when it opened this file: libgcc_s.so.1, say."""
+    name = _not_found_for(file)
+    return name if name and spec_for(name) is None and not name.startswith("libcuda.so") else None
+
+
+def _not_found_for(file: Candidate) -> str | None:
+    """The library that the loader did not find when it opened this file."""
     match = re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", file.problem or "")
-    return match[1] if match and spec_for(match[1]) is None and not match[1].startswith("libcuda.so") else None
+    return match[1] if match else None
 
 
 def _evidence(library: MissingLibrary) -> list[str]:
@@ -225,17 +249,12 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         symbol, library = match[1] or match[3], match[2]
         if re.fullmatch(r"cu[A-Z]\w*", symbol):
             return _driver_lacks(symbol, text, facts)
-        loaded = report.libraries if report is not None else ()
-        culprits = [lib for lib in loaded if library is None or lib.soname == library]
-        provider = facts.environment.provider
-        major = provider.cuda_major if provider is not None else None
-        wheels = dict.fromkeys(wheel for lib in culprits if (wheel := remedies.wheel_of(lib.soname, major)))
+        if library is not None and (found := of_another_version(text, "the CUDA provider", facts)):
+            return found
         return LibraryVersionError(
-            f"a loaded library lacks {symbol}, which the CUDA provider was built against",
-            evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
-            fixes=_ways_to_a_whole_library(facts, culprits, wheels) if library and wheels else [],
+            f"the loaded libraries lack {symbol}, which the CUDA provider was built against",
+            evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
             needed=(library or symbol,),
-            found={lib.soname: lib.path for lib in culprits},
         )
     provider = facts.environment.provider
     if provider is not None and remedies.cannot_be_mapped(text):
@@ -249,18 +268,6 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
         package=facts.environment.packages.onnxruntime.build_name,
         files=(provider.path,) if provider is not None else (),
     )
-
-
-def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels: Iterable[str]) -> list[Fix]:
-    environment = facts.environment
-    locations = {wheel.location for wheel in environment.packages.nvidia}
-    for lib in culprits:
-        # Not the installer's: it would install beside that file, and the file would be found first again.
-        if lib.source == "nvidia wheels" and (home := os.path.dirname(lib.root)) not in locations:
-            off = remedies.off_the_path(environment, "PYTHONPATH", home)
-            return [off or manual(f"take {home} off the search path of this program")]
-    # Too old, or damaged and as new as can be: both are mended by the newest, whatever is on record.
-    return [remedies.install(environment, wheels, upgrade=True, again=True)]
 
 
 def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:

@@ -60,7 +60,7 @@ LIBRARIES: tuple[LibrarySpec, ...] = (
     _toolkit("libcudart", "nvidia-cuda-runtime", {11: "11.0", 12: "12", 13: "13"}, wheel_versions=_EACH),
     _toolkit("libcublasLt", "nvidia-cublas", _EACH),
     _toolkit("libcublas", "nvidia-cublas", _EACH, after=("libcublasLt",)),
-    _toolkit("libcurand", "nvidia-curand", _TEN, wheel_versions=_TEN),
+    _toolkit("libcurand", "nvidia-curand", _TEN, wheel_versions=_TEN, after=("libcudart",)),  # since 10.4.5
     _toolkit("libnvJitLink", "nvidia-nvjitlink", {12: "12", 13: "13"}),
     _toolkit("libnvrtc", "nvidia-cuda-nvrtc", {11: "11.2", 12: "12", 13: "13"}, wheel_versions=_EACH),
     _toolkit(

@@ -1,0 +1,43 @@
+"""Libraries of the right name that lack what another one was built against: another version of them was loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from ..errors import Fix, LibraryVersionError, manual
+from ..preloading import LoadedLibrary
+from . import remedies
+from .facts import Facts
+
+
+def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionError | None:
+    """A loaded library has the right name, and not the functions that ``user`` was built against."""
+    report = facts.observed.preload
+    match = re.search(r"undefined symbol: (\w+), version (lib\S+)", text)
+    culprits = [lib for lib in (report.libraries if report is not None else ()) if match and lib.soname == match[2]]
+    if match is None or not culprits:
+        return None
+    provider = facts.environment.provider
+    major = provider.cuda_major if provider is not None else None
+    wheels = dict.fromkeys(wheel for lib in culprits if (wheel := remedies.wheel_of(lib.soname, major)))
+    return LibraryVersionError(
+        f"a loaded library lacks {match[1]}, which {user} was built against",
+        evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
+        fixes=_ways_to_a_whole_library(facts, culprits, wheels) if wheels else [],
+        needed=(match[2],),
+        found={lib.soname: lib.path for lib in culprits},
+    )
+
+
+def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels: Iterable[str]) -> list[Fix]:
+    environment = facts.environment
+    locations = {wheel.location for wheel in environment.packages.nvidia}
+    for lib in culprits:
+        # Not the installer's: it would install beside that file, and the file would be found first again.
+        if lib.source == "nvidia wheels" and (home := os.path.dirname(lib.root)) not in locations:
+            off = remedies.off_the_path(environment, "PYTHONPATH", home)
+            return [off or manual(f"take {home} off the search path of this program")]
+    # Too old, or damaged and as new as can be: both are mended by the newest, whatever is on record.
+    return [remedies.install(environment, wheels, upgrade=True, again=True)]
