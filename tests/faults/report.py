@@ -19,7 +19,6 @@ WAYS = ("silent", "logged", "printed", "warned", "raised", "aborted")
 KINDS: dict[Kind, str] = {
     "elsewhere": "tested elsewhere",
     "gpu": "tested on a GPU",
-    "not yet": "not yet tested",
     "not here": "not to be had here",
 }
 

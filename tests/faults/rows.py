@@ -1,11 +1,11 @@
-"""The rows of the corpus that are no case of the table: tested somewhere else, on a GPU, not yet, or not to be had."""
+"""The rows of the corpus that are no case of the table: tested somewhere else, on a GPU, or not to be had."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["elsewhere", "gpu", "not yet", "not here"]
+Kind = Literal["elsewhere", "gpu", "not here"]
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,6 @@ def elsewhere(id_: str, where: str) -> Row:
 
 def gpu(id_: str, where: str) -> Row:
     return Row(id_, "gpu", where)
-
-
-def not_yet(id_: str, what: str) -> Row:
-    return Row(id_, "not yet", what)
 
 
 def not_here(id_: str, why: str) -> Row:
@@ -64,20 +60,19 @@ ROWS: tuple[Row, ...] = (
     gpu("D13", "tests/gpu/test_models.py::test_every_computing_node_is_on_cuda"),
     gpu("D14", "tests/gpu/test_placement.py::test_reasons_and_copies"),
     gpu("D15", "tests/gpu/test_placement.py::test_known_placements"),
-    not_yet("D16", "written, not run on a GPU yet: tests/gpu/test_placement.py::test_a_version_newer_than_its_kernel"),
+    gpu("D16", "tests/gpu/test_placement.py::test_a_version_newer_than_its_kernel"),
     elsewhere("D17", "tests/test_broken_environments.py::test_what_is_not_about_the_gpu_stays_onnx_runtimes_own"),
     gpu("D19", "tests/gpu/test_refused.py::test_a_graph_that_cannot_be_captured_is_refused"),
     elsewhere("E01", "tests/test_running.py, tests/test_guard.py::test_failures_while_running_are_typed"),
     gpu("E02", "tests/gpu/test_running.py::test_out_of_memory_is_typed_with_its_sizes"),
     not_here("E03", "a race that corrupts a shape"),
     gpu("E05", "tests/gpu/test_running.py::test_a_sticky_error_names_the_cuda_error"),
-    not_yet("E06", "written, not run on a GPU yet: tests/gpu/test_pipeline.py::test_captured_results_in_threads"),
+    gpu("E06", "tests/gpu/test_pipeline.py::test_captured_results_in_threads"),
     not_here("E07", "it takes a convolution that cuDNN cannot plan on the GPU at hand; the words are judged in "
                     "tests/test_running.py"),
     not_here("E08", "it takes a model that cuDNN refuses and ONNX Runtime accepts; the words are judged in "
                     "tests/test_running.py"),
-    not_yet("E09", "written, not run on a GPU yet: tests/gpu/test_pipeline.py::"
-                   "test_the_heuristic_search_is_chosen_unless_the_caller_chose"),
+    gpu("E09", "tests/gpu/test_pipeline.py::test_the_heuristic_search_is_chosen_unless_the_caller_chose"),
     gpu("E10", "tests/gpu/test_models.py::test_agrees_closely_without_tf32"),
     gpu("E11", "tests/gpu/test_running.py::test_the_first_sessions_of_a_process_in_parallel"),
     not_here("E12", "Windows, in one release"),
