@@ -213,6 +213,7 @@ def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(
 
 def test_an_interrupt_leaves_memory_until_nothing_uses_it(with_stub: Any) -> None:
     found = with_stub("""
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores in the background
         session, plain_copy = staged(NEG, piece=50_000), runtime.copy
         entered, go = threading.Event(), threading.Event()
         def copy(*arguments):

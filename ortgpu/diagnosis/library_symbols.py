@@ -16,8 +16,11 @@ def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionErro
     """A loaded library has the right name, and not the functions that ``user`` was built against."""
     report = facts.observed.preload
     match = re.search(r"undefined symbol: (\w+), version (lib\S+)", text)
-    culprits = [lib for lib in (report.libraries if report is not None else ()) if match and lib.soname == match[2]]
-    if match is None or not culprits:
+    if match is None:
+        return None
+    loaded = report.libraries if report is not None else _that_would_be_loaded(facts)
+    culprits = [library for library in loaded if library.soname == match[2]]
+    if not culprits:
         return None
     provider = facts.environment.provider
     major = provider.cuda_major if provider is not None else None
@@ -28,6 +31,15 @@ def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionErro
         fixes=_ways_to_a_whole_library(facts, culprits, wheels) if wheels else [],
         needed=(match[2],),
         found={lib.soname: lib.path for lib in culprits},
+    )
+
+
+def _that_would_be_loaded(facts: Facts) -> tuple[LoadedLibrary, ...]:
+    """Where a child process has tried it: what it loaded, by the same search."""
+    return tuple(
+        LoadedLibrary(found.soname, first.path, first.source, first.root, found.required)
+        for found in facts.environment.libraries
+        for first in found.candidates[:1]
     )
 
 
