@@ -9,16 +9,13 @@ with ordinary and with pinned arrays, of a loop over plain ``run``, and of plain
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.common import GPUs
-from benchmarks.figures import Figure, Figures, take_figures
-from benchmarks.throughput import FULL, QUICK, Benchmark
+from benchmarks.figures import Figure, Figures
+from benchmarks.throughput import Benchmark, take_sweep
 
 THREADS = (1, 2, 3, 4, 6, 8)
 ROUNDS = 4
@@ -48,15 +45,8 @@ FIGURES: Figures[Benchmark] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
-        no_gpu = None if options.cpu or gpus.visible else gpus.reason
-        return Benchmark(QUICK if options.quick else FULL, "cpu" if options.cpu else "cuda", no_gpu, others=False)
-
-    def add_options(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--cpu", action="store_true", help="on the CPU with tiny models: to see that it works")
-
     description = "How many runs at a time are best, measured in turns."
-    return take_figures("concurrency", description, FIGURES, make, arguments, add_options)
+    return take_sweep("concurrency", description, FIGURES, arguments)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ batch size when all is warm. Of a ResNet-50. ``--cpu`` is to see that it works: 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from benchmarks.common import GPUs, spread
-from benchmarks.figures import Figure, Figures, take_figures
-from benchmarks.throughput import FULL, QUICK, Benchmark, ratio
+from benchmarks.common import spread
+from benchmarks.figures import Figure, Figures
+from benchmarks.throughput import Benchmark, ratio, take_sweep
 
 HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}
 SETS: Mapping[str, Mapping[str, str]] = {
@@ -51,15 +49,8 @@ FIGURES: Figures[Benchmark] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
-        no_gpu = None if options.cpu or gpus.visible else gpus.reason
-        return Benchmark(QUICK if options.quick else FULL, "cpu" if options.cpu else "cuda", no_gpu, others=False)
-
-    def add_options(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--cpu", action="store_true", help="on the CPU with a tiny model: to see that it works")
-
     description = "What options of the CUDA provider cost and gain, measured in turns."
-    return take_figures("options", description, FIGURES, make, arguments, add_options)
+    return take_sweep("options", description, FIGURES, arguments)
 
 
 if __name__ == "__main__":

@@ -134,6 +134,19 @@ def _figures() -> Figures[Benchmark]:
     return found
 
 
+def take_sweep(name: str, description: str, figures: Figures[Benchmark], arguments: Sequence[str] | None) -> int:
+    """The command line of a benchmark of settings of ours, beside which no other library is measured."""
+
+    def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
+        no_gpu = None if options.cpu or gpus.visible else gpus.reason
+        return Benchmark(QUICK if options.quick else FULL, "cpu" if options.cpu else "cuda", no_gpu, others=False)
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--cpu", action="store_true", help="on the CPU with tiny models: to see that it works")
+
+    return take_figures(name, description, figures, make, arguments, add_options)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
         no_gpu = None if options.cpu or gpus.visible else gpus.reason
