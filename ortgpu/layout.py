@@ -158,11 +158,13 @@ def _read_node(data: Bytes, extent: Extent) -> _Node:
 
 
 def _read_attribute(data: Bytes, extent: Extent) -> tuple[bytes, int, int]:
-    """Name, ``i``, and how many ``ints``."""
+    """Name, ``i``, and how many ``ints``; the last two only of attributes that matter here."""
     name, integer, integers = b"", 0, 0
     for number, value, (start, end) in fields(data, extent):
         if number == 1:
             name = data[start:end]
+            if name not in (b"group", b"kernel_shape"):
+                break
         elif number == 3 and value is not None:
             integer = value
         elif number == 8:
