@@ -120,13 +120,13 @@ class CudaRuntime:
         """:meth:`copy_pinned` with these arguments, in half of its time."""
         pointer = ctypes.c_void_p
         arguments = pointer(to), pointer(source), ctypes.c_size_t(size), _MEMCPY_DEFAULT, pointer(stream)
-        return self._prepared(self._quick.cudaMemcpyAsync, *arguments)
+        return self._prepared("cudaMemcpyAsync", *arguments)
 
     def relaxed(self) -> Relaxed:
         """:meth:`use_device` and the relaxed mode, for what one thread at a time does over and over."""
         mode = ctypes.c_int()
-        use_device = self._prepared(self._quick.cudaSetDevice, ctypes.c_int(self._ordinal))
-        exchange = self._prepared(self._quick.cudaThreadExchangeStreamCaptureMode, ctypes.byref(mode))
+        use_device = self._prepared("cudaSetDevice", ctypes.c_int(self._ordinal))
+        exchange = self._prepared("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         return Relaxed(mode, use_device, exchange)
 
     def synchronise(self, stream: int) -> None:
@@ -214,7 +214,8 @@ class CudaRuntime:
             if is_elsewhere and context_is_active(current.value):
                 self._call(library.cudaSetDevice, current.value)
 
-    def _prepared(self, function: Any, *arguments: object) -> Callable[[], None]:
+    def _prepared(self, name: str, *arguments: object) -> Callable[[], None]:
+        function = self._quick[name]  # a new one, without argtypes: these are C's values already
         call = functools.partial(function, *arguments)
 
         def prepared() -> None:
