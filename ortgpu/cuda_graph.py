@@ -268,7 +268,7 @@ class CapturingSession:
             kept, begun = [], []  # by loops: with so few elements a comprehension takes twice the time
             try:
                 for each, value in zip(graph.inputs, values, strict=True):
-                    kept.append(each.take(value))  # noqa: PERF401
+                    kept.append(each.take(value))
                 self._replay_or_capture(graph)
                 for name in output_names:
                     output = graph.outputs[name]
