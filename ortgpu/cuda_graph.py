@@ -196,9 +196,9 @@ class CapturingSession:
             return self._inner.run(output_names, feed, run_options or self._uncaptured)
 
     def replay(self, output_names: Any, feed: Any) -> list[Any] | None:
-        """What ``run`` of an InferenceSession gives, where this thread has captured it; None: that has to do it."""
-        thread, names = threading.get_ident(), self._input_names
-        if thread not in self._run_in or type(feed) is not dict or len(feed) != len(names):
+        """What ``run`` of an InferenceSession gives, for arrays of shapes that are known; None: that has to do it."""
+        names = self._input_names
+        if threading.get_ident() not in self._run_in or type(feed) is not dict or len(feed) != len(names):
             return None
         if output_names and not (type(output_names) is list and self._known_outputs.issuperset(output_names)):
             return None
@@ -212,7 +212,7 @@ class CapturingSession:
         kinds = tuple([(value.shape, value.dtype) for value in values])
         with self._lock:
             graph = self._graphs.get(kinds)
-            if graph is None or thread not in graph.captured_by or self._unusable is not None:
+            if graph is None or self._unusable is not None:
                 return None
             self._graphs.move_to_end(kinds)
             return self._run_captured(graph, values, output_names or self._output_names)
