@@ -38,7 +38,7 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         if isinstance(model, bytes):
             proto.ParseFromString(model)
         else:
-            with _open(model) as file:
+            with open_model(model) as file:
                 proto.ParseFromString(file.read())
         if not proto.ir_version and not proto.graph.node:
             return ModelFacts(name, problem="not an ONNX model: it is empty")
@@ -59,7 +59,7 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         return ModelFacts(name, problem=f"not an ONNX model: {type(error).__name__}: {error}")
 
 
-def _open(path: str | os.PathLike[str]) -> BinaryIO:
+def open_model(path: str | os.PathLike[str]) -> BinaryIO:
     """Raises OSError also for what is not read: a pipe waits for a writer, and what it gives is gone for the session; a
     device may have no end."""
     mode = os.stat(path).st_mode
@@ -105,7 +105,7 @@ def read_collective_operators(model: str | bytes | os.PathLike[str]) -> tuple[st
         if isinstance(model, bytes):
             mentioned = any(word in model for word in words)
         else:
-            with _open(model) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            with open_model(model) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 mentioned = any(content.find(word) >= 0 for word in words)
     except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
         return ()
@@ -121,7 +121,7 @@ def nodes_on_strings(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[s
         if isinstance(model, bytes):
             proto: Any = onnx.load_from_string(model)
         else:
-            with _open(model) as file:
+            with open_model(model) as file:
                 proto = onnx.load(file, load_external_data=False)
         graph = shape_inference.infer_shapes(proto).graph
         values = (*graph.input, *graph.output, *graph.value_info)

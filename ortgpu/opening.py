@@ -6,6 +6,7 @@ constructor. Needs ``onnxruntime`` to be imported already.
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,10 +31,13 @@ from .errors import (
     ProviderRequestError,
     manual,
 )
+from .layout import options_for_layout
 from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import CPU_FALLBACK_KEY, config_entry, keeps_cpu_out
+
+logger = logging.getLogger("ortgpu")
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -103,9 +107,9 @@ def open_verified(
     if why.cuda.code != 0:
         raise lifetime.forked_error() or why.unusable()
     _check_tensorrt(requested, why.runtime)
-    asked, chosen = _construct(session, construct, request, requested, why)
+    asked, chosen, layout = _construct(session, construct, request, requested, why)
     device_bound, placement = _verify(session, asked, chosen, why)
-    return Verified(device_bound, placement, options_chosen)
+    return Verified(device_bound, placement, {**options_chosen, **layout})
 
 
 def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
@@ -131,7 +135,8 @@ def _construct(
     request: SessionRequest,
     requested: requests.ProviderList,
     why: _Why,
-) -> tuple[requests.ProviderList, CudaDevice | None]:
+) -> tuple[requests.ProviderList, CudaDevice | None, dict[str, tuple[str, str]]]:
+    """What was asked of ONNX Runtime, on which GPU, and what of it was chosen for this model."""
     chosen = _choose(why.device, why)
     options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(options)), chosen)
@@ -145,6 +150,14 @@ def _construct(
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
 
+    layout = _layout_for(request, options, chosen)
+    if layout:
+        try:
+            construct_with(asked.with_cuda_options({name: value for name, (value, _) in layout.items()}))
+        except Exception as refusal:  # noqa: BLE001 - what is chosen here must keep no session from opening
+            logger.debug("a session does not open with %s: %s", ", ".join(layout), refusal)
+        else:
+            return asked, chosen, layout
     try:
         construct_with(asked)
     except Exception as cause:
@@ -153,7 +166,14 @@ def _construct(
         if error is None:
             raise  # not about the GPU: ONNX Runtime's own
         raise lifetime.noted(error) from cause
-    return asked, chosen
+    return asked, chosen, {}
+
+
+def _layout_for(request: SessionRequest, options: Any, chosen: CudaDevice | None) -> dict[str, tuple[str, str]]:
+    if not request.choose_options or chosen is None:
+        return {}
+    given = requests.parse(request.providers, request.provider_options)
+    return options_for_layout(request.model, given, options, chosen.compute_capability)
 
 
 def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:

@@ -1,0 +1,70 @@
+"""The fields of a protobuf message, one after the other, without a copy of what nobody asks for.
+
+onnx.load reads a whole model, weights included: for a ResNet-50 that takes as long as its session. The encoding:
+https://protobuf.dev/programming-guides/encoding
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import TypeAlias
+
+Bytes: TypeAlias = bytes | mmap.mmap
+Extent: TypeAlias = tuple[int, int]  # start and end
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
+_BITS_OF_A_VARINT = 64
+
+
+def fields(data: Bytes, extent: Extent) -> Iterator[tuple[int, int | None, Extent]]:
+    """Of each field of the message there: its number, its value if that is a whole number, and where it lies.
+
+    Raises:
+        ValueError: it is no such message, or goes on after its end.
+    """
+    at, end = extent
+    while at < end:
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        value, start = None, at
+        if kind == _LENGTH:
+            size, start = _varint(data, at)
+            at = start + size
+        elif kind == _VARINT:
+            value, at = _varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at > end:
+            raise ValueError("a field that goes on after its message")
+        yield tag >> 3, value, (start, at)
+
+
+def numbers(data: Bytes, value: int | None, extent: Extent) -> list[int]:
+    """Those of a repeated field: one that stands alone, or several packed."""
+    if value is not None:
+        return [value]
+    at, end = extent
+    found = []
+    while at < end:
+        number, at = _varint(data, at)
+        found.append(number)
+    return found
+
+
+def _varint(data: Bytes, at: int) -> tuple[int, int]:
+    """The number at ``at``, and where what follows begins."""
+    byte = data[at]
+    if byte < 0x80:
+        return byte, at + 1
+    number, shift = byte & 0x7F, 7
+    while shift < _BITS_OF_A_VARINT:
+        at += 1
+        byte = data[at]
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at + 1
+        shift += 7
+    raise ValueError("a number of more than 64 bits")
