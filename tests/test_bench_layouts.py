@@ -1,0 +1,363 @@
+"""Layouts of images in ``ortgpu bench``: which are tried, whose results count, what is recommended.
+
+What they gain is for a GPU to show (gpu/test_bench_layouts.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from benchmarks.common import child_environment, run_child
+from ortgpu import layout_trials, providers
+from ortgpu.cli import output
+from ortgpu.cli.bench import _Results
+from ortgpu.devices import Device
+from ortgpu.layout import LAYOUT_OPTIONS
+from ortgpu.layout_trials import (
+    LAYOUTS,
+    TOLERANCE,
+    DifferentResultsError,
+    check_results,
+    find_weights,
+    has_convolutions,
+    layouts_beside,
+    why_untried,
+)
+from ortgpu.measuring import WAYS, Figure, Latency, LeftOut, Spread, recommend
+from ortgpu.placement import PlacedNode, Placement
+from tests.command_line import NO_GPU, ortgpu
+from tests.networks import CHANNELS, Network
+
+CUDA = "CUDAExecutionProvider"
+CHOSEN = {"cudnn_conv_algo_search": ("HEURISTIC", "")}
+FIRST, LAST, FUSED = LAYOUTS
+
+
+# Which are tried
+
+
+def test_biases_are_fused_in_no_other_layout() -> None:
+    """Alone, that option gives wrong results."""
+    for options in LAYOUTS.values():
+        assert options["prefer_nhwc"] == "1" or "fuse_conv_bias" not in options
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, (LAST, FUSED)),
+        (CHOSEN, (LAST, FUSED)),
+        ({**CHOSEN, **LAYOUT_OPTIONS}, (FIRST, LAST)),
+        ({"prefer_nhwc": ("1", "")}, (FIRST, FUSED)),
+    ],
+)
+def test_what_the_session_has_already_is_not_tried(
+    chosen: dict[str, tuple[str, str]], expected: tuple[str, ...]
+) -> None:
+    assert layouts_beside(chosen) == expected
+
+
+def test_only_convolutions_on_the_gpu_count() -> None:
+    def placed(operator: str, provider: str) -> Placement:
+        return Placement((PlacedNode("n", operator, "", provider, "compute"),))
+
+    assert has_convolutions(placed("Conv", CUDA))
+    assert has_convolutions(placed("FusedConv", CUDA))
+    assert not has_convolutions(placed("Conv", "CPUExecutionProvider"))
+    assert not has_convolutions(placed("MatMul", CUDA))
+    assert has_convolutions(Placement((), known=False))
+
+
+def _computed(network: Network) -> None:
+    network.add("Conv", "x", network.add("Mul", network.weights(CHANNELS, CHANNELS, 1, 1), network.number(2)))
+
+
+def _of_the_caller(network: Network) -> None:
+    network.inputs.append(("weights", [CHANNELS, CHANNELS, 1, 1]))
+    network.add("Conv", "x", "weights")
+
+
+def _overridable(network: Network) -> None:
+    weights = network.weights(CHANNELS, CHANNELS, 1, 1)
+    network.inputs.append((weights, [CHANNELS, CHANNELS, 1, 1]))
+    network.add("Conv", "x", weights)
+
+
+def _of_a_constant_node(network: Network) -> None:
+    value = onnx.numpy_helper.from_array(np.zeros((CHANNELS, CHANNELS, 1, 1), network.dtype))
+    network.add("Conv", "x", network.add("Constant", value=value))
+
+
+def _in_a_branch(network: Network) -> None:
+    inner = Network(1, network.dtype)
+    inner.add("Conv", "x", network.weights(CHANNELS, CHANNELS, 1, 1))  # from around it
+    inner.inputs.clear()
+    branch = onnx.load_from_string(inner.model()).graph
+    network.add("If", network.constant(np.array(True)), then_branch=branch, else_branch=branch)
+
+
+def _transposed(network: Network) -> None:
+    network.add("ConvTranspose", "x", network.add("Relu", network.weights(CHANNELS, CHANNELS, 1, 1)))
+
+
+def saved(network: Network, path: Path) -> str:
+    path.write_bytes(network.model())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (None, ("FLOAT",)),
+        (_computed, ("FLOAT", None)),
+        (_of_the_caller, ("FLOAT", None)),
+        (_overridable, ("FLOAT", None)),
+        (_of_a_constant_node, ("FLOAT", "FLOAT")),
+        (_in_a_branch, ("FLOAT",) * 3),
+        (_transposed, ("FLOAT", None)),
+    ],
+)
+def test_weights_of_a_model(
+    change: Callable[[Network], None] | None, expected: tuple[str | None, ...], tmp_path: Path
+) -> None:
+    network = Network(0)
+    network.conv()
+    if change:
+        change(network)
+    found = find_weights(saved(network, tmp_path / "model.onnx"))
+    assert found == expected
+    assert (why_untried(found) is None) == (None not in expected)
+
+
+@pytest.mark.parametrize(("dtype", "tried"), [(np.float32, True), (np.float16, True), (np.float64, False)])
+def test_types_of_weights(dtype: type, tried: bool, tmp_path: Path) -> None:
+    network = Network(0, dtype)
+    network.conv()
+    why = why_untried(find_weights(saved(network, tmp_path / "model.onnx")))
+    assert why == (None if tried else "weights of a convolution are of the type double")
+
+
+def test_every_weight_of_an_old_model_is_an_input_as_well(tmp_path: Path) -> None:
+    network = Network(0)
+    _overridable(network)
+    model = onnx.load_from_string(network.model())
+    model.ir_version = 3
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    assert find_weights(str(path)) == ("FLOAT",)
+
+
+def test_a_function_does_not_know_its_weights(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
+    g (float[1, 1, 4, 4] x) => (y) <float[1, 1, 1, 1] w = {2}> { y = own.layer(x, w) }
+    <opset_import: ["": 17], domain: "own"> layer (a, b) => (c) { c = Conv(a, b) }"""
+    path = tmp_path / "model.onnx"
+    onnx.save(parser.parse_model(text), path)
+    assert find_weights(str(path)) == (None,)
+
+
+# Whose results count
+
+
+def test_results_within_the_precision_of_tf32() -> None:
+    right = np.linspace(-4, 4, 100, dtype=np.float32)
+    check_results(["y"], [right], [right + 4 * TOLERANCE * 0.9])
+    check_results(["y"], [right.astype(np.float16)], [(right + 4 * TOLERANCE * 0.9).astype(np.float16)])
+    zeros, odd = np.zeros(3, np.float32), np.array([np.nan, np.inf, 1, -np.inf], np.float32)
+    check_results(
+        ["a", "b", "c", "d"], [zeros, odd, np.zeros(0), np.arange(3)], [zeros, odd, np.zeros(0), np.arange(3)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "other", "why"),
+    [
+        (np.array([1.0, -4.0]), np.array([1.0, -4.0 * (1 + TOLERANCE) - 0.01]), "by 0.09, and its largest value is 4"),
+        (np.zeros(3), np.full(3, 1e-9), "by 1e-09, and its largest value is 0"),
+        (np.ones(3, np.float16) * 60000, np.ones(3, np.float16) * -60000, "by 1.2e\\+05"),
+        (np.ones(3), np.array([1, 1, np.nan]), "infinities or NaN"),
+        (np.array([1, np.inf]), np.array([1, -np.inf]), "infinities or NaN"),
+        (np.array([1, np.nan]), np.array([1, 1.0]), "infinities or NaN"),
+        (np.arange(3), np.array([0, 2, 2]), "in 1 of 3 values"),
+        (np.ones((2, 3)), np.ones((3, 2)), r"has shape \(3, 2\) and type float64, not \(2, 3\) and float64"),
+        (np.ones(3), np.ones(3, np.float32), "type float32"),
+        ([np.ones(3)], [np.ones(3)], "is no tensor"),
+    ],
+)
+def test_other_results(right: Any, other: Any, why: str) -> None:
+    with pytest.raises(DifferentResultsError, match=f"output 'y' .*{why}"):
+        check_results(["x", "y"], [np.ones(1), right], [np.ones(1), other])
+
+
+TRIED = """
+import sys, warnings
+from benchmarks.common import report
+from ortgpu import GPUSession, measuring
+from ortgpu.cli.inputs import make_inputs
+from ortgpu.errors import GPUOutOfMemoryError
+
+warnings.simplefilter("ignore")
+model, wrong, kind = sys.argv[1:]
+opened = []
+
+def on_cpu(providers):  # as another session would be on the GPU
+    (_, options), = providers
+    if kind == "refused":
+        raise RuntimeError("This build does not support NHWC layout\\nmore")
+    session = GPUSession(wrong if kind == "wrong" else model, allow_cpu=True)
+    opened.append(session)
+    run, calls = session.run, []
+    def failing(names, feed):
+        calls.append(None)
+        if kind == "late" and len(calls) > 20:
+            return [each + 1 for each in run(names, feed)]
+        if kind == "full" and len(feed["x"]) == 2:
+            raise GPUOutOfMemoryError("the memory is full")
+        if kind == "broken" and len(feed["x"]) == 2:
+            raise ValueError("no such kernel")
+        return run(names, feed)
+    session.run = failing
+    return session
+
+measuring._BLOCK = 0.001  # so few calls make a block
+with measuring.Bench(model, allow_cpu=True) as bench:
+    report("on the CPU", list(bench.layouts))
+    bench._open, bench.layouts = on_cpu, ("channels-last",)
+    declared = bench.session.get_inputs()
+    feeds = {batch: make_inputs(declared, batch) for batch in (1, 2)}
+    if kind == "plain full":
+        bench.left_out.append(measuring.LeftOut("plain", 1, "full"))
+    steps = []
+    found = bench.measure_layouts(feeds, 5, lambda: steps.append(None))
+report("figures", [(each.way, each.batch, each.ratio.median > 0, each.latency is not None) for each in found])
+report("left out", [(each.way, each.batch, each.why) for each in bench.left_out if each.way != "plain"])
+report("closed", [type(each._sess).__name__ for each in opened])
+report("steps", len(steps))
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The second is like the first, with other weights."""
+    folder = tmp_path_factory.mktemp("models")
+    paths = []
+    for number in (0, 1):
+        network = Network(number)
+        network.conv()
+        paths.append(saved(network, folder / f"{number}.onnx"))
+    return paths[0], paths[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "measured", "left_out"),
+    [
+        ("right", [1, 2], []),
+        ("refused", [], [(None, "RuntimeError: This build does not support NHWC layout")]),
+        ("wrong", [], [(None, "DifferentResultsError: output ")]),
+        ("late", [], [(None, "DifferentResultsError: output ")]),
+        ("full", [1], [(2, "GPUOutOfMemoryError: the memory is full")]),
+        ("broken", [], [(None, "ValueError: no such kernel")]),
+        ("plain full", [2], []),
+    ],
+)
+def test_a_layout_is_measured_or_left_out(
+    kind: str, measured: list[int], left_out: list[tuple[int | None, str]], models: tuple[str, str]
+) -> None:
+    child = run_child(
+        [sys.executable, "-c", TRIED, *models, kind], env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60
+    )
+    assert child.returncode == 0, child.explain()
+    assert child.reports["on the CPU"] == []
+    assert child.reports["figures"] == [[LAST, batch, True, True] for batch in measured]
+    found = child.reports["left out"]
+    assert [(way, batch) for way, batch, _ in found] == [(LAST, batch) for batch, _ in left_out]
+    for (_, _, why), (_, expected) in zip(found, left_out, strict=True):
+        assert why.startswith(expected)
+    assert set(child.reports["closed"]) <= {"Refusal"}
+    assert bool(child.reports["closed"]) == (kind != "refused")
+    if kind == "right":
+        assert child.reports["steps"] == 2 * 2 * 5
+
+
+def test_on_the_cpu_nothing_of_it_is_tried(models: tuple[str, str]) -> None:
+    arguments = ("bench", models[0], "--allow-cpu", "--batch", "1", "--rounds", "5", "--json")
+    document = json.loads(ortgpu(*arguments, env=NO_GPU).stdout)
+    assert (document["layouts"], document["left_out"]) == ([], [])
+
+
+# What is recommended, and how it looks
+
+
+def figure(way: str, batch: int | None, rate: float, ratio: float | None, spread: float = 0.01) -> Figure:
+    around = Spread(rate * (1 - spread), rate, rate * (1 + spread))
+    ratios = None if ratio is None else Spread(ratio * (1 - spread), ratio, ratio * (1 + spread))
+    return Figure(way, batch, around, ratios, Latency(1 / rate, 1 / rate, None, 10))
+
+
+def test_the_fastest_layout_is_recommended_beside_the_best_way() -> None:
+    ways = [figure("plain", 64, 1000, None), figure("run", 64, 1000, 1.0), figure("graph", 64, 1300, 1.3)]
+    layouts = [figure(LAST, 64, 1200, 1.2), figure(FUSED, 64, 1700, 1.7)]
+    assert recommend(ways, layouts) == [
+        f"Batch 64, shortest time for a request: {WAYS['graph']}, 1.30 times plain run.",
+        f"Batch 64, most items a second: {WAYS['graph']}, 1.30 times plain run.",
+        f'Batch 64, {FUSED}: GPUSession(model, providers=[("{CUDA}", {{"prefer_nhwc": "1", "fuse_conv_bias": "1"}})]), '
+        "whose run is 1.70 times GPUSession(model).run.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("run", "layout"),
+    [
+        (figure("run", 1, 100, 1.0), figure(LAST, 1, 101, 1.01)),
+        (figure("run", 1, 100, 1.0), figure(LAST, 1, 70, 0.7)),
+        (figure("run", 1, 100, 1.0, spread=0.2), figure(LAST, 1, 130, 1.3)),
+        (figure("run", 1, 100, 1.0), figure(LAST, 1, 130, 1.3, spread=0.4)),
+        (figure("run", 8, 100, 1.0), figure(LAST, 1, 130, 1.3)),
+    ],
+    ids=["within the spread", "slower", "run varies", "the layout varies", "run was not measured"],
+)
+def test_no_layout_is_recommended(run: Figure, layout: Figure) -> None:
+    assert recommend([figure("plain", 1, 100, None), run], [layout]) == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_written_asks_for_that_layout(layout: str) -> None:
+    written = layout_trials.in_a_program(layout)
+    asked = eval(written, {"model": "m", "GPUSession": lambda _, providers: providers})
+    assert providers.parse(asked, None).options_of(CUDA) == LAYOUTS[layout]
+
+
+def test_figures_of_layouts_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    ways = [figure("plain", 64, 10234, None), figure("run", 64, 10234, 1.0)]
+    layouts = [figure(LAST, 64, 12000, 1.2), figure(FUSED, 64, 17000, 1.7)]
+    results = _Results(Device("cuda", 0, *[None] * 5), ways, layouts, [LeftOut(FIRST, None, "it failed")])
+    results.show(output.stdout(), "model.onnx")
+    shown = capsys.readouterr().out
+    table = shown.partition("run with other layouts of images\n")[2].partition("not measured: channels-first")[0]
+    lines = table.splitlines()
+    assert [line.split()[1] for line in lines] == ["layout", "channels-last", "channels-last,"]
+    assert max(map(len, lines)) <= 80
+    assert "1.70  1.68 - 1.72" in lines[2]
+    assert not any(
+        line.startswith("  64") and "channels" in line for line in shown.partition("run with")[0].splitlines()
+    )
+    assert results.as_dict()["layouts"] == [
+        {
+            "layout": way,
+            "provider_options": LAYOUTS[way],
+            "batch": 64,
+            "items_per_second": {"median": rate, "quartiles": [rate * 0.99, rate * 1.01]},
+            "ratio_to_run": {"median": ratio, "quartiles": [ratio * 0.99, ratio * 1.01]},
+            "latency_ms": {"p50": round(1e3 / rate, 4), "p90": round(1e3 / rate, 4), "p99": None, "calls": 10},
+        }
+        for way, rate, ratio in ((LAST, 12000, 1.2), (FUSED, 17000, 1.7))
+    ]
