@@ -193,8 +193,8 @@ class _Results:
         output.table(console, columns, map(_row, self.figures))
         if self.layouts:
             output.heading(console, "run with other layouts of images")
-            columns = ("batch", "layout", "items/s", "to run", "quartiles", "p50 ms")
-            output.table(console, columns, (_row(figure)[:-2] for figure in self.layouts))
+            columns_of_layouts = ("batch", "layout", "items/s", "to run", "quartiles", "p50 ms")
+            output.table(console, columns_of_layouts, (_row(figure)[:-2] for figure in self.layouts))
         for each in self.left_out:
             batch = f", batch {each.batch}" if each.batch is not None else ""
             output.line(console, f"not measured: {each.way}{batch}: {each.why}", style="yellow")

@@ -1,4 +1,4 @@
-"""``ortgpu bench`` tries other layouts of images where they can be right, and nowhere else. No figure is judged here."""
+"""``ortgpu bench`` tries other layouts of images where they can be right, and nowhere else. Times are not judged."""
 
 from __future__ import annotations
 
@@ -72,5 +72,6 @@ def test_weights_that_forbid_it(dtype: type, why: str, tmp_path: Path) -> None:
     path.write_bytes(network.model())
     document = benched(path, "--batch", "2")
     assert document["layouts"] == []
-    assert [(each["way"], each["batch"]) for each in document["left_out"]] == [(LAST, None), (FUSED, None)]
-    assert all(each["why"].startswith(why) for each in document["left_out"])
+    left_out = [each for each in document["left_out"] if each["way"] in LAYOUTS]
+    assert [(each["way"], each["batch"]) for each in left_out] == [(LAST, None), (FUSED, None)]
+    assert all(each["why"].startswith(why) for each in left_out)
