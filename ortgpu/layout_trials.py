@@ -80,7 +80,7 @@ def why_untried(weights: Sequence[str | None]) -> str | None:
     """Why channels-last layouts are wrong, or refused, for a model with convolutions of these weights.
 
     ONNX Runtime 1.31 brings weights into the layout where they are constant, and takes others to be in it already
-    (PrePack in conv.cc). For doubles it has no such convolutions.
+    (PrePack in conv.cc and conv_transpose.cc). For doubles it has no such convolutions.
     """
     if None in weights:
         return (

@@ -35,11 +35,30 @@ from ortgpu.layout_trials import (
 from ortgpu.measuring import WAYS, Figure, Latency, LeftOut, Spread, recommend
 from ortgpu.placement import PlacedNode, Placement
 from tests.command_line import NO_GPU, ortgpu
+from tests.lab.fixtures import Lab
 from tests.networks import CHANNELS, Network
+from tests.test_layout import asked
 
 CUDA = "CUDAExecutionProvider"
 CHOSEN = {"cudnn_conv_algo_search": ("HEURISTIC", "")}
 FIRST, LAST, FUSED = LAYOUTS
+
+
+def saved(network: Network, path: Path) -> str:
+    path.write_bytes(network.model())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The second is like the first, with other weights."""
+    folder = tmp_path_factory.mktemp("models")
+    paths = []
+    for number in (0, 1):
+        network = Network(number)
+        network.conv()
+        paths.append(saved(network, folder / f"{number}.onnx"))
+    return paths[0], paths[1]
 
 
 # Which are tried
@@ -109,11 +128,6 @@ def _transposed(network: Network) -> None:
     network.add("ConvTranspose", "x", network.add("Relu", network.weights(CHANNELS, CHANNELS, 1, 1)))
 
 
-def saved(network: Network, path: Path) -> str:
-    path.write_bytes(network.model())
-    return str(path)
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -165,6 +179,51 @@ def test_a_function_does_not_know_its_weights(tmp_path: Path) -> None:
     assert find_weights(str(path)) == (None,)
 
 
+CHOICES = """
+import sys, warnings
+from benchmarks.common import report
+from ortgpu import measuring
+from ortgpu.placement import PlacedNode, Placement
+
+warnings.simplefilter("ignore")
+right, computed, no_model = sys.argv[1:]
+with measuring.Bench(right, allow_cpu=True) as bench:
+    bench.session.placement = Placement((PlacedNode("n", "Conv", "", "CUDAExecutionProvider", "compute"),))
+    plain = bench._plain
+    for name, model, compared in (
+        ("right", right, plain), ("computed", computed, plain), ("no model", no_model, plain), ("no plain", right, None)
+    ):
+        bench._model, bench._plain, bench.left_out = model, compared, []
+        report(name, [bench._choose_layouts(), [(each.way, each.batch, each.why) for each in bench.left_out]])
+"""
+
+
+def test_why_none_is_tried(models: tuple[str, str], tmp_path: Path) -> None:
+    network = Network(0)
+    _computed(network)
+    computed, no_model = saved(network, tmp_path / "computed.onnx"), tmp_path / "model.ort"
+    no_model.write_bytes(b"\xff" * 40)
+    command = [sys.executable, "-c", CHOICES, models[0], computed, str(no_model)]
+    child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60)
+    assert child.returncode == 0, child.explain()
+    assert child.reports["right"] == [[LAST, FUSED], []]
+    for name, why in (
+        ("computed", "weights of a convolution are not constant"),
+        ("no model", "its weights cannot be read: DecodeError"),
+        ("no plain", "there are no results of plain run"),
+    ):
+        tried, left_out = child.reports[name]
+        assert tried == []
+        assert [(way, batch) for way, batch, _ in left_out] == [(LAST, None), (FUSED, None)]
+        assert all(each.startswith(why) for _, _, each in left_out)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_is_asked_for_also_where_a_session_would_choose(layout: str, lab: Lab, tmp_path: Path) -> None:
+    (options,) = asked(lab, (9, 0), f"report(ask([({CUDA!r}, {LAYOUTS[layout]!r})])[0])", tmp_path)
+    assert options == {"cudnn_conv_algo_search": "HEURISTIC", **LAYOUTS[layout]}
+
+
 # Whose results count
 
 
@@ -172,10 +231,9 @@ def test_results_within_the_precision_of_tf32() -> None:
     right = np.linspace(-4, 4, 100, dtype=np.float32)
     check_results(["y"], [right], [right + 4 * TOLERANCE * 0.9])
     check_results(["y"], [right.astype(np.float16)], [(right + 4 * TOLERANCE * 0.9).astype(np.float16)])
-    zeros, odd = np.zeros(3, np.float32), np.array([np.nan, np.inf, 1, -np.inf], np.float32)
-    check_results(
-        ["a", "b", "c", "d"], [zeros, odd, np.zeros(0), np.arange(3)], [zeros, odd, np.zeros(0), np.arange(3)]
-    )
+    odd = np.array([np.nan, np.inf, 1, -np.inf], np.float32)
+    for same in (np.zeros(3, np.float32), odd, np.zeros(0), np.arange(3), np.array(["a"], np.object_)):
+        check_results(["y"], [same], [same.copy()])
 
 
 @pytest.mark.parametrize(
@@ -243,18 +301,6 @@ report("left out", [(each.way, each.batch, each.why) for each in bench.left_out 
 report("closed", [type(each._sess).__name__ for each in opened])
 report("steps", len(steps))
 """
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The second is like the first, with other weights."""
-    folder = tmp_path_factory.mktemp("models")
-    paths = []
-    for number in (0, 1):
-        network = Network(number)
-        network.conv()
-        paths.append(saved(network, folder / f"{number}.onnx"))
-    return paths[0], paths[1]
 
 
 @pytest.mark.parametrize(
