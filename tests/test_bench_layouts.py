@@ -275,8 +275,8 @@ def on_cpu(providers):  # as another session would be on the GPU
     opened.append(session)
     run, calls = session.run, []
     def failing(names, feed):
-        calls.append(None)
-        if kind == "late" and len(calls) > 20:
+        calls.append(len(feed["x"]))
+        if kind == "late" and calls.count(2) > 4:
             return [each + 1 for each in run(names, feed)]
         if kind == "full" and len(feed["x"]) == 2:
             raise GPUOutOfMemoryError("the memory is full")
