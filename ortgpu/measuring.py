@@ -15,18 +15,28 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import GPUError, ProviderFallbackError
+from .errors import GPUError, GPUOutOfMemoryError, ProviderFallbackError
+from .layout_trials import (
+    LAYOUTS,
+    check_results,
+    find_weights,
+    has_convolutions,
+    in_a_program,
+    layouts_beside,
+    why_untried,
+)
 from .pool import GPUSessionPool
+from .providers import CPU, CUDA
 from .timing import in_turns, quartiles
 
 Feed = Mapping[str, Any]
 
-PLAIN = "plain"
+PLAIN, RUN = "plain", "run"
 
 # Way: how it is written in a program
 WAYS = {
     PLAIN: "onnxruntime.InferenceSession(model).run",
-    "run": "GPUSession(model).run",
+    RUN: "GPUSession(model).run",
     "map": "GPUSession(model).map",
     "graph": "GPUSession(model, cuda_graph=True).run",
     "pool": "GPUSessionPool(model).map",
@@ -66,12 +76,13 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One way with one batch size.
+    """One way, or ``run`` with one layout of images, with one batch size.
 
     Attributes:
         batch: None for a model without a free batch dimension; a request is then one item.
         rate: items a second.
-        ratio: of the rate to that of plain ONNX Runtime, round by round; None for that, and where it was not measured.
+        ratio: of the rate to that of plain ONNX Runtime, of a layout to that of ``run``, round by round; None for plain
+            ONNX Runtime, and where that was not measured.
         latency: None for a way that has many requests at work at once.
     """
 
@@ -84,7 +95,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A way that was not measured, with every batch size or with one. ``why``: the first line of the exception."""
+    """A way or a layout that was not measured, with every batch size or with one.
+
+    ``why``: the first line of the exception, or what was known before anything was tried.
+    """
 
     way: str
     batch: int | None
@@ -117,7 +131,7 @@ class Bench:
     """The sessions that are compared. A context manager: they are closed at its end.
 
     ``session`` is the one on the first GPU. With ``allow_cpu`` all are on the CPU where no GPU can be had. What cannot
-    be opened beside it is in ``left_out``.
+    be opened beside it is in ``left_out``. ``layouts``: names of those that :meth:`measure_layouts` tries.
 
     Raises:
         GPUError, Exception: as GPUSession raises.
@@ -129,14 +143,18 @@ class Bench:
         self._model = model
         self._stack = ExitStack()
         self.left_out: list[LeftOut] = []
+        self.layouts: tuple[str, ...] = ()
+        self._plain: Any = None  # the InferenceSession
         self.session = self._stack.enter_context(GPUSession(model, allow_cpu=allow_cpu))
-        self._ways = [_Way("run", run=self.session.run), _Way("map", map=self.session.map, at_least=8 * _REFILLS)]
+        self._ways = [_Way(RUN, run=self.session.run), _Way("map", map=self.session.map, at_least=8 * _REFILLS)]
         on_gpu = self.session.device.is_gpu
         try:
             self._add(PLAIN, self._open_plain)
             if on_gpu:
-                self._add("graph", lambda: _Way("graph", run=self._open(cuda_graph=True).run))
+                self._add("graph", self._open_graph)
             self._add("pool", lambda: self._open_pool(allow_cpu))
+            if on_gpu:
+                self.layouts = self._choose_layouts()
         except BaseException:
             self._stack.close()
             raise
@@ -150,8 +168,8 @@ class Bench:
 
     @property
     def steps(self) -> int:
-        """How often :meth:`measure` calls ``progress`` in a round."""
-        return len(self._ways)
+        """How often :meth:`measure` and :meth:`measure_layouts` call ``progress`` for one feed in a round."""
+        return len(self._ways) + 2 * len(self.layouts)
 
     def measure(
         self, batch: int | None, feed: Feed, rounds: int, progress: Callable[[], None] = lambda: None
@@ -161,17 +179,69 @@ class Bench:
         Raises:
             Exception: of the plainest way, where the model does not run on this feed at all.
         """
-        blocks: dict[str, Callable[[], float]] = {}
-        latencies: dict[str, list[float]] = {}
+        calls: dict[_Way, int] = {}
         for way in self._ways:
             try:
-                calls = self._calls(way, feed)
+                calls[way] = self._calls(way, feed)
             except Exception as error:
-                if way.name == "run" and not isinstance(error, GPUError):
+                if way.name == RUN and not isinstance(error, GPUError):
                     raise
                 self.left_out.append(LeftOut(way.name, batch, first_line(error)))
-                continue
-            blocks[way.name] = self._timed(way, feed, calls, latencies.setdefault(way.name, []), progress)
+        return self._in_turns(calls, PLAIN, batch, feed, rounds, progress)
+
+    def measure_layouts(
+        self, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None] = lambda: None
+    ) -> list[Figure]:
+        """Figures of ``run`` with each of ``layouts``, in turns with that of ``session``, for all feeds by their batch.
+
+        One session is open at a time beside those compared. What cannot be opened or run is added to ``left_out``, and
+        so is a layout whose results are not those of plain ONNX Runtime, with all batches. Call it after
+        :meth:`measure`: a batch that plain run or ``run`` could not do is not tried.
+        """
+        figures: list[Figure] = []
+        failed = {each.batch for each in self.left_out if each.way in (PLAIN, RUN)}
+        feeds = {batch: feed for batch, feed in feeds.items() if batch not in failed}
+        for name in self.layouts if feeds else ():
+            try:
+                figures += self._measure_layout(name, feeds, rounds, progress)
+            except Exception as error:  # noqa: BLE001 - what fails once in this layout is not to be used at all
+                self.left_out.append(LeftOut(name, None, first_line(error)))
+        return figures
+
+    def _measure_layout(
+        self, name: str, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None]
+    ) -> list[Figure]:
+        figures: list[Figure] = []
+        names = [output.name for output in self.session.get_outputs()]
+        run = _Way(RUN, run=self.session.run)
+        with self._open(providers=[(CUDA, dict(LAYOUTS[name]))]) as session:
+            layout = _Way(name, run=session.run)
+            for batch, feed in feeds.items():
+                try:
+                    expected = self._plain.run(None, feed)
+                    check_results(names, expected, session.run(None, feed))
+                    calls = {way: self._calls(way, feed) for way in (run, layout)}
+                    _, figure = self._in_turns(calls, RUN, batch, feed, rounds, progress)
+                    check_results(names, expected, session.run(None, feed))  # a race need not show at once
+                    figures.append(figure)
+                except GPUOutOfMemoryError as error:
+                    self.left_out.append(LeftOut(name, batch, first_line(error)))
+        return figures
+
+    def _in_turns(
+        self,
+        calls: Mapping[_Way, int],
+        base: str,
+        batch: int | None,
+        feed: Feed,
+        rounds: int,
+        progress: Callable[[], None],
+    ) -> list[Figure]:
+        """Figures in the order of ``calls``, which has how many make a block of each way, and ratios to ``base``."""
+        latencies: dict[str, list[float]] = {way.name: [] for way in calls}
+        blocks = {
+            way.name: self._timed(way, feed, number, latencies[way.name], progress) for way, number in calls.items()
+        }
         seconds = in_turns(blocks, rounds)
         items = batch or 1
         return [
@@ -179,8 +249,8 @@ class Bench:
                 name,
                 batch,
                 Spread.of([items / each for each in taken]),
-                Spread.of([theirs / mine for theirs, mine in zip(seconds[PLAIN], taken, strict=True)])
-                if PLAIN in seconds and name != PLAIN
+                Spread.of([theirs / mine for theirs, mine in zip(seconds[base], taken, strict=True)])
+                if base in seconds and name != base
                 else None,
                 Latency.of(latencies[name]) if len(latencies[name]) > 1 else None,
             )
@@ -212,11 +282,33 @@ class Bench:
         except Exception as error:  # noqa: BLE001 - the others are measured all the same
             self.left_out.append(LeftOut(name, None, first_line(error)))
 
+    def _choose_layouts(self) -> tuple[str, ...]:
+        """What differs from the layout of ``session``, for a model with convolutions for which it can be right."""
+        if not has_convolutions(self.session.placement):
+            return ()
+        names = layouts_beside(self.session.options_chosen)
+        try:
+            weights = find_weights(self._model)
+        except Exception as error:  # noqa: BLE001 - a file of another format, or a broken onnx
+            why: str | None = f"its weights cannot be read: {first_line(error)}"
+        else:
+            if not weights:
+                return ()
+            why = why_untried(weights)
+        if self._plain is None:
+            why = "there are no results of plain run to compare with"
+        if why is not None:
+            self.left_out += [LeftOut(name, None, why) for name in names]
+            return ()
+        return names
+
     def _open(self, **options: Any) -> Any:
         from .session import GPUSession
 
-        options = {"device": self.session.device.ordinal, "cpu_nodes": "allow", **options}
-        return self._stack.enter_context(GPUSession(self._model, **options))
+        return GPUSession(self._model, **{"device": self.session.device.ordinal, "cpu_nodes": "allow", **options})
+
+    def _open_graph(self) -> _Way:
+        return _Way("graph", run=self._stack.enter_context(self._open(cuda_graph=True)).run)
 
     def _open_pool(self, allow_cpu: bool) -> _Way:
         pool = self._stack.enter_context(GPUSessionPool(self._model, allow_cpu=allow_cpu, cpu_nodes="allow"))
@@ -227,17 +319,17 @@ class Bench:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors: what it warns of belongs to no measurement
-        cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
         device = self.session.device
-        providers: list[Any] = [cpu]
+        providers: list[Any] = [CPU]
         if device.is_gpu:
             # The first GPU is the default, and naming it makes 1.31 log a warning.
-            providers.insert(0, (cuda, {"device_id": str(device.ordinal)}) if device.ordinal else cuda)
+            providers.insert(0, (CUDA, {"device_id": str(device.ordinal)}) if device.ordinal else CUDA)
         session = onnxruntime.InferenceSession(self._model, options, providers=providers)
         bound = session.get_providers()
-        if bound[0] != (cuda if device.is_gpu else cpu):
+        if bound[0] != (CUDA if device.is_gpu else CPU):
             raise ProviderFallbackError("plain ONNX Runtime did not reach the GPU", bound=tuple(bound))
         session.disable_fallback()
+        self._plain = session
         return _Way(PLAIN, run=session.run)
 
 
@@ -245,8 +337,13 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def recommend(figures: Sequence[Figure]) -> list[str]:
-    """Settings that these figures speak for, a sentence each; nothing where the difference is within the spread."""
+def recommend(figures: Sequence[Figure], layouts: Sequence[Figure] = ()) -> list[str]:
+    """Settings that these figures speak for, a sentence each; nothing where the difference is within the spread.
+
+    Args:
+        figures: of ways.
+        layouts: of ``run`` with other layouts, compared with the figure of ``run`` among ``figures``.
+    """
     found: list[str] = []
     batches = list(dict.fromkeys(figure.batch for figure in figures))
     for batch in batches:
@@ -260,6 +357,11 @@ def recommend(figures: Sequence[Figure]) -> list[str]:
             best = max(candidates, key=lambda figure: figure.rate.median, default=None)
             if best is not None and best.ratio is not None:
                 found.append(f"{where}, {what}: {WAYS[best.way]}, {best.ratio.median:.2f} times plain run.")
+        better = [each for each in layouts if each.batch == batch and _is_faster(each, of_batch.get(RUN))]
+        best = max(better, key=_median_ratio, default=None)
+        if best is not None:
+            written = in_a_program(best.way)
+            found.append(f"{where}, {best.way}: {written}, whose run is {_median_ratio(best):.2f} times {WAYS[RUN]}.")
     best = max(figures, key=lambda figure: figure.rate.median, default=None)
     others = [figure for figure in figures if best is not None and figure.batch != best.batch]
     if best is not None and others and all(figure.rate.high < best.rate.low for figure in others):
@@ -267,9 +369,13 @@ def recommend(figures: Sequence[Figure]) -> list[str]:
     return found
 
 
-def _is_faster(figure: Figure, plain: Figure | None) -> bool:
-    """In three of four rounds by more than plain ONNX Runtime differs from itself in the middle half of them."""
-    if plain is None or figure.ratio is None:
+def _is_faster(figure: Figure, base: Figure | None) -> bool:
+    """In three of four rounds by more than ``base`` differs from itself in the middle half of them."""
+    if base is None or figure.ratio is None:
         return False
-    noise = (plain.rate.high - plain.rate.low) / plain.rate.median
+    noise = (base.rate.high - base.rate.low) / base.rate.median
     return figure.ratio.low > 1 + noise
+
+
+def _median_ratio(figure: Figure) -> float:
+    return figure.ratio.median if figure.ratio is not None else 0.0

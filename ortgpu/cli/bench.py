@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ortgpu.devices import Device
-    from ortgpu.measuring import Bench, Feed, Figure, LeftOut, Spread
+    from ortgpu.measuring import Bench, Feed, Figure, Latency, LeftOut, Spread
 
 PLOTS = (".png", ".svg", ".html")
 _DEFAULT_BATCHES = (1, 8, 64)
@@ -68,7 +68,9 @@ def bench(
 
     Each way is run in blocks of calls, one block of each way a round, on inputs made up from what the model declares.
     Ratios are those to plain ONNX Runtime, round by round. Settings are recommended where the difference is larger
-    than the spread.
+    than the spread. On a GPU, models with convolutions are also run with the layouts of images that GPUSession did not
+    choose for them (channels-first, channels-last, channels-last with biases fused), in turns with run. One whose
+    results are not those of plain ONNX Runtime is left out.
 
     \b
     plain   onnxruntime.InferenceSession.run
@@ -91,7 +93,10 @@ def bench(
                           ratio_to_plain (median, quartiles; the latter may be
                           null), latency_ms (p50, p90, p99 or null, calls; null
                           for map and pool)
-      "left_out"          way, batch (null: all), why
+      "layouts"           of run with other layouts: layout, provider_options,
+                          batch, items_per_second and ratio_to_run (as above),
+                          latency_ms
+      "left_out"          way (or layout), batch (null: all), why
       "recommended"       sentences
     """
     from ortgpu.cli import report
@@ -112,7 +117,7 @@ def bench(
     if found is not None and plot is not None:
         from ortgpu.cli.bench_plot import draw
 
-        draw(found.figures, f"{model.name} on {found.where}", plot)
+        draw([*found.figures, *found.layouts], f"{model.name} on {found.where}", plot)
     if as_json:
         document = output.document(ok=problem is None, model=str(model))
         if problem:
@@ -140,19 +145,22 @@ def bench(
 
 
 class _Results:
-    def __init__(self, device: Device, figures: list[Figure], left_out: list[LeftOut]) -> None:
+    def __init__(self, device: Device, figures: list[Figure], layouts: list[Figure], left_out: list[LeftOut]) -> None:
         from ortgpu.measuring import recommend
 
         self.device = device
         self.figures = figures
+        self.layouts = layouts
         self.left_out = left_out
-        self.recommended = recommend(figures)
+        self.recommended = recommend(figures, layouts)
 
     @property
     def where(self) -> str:
         return str(self.device) if self.device.is_gpu else "the CPU"
 
     def as_dict(self) -> dict[str, object]:
+        from ortgpu.layout_trials import LAYOUTS
+
         return {
             "figures": [
                 {
@@ -160,16 +168,20 @@ class _Results:
                     "batch": figure.batch,
                     "items_per_second": _spread(figure.rate),
                     "ratio_to_plain": _spread(figure.ratio) if figure.ratio else None,
-                    "latency_ms": {
-                        "p50": _milliseconds(figure.latency.p50),
-                        "p90": _milliseconds(figure.latency.p90),
-                        "p99": _milliseconds(figure.latency.p99),
-                        "calls": figure.latency.calls,
-                    }
-                    if figure.latency
-                    else None,
+                    "latency_ms": _latency(figure.latency) if figure.latency else None,
                 }
                 for figure in self.figures
+            ],
+            "layouts": [
+                {
+                    "layout": figure.way,
+                    "provider_options": dict(LAYOUTS[figure.way]),
+                    "batch": figure.batch,
+                    "items_per_second": _spread(figure.rate),
+                    "ratio_to_run": _spread(figure.ratio) if figure.ratio else None,
+                    "latency_ms": _latency(figure.latency) if figure.latency else None,
+                }
+                for figure in self.layouts
             ],
             "left_out": [{"way": each.way, "batch": each.batch, "why": each.why} for each in self.left_out],
             "recommended": self.recommended,
@@ -179,6 +191,10 @@ class _Results:
         output.heading(console, f"{model} on {self.where}")
         columns = ("batch", "way", "items/s", "to plain", "quartiles", "p50 ms", "p90 ms", "p99 ms")  # fits a terminal
         output.table(console, columns, map(_row, self.figures))
+        if self.layouts:
+            output.heading(console, "run with other layouts of images")
+            columns_of_layouts = ("batch", "layout", "items/s", "to run", "quartiles", "p50 ms")
+            output.table(console, columns_of_layouts, (_row(figure)[:-2] for figure in self.layouts))
         for each in self.left_out:
             batch = f", batch {each.batch}" if each.batch is not None else ""
             output.line(console, f"not measured: {each.way}{batch}: {each.why}", style="yellow")
@@ -199,7 +215,8 @@ def _measure(model: str, batches: tuple[int, ...] | None, rounds: int, allow_cpu
         with output.progress_bar("Measuring", len(feeds) * rounds * opened.steps) as step:
             for batch, feed in feeds.items():
                 figures += opened.measure(batch, feed, rounds, step)
-        return _Results(opened.session.device, figures, opened.left_out)
+            layouts = opened.measure_layouts(feeds, rounds, step)
+        return _Results(opened.session.device, figures, layouts, opened.left_out)
 
 
 def _feeds(opened: Bench, batches: tuple[int, ...] | None) -> dict[int | None, Feed]:
@@ -233,6 +250,15 @@ def _row(figure: Figure) -> tuple[str, ...]:
 
 def _spread(spread: Spread) -> dict[str, object]:
     return {"median": spread.median, "quartiles": [spread.low, spread.high]}
+
+
+def _latency(latency: Latency) -> dict[str, object]:
+    return {
+        "p50": _milliseconds(latency.p50),
+        "p90": _milliseconds(latency.p90),
+        "p99": _milliseconds(latency.p99),
+        "calls": latency.calls,
+    }
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -11,7 +11,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from ortgpu.layout_trials import LAYOUTS
 from ortgpu.measuring import WAYS, Figure
+
+_BARS = (*WAYS, *LAYOUTS)
 
 
 def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
@@ -35,7 +38,7 @@ def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
 def _bars(axes: Axes, figures: Sequence[Figure], values: Sequence[tuple[float, float, float]]) -> None:
     """A group of bars for each batch, in it one for each way; a value is the bar's height and the ends of its line."""
     batches = list(dict.fromkeys(figure.batch for figure in figures))
-    ways = [way for way in WAYS if any(figure.way == way for figure in figures)]
+    ways = [way for way in _BARS if any(figure.way == way for figure in figures)]
     width = 0.8 / max(len(ways), 1)
     for number, way in enumerate(ways):
         chosen = [(figure.batch, value) for figure, value in zip(figures, values, strict=True) if figure.way == way]
@@ -43,7 +46,7 @@ def _bars(axes: Axes, figures: Sequence[Figure], values: Sequence[tuple[float, f
         heights = [height for _, (height, _, _) in chosen]
         below = [height - low for _, (height, low, _) in chosen]
         above = [high - height for _, (height, _, high) in chosen]
-        colour = f"C{list(WAYS).index(way)}"  # the same in both pictures
+        colour = f"C{_BARS.index(way)}"  # the same in both pictures
         axes.bar(places, heights, width, yerr=[below, above], capsize=2, label=way, color=colour)
     axes.set_xticks(range(len(batches)), ["fixed" if batch is None else str(batch) for batch in batches])
     if ways:
