@@ -52,6 +52,7 @@ _SAME_RANK = frozenset(
 _BODY = _CONVERTED | _SAME_RANK | {"Shape", "Gather", "Unsqueeze", "Constant"}
 # Where no convolution comes after them
 _HEAD = frozenset(("Flatten", "Reshape", "Squeeze", "ReduceMean", "Gemm", "MatMul", "Softmax"))
+_READ_CLOSELY = frozenset(("Conv", "Resize"))
 _FLOAT, _FLOAT16 = 1, 10  # TensorProto.DataType
 _RANK_OF_IMAGES = 4
 
@@ -133,14 +134,16 @@ def _graph_gains(data: Bytes, graph: Extent) -> bool:
 def _nodes_gain(nodes: list[_Node], inputs: dict[bytes, int], constants: dict[bytes, _Tensor]) -> bool:
     """Whether there are enough convolutions, and ONNX Runtime can convert all of them.
 
-    It must know the rank of each value that they work on: of what comes in the order in which it is computed, it knows
-    that of all but the head, and of what is unsqueezed along axes that are computed.
+    For that it must know the rank of what they work on. It does not behind operators of the head, nor where Unsqueeze has
+    axes that are computed. Nodes are taken in the order of the file: what is computed after its use is not known here.
     """
     fixed = {b"", *constants}  # b"": an input that is left out
     known = {*fixed, *inputs}
     images = {name for name, rank in inputs.items() if rank == _RANK_OF_IMAGES}
     convolutions, is_head = 0, False
     for node in nodes:
+        if node.operator == "Resize" and node.attribute(b"mode").text not in (b"", b"nearest"):
+            return False  # not measured
         is_known = known.issuperset(node.inputs)
         if node.operator in _HEAD:
             is_head, is_known = True, False
@@ -165,21 +168,29 @@ def _convolution_gains(node: _Node, weights: _Tensor | None) -> bool:
     """Whether it is of images, with constant weights, neither depthwise nor nearly so, and padded as those measured."""
     if weights is None or weights.element_type not in (_FLOAT, _FLOAT16) or len(weights.shape) != _RANK_OF_IMAGES:
         return False
-    if node.groups != 1 and weights.shape[1] < _FEWEST_CHANNELS:
+    if node.attribute(b"group").integer not in (0, 1) and weights.shape[1] < _FEWEST_CHANNELS:
         return False
-    half = len(node.pads) // 2
-    return node.automatic_pads in (b"", b"NOTSET", b"VALID") and node.pads[:half] == node.pads[half:]
+    pads = node.attribute(b"pads").integers
+    half = len(pads) // 2
+    return pads[:half] == pads[half:] and node.attribute(b"auto_pad").text in (b"", b"NOTSET", b"VALID")
+
+
+class _Attribute(NamedTuple):
+    """Of the values that it can have, the one that it has; all are as here where it is left out."""
+
+    integer: int = 0
+    text: bytes = b""
+    integers: Sequence[int] = ()
 
 
 class _Node(NamedTuple):
-    """What follows the outputs is of convolutions alone."""
-
     operator: str
     inputs: list[bytes]
     outputs: list[bytes]
-    groups: int = 1
-    pads: Sequence[int] = ()
-    automatic_pads: bytes = b""
+    attributes: dict[bytes, _Attribute]  # of operators in _READ_CLOSELY
+
+    def attribute(self, name: bytes) -> _Attribute:
+        return self.attributes.get(name, _Attribute())
 
 
 class _Tensor(NamedTuple):
@@ -213,22 +224,13 @@ def _read_node(data: Bytes, extent: Extent) -> _Node:
         elif number == 5:
             attributes.append((start, end))
         elif number == 7 and data[start:end] not in _STANDARD:
-            return _Node("", [], [])
-    node = _Node(operator.decode(errors="replace"), inputs, outputs)
-    if operator == b"Conv":
-        for attribute in attributes:
-            name, integer, text, integers = _read_attribute(data, attribute)
-            if name == b"group":
-                node = node._replace(groups=integer)
-            elif name == b"pads":
-                node = node._replace(pads=integers)
-            elif name == b"auto_pad":
-                node = node._replace(automatic_pads=text)
-    return node
+            return _Node("", [], [], {})
+    name = operator.decode(errors="replace")
+    read = attributes if name in _READ_CLOSELY else ()
+    return _Node(name, inputs, outputs, dict(_read_attribute(data, attribute) for attribute in read))
 
 
-def _read_attribute(data: Bytes, extent: Extent) -> tuple[bytes, int, bytes, list[int]]:
-    """Name, and its value: ``i``, ``s`` or ``ints``."""
+def _read_attribute(data: Bytes, extent: Extent) -> tuple[bytes, _Attribute]:
     name, integer, text, integers = b"", 0, b"", list[int]()
     for number, value, (start, end) in fields(data, extent):
         if number == 1:
@@ -239,7 +241,7 @@ def _read_attribute(data: Bytes, extent: Extent) -> tuple[bytes, int, bytes, lis
             text = data[start:end]
         elif number == 8:
             integers += numbers(data, value, (start, end))
-    return name, integer, text, integers
+    return name, _Attribute(integer, text, integers)
 
 
 def _read_input(data: Bytes, extent: Extent) -> tuple[bytes, int | None, int | None]:

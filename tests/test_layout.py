@@ -67,6 +67,10 @@ def _automatically_padded(network: Network) -> None:
     network.add("Conv", network.current, network.weights(CHANNELS, CHANNELS, 3, 3), auto_pad="SAME_UPPER")
 
 
+def _resized_smoothly(network: Network) -> None:
+    network.add("Resize", network.current, "", network.constant(np.array([1, 1, 2, 2], np.float32)), mode="linear")
+
+
 def _shared_with_a_depthwise_one(network: Network) -> None:
     weights = network.weights(CHANNELS, 1, 3, 3)
     network.add("Conv", network.current, weights, pads=[1] * 4, group=CHANNELS)
@@ -101,6 +105,7 @@ def _overridable_weights(network: Network) -> None:
         _of_another_domain,
         _asymmetric,
         _automatically_padded,
+        _resized_smoothly,
         _shared_with_a_depthwise_one,
         _computed_weights,
         _weights_of_the_caller,
