@@ -134,8 +134,8 @@ def _graph_gains(data: Bytes, graph: Extent) -> bool:
 def _nodes_gain(nodes: list[_Node], inputs: dict[bytes, int], constants: dict[bytes, _Tensor]) -> bool:
     """Whether there are enough convolutions, and ONNX Runtime can convert all of them.
 
-    For that it must know the rank of what they work on. It does not behind operators of the head, nor where Unsqueeze has
-    axes that are computed. Nodes are taken in the order of the file: what is computed after its use is not known here.
+    For that it must know the rank of what they work on. It does not behind operators of the head, nor where Unsqueeze
+    has axes that are computed. Nodes are taken in the order of the file: what is computed after its use is not known.
     """
     fixed = {b"", *constants}  # b"": an input that is left out
     known = {*fixed, *inputs}
