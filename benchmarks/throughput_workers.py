@@ -217,9 +217,14 @@ def thresholds(
 
 
 def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
-    """Seconds of the first run of a shape that the session has not seen: each round a batch larger than the last."""
+    """Seconds of the first run of a shape that no session has seen: kernels stay loaded, so that who came second to the
+    same one would find them there. Each round has two batches larger than the last, of which they take turns to have
+    the larger one."""
     sessions = {"ours": ours(model, device), "plain": plain_session(model, device)}
-    sizes = {name: iter(range(batch, batch + rounds + 2)) for name in sessions}
+    pairs = [(first, first + 1) for first in range(batch, batch + 2 * (rounds + 2), 2)]
+    sizes = {
+        name: iter([pair[(turn + place) % 2] for turn, pair in enumerate(pairs)]) for place, name in enumerate(sessions)
+    }
 
     def action(name: str) -> Callable[[], float]:
         def seconds() -> float:

@@ -30,12 +30,51 @@ _executors: weakref.WeakValueDictionary[tuple[int, int], ThreadPoolExecutor] = w
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Between ``address`` on the device and ``host``, which the GPU reads or writes; with ``array``, which it does not,
-    as the other end. ``owner`` keeps the memory of the device."""
+    as the other end, and ``host`` pinned. ``owner`` keeps the memory of the device."""
 
     address: int
     host: NDArray[Any]
     array: NDArray[Any] | None
     owner: object
+
+
+class _Whole:
+    """A transfer and where its pieces start. Cut by who copies: other threads wait while one prepares."""
+
+    def __init__(self, transfer: Transfer, piece: int) -> None:
+        host, array = transfer.host, transfer.array
+        self.address, self._owner = transfer.address, transfer.owner
+        self.host_address = _address_of(host)
+        self.is_pinned = array is not None
+        self._size = host.nbytes
+        self._is_cut = array is not None and array.flags.c_contiguous
+        self._piece = piece if self._is_cut else self._size
+        self.starts = range(0, self._size, piece) if self._is_cut else range(1)
+        self._host = _as_bytes(host) if self._is_cut else host
+        self._array: Any = _as_bytes(array) if array is not None and self._is_cut else array
+
+    def size_at(self, start: int) -> int:
+        rest = self._size - start
+        return self._piece if self._piece < rest else rest
+
+    def fill(self, start: int) -> None:
+        """Copy a piece from the array to the host's memory. NumPy lets go of the interpreter lock for it."""
+        if self._is_cut:
+            end = start + self._piece
+            self._host[start:end] = self._array[start:end]
+        elif self._array is not None:
+            np.copyto(self._host, self._array)
+
+    def empty(self, start: int) -> None:
+        """The other way."""
+        if self._is_cut:
+            end = start + self._piece
+            self._array[start:end] = self._host[start:end]
+        elif self._array is not None:
+            np.copyto(self._array, self._host)
+
+
+_Piece = tuple[_Whole, int]  # and where it starts
 
 
 class Copier:
@@ -56,8 +95,9 @@ class Copier:
         """As :meth:`to_device`."""
         self._in_threads(self._from_device, transfers)
 
-    def _in_threads(self, function: Callable[[Iterator[Transfer]], None], transfers: list[Transfer]) -> None:
-        pieces = [piece for transfer in transfers for piece in self._pieces(transfer)]
+    def _in_threads(self, function: Callable[[Iterator[_Piece]], None], transfers: list[Transfer]) -> None:
+        wholes = [_Whole(transfer, self._piece) for transfer in transfers]
+        pieces = [(whole, start) for whole in wholes for start in whole.starts]
         rest = iter(pieces)  # whoever works takes the next
         futures = []
         try:
@@ -75,34 +115,27 @@ class Copier:
             finally:
                 del failures
 
-    def _pieces(self, transfer: Transfer) -> list[Transfer]:
-        if transfer.array is None or not transfer.array.flags.c_contiguous:
-            return [transfer]
-        host, array = _as_bytes(transfer.host), _as_bytes(transfer.array)
-        return [
-            Transfer(transfer.address + at, host[at : at + self._piece], array[at : at + self._piece], transfer.owner)
-            for at in range(0, array.size, self._piece)
-        ]
-
-    def _to_device(self, pieces: Iterator[Transfer]) -> None:
-        with self._runtime.aside(), self._stream() as stream:
+    def _to_device(self, pieces: Iterator[_Piece]) -> None:
+        runtime = self._runtime
+        with runtime.aside(), self._stream() as stream:
             try:
-                for piece in pieces:
-                    if piece.array is not None:
-                        np.copyto(piece.host, piece.array)  # without the interpreter lock
-                    self._runtime.copy(piece.address, _address_of(piece.host), piece.host.nbytes, stream)
+                for whole, start in pieces:
+                    whole.fill(start)
+                    copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
+                    copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
             finally:
-                self._runtime.synchronise(stream)  # the memory must not be another's before
+                runtime.synchronise(stream)  # the memory must not be another's before
 
-    def _from_device(self, pieces: Iterator[Transfer]) -> None:
-        with self._runtime.aside(), self._stream() as stream:
-            for piece in pieces:
+    def _from_device(self, pieces: Iterator[_Piece]) -> None:
+        runtime = self._runtime
+        with runtime.aside(), self._stream() as stream:
+            for whole, start in pieces:
+                copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
                 try:
-                    self._runtime.copy(_address_of(piece.host), piece.address, piece.host.nbytes, stream)
+                    copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
                 finally:
-                    self._runtime.synchronise(stream)
-                if piece.array is not None:
-                    np.copyto(piece.array, piece.host)
+                    runtime.synchronise(stream)
+                whole.empty(start)
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[int]:

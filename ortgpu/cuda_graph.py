@@ -19,8 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -32,18 +31,19 @@ from .cudart import (
     CAPTURE_MODE_RELAXED,
     CudaCallError,
     CudaRuntime,
-    DeviceBuffer,
     Stream,
 )
 from .diagnosis.messages import telling_line
 from .errors import GPUError, ProviderRequestError, manual
+from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
 from .lifetime import anew
-from .tensor_types import DTYPES
+from .staging import onnxruntimes_run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .devices import Device
+    from .pinned import PinnedMemory
 
 Result = TypeVar("Result")
 
@@ -64,20 +64,10 @@ _CAPTURE_FAILED = re.compile(r"CUDA failure (?:800|90[0-8])\b|[Gg]raph capture d
 LEAVE_OUT = manual("leave cuda_graph out")
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """``buffer`` None: ``constant`` is the output, computed on the CPU from shapes alone, so that it never changes."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    buffer: DeviceBuffer | None
-    constant: NDArray[Any] | None
-
-
 class _Graph:
     """What is bound for one shape of inputs: their addresses are those of the captured graph."""
 
-    def __init__(self, number: int, inner: Any, inputs: list[DeviceBuffer], outputs: dict[str, _Output]) -> None:
+    def __init__(self, number: int, inner: Any, inputs: list[Input], outputs: dict[str, Output | Constant]) -> None:
         self.number = number
         self.inputs = inputs
         self.outputs = outputs
@@ -96,12 +86,15 @@ class CapturingSession:
     thread's are made in it, those of all others in one thread that the session keeps: each thread that runs costs
     ONNX Runtime a context and captured graphs of its own, for the life of the session.
 
-    ``stream`` is the one that ``inner`` runs in.
+    ``stream`` is the one that ``inner`` runs in, ``memory`` for what is pinned beside it.
     """
 
-    def __init__(self, inner: Any, runtime: CudaRuntime, device: Device, stream: Stream) -> None:
+    def __init__(self, inner: Any, runtime: CudaRuntime, device: Device, stream: Stream, memory: PinnedMemory) -> None:
         self._inner = inner
         self._runtime = runtime
+        self._relaxed = runtime.relaxed()
+        self._memory = memory
+        self.stands_in_for = onnxruntimes_run()
         self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         self._input_names = [each.name for each in inner.inputs_meta]
         self._known_inputs = frozenset(self._input_names)
@@ -202,48 +195,65 @@ class CapturingSession:
             self._refuse_if_unusable()
             return self._inner.run(output_names, feed, run_options or self._uncaptured)
 
+    def replay(self, output_names: Any, feed: Any) -> list[Any] | None:
+        """What ``run`` of an InferenceSession gives, for arrays of shapes that are known; None: that has to do it."""
+        names = self._input_names
+        if threading.get_ident() not in self._run_in or type(feed) is not dict or len(feed) != len(names):
+            return None
+        if output_names and not (type(output_names) is list and self._known_outputs.issuperset(output_names)):
+            return None
+        try:
+            values = [feed[name] for name in names]
+        except KeyError:
+            return None
+        for value in values:
+            if type(value) is not np.ndarray:
+                return None
+        kinds = tuple([(value.shape, value.dtype) for value in values])
+        with self._lock:
+            graph = self._graphs.get(kinds)
+            if graph is None or self._unusable is not None:
+                return None
+            self._graphs.move_to_end(kinds)
+            return self._run_captured(graph, values, output_names or self._output_names)
+
     def _run(self, output_names: Any, feed: Any) -> Any:
         with self._lock:
             self._refuse_if_unusable()
-            found = (_tensor_of(name, feed[name]) for name in self._input_names if name in feed)
-            tensors = [tensor for tensor in found if tensor is not None]
-            if len(tensors) < len(feed):
+            values = [feed[name] for name in self._input_names if name in feed]
+            kinds = tuple([kind for kind in map(kind_of, values) if kind is not None])
+            if len(kinds) < len(feed):
                 return self._inner.run(output_names, feed, self._uncaptured)
-            shapes = tuple([tensor[:3] for tensor in tensors])
-            graph = self._graphs.get(shapes)
+            graph = self._graphs.get(kinds)
             if graph is None:
                 if self._captures == MAX_CAPTURES:
                     return self._inner.run(output_names, feed, self._uncaptured)
                 # Without capturing, to learn the shapes of the outputs; wrong feeds end here, as in any session.
                 with _capturing:
-                    values = self._inner.run(self._output_names, feed, self._uncaptured)
-                if not all(tensor.size for tensor in tensors) or not all(value.size for value in values):
-                    return [values[self._output_names.index(name)] for name in output_names]
-                graph = self._bind(tensors, values)
-            results = self._run_captured(graph, tensors, output_names)
-            self._graphs[shapes] = graph
-            self._graphs.move_to_end(shapes)
+                    first = self._inner.run(self._output_names, feed, self._uncaptured)
+                if not all(map(size_of, kinds)) or not all(value.size for value in first):
+                    return [first[self._output_names.index(name)] for name in output_names]
+                graph = self._bind(kinds, first)
+            results = self._run_captured(graph, values, output_names)
+            self._graphs[kinds] = graph
+            self._graphs.move_to_end(kinds)
             return results
 
-    def _bind(self, tensors: list[_Tensor], values: list[Any]) -> _Graph:
+    def _bind(self, kinds: tuple[Kind, ...], first: list[NDArray[Any]]) -> _Graph:
         while len(self._graphs) >= MAX_SHAPES:
             self._give_up(self._graphs.popitem(last=False)[1])
-        inputs = [DeviceBuffer(self._runtime, tensor.size) for tensor in tensors]
-        outputs = {}
-        for name, value in zip(self._output_names, values, strict=True):
-            on_cpu = name in self._on_cpu
-            buffer = None if on_cpu else DeviceBuffer(self._runtime, value.nbytes)
-            outputs[name] = _Output(value.shape, value.dtype, buffer, value if on_cpu else None)
+        values = dict(zip(self._output_names, first, strict=True))
+        on_device = {name: (value.shape, value.dtype) for name, value in values.items() if name not in self._on_cpu}
+        inputs, written = buffers(self._runtime, self._stream, self._memory, kinds, on_device)
+        outputs = {name: written[name] if name in written else Constant(value) for name, value in values.items()}
         self._captures += 1  # as a number, too: 0 is what ONNX Runtime takes where none is given
         if self._captures == MAX_CAPTURES:
             logger.warning("%d shapes were captured: other shapes run without a CUDA graph from now on", MAX_CAPTURES)
         graph = _Graph(self._captures, self._inner, inputs, outputs)
-        for tensor, buffer in zip(tensors, inputs, strict=True):
-            graph.binding.bind_input(tensor.name, self._device, tensor.dtype.type, tensor.shape, buffer.address)
-        for name, output in outputs.items():
-            if output.buffer is not None:
-                address = output.buffer.address
-                graph.binding.bind_output(name, self._device, output.dtype.type, output.shape, address)
+        for name, (shape, dtype), each in zip(self._input_names, kinds, inputs, strict=True):
+            graph.binding.bind_input(name, self._device, dtype.type, shape, each.address)
+        for name, (shape, dtype) in on_device.items():
+            graph.binding.bind_output(name, self._device, dtype.type, shape, written[name].address)
         return graph
 
     def _give_up(self, graph: _Graph) -> None:
@@ -252,24 +262,23 @@ class CapturingSession:
         if release is not None:
             release(graph.number)
 
-    def _run_captured(self, graph: _Graph, tensors: list[_Tensor], output_names: Any) -> list[Any]:
-        runtime, stream = self._runtime, self._stream
-        runtime.use_device()  # which ONNX Runtime does for any run but a replay
-        before = runtime.exchange_capture_mode(CAPTURE_MODE_RELAXED)  # another session may capture at this moment
-        try:
-            for buffer, tensor in zip(graph.inputs, tensors, strict=True):
-                runtime.copy(buffer.address, tensor.address, tensor.size, stream)
-            self._replay_or_capture(graph)
-            results = [self._result(graph.outputs[name]) for name in output_names]
-        except BaseException:
-            with contextlib.suppress(CudaCallError):
-                runtime.synchronise(stream)  # nothing reads the caller's arrays any more
-            raise
-        else:
-            runtime.synchronise(stream)
-            return results
-        finally:
-            runtime.exchange_capture_mode(before)
+    def _run_captured(self, graph: _Graph, values: list[Any], output_names: list[str]) -> list[Any]:
+        # On the device, as ONNX Runtime is for any run but a replay. Another session may capture at this moment.
+        with self._relaxed:
+            kept, begun = [], []  # by loops: with so few elements a comprehension takes twice the time
+            try:
+                for each, value in zip(graph.inputs, values, strict=True):
+                    kept.append(each.take(value))
+                self._replay_or_capture(graph)
+                for name in output_names:
+                    output = graph.outputs[name]
+                    begun.append((output, output.begin()))
+                self._runtime.synchronise(self._stream)
+            except BaseException:
+                with contextlib.suppress(CudaCallError):
+                    self._runtime.synchronise(self._stream)  # nothing reads the caller's arrays any more
+                raise
+        return [output.result(array) for output, array in begun]
 
     def _replay_or_capture(self, graph: _Graph) -> None:
         thread = threading.get_ident()
@@ -292,46 +301,9 @@ class CapturingSession:
                 self._runtime.exchange_capture_mode(relaxed)
         graph.captured_by.add(thread)
 
-    def _result(self, output: _Output) -> NDArray[Any]:
-        """What ``output`` is when the stream has come so far."""
-        if output.buffer is None:
-            return np.array(output.constant)
-        result = np.empty(output.shape, output.dtype)
-        self._runtime.copy(_address_of(result), output.buffer.address, output.buffer.size, self._stream)
-        return result
-
     def _refuse_if_unusable(self) -> None:
         if self._unusable is not None:
             raise anew(self._unusable)
-
-
-class _Tensor(NamedTuple):
-    """``size`` in bytes. ``owner`` keeps the address alive."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    address: int
-    size: int
-    owner: object
-
-
-def _tensor_of(name: str, value: Any) -> _Tensor | None:
-    """None for what is no tensor with a type of NumPy's own."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            return None
-        array = value if value.flags.c_contiguous else np.ascontiguousarray(value)
-        return _Tensor(name, value.shape, array.dtype, _address_of(array), array.nbytes, array)
-    if isinstance(value, onnxruntime.OrtValue) and value.is_tensor() and value.data_type() in DTYPES:
-        dtype, shape = DTYPES[value.data_type()], tuple(value.shape())
-        return _Tensor(name, shape, dtype, value.data_ptr(), dtype.itemsize * int(np.prod(shape)), value)
-    return None
-
-
-def _address_of(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _run_options(number: str) -> Any:

@@ -14,6 +14,7 @@ from .cudart import CudaCallError, Stream, runtime_of, runtime_on
 from .diagnosis.messages import telling_line
 from .errors import GPUError, PlacementError, ProviderRequestError, manual
 from .models import read_model
+from .pinned import memory_of
 from .providers import CUDA, ProviderList
 from .tensor_types import DTYPES
 
@@ -121,7 +122,7 @@ def captured(session: Any) -> CapturingSession:
         raise _impossible(f"output shapes depend on data: of {', '.join(sorted(counting))}")
     if session._stream is None:
         raise _impossible("no stream could be made on the GPU")
-    session_on_device = CapturingSession(inner, runtime, device, session._stream)
+    session_on_device = CapturingSession(inner, runtime, device, session._stream, memory_of(session))
     session._stream = None  # from now on it lives as long as the C++ session
     if session_on_device.computes_nothing:
         raise _impossible("all its outputs are computed on the CPU")

@@ -7,8 +7,9 @@ take up to 2.6 times as long, those that reshape or transpose on the way (Shuffl
 What is chosen is therefore narrow. And it is only what ONNX Runtime 1.31 converts in full: where it does not know the
 rank of an image, or the version of the operators, it leaves convolutions as they are (layout_transformation.cc). With
 biases inside these compute nonsense, since their output is cleared on another stream (cudaMemset in conv.cc). Weights
-are converted when a session opens, if they are constant (PrePack in conv.cc). Convolutions of doubles do not open, and
-what is no image cannot be normalised in this layout (batch_norm.cc).
+are converted when a session opens, if they are constant (PrePack in conv.cc). What is no image cannot be normalised in
+this layout (batch_norm.cc), convolutions of doubles do not open, and those of float16 with their biases inside ended in
+an illegal instruction (error 715, cuDNN 9.19).
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ _SAME_RANK = frozenset(
 _BODY = _CONVERTED | _SAME_RANK | {"Shape", "Gather", "Unsqueeze", "Constant"}
 # Where no convolution comes after them
 _HEAD = frozenset(("Flatten", "Reshape", "Squeeze", "ReduceMean", "Gemm", "MatMul", "Softmax"))
+# The attributes that matter, of which operators
 _READ_CLOSELY = frozenset(("Conv", "Resize"))
-_FLOAT, _FLOAT16 = 1, 10  # TensorProto.DataType
+_ATTRIBUTES = frozenset((b"group", b"pads", b"auto_pad", b"mode"))
+_FLOAT = 1  # TensorProto.DataType
 _RANK_OF_IMAGES = 4
 
 
@@ -123,7 +126,7 @@ def _graph_gains(data: Bytes, graph: Extent) -> bool:
             constants[name] = tensor
         elif number == 11:
             name, element_type, rank = _read_input(data, extent)
-            if element_type not in (_FLOAT, _FLOAT16) or rank is None:
+            if element_type != _FLOAT or rank is None:
                 return False
             inputs[name] = rank
     for name in inputs:  # the caller may give another value
@@ -166,7 +169,7 @@ def _nodes_gain(nodes: list[_Node], inputs: dict[bytes, int], constants: dict[by
 
 def _convolution_gains(node: _Node, weights: _Tensor | None) -> bool:
     """Whether it is of images, with constant weights, neither depthwise nor nearly so, and padded as those measured."""
-    if weights is None or weights.element_type not in (_FLOAT, _FLOAT16) or len(weights.shape) != _RANK_OF_IMAGES:
+    if weights is None or weights.element_type != _FLOAT or len(weights.shape) != _RANK_OF_IMAGES:
         return False
     if node.attribute(b"group").integer not in (0, 1) and weights.shape[1] < _FEWEST_CHANNELS:
         return False
@@ -235,6 +238,8 @@ def _read_attribute(data: Bytes, extent: Extent) -> tuple[bytes, _Attribute]:
     for number, value, (start, end) in fields(data, extent):
         if number == 1:
             name = data[start:end]
+            if name not in _ATTRIBUTES:
+                break
         elif number == 3 and value is not None:
             integer = value
         elif number == 4:

@@ -101,8 +101,8 @@ def staging_of(session: Any) -> Staging | None:
     device = vars(session)["device"]  # a guarded class may have a property of this name
     if not has_what_it_takes or not device.is_gpu or not session._pinned_memory_limit:
         return None
-    if not _is_onnxruntimes(InferenceSession.run):
-        return None  # a tracer's, which is to see each run
+    if onnxruntimes_run() is None:
+        return None
     providers = InferenceSession.get_provider_options(session)  # and methods of its own
     if not {CUDA, CPU}.issuperset(providers):
         return None  # TensorRT has rules of its own for the addresses of inputs
@@ -116,9 +116,12 @@ def staging_of(session: Any) -> Staging | None:
     return Staging(session)
 
 
-def _is_onnxruntimes(function: Any) -> bool:
-    """Whatever name and class a wrapper gives itself."""
-    return type(function) is FunctionType and function.__globals__["__name__"] == InferenceSession.__module__
+def onnxruntimes_run() -> Any:
+    """``InferenceSession.run``; None where it is a tracer's, which is to see each run."""
+    run = InferenceSession.run
+    # Whatever name and class a wrapper gives itself
+    is_own = type(run) is FunctionType and run.__globals__["__name__"] == InferenceSession.__module__
+    return run if is_own else None
 
 
 def _bytes(value: Any, unknown: int) -> int:

@@ -17,6 +17,7 @@ SETUP = """
 os.environ["STUB_CUDART_LATE"] = "1"
 from ortgpu.cuda_graph import MAX_CAPTURES, MAX_SHAPES, CapturingSession
 from ortgpu.cudart import Stream
+from ortgpu.pinned import PinnedMemory
 runtime, stub = stub_runtime(sys.argv[1])
 bound = []  # numbers of the graphs, in the order of their runs
 waiting = []  # whether each of these runs waits for the GPU
@@ -34,10 +35,11 @@ class Recorded:
         runtime.synchronise(self.stream)
         return self.inner.run_with_iobinding(binding, options)
 
-def capturing(model):
+def capturing(model, limit=1 << 24):
     session = GPUSession(model)
     inner, stream = session._sess, Stream(runtime)
-    session._sess = session._capturing = CapturingSession(inner, runtime, session.device, stream)
+    session._pinned = memory = PinnedMemory(runtime, limit)
+    session._sess = session._capturing = CapturingSession(inner, runtime, session.device, stream, memory)
     session._sess._inner = Recorded(inner, stream.handle)
     return session
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import inspect
+import itertools
 import re
 import zipfile
 from dataclasses import dataclass
@@ -67,8 +68,7 @@ def headers(request: pytest.FixtureRequest) -> Headers:
 
 
 def called() -> list[str]:
-    names = set(re.findall(r'_call\("(cuda\w+)"|library\.(cuda\w+)', inspect.getsource(cudart)))
-    return sorted({one or other for one, other in names})
+    return sorted(set(re.findall(r"(?:library|_quick)\.(cuda\w+)", inspect.getsource(cudart))))
 
 
 def kind(parameter: str) -> Any:
@@ -82,9 +82,9 @@ def kind(parameter: str) -> Any:
 
 
 def test_functions_are_called_as_they_are_declared(headers: Headers, stubs: Stubs) -> None:
-    library = cudart.CudaRuntime(str(stubs.cudart), 0)._library
+    runtime = cudart.CudaRuntime(str(stubs.cudart), 0)
     assert len(called()) > 15
-    for name in called():
+    for library, name in itertools.product((runtime._library, runtime._quick), called()):
         declared = headers.parameters(name)
         assert declared is not None, f"{name} is not declared"
         told = getattr(library, name).argtypes

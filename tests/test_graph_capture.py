@@ -42,6 +42,27 @@ def test_a_failed_capture_is_told_by_this_run_and_the_next(stubs: Stubs) -> None
     assert after == [0, 0, {"returned": None}, 0]  # an open capture would keep all threads from memory
 
 
+def test_a_capture_that_failed_in_another_thread_ends_the_replays(stubs: Stubs) -> None:
+    found = with_graphs(
+        stubs,
+        FAILING
+        + textwrap.dedent("""
+        failing, session._sess._inner, outcomes = session._sess._inner, inner, []
+        first = session.run(None, feeds(1)[0])[0].tolist()
+        session._sess._inner = failing
+        worker = threading.Thread(target=lambda: outcomes.append(outcome(lambda: session.run(None, feeds(1)[0]))))
+        worker.start()
+        worker.join(30)
+        session._sess._inner = inner
+        report([first, *outcomes, outcome(lambda: session.run(None, feeds(1)[0]))])
+        """),
+        "CUDA failure 900: operation not permitted when stream is capturing ; GPU=0",
+    )
+    assert found[0] == [0] * 4
+    assert found[1] == found[2]
+    assert found[1]["type"] == "ProviderRequestError"
+
+
 @pytest.mark.parametrize(
     ("text", "is_of_the_capture"),
     [
@@ -113,7 +134,9 @@ def test_what_other_threads_do_here_spoils_no_capture(stubs: Stubs) -> None:
             outcomes.append(stub.stub_capture_mode())
         Capturing.meanwhile = staticmethod(meanwhile)
         runs = [session.run(None, feed)[0].tolist() for feed in feeds(3)[1:]]
-        report([runs, outcomes, stub.stub_last_error(), memory.bytes_in_use, stub.stub_pinned_bytes()])
+        of_graphs = session._pinned.bytes_in_use + other._pinned.bytes_in_use
+        pinned = stub.stub_pinned_bytes() - of_graphs
+        report([runs, outcomes, stub.stub_last_error(), memory.bytes_in_use, pinned])
         """),
     )
     runs, outcomes, *after = found

@@ -134,10 +134,9 @@ def test_no_version_of_the_operators() -> None:
     assert not gains_channels_last(model.SerializeToString())
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_vectors_that_are_normalised(dtype: type) -> None:
+def test_vectors_that_are_normalised() -> None:
     """As in networks that compare faces: behind the last layer."""
-    network = Network(0, dtype)
+    network = Network(0)
     for _ in range(12):
         network.add("Relu", network.conv())
     network.add("Flatten", network.current)

@@ -181,16 +181,16 @@ def test_nobody_waits_for_the_copies_of_another_run(with_stub: Any) -> None:
     """What is under way at the same time is in streams of its own, which the next runs use again."""
     found = with_stub("""
         session = staged(NEG, piece=10**6)  # of one piece each: nothing but the thread that runs
-        inside, most, plain_copy = threading.Barrier(4), [], runtime.copy
+        inside, most, plain_copy = threading.Barrier(4), [], runtime.copy_pinned
         def copy(to, source, size, stream):
             inside.wait(20)
             most.append(stream)
             plain_copy(to, source, size, stream)
-        runtime.copy = copy
+        runtime.copy_pinned = copy
         workers = [threading.Thread(target=lambda: session.run(None, big(1))) for _ in range(4)]
         [worker.start() for worker in workers]
         [worker.join(30) for worker in workers]
-        runtime.copy = plain_copy
+        runtime.copy_pinned = plain_copy
         at_first, streams = len(set(most[:4])), stub.stub_streams()
         session.run(None, big(1))
         report([ran, at_first, streams, stub.stub_streams()])
@@ -214,7 +214,7 @@ def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(
 def test_an_interrupt_leaves_memory_until_nothing_uses_it(with_stub: Any) -> None:
     found = with_stub("""
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores in the background
-        session, plain_copy = staged(NEG, piece=50_000), runtime.copy
+        session, plain_copy = staged(NEG, piece=50_000), runtime.copy_pinned
         entered, go = threading.Event(), threading.Event()
         def copy(*arguments):
             if threading.current_thread() is not threading.main_thread():
@@ -226,7 +226,7 @@ def test_an_interrupt_leaves_memory_until_nothing_uses_it(with_stub: Any) -> Non
         def interrupt():
             entered.wait(20)
             os.kill(os.getpid(), signal.SIGINT)
-        runtime.copy = copy
+        runtime.copy_pinned = copy
         threading.Thread(target=interrupt).start()
         try:
             session.run(None, big(3))

@@ -257,9 +257,9 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    from tests.gpu import layouts, lifetime, pooling, refused, requesting, running, staging, throughput
+    from tests.gpu import graph_buffers, layouts, lifetime, pooling, refused, requesting, running, staging, throughput
 
-    others = (layouts, lifetime, pooling, refused, requesting, running, staging, throughput)
+    others = (graph_buffers, layouts, lifetime, pooling, refused, requesting, running, staging, throughput)
     try:
         programs = dict(PROGRAMS)
         for module in others:

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.gpu
 HOPPER = ("H100", "H200", "GH200")  # of compute capability 9.0
 CHOSEN = {"prefer_nhwc": "1", "fuse_conv_bias": "1"}
 
-# Of the largest output, beside the CPU, which computes in float32 throughout. TF32 and float16 keep 10 bits of a
-# factor's mantissa; some thirty layers add to one another what they lose.
+# Of the largest output, beside the CPU. TF32 keeps 10 bits of a factor's mantissa, and some thirty layers add to one
+# another what they lose.
 TOLERANCE = 2e-2
 
 
@@ -30,13 +30,12 @@ def measured_here(gpus: GPUs) -> None:
 @pytest.fixture(scope="module")
 def networks(measured_here: None) -> Report:
     del measured_here
-    return run_program("layouts", {"networks": 12, "batches": [1, 4, 64]}, deadline=240)
+    return run_program("layouts", {"networks": 16, "batches": [1, 4, 64]}, deadline=240)
 
 
 @pytest.mark.parametrize("way", ["ours", "graph", "plain"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_results_are_right(networks: Report, dtype: str, way: str) -> None:
-    assert 0 < networks["worst"][dtype][way] <= TOLERANCE
+def test_results_are_right(networks: Report, way: str) -> None:
+    assert 0 < networks["worst"][way] <= TOLERANCE
 
 
 def test_all_of_them_had_that_layout(networks: Report) -> None:

@@ -114,6 +114,40 @@ def test_copies_and_replays_come_in_their_order() -> None:
     assert report.returned("pinned") == report.returned("ordinary") == []
 
 
+@pytest.fixture(scope="module")
+def graph_buffers() -> Report:
+    return run_program("graph_buffers")
+
+
+RUNS_OF_BUFFERS = [
+    "captured",
+    "replayed",
+    "one feed, written to after each run",
+    "main thread beside others",
+]
+
+
+@pytest.mark.parametrize("runs", RUNS_OF_BUFFERS)
+def test_small_and_large_arrays_in_one_graph(graph_buffers: Report, runs: str) -> None:
+    assert graph_buffers.returned(runs) == []
+
+
+def test_small_and_large_arrays_in_threads(graph_buffers: Report) -> None:
+    assert graph_buffers["threads"] == [[]] * 4
+
+
+def test_results_of_a_graph_are_the_callers_own(graph_buffers: Report) -> None:
+    assert graph_buffers.returned("type of a result") == [ORDINARY] * 2
+    assert graph_buffers.returned("single outputs") == [-4, -3]
+    assert graph_buffers.returned("an output computed on the CPU") == [[True, [3]], [True, [4]]] * 3
+
+
+def test_pinned_memory_of_graphs_is_within_the_limit_and_given_back(graph_buffers: Report) -> None:
+    assert graph_buffers.returned("pinned") is True
+    assert graph_buffers["pinned after close"] == 0
+    assert graph_buffers.returned("without pinned memory") == [True] * 50
+
+
 def test_memory_and_replays_of_other_threads_spoil_no_capture() -> None:
     report = run_program("captures_beside_others")
     assert report.returned("captured") == [-size for size in range(1, 41)]
