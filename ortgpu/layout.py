@@ -54,10 +54,11 @@ _BODY = _CONVERTED | _SAME_RANK | {"Shape", "Gather", "Unsqueeze", "Constant"}
 # Where no convolution comes after them
 _HEAD = frozenset(("Flatten", "Reshape", "Squeeze", "ReduceMean", "Gemm", "MatMul", "Softmax"))
 # The attributes that matter, of which operators
-_READ_CLOSELY = frozenset(("Conv", "Resize"))
+_READ_CLOSELY = _CONVERTED | {"Resize"}
 _ATTRIBUTES = frozenset((b"group", b"pads", b"auto_pad", b"mode"))
 _FLOAT = 1  # TensorProto.DataType
 _RANK_OF_IMAGES = 4
+_CHANNELS_OF_A_PICTURE = 3
 
 
 def options_for_layout(
@@ -147,6 +148,8 @@ def _nodes_gain(nodes: list[_Node], inputs: dict[bytes, int], constants: dict[by
     for node in nodes:
         if node.operator == "Resize" and node.attribute(b"mode").text not in (b"", b"nearest"):
             return False  # not measured
+        if node.operator in _CONVERTED and not _is_padded_alike(node):
+            return False
         is_known = known.issuperset(node.inputs)
         if node.operator in _HEAD:
             is_head, is_known = True, False
@@ -168,11 +171,18 @@ def _nodes_gain(nodes: list[_Node], inputs: dict[bytes, int], constants: dict[by
 
 
 def _convolution_gains(node: _Node, weights: _Tensor | None) -> bool:
-    """Whether it is of images, with constant weights, neither depthwise nor nearly so, and padded as those measured."""
+    """Whether it is of images, with constant weights, and channels as those measured: neither depthwise nor nearly so,
+    and of an even number, but for the three of a picture."""
     if weights is None or weights.element_type != _FLOAT or len(weights.shape) != _RANK_OF_IMAGES:
         return False
-    if node.attribute(b"group").integer not in (0, 1) and weights.shape[1] < _FEWEST_CHANNELS:
+    outputs, inputs = weights.shape[:2]  # the latter of a group
+    if outputs % 2 != 0 or (inputs % 2 != 0 and inputs != _CHANNELS_OF_A_PICTURE):
         return False
+    return node.attribute(b"group").integer in (0, 1) or inputs >= _FEWEST_CHANNELS
+
+
+def _is_padded_alike(node: _Node) -> bool:
+    """Whether there is as much on either side. Else cuDNN's plans fail when a session runs (issue 26274)."""
     pads = node.attribute(b"pads").integers
     half = len(pads) // 2
     return pads[:half] == pads[half:] and node.attribute(b"auto_pad").text in (b"", b"NOTSET", b"VALID")

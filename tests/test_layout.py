@@ -62,8 +62,22 @@ def _asymmetric(network: Network) -> None:
     network.conv(pads=[0, 0, 2, 2])
 
 
+def _pooled_asymmetrically(network: Network) -> None:
+    network.add("MaxPool", network.current, kernel_shape=[3, 3], pads=[0, 0, 2, 2])
+
+
 def _automatically_padded(network: Network) -> None:
     network.add("Conv", network.current, network.weights(CHANNELS, CHANNELS, 3, 3), auto_pad="SAME_UPPER")
+
+
+def _to_an_odd_number_of_channels(network: Network) -> None:
+    network.add("Conv", network.current, network.weights(21, CHANNELS, 1, 1))
+    network.current = "x"
+
+
+def _from_an_odd_number_of_channels(network: Network) -> None:
+    bounds = [network.constant(np.array([bound])) for bound in (0, 5, 1)]
+    network.conv(network.add("Slice", network.current, *bounds), inside=5)
 
 
 def _resized_smoothly(network: Network) -> None:
@@ -103,7 +117,10 @@ def _overridable_weights(network: Network) -> None:
         _flattened,
         _of_another_domain,
         _asymmetric,
+        _pooled_asymmetrically,
         _automatically_padded,
+        _to_an_odd_number_of_channels,
+        _from_an_odd_number_of_channels,
         _resized_smoothly,
         _shared_with_a_depthwise_one,
         _computed_weights,
@@ -127,6 +144,15 @@ def test_few_convolutions_keep_the_layout() -> None:
         network.conv()
     assert not gains_channels_last(network.model())
     network.conv()
+    assert gains_channels_last(network.model())
+
+
+def test_pictures_have_three_channels() -> None:
+    network = Network(0)
+    network.inputs[0] = ("x", ["batch", 3, 24, 24])
+    network.conv(inside=3)
+    for _ in range(8):
+        network.conv()
     assert gains_channels_last(network.model())
 
 
