@@ -30,7 +30,7 @@ class Repeats:
     batches: int  # for each GPU
 
 
-FULL = Repeats(rounds=15, batches=32)
+FULL = Repeats(rounds=9, batches=32)
 QUICK = Repeats(rounds=3, batches=8)
 
 

@@ -57,14 +57,17 @@ class Staging:
 
     def pays(self, feed: Any) -> bool:
         """Whether an array is large enough. Called before each run: it costs a fraction of a microsecond."""
+        return self.pays_for_inputs(feed) or self._has_large_outputs
+
+    def pays_for_inputs(self, feed: Any) -> bool:
         limit = self._staged_from
         try:
             for value in feed.values():
                 if value.nbytes >= limit:
                     return True
         except (AttributeError, TypeError):  # no arrays, or no mapping: ONNX Runtime's to judge
-            return False
-        return self._has_large_outputs
+            pass
+        return False
 
     def run(self, session: Any, output_names: Any, feed: Any) -> list[Any] | None:
         """What ``run`` gives, or None: then ONNX Runtime has to do it, or to say what is wrong."""
