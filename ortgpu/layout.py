@@ -4,15 +4,19 @@ Measured on an H200 with the networks of torchvision: with large batches ResNet,
 DenseNet and RegNet take 0.54 to 0.81 of the time. Those with depthwise convolutions (MobileNet, EfficientNet, ConvNeXt)
 take up to 2.6 times as long, those that reshape or transpose on the way (ShuffleNet, ViT, Swin) up to 1.8 times.
 
-What is chosen is therefore narrow. Nor does ONNX Runtime 1.31 open models with convolutions of doubles in this layout,
-and where weights are computed and biases are not, it takes the weights to be in this layout already (PrePack in
-conv.cc). Convolutions of float16 with their biases inside ended in an illegal instruction (error 715, cuDNN 9.19).
+What is chosen is therefore narrow. And it is only what ONNX Runtime 1.31 converts in full: where it does not know the
+rank of an image, or the version of the operators, it leaves convolutions as they are (layout_transformation.cc). With
+biases inside these compute nonsense, since their output is cleared on another stream (cudaMemset in conv.cc). Weights
+are converted when a session opens, if they are constant (PrePack in conv.cc). What is no image cannot be normalised in
+this layout (batch_norm.cc), convolutions of doubles do not open, and those of float16 with their biases inside ended in
+an illegal instruction (error 715, cuDNN 9.19).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import onnxruntime
@@ -20,6 +24,7 @@ import onnxruntime
 from .models import open_model
 from .protobuf import Bytes, Extent, fields, numbers
 from .providers import CPU, CUDA, ProviderList
+from .session_options import config_entry
 
 _REASON = "batches of a ResNet-50 took 0.58 of the time on an H200, with results equal within the precision of TF32"
 LAYOUT_OPTIONS = {"prefer_nhwc": ("1", _REASON), "fuse_conv_bias": ("1", _REASON)}
@@ -34,17 +39,26 @@ _FEWEST_CHANNELS = 4  # of a group
 _UNRELATED = frozenset(
     ("device_id", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream", "enable_cuda_graph")
 )
-_BODY = frozenset(
-    name
-    for line in (
-        "Conv Relu LeakyRelu PRelu Clip Sigmoid Mul Add Concat MaxPool AveragePool GlobalMaxPool GlobalAveragePool",
-        "BatchNormalization Resize Shape Slice Gather Unsqueeze Constant Identity Dropout",
-    )
-    for name in line.split(" ")
+# Entries of session options with which weights stay as they are, or the graph was not measured
+_CONTRARY_ENTRIES = ("session.disable_prepacking", "optimization.disable_specified_optimizers")
+
+_STANDARD = (b"", b"ai.onnx")  # the domain
+_OPERATOR_SETS = range(11, 22)  # Conv and the pools have other versions before and after
+
+# What is converted, and computes images from images
+_CONVERTED = frozenset(("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "BatchNormalization"))
+_SAME_RANK = frozenset(
+    ("Relu", "LeakyRelu", "PRelu", "Clip", "Sigmoid", "Mul", "Add", "Concat", "Resize", "Slice", "Identity", "Dropout")
 )
+_BODY = _CONVERTED | _SAME_RANK | {"Shape", "Gather", "Unsqueeze", "Constant"}
 # Where no convolution comes after them
-_HEAD = frozenset({"Flatten", "Reshape", "Squeeze", "ReduceMean", "Gemm", "MatMul", "Softmax"})
+_HEAD = frozenset(("Flatten", "Reshape", "Squeeze", "ReduceMean", "Gemm", "MatMul", "Softmax"))
+# The attributes that matter, of which operators
+_READ_CLOSELY = _CONVERTED | {"Resize"}
+_ATTRIBUTES = frozenset((b"group", b"pads", b"auto_pad", b"mode"))
 _FLOAT = 1  # TensorProto.DataType
+_RANK_OF_IMAGES = 4
+_CHANNELS_OF_A_PICTURE = 3
 
 
 def options_for_layout(
@@ -60,6 +74,8 @@ def options_for_layout(
         return {}
     if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
         return {}
+    if any(config_entry(options, key) not in (None, "", "0") for key in _CONTRARY_ENTRIES):
+        return {}
     if options.optimized_model_filepath:  # it would hold operators that only sessions with this layout have
         return {}
     return dict(LAYOUT_OPTIONS) if gains_channels_last(model) else {}
@@ -73,9 +89,9 @@ def gains_channels_last(model: str | bytes | os.PathLike[str]) -> bool:
     try:
         if isinstance(model, bytes):
             return _model_gains(model)
-        with open_model(model) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with open_model(os.fspath(model)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _model_gains(content)
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError, TypeError):
         return False
 
 
@@ -83,56 +99,131 @@ def gains_channels_last(model: str | bytes | os.PathLike[str]) -> bool:
 
 
 def _model_gains(data: Bytes) -> bool:
-    graphs = (extent for number, _, extent in fields(data, (0, len(data))) if number == 7)
-    graph = next(graphs, None)
-    return graph is not None and _graph_gains(data, graph)
+    graphs: list[Extent] = []
+    versions: list[int] = []  # of the standard operators
+    for number, _, extent in fields(data, (0, len(data))):
+        if number == 7:
+            graphs.append(extent)
+        elif number == 8:
+            domain, version = _read_operator_set(data, extent)
+            versions += [version] if domain in _STANDARD else []
+        elif number == 25:  # a function of its own, which may have the name of an operator
+            return False
+    return len(graphs) == len(versions) == 1 and versions[0] in _OPERATOR_SETS and _graph_gains(data, graphs[0])
 
 
 def _graph_gains(data: Bytes, graph: Extent) -> bool:
-    given: set[bytes] = set()  # by the caller, or by a node
-    groups: dict[bytes, int] = {}  # of each convolution, by the name of its weights
-    initializers: list[Extent] = []
-    is_head, is_clear = False, True  # clear without a look at the shapes of weights
+    nodes: list[_Node] = []
+    inputs: dict[bytes, int] = {}  # the rank of each
+    constants: dict[bytes, _Tensor] = {}
     for number, _, extent in fields(data, graph):
         if number == 1:
             node = _read_node(data, extent)
-            is_head = is_head or node.operator in _HEAD
-            if node.operator not in _BODY and not (is_head and node.operator in _HEAD):
+            if node.operator not in _BODY and node.operator not in _HEAD:
                 return False
-            if node.operator == "Conv":
-                if is_head or node.spatial_dimensions not in (2, None):
-                    return False
-                groups[node.inputs[1]] = node.groups
-                is_clear = is_clear and node.groups == 1 and node.spatial_dimensions is not None
-            given.update(node.outputs)
+            nodes.append(node)
         elif number == 5:
-            initializers.append(extent)
+            name, tensor = _read_initializer(data, extent)
+            constants[name] = tensor
         elif number == 11:
-            name, element_type = _read_input(data, extent)
-            if element_type != _FLOAT:
+            name, element_type, rank = _read_input(data, extent)
+            if element_type != _FLOAT or rank is None:
                 return False
-            given.add(name)
-    if len(groups) < _FEWEST_CONVOLUTIONS or not given.isdisjoint(groups):
+            inputs[name] = rank
+    for name in inputs:  # the caller may give another value
+        constants.pop(name, None)
+    return _nodes_gain(nodes, inputs, constants)
+
+
+def _nodes_gain(nodes: list[_Node], inputs: dict[bytes, int], constants: dict[bytes, _Tensor]) -> bool:
+    """Whether there are enough convolutions, and ONNX Runtime can convert all of them.
+
+    For that it must know the rank of what they work on. It does not behind operators of the head, nor where Unsqueeze
+    has axes that are computed. Nodes are taken in the order of the file: what is computed after its use is not known.
+    """
+    fixed = {b"", *constants}  # b"": an input that is left out
+    known = {*fixed, *inputs}
+    images = {name for name, rank in inputs.items() if rank == _RANK_OF_IMAGES}
+    convolutions, is_head = 0, False
+    for node in nodes:
+        if node.operator == "Resize" and node.attribute(b"mode").text not in (b"", b"nearest"):
+            return False  # not measured
+        if node.operator in _CONVERTED and not _is_padded_alike(node):
+            return False
+        is_known = known.issuperset(node.inputs)
+        if node.operator in _HEAD:
+            is_head, is_known = True, False
+        elif node.operator == "Conv":
+            if is_head or not is_known or not _convolution_gains(node, constants.get(node.inputs[1])):
+                return False
+            convolutions += 1
+        elif node.operator in _CONVERTED and (not is_known or node.inputs[0] not in images):
+            return False
+        elif node.operator == "Unsqueeze":
+            is_known = is_known and fixed.issuperset(node.inputs[1:])
+        elif node.operator == "Constant":
+            fixed.update(node.outputs)
+        if is_known:
+            known.update(node.outputs)
+            if node.operator in _CONVERTED or (node.operator in _SAME_RANK and not images.isdisjoint(node.inputs)):
+                images.update(node.outputs)
+    return convolutions >= _FEWEST_CONVOLUTIONS
+
+
+def _convolution_gains(node: _Node, weights: _Tensor | None) -> bool:
+    """Whether it is of images, with constant weights, and channels as those measured: neither depthwise nor nearly so,
+    and of an even number, but for the three of a picture."""
+    if weights is None or weights.element_type != _FLOAT or len(weights.shape) != _RANK_OF_IMAGES:
         return False
-    return is_clear or _weights_do(groups, dict(_read_shape(data, extent) for extent in initializers))
+    outputs, inputs = weights.shape[:2]  # the latter of a group
+    if outputs % 2 != 0 or (inputs % 2 != 0 and inputs != _CHANNELS_OF_A_PICTURE):
+        return False
+    return node.attribute(b"group").integer in (0, 1) or inputs >= _FEWEST_CHANNELS
 
 
-def _weights_do(groups: dict[bytes, int], shapes: dict[bytes, list[int]]) -> bool:
-    """Whether all convolutions are of images, and none is depthwise, or nearly so."""
-    of_each = ((count, shapes.get(name, [])) for name, count in groups.items())
-    return all(len(shape) == 4 and (count == 1 or shape[1] >= _FEWEST_CHANNELS) for count, shape in of_each)
+def _is_padded_alike(node: _Node) -> bool:
+    """Whether there is as much on either side. Else cuDNN's plans fail when a session runs (issue 26274)."""
+    pads = node.attribute(b"pads").integers
+    half = len(pads) // 2
+    return pads[:half] == pads[half:] and node.attribute(b"auto_pad").text in (b"", b"NOTSET", b"VALID")
+
+
+class _Attribute(NamedTuple):
+    """Of the values that it can have, the one that it has; all are as here where it is left out."""
+
+    integer: int = 0
+    text: bytes = b""
+    integers: Sequence[int] = ()
 
 
 class _Node(NamedTuple):
     operator: str
     inputs: list[bytes]
     outputs: list[bytes]
-    groups: int
-    spatial_dimensions: int | None  # where the node says it
+    attributes: dict[bytes, _Attribute]  # of operators in _READ_CLOSELY
+
+    def attribute(self, name: bytes) -> _Attribute:
+        return self.attributes.get(name, _Attribute())
+
+
+class _Tensor(NamedTuple):
+    element_type: int | None
+    shape: list[int]
+
+
+def _read_operator_set(data: Bytes, extent: Extent) -> tuple[bytes, int]:
+    """Domain and version."""
+    domain, version = b"", 0
+    for number, value, (start, end) in fields(data, extent):
+        if number == 1:
+            domain = data[start:end]
+        elif number == 2 and value is not None:
+            version = value
+    return domain, version
 
 
 def _read_node(data: Bytes, extent: Extent) -> _Node:
-    operator, groups, spatial_dimensions = b"", 1, None
+    operator = b""
     inputs: list[bytes] = []
     outputs: list[bytes] = []
     attributes: list[Extent] = []
@@ -145,54 +236,55 @@ def _read_node(data: Bytes, extent: Extent) -> _Node:
             operator = data[start:end]
         elif number == 5:
             attributes.append((start, end))
-        elif number == 7 and data[start:end] not in (b"", b"ai.onnx"):
-            return _Node("", [], [], 1, None)  # of another domain
-    if operator == b"Conv":
-        for attribute in attributes:
-            name, integer, integers = _read_attribute(data, attribute)
-            if name == b"group":
-                groups = integer
-            elif name == b"kernel_shape":
-                spatial_dimensions = integers
-    return _Node(operator.decode(errors="replace"), inputs, outputs, groups, spatial_dimensions)
+        elif number == 7 and data[start:end] not in _STANDARD:
+            return _Node("", [], [], {})
+    name = operator.decode(errors="replace")
+    read = attributes if name in _READ_CLOSELY else ()
+    return _Node(name, inputs, outputs, dict(_read_attribute(data, attribute) for attribute in read))
 
 
-def _read_attribute(data: Bytes, extent: Extent) -> tuple[bytes, int, int]:
-    """Name, ``i``, and how many ``ints``; the last two only of attributes that matter here."""
-    name, integer, integers = b"", 0, 0
+def _read_attribute(data: Bytes, extent: Extent) -> tuple[bytes, _Attribute]:
+    name, integer, text, integers = b"", 0, b"", list[int]()
     for number, value, (start, end) in fields(data, extent):
         if number == 1:
             name = data[start:end]
-            if name not in (b"group", b"kernel_shape"):
+            if name not in _ATTRIBUTES:
                 break
         elif number == 3 and value is not None:
             integer = value
+        elif number == 4:
+            text = data[start:end]
         elif number == 8:
-            integers += len(numbers(data, value, (start, end)))
-    return name, integer, integers
+            integers += numbers(data, value, (start, end))
+    return name, _Attribute(integer, text, integers)
 
 
-def _read_input(data: Bytes, extent: Extent) -> tuple[bytes, int | None]:
-    """Name and element type; None for what is no tensor."""
-    name, element_type = b"", None
+def _read_input(data: Bytes, extent: Extent) -> tuple[bytes, int | None, int | None]:
+    """Name, element type and rank; None for what is no tensor, or is not said."""
+    name, element_type, rank = b"", None, None
     for number, _, (start, end) in fields(data, extent):
         if number == 1:
             name = data[start:end]
         elif number == 2:
             for _, _, tensor_type in (each for each in fields(data, (start, end)) if each[0] == 1):
-                element_type = next((value for number, value, _ in fields(data, tensor_type) if number == 1), None)
-    return name, element_type
+                for inner, value, part in fields(data, tensor_type):
+                    if inner == 1:
+                        element_type = value
+                    elif inner == 2:
+                        rank = sum(each[0] == 1 for each in fields(data, part))
+    return name, element_type, rank
 
 
-def _read_shape(data: Bytes, extent: Extent) -> tuple[bytes, list[int]]:
-    """Name and dimensions of an initializer."""
-    name, dimensions = b"", list[int]()
+def _read_initializer(data: Bytes, extent: Extent) -> tuple[bytes, _Tensor]:
+    name, element_type, shape = b"", None, list[int]()
     for number, value, (start, end) in fields(data, extent):
         if number == 1:
-            dimensions += numbers(data, value, (start, end))
+            shape += numbers(data, value, (start, end))
+        elif number == 2:
+            element_type = value
         elif number == 8:
             name = data[start:end]
-    return name, dimensions
+    return name, _Tensor(element_type, shape)
 
 
 def _release() -> tuple[int, ...]:

@@ -170,7 +170,7 @@ def _construct(
 
 
 def _layout_for(request: SessionRequest, options: Any, chosen: CudaDevice | None) -> dict[str, tuple[str, str]]:
-    if not request.choose_options or chosen is None:
+    if not request.choose_options or chosen is None or request.kwargs:  # they change how the graph is optimised
         return {}
     given = requests.parse(request.providers, request.provider_options)
     return options_for_layout(request.model, given, options, chosen.compute_capability)

@@ -58,6 +58,39 @@ def _of_another_domain(network: Network) -> None:
     network.add("Relu", network.current, domain="com.example")
 
 
+def _asymmetric(network: Network) -> None:
+    network.conv(pads=[0, 0, 2, 2])
+
+
+def _pooled_asymmetrically(network: Network) -> None:
+    network.add("MaxPool", network.current, kernel_shape=[3, 3], pads=[0, 0, 2, 2])
+
+
+def _automatically_padded(network: Network) -> None:
+    network.add("Conv", network.current, network.weights(CHANNELS, CHANNELS, 3, 3), auto_pad="SAME_UPPER")
+
+
+def _to_an_odd_number_of_channels(network: Network) -> None:
+    network.add("Conv", network.current, network.weights(21, CHANNELS, 1, 1))
+    network.current = "x"
+
+
+def _from_an_odd_number_of_channels(network: Network) -> None:
+    bounds = [network.constant(np.array([bound])) for bound in (0, 5, 1)]
+    network.conv(network.add("Slice", network.current, *bounds), inside=5)
+
+
+def _resized_smoothly(network: Network) -> None:
+    network.add("Resize", network.current, "", network.constant(np.array([1, 1, 2, 2], np.float32)), mode="linear")
+
+
+def _shared_with_a_depthwise_one(network: Network) -> None:
+    weights = network.weights(CHANNELS, 1, 3, 3)
+    network.add("Conv", network.current, weights, pads=[1] * 4, group=CHANNELS)
+    channel = network.add("Slice", network.current, *(network.constant(np.array([bound])) for bound in (0, 1, 1)))
+    network.add("Conv", channel, weights, pads=[1] * 4)
+
+
 def _computed_weights(network: Network) -> None:
     weights = network.add("Mul", network.weights(CHANNELS, CHANNELS, 1, 1), network.number(2))
     network.add("Conv", "x", weights, network.weights(CHANNELS), kernel_shape=[1, 1])
@@ -83,6 +116,13 @@ def _overridable_weights(network: Network) -> None:
         _transposed,
         _flattened,
         _of_another_domain,
+        _asymmetric,
+        _pooled_asymmetrically,
+        _automatically_padded,
+        _to_an_odd_number_of_channels,
+        _from_an_odd_number_of_channels,
+        _resized_smoothly,
+        _shared_with_a_depthwise_one,
         _computed_weights,
         _weights_of_the_caller,
         _overridable_weights,
@@ -104,6 +144,15 @@ def test_few_convolutions_keep_the_layout() -> None:
         network.conv()
     assert not gains_channels_last(network.model())
     network.conv()
+    assert gains_channels_last(network.model())
+
+
+def test_pictures_have_three_channels() -> None:
+    network = Network(0)
+    network.inputs[0] = ("x", ["batch", 3, 24, 24])
+    network.conv(inside=3)
+    for _ in range(8):
+        network.conv()
     assert gains_channels_last(network.model())
 
 
@@ -182,12 +231,19 @@ def test_options_that_say_nothing_of_convolutions_change_nothing(lab: Lab, tmp_p
     [
         "options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC",
         "options.optimized_model_filepath = 'kept.onnx'",
+        "options.add_session_config_entry('session.disable_prepacking', '1')",
+        "options.add_session_config_entry('optimization.disable_specified_optimizers', 'ConvActivationFusion')",
     ],
 )
 def test_session_options_that_say_what_the_graph_is_to_be(lab: Lab, tmp_path: Path, setting: str) -> None:
     code = f"options = onnxruntime.SessionOptions()\n{setting}\n"
     code += "try:\n    ortgpu.GPUSession(MODEL, options)\nexcept ortgpu.GPUError:\n    report(given)"
     (options,) = asked(lab, (9, 0), code, tmp_path)
+    assert options == {"cudnn_conv_algo_search": "HEURISTIC"}
+
+
+def test_arguments_that_say_what_the_graph_is_to_be(lab: Lab, tmp_path: Path) -> None:
+    (options,) = asked(lab, (9, 0), "report(ask(disabled_optimizers=['ConvActivationFusion'])[0])", tmp_path)
     assert options == {"cudnn_conv_algo_search": "HEURISTIC"}
 
 
