@@ -34,6 +34,7 @@ def mapped(model: str, batches: list[int]) -> None:
     with GPUSession(model) as first:  # loads what CUDA keeps
         feeds = [random_feed(first, batch) for batch in batches]
         expected = [first.run(None, feed) for feed in feeds]
+        assert len(list(first.map(feeds * 8))) == len(feeds) * 8  # the kernels of runs side by side, too
         uuid = first.device.uuid
     del first
     gc.collect()
