@@ -49,8 +49,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "A session that cannot be on the GPU it was asked for raises one of the classes below. ONNX Runtime "
             "would log or print something, and go on with the CPU.",
-            "A model file is cut off, is no ONNX model, or its weights lie in other files that were not copied with "
-            "it.",
+            "A model file is cut off, is no ONNX model (a pointer of Git LFS, an archive, a web page), or its weights "
+            "lie in other files that were not copied with it, or not whole.",
         ),
         (
             "`error.code` names the class, `error.evidence` holds the facts, and `error.others` what else the same "
@@ -610,8 +610,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         (
             "`nodes` names them; `print(session.placement)` is a table of all nodes.",
-            "The recording came with ONNX Runtime 1.24. With an older release placement is not known, and cannot be "
-            "forbidden.",
+            "The recording came with ONNX Runtime 1.24, and leaves out models in its own format (.ort). Without it "
+            "placement is not known, and nodes on the CPU cannot be forbidden.",
         ),
         (
             "Export the model with operators that have CUDA kernels: operator set 17, float or half precision instead "

@@ -9,54 +9,102 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from .file_kinds import HEAD, kind_of_file
+
+# Of one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
+_LARGEST = 2 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """A model as its file describes it. ``problem``: why it cannot be read; ``reader_problem``: why nothing can be said
-    of it, since onnx cannot be imported. The rest is empty then."""
+    of it, since onnx cannot be imported. The rest is empty then, and for a model in ONNX Runtime's own format."""
 
     name: str  # its path, or "<bytes>"
     problem: str | None = None
+    fix: str | None = None  # of the problem, where it is known
     reader_problem: str | None = None
     ir_version: int | None = None
     opsets: tuple[tuple[str, int], ...] = ()  # domain and version, as imported
     operators: frozenset[tuple[str, str]] = (
         frozenset()
     )  # operator and domain, those of subgraphs and functions included
-    missing_data: tuple[str, ...] = ()  # files with external data that are not there
+    data_folder: str = ""  # in which its files with external data have to be
+    data_problems: tuple[tuple[str, str], ...] = ()  # of these files: name, and why it cannot be used
 
 
 def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
     """Read a model without its weights. Never raises for what the file holds, or for its absence."""
-    name = "<bytes>" if isinstance(model, bytes) else os.fspath(model)
+    name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
+    if isinstance(model, bytes) and is_ort_format(model):
+        return ModelFacts(name)
     try:
         from onnx import ModelProto
     except Exception as error:  # noqa: BLE001 - a protobuf of another time raises what it likes
         return ModelFacts(name, reader_problem=f"{type(error).__name__}: {error}")
+    head = b""
     try:
-        proto: Any = ModelProto()
-        if isinstance(model, bytes):
-            proto.ParseFromString(model)
+        content = model if isinstance(model, bytes) else None
+        if content is None:
+            with open_model(name) as file:
+                head = file.read(HEAD)
+                if is_ort_format(name):
+                    return _of_ort_format(name, head)
+                size = os.fstat(file.fileno()).st_size
+                if size < _LARGEST:
+                    content = head + file.read()
         else:
-            with open_model(model) as file:
-                proto.ParseFromString(file.read())
-        if not proto.ir_version and not proto.graph.node:
-            return ModelFacts(name, problem="not an ONNX model: it is empty")
+            head, size = content[:HEAD], len(content)
+        if content is None or size >= _LARGEST:
+            return _no_model(name, head, f"it has {size} bytes, and an ONNX file can have {_LARGEST - 1}")
+        proto: Any = ModelProto()
+        proto.ParseFromString(content)
+        if not proto.HasField("graph"):
+            return _no_model(name, head, "it has no graph" if content else "it is empty")
         functions = list(proto.functions)
         local = {(function.name, function.domain) for function in functions}
         nodes = [*_walk(proto.graph.node), *(found for function in functions for found in _walk(function.node))]
-        folder = None if isinstance(model, bytes) else os.path.dirname(os.path.abspath(name))
+        folder = os.getcwd() if isinstance(model, bytes) else os.path.dirname(os.path.abspath(name))
         return ModelFacts(
             name,
             ir_version=int(proto.ir_version),
             opsets=tuple(sorted((entry.domain, int(entry.version)) for entry in proto.opset_import)),
             operators=frozenset(nodes) - local,
-            missing_data=tuple(sorted(_missing_data(proto, folder))),
+            data_folder=folder,
+            data_problems=tuple(_data_problems(proto.graph, folder)),
         )
     except OSError as error:
         return ModelFacts(name, problem=(error.strerror or str(error)).lower())
     except Exception as error:  # noqa: BLE001 - protobuf's DecodeError, a broken onnx: all that counts is that it fails
-        return ModelFacts(name, problem=f"not an ONNX model: {type(error).__name__}: {error}")
+        return _no_model(name, head, f"{type(error).__name__}: {error}")
+
+
+def is_ort_format(model: str | bytes | os.PathLike[str]) -> bool:
+    """Whether ONNX Runtime takes it for a model in its own format: a file by its name, bytes by how they begin
+    (IsOrtFormatModel in flatbuffers_utils.cc). The session option session.load_model_format can say otherwise."""
+    if isinstance(model, bytes):
+        return model.startswith(_ORT_IDENTIFIER, 4)
+    return os.fsdecode(model).lower().endswith(".ort")
+
+
+_ORT_IDENTIFIER = b"ORTM"  # after the offset of a flatbuffer's root
+
+
+def _of_ort_format(name: str, head: bytes) -> ModelFacts:
+    if is_ort_format(head):
+        return ModelFacts(name)
+    return ModelFacts(
+        name,
+        problem="its name ends in .ort, and it is no model in ONNX Runtime's own format",
+        fix="give an ONNX model a name that ends in .onnx",
+    )
+
+
+def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
+    kind = kind_of_file(head)
+    if kind is None:
+        return ModelFacts(name, problem=f"not an ONNX model: {why}")
+    return ModelFacts(name, problem=f"not an ONNX model: it is {kind.what}", fix=kind.fix)
 
 
 def open_model(path: str | os.PathLike[str]) -> BinaryIO:
@@ -76,15 +124,46 @@ def _walk(nodes: Any) -> Iterator[tuple[str, str]]:
                 yield from _walk(graph.node)
 
 
-def _missing_data(proto: Any, folder: str | None) -> set[str]:
-    """Locations that initialisers of the main graph name and that are not files beside the model."""
-    locations = {
-        entry.value
-        for tensor in proto.graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "location" and not entry.value.startswith("*/_ORT_MEM_ADDR_/")
-    }
-    return {name for name in locations if folder is None or not os.path.isfile(os.path.join(folder, name))}
+def _data_problems(graph: Any, folder: str) -> Iterator[tuple[str, str]]:
+    """Of each file in which tensors of a graph are: its location, and why it does not have them, if so."""
+    needed: dict[str, int] = {}  # bytes, where that is said
+    for tensor in _tensors(graph):
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        if location and not location.startswith("*/_ORT_MEM_ADDR_/"):
+            sizes = [entries.get(key, "0") for key in ("offset", "length")]
+            end = sum(map(int, sizes)) if all(size.isdecimal() for size in sizes) else 0
+            needed[location] = max(end, needed.get(location, 0))
+    for location, size in sorted(needed.items()):
+        why = _why_without(os.path.join(folder, location), size)
+        if why is not None:
+            yield location, why
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
+
+
+def _why_without(path: str, size: int) -> str | None:
+    """Why a file does not have so many bytes to be read."""
+    try:
+        with open_model(path) as file:
+            kind = kind_of_file(file.read(HEAD))
+            found = os.fstat(file.fileno()).st_size
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        return (getattr(error, "strerror", None) or str(error)).lower()
+    if found >= size:
+        return None
+    return f"it has {found} bytes, and the model needs {size}" + (f": it is {kind.what}" if kind is not None else "")
 
 
 # Registered together, only in builds with NCCL: core/graph/contrib_ops/collective_defs.cc

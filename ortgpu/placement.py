@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .errors import PlacementError, manual
+from .errors import Fix, PlacementError, manual
+from .models import is_ort_format, nodes_on_strings
 from .providers import CPU
+from .session_options import config_entry
 
 RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
 
-NO_KERNEL = "no CUDA kernel for this operator with these types and this opset"
+NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
 PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
 
 NodeKind = Literal["compute", "shape"]
@@ -49,7 +52,8 @@ class PlacedNode:
     @property
     def reason(self) -> str | None:
         """Why it is not on the GPU; None for a node that is. A node that does not handle shapes has no CUDA kernel for
-        its operator, types and opset: nothing else keeps one on the CPU."""
+        its operator, types, attributes and opset: nothing else keeps one on the CPU, but session options that divide
+        the model between devices (session.layer_assignment_settings, session.resource_cuda_partitioning_settings)."""
         if self.provider != CPU:
             return None
         return PREFERRED if self.kind == "shape" else NO_KERNEL
@@ -62,7 +66,7 @@ class PlacedNode:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """All nodes by provider. ``known`` False: it was not recorded, and ``nodes`` is empty. Releases before 1.24
-    cannot, and an entry of the session options can forbid it.
+    cannot, none can for models in ONNX Runtime's own format (.ort), and an entry of the session options can forbid it.
 
     Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
     devices, which ONNX Runtime inserts afterwards, are not among them: GPUSession.explain_placement() finds those.
@@ -104,6 +108,8 @@ UNKNOWN = Placement((), known=False)
 
 def read_placement(session: Any) -> Placement:
     """The placement that ``session``, an InferenceSession, recorded when it was made."""
+    if _is_of_ort_format(session):  # nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)
+        return UNKNOWN
     try:
         assigned = session.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError, TypeError):
@@ -122,6 +128,18 @@ def read_placement(session: Any) -> Placement:
     return Placement(tuple(nodes))
 
 
+def _is_of_ort_format(session: Any) -> bool:
+    said = config_entry(session.get_session_options(), "session.load_model_format")
+    model = _model_of(session)
+    return said == "ORT" if said else model is not None and is_ort_format(model)
+
+
+def _model_of(session: Any) -> str | bytes | None:
+    """Its path, or its bytes."""
+    path = getattr(session, "_model_path", None)
+    return os.fsdecode(path) if path else getattr(session, "_model_bytes", None)
+
+
 def _nodes_on_strings(session: Any) -> frozenset[tuple[str, str]]:
     """Operator and name of the nodes that handle strings, for which no operator has a CUDA kernel.
 
@@ -129,9 +147,7 @@ def _nodes_on_strings(session: Any) -> frozenset[tuple[str, str]]:
     """
     if not any("string" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
         return frozenset()
-    from .models import nodes_on_strings
-
-    model = getattr(session, "_model_path", None) or getattr(session, "_model_bytes", None)
+    model = _model_of(session)
     return nodes_on_strings(model) if model else frozenset()
 
 
@@ -144,10 +160,9 @@ def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
 def refusal(placement: Placement) -> PlacementError | None:
     """The error for ``cpu_nodes="forbid"``, or None when every compute node is known to be on the GPU."""
     if not placement.known:
-        return PlacementError(
+        return not_recorded(
             'cpu_nodes="forbid" cannot be kept: ONNX Runtime did not record where nodes are placed',
-            evidence=[f"it does since 1.24, unless the session options have {RECORDING_KEY}=0"],
-            fixes=[manual('use ONNX Runtime 1.24 or newer and leave that entry out, or cpu_nodes="allow"')],
+            manual('or accept that: cpu_nodes="allow"'),
         )
     nodes = placement.cpu_compute_nodes
     if not nodes:
@@ -166,6 +181,18 @@ def refusal(placement: Placement) -> PlacementError | None:
             manual('or accept it: cpu_nodes="allow"'),
         ],
         nodes=nodes,
+    )
+
+
+def not_recorded(summary: str, *fixes: Fix) -> PlacementError:
+    """The error for what needs a known placement. ``fixes``: beside those that make it known."""
+    return PlacementError(
+        summary,
+        evidence=[
+            f"it does since 1.24, unless the session options have {RECORDING_KEY}=0",
+            "it does not for models in its own format (.ort)",
+        ],
+        fixes=[manual("use ONNX Runtime 1.24 or newer and an ONNX model, and leave that entry out"), *fixes],
     )
 
 

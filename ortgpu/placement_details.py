@@ -17,14 +17,19 @@ from typing import Any, Literal
 from .environment.child import interpreter, run
 from .environment.metadata import search_path
 from .errors import ExecutionError, GPUError
-from .placement import NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table
+from .placement import NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table, not_recorded
 from .providers import CPU, CUDA
 
 Direction = Literal["to CPU", "to GPU"]
 
 # The words of 1.24 to 1.31: cuda_execution_provider.cc, fallback_cpu_capability.cc, transformer_memcpy.cc.
-_NO_KERNEL = re.compile(r"CUDA kernel not found in registries for Op type: (\S*) node name: (.*?)\s*$", re.MULTILINE)
+_NO_KERNEL = re.compile(
+    r"CUDA kernel not (?:found in registries|supported\. Fallback to CPU execution provider) "
+    r"for Op type: (\S*) node name: (.*?)\s*$",
+    re.MULTILINE,
+)
 _PREFERRED = re.compile(r"Force fallback to CPU execution for node: (.*?) because")
+_MODEL = "model"  # the file for one that was given as bytes
 _COPIES = {"MemcpyToHost": "to CPU", "MemcpyFromHost": "to GPU"}
 
 
@@ -85,13 +90,14 @@ def explain_placement(
     Costs as much time and GPU memory as a session. Needs ONNX Runtime 1.24, whose recording names every node.
 
     Raises:
+        PlacementError: where nodes are placed was not recorded.
         GPUError: the model cannot be opened on the GPU; of the class that GPUSession raises, where it is about the GPU.
         TimeoutError: it took more than ``timeout`` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="ortgpu-placement-") as folder:
-        path = os.path.join(folder, "model.onnx") if isinstance(model, bytes) else os.path.abspath(model)
+        path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
         if isinstance(model, bytes):
-            with open(path, "wb") as file:
+            with open(os.path.join(folder, _MODEL), "wb") as file:
                 file.write(model)
         request = json.dumps({"path": search_path(), "model": path, "device": device, "folder": folder})
         try:
@@ -107,7 +113,7 @@ def explain_placement(
             raise _failure(folder, log)
         with open(os.path.join(folder, "graph.json"), encoding="utf-8") as file:
             found = json.load(file)
-    name = "<bytes>" if isinstance(model, bytes) else os.fspath(model)
+    name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     return details_from(name, log, [PlacedNode(**node) for node in found["placed"]], found["graph"])
 
 
@@ -189,12 +195,18 @@ def child(request: Mapping[str, Any]) -> None:
     import onnxruntime  # isort: skip
 
     warnings.simplefilter("ignore")  # of nodes on the CPU: that is what is being asked
+    model = request["model"]
+    if model is None:
+        with open(os.path.join(request["folder"], _MODEL), "rb") as file:
+            model = file.read()  # and not its path: external data and the format are looked for in other ways
     optimised = os.path.join(request["folder"], "optimised.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
     options.optimized_model_filepath = optimised
     try:
-        session = GPUSession(request["model"], options, device=request["device"], cpu_nodes="allow")
+        session = GPUSession(model, options, device=request["device"], cpu_nodes="allow")
+        if not session.placement.known:
+            raise not_recorded("ONNX Runtime did not record where the nodes of this model are placed")
     except GPUError as error:
         with open(os.path.join(request["folder"], "error.pickle"), "wb") as file:
             pickle.dump(error, file)

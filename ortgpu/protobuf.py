@@ -17,41 +17,61 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 _BITS_OF_A_VARINT = 64
 
 
-def fields(data: Bytes, extent: Extent) -> Iterator[tuple[int, int | None, Extent]]:
-    """Of each field of the message there: its number, its value if that is a whole number, and where it lies.
+class Reader:
+    """Reads messages in ``data``, ``most`` fields and numbers in all.
 
     Raises:
-        ValueError: it is no such message, or goes on after its end.
+        ValueError, IndexError: from any method, for what is no such message or goes on after its end.
+        ValueError: there are more.
     """
-    at, end = extent
-    while at < end:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        value, start = None, at
-        if kind == _LENGTH:
-            size, start = _varint(data, at)
-            at = start + size
-        elif kind == _VARINT:
-            value, at = _varint(data, at)
-        elif kind in (_FIXED64, _FIXED32):
-            at += 8 if kind == _FIXED64 else 4
-        else:
-            raise ValueError(f"wire type {kind}")
-        if at > end:
-            raise ValueError("a field that goes on after its message")
-        yield tag >> 3, value, (start, at)
 
+    def __init__(self, data: Bytes, most: int) -> None:
+        self._data = data
+        self._left = most
 
-def numbers(data: Bytes, value: int | None, extent: Extent) -> list[int]:
-    """Those of a repeated field: one that stands alone, or several packed."""
-    if value is not None:
-        return [value]
-    at, end = extent
-    found = []
-    while at < end:
-        number, at = _varint(data, at)
-        found.append(number)
-    return found
+    def fields(self, extent: Extent | None = None) -> Iterator[tuple[int, int | None, Extent]]:
+        """Of each field of the message there, or of all: its number, its value if that is a whole number, and where it
+        lies."""
+        data = self._data
+        at, end = extent if extent is not None else (0, len(data))
+        while at < end:
+            self._count()
+            tag, at = _varint(data, at)
+            kind = tag & 7
+            value, start = None, at
+            if kind == _LENGTH:
+                size, start = _varint(data, at)
+                at = start + size
+            elif kind == _VARINT:
+                value, at = _varint(data, at)
+            elif kind in (_FIXED64, _FIXED32):
+                at += 8 if kind == _FIXED64 else 4
+            else:
+                raise ValueError(f"wire type {kind}")
+            if at > end:
+                raise ValueError("a field that goes on after its message")
+            yield tag >> 3, value, (start, at)
+
+    def numbers(self, value: int | None, extent: Extent) -> list[int]:
+        """Those of a repeated field: one that stands alone, or several packed."""
+        if value is not None:
+            return [value]
+        at, end = extent
+        found = []
+        while at < end:
+            self._count()
+            number, at = _varint(self._data, at)
+            found.append(number)
+        return found
+
+    def text(self, extent: Extent) -> bytes:
+        start, end = extent
+        return self._data[start:end]
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("more fields than are to be read")
 
 
 def _varint(data: Bytes, at: int) -> tuple[int, int]:

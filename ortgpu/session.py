@@ -378,7 +378,7 @@ class GPUSession(ThroughputMethods):
         self.__dict__.update({name: getattr(verified, name) for name in ("device", "placement", "options_chosen")})
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
-            self._request = dataclasses.replace(self._request, model=os.path.abspath(model))
+            self._request = dataclasses.replace(self._request, model=os.path.abspath(os.fsdecode(model)))
 
     def _refuse_if_lost(self) -> None:
         """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""

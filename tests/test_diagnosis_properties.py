@@ -170,7 +170,11 @@ FACTS = st.builds(
         cudnn_disabled=FLAGS,
         model=st.none()
         | st.builds(
-            ModelFacts, PATHS, PROBLEMS, operators=st.frozensets(st.tuples(TEXT, TEXT)), missing_data=some(PATHS)
+            ModelFacts,
+            PATHS,
+            PROBLEMS,
+            operators=st.frozensets(st.tuples(TEXT, TEXT)),
+            data_problems=some(st.tuples(PATHS, PROBLEMS)),
         ),
     ),
     st.builds(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from ortgpu.layout import LAYOUT_OPTIONS, gains_channels_last
 from tests.lab.fixtures import Lab
@@ -184,6 +185,31 @@ def test_a_model_that_was_cut_short_never_raises() -> None:
         gains_channels_last(data[:cut])
     for at in range(0, len(data), 3):
         gains_channels_last(data[:at] + random.bytes(2) + data[at + 2 :])
+
+
+@pytest.mark.parametrize("many", ["nodes", "initializers", "values"])
+def test_a_model_of_very_many_parts_is_not_read_to_its_end(many: str) -> None:
+    """Reading it would take longer than what is gained."""
+    model = onnx.load_from_string(random_network(0))
+    node, graph = model.graph.node[-1], model.graph
+    if many == "nodes":
+        graph.node.extend(helper.make_node("Relu", node.output, [f"more{number}"]) for number in range(50_000))
+    elif many == "initializers":
+        graph.initializer.extend(helper.make_tensor(f"more{number}", 1, [1], [0]) for number in range(50_000))
+    data = model.SerializeToString()
+    if many == "values":
+        # Of an initializer, each with a tag of its own: 50,000 times 1.0 in field 4, as no list but one by one.
+        tensor = b"\x08\x01\x10\x01" + b"\x25\x00\x00\x80\x3f" * 50_000
+        more = b"\x2a" + _varint(len(tensor)) + tensor
+        graph_of_it = graph.SerializeToString() + more * 3
+        model.ClearField("graph")
+        data = model.SerializeToString() + b"\x3a" + _varint(len(graph_of_it)) + graph_of_it
+    assert not gains_channels_last(data)
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
 
 
 def test_a_file_reads_as_its_bytes_do(tmp_path: Path) -> None:

@@ -201,7 +201,10 @@ def test_compute_on_the_cpu_is() -> None:
     assert found is not None
     assert found.summary == "1 of 8 nodes compute on the CPU: NonMaxSuppression"
     assert found.nodes == (MIXED.nodes[3],)
-    assert "NonMaxSuppression 'nms': no CUDA kernel for this operator with these types and this opset" in found.evidence
+    assert (
+        "NonMaxSuppression 'nms': no CUDA kernel for this operator with these types, attributes and this opset"
+        in found.evidence
+    )
     assert found.fixes
 
 

@@ -91,12 +91,16 @@ with open(os.path.join(folder, "neg.onnx"), "wb") as file:
     file.write(NEG)
 os.chdir(folder)
 session = GPUSession("neg.onnx")
+class Path:
+    def __fspath__(self):
+        return b"neg.onnx"
+in_bytes = GPUSession(Path())
 os.chdir("elsewhere")
-report([session._model_path, arrived(session).run(None, feeds(2)[1])[0].tolist()])
+report([session._model_path, *[arrived(each).run(None, feeds(2)[1])[0].tolist() for each in (session, in_bytes)]])
 """,
         str(tmp_path),
     )
-    assert found == ["neg.onnx", [-1] * 4]
+    assert found == ["neg.onnx", [-1] * 4, [-1] * 4]
 
 
 def test_what_cannot_be_pickled_says_so() -> None:

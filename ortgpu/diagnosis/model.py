@@ -16,6 +16,9 @@ _KNOWN_DOMAINS = frozenset(
     }
 )  # fmt: skip
 
+_FILES_SHOWN = 12
+_CHECK = "check the path, and that the file is whole: the command check-model of the package onnx reads it"
+
 
 def unreadable(facts: Facts) -> GPUError | None:
     model = facts.request.model
@@ -24,9 +27,7 @@ def unreadable(facts: Facts) -> GPUError | None:
     return GPUError(
         f"the model {model.name} cannot be read",
         evidence=[model.problem],
-        fixes=[
-            manual("check the path, and that the file is whole: the command check-model of the package onnx reads it")
-        ],
+        fixes=[manual(model.fix or _CHECK)],
     )
 
 
@@ -57,12 +58,16 @@ def onnx_broken(
 
 def data_missing(facts: Facts) -> GPUError | None:
     model = facts.request.model
-    if model is None or not model.missing_data:
+    if model is None or not model.data_problems:
         return None
+    names = ", ".join(name for name, _ in model.data_problems)
     return GPUError(
-        f"weights of {model.name} are in files that are not there: {', '.join(model.missing_data)}",
-        evidence=["the model has external data; its files must lie beside it under these names"],
-        fixes=[manual("copy these files into the folder of the model")],
+        f"weights of {model.name} are in files that cannot be used: {names}",
+        evidence=[
+            *(f"{name}: {why}" for name, why in model.data_problems[:_FILES_SHOWN]),
+            f"the model has external data; its files must lie in {model.data_folder} under these names",
+        ],
+        fixes=[manual("copy these files whole into that folder; in a repository with Git LFS, run git lfs pull")],
     )
 
 

@@ -1,0 +1,264 @@
+"""Files that are given as models: what a diagnosis finds wrong with them is what ONNX Runtime refuses, and no more."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortgpu.models import ModelFacts, read_model
+from tests.cpu_session import child
+
+WEIGHTS = np.arange(64, dtype=np.float32).reshape(4, 16)
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\n"
+    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 256\n"
+)
+PAGE = b"\n<!DOCTYPE html><html><head><title>Sign in</title></head></html>"
+
+# The first line of what ONNX Runtime says, or None where it opens the model
+REFUSAL = """
+import onnxruntime
+def refusal(model):
+    try:
+        onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return type(error).__name__
+"""
+OPENED = REFUSAL + "\nreport(refusal(sys.argv[1]))"
+OPENED_AS_BYTES = REFUSAL + "\nos.chdir(os.path.dirname(sys.argv[1]))\nreport(refusal(open(sys.argv[1], 'rb').read()))"
+
+
+def with_external_data(location: str, offset: int = 0, length: int | None = WEIGHTS.nbytes) -> onnx.ModelProto:
+    tensor = numpy_helper.from_array(WEIGHTS, "w")
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    entries = {"location": location, "offset": offset, "length": length}
+    for key, value in entries.items():
+        if value is not None:
+            tensor.external_data.add(key=key, value=str(value))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "external",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [tensor],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def small_model() -> bytes:
+    text = '<ir_version: 8, opset_import: ["": 17]> neg (float[n] x) => (float[n] y) { y = Neg(x) }'
+    data: bytes = onnx.parser.parse_model(text).SerializeToString()
+    return data
+
+
+def zipped() -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("model.onnx", small_model())
+    return archive.getvalue()
+
+
+def safetensors() -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
+def whole_weights(folder: Path) -> str:
+    (folder / "w.data").write_bytes(WEIGHTS.tobytes())
+    return "w.data"
+
+
+def found(facts: ModelFacts) -> list[str]:
+    return [*filter(None, [facts.problem]), *(f"{name}: {why}" for name, why in facts.data_problems)]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "it is empty"),
+        (POINTER, "a pointer of Git LFS"),
+        (PAGE, "a web page"),
+        (b'{"error": "Repository not found"}', "JSON"),
+        (zipped(), "a zip archive"),
+        (gzip.compress(small_model()), "compressed with gzip"),
+        (safetensors(), "safetensors"),
+        (b"\x1c\0\0\0TFL3" + bytes(100), "TensorFlow Lite"),
+        (small_model()[:-9], "DecodeError"),
+        (b"\n\x03\n\x01x", "it has no graph"),  # a graph of TensorFlow
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_model_is_called_by_its_name(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    assert child(OPENED, str(path)) is not None
+    for model in (path, content):
+        assert says in (read_model(model).problem or ""), read_model(model)
+
+
+def test_what_mends_it_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(POINTER)
+    code = "report([list(map(str, each.fixes)) for each in ortgpu.diagnose(sys.argv[1]).problems])"
+    assert any("git lfs pull" in text for fixes in child(code, str(path)) for text in fixes)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows writes what is left out of a file")
+def test_a_file_too_large_for_a_message_is_not_read(tmp_path: Path) -> None:
+    """More than this machine has memory for."""
+    path = tmp_path / "model.onnx"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    assert "an ONNX file can have 2147483647" in (read_model(path).problem or "")
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (with_external_data("absent.data"), "absent.data: no such file"),
+        (with_external_data("w.data", offset=4096), "w.data: it has 256 bytes, and the model needs 4352"),
+        (with_external_data("pointer.data"), "and the model needs 256: it is a pointer of Git LFS"),
+        (with_external_data("folder"), "folder: "),
+        (with_external_data("w.data"), None),
+        (with_external_data("./w.data", length=None), None),
+        (with_external_data("folder/ä b\n.data"), None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("code", [OPENED, OPENED_AS_BYTES], ids=["file", "bytes"])
+def test_external_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, model: onnx.ModelProto, says: str | None
+) -> None:
+    whole_weights(tmp_path)
+    (tmp_path / "pointer.data").write_bytes(POINTER)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "ä b\n.data").write_bytes(WEIGHTS.tobytes())
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert (child(code, str(path)) is None) == (says is None)
+    monkeypatch.chdir(tmp_path)  # where weights of a model that is given as bytes are looked for
+    problems = found(read_model(path if code == OPENED else path.read_bytes()))
+    assert (says is None and not problems) or (says is not None and says in problems[0]), problems
+
+
+def test_external_data_of_constants_and_subgraphs(tmp_path: Path) -> None:
+    absent = with_external_data("absent.data")
+    tensor = absent.graph.initializer.pop()
+    constant = helper.make_node("Constant", [], ["w"], value=tensor)
+    inner = helper.make_graph([constant], "inner", [], [helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 16])])
+    absent.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(absent.SerializeToString())
+    assert [name for name, _ in read_model(path).data_problems] == ["absent.data"]
+
+
+def test_entries_of_data_that_came_back_into_the_model_mean_nothing(tmp_path: Path) -> None:
+    model = with_external_data("gone.data")
+    model.graph.initializer[0].data_location = TensorProto.DEFAULT
+    model.graph.initializer[0].raw_data = WEIGHTS.tobytes()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert child(OPENED, str(path)) is None
+    assert found(read_model(path)) == []
+
+
+# ONNX Runtime's own format
+
+
+@pytest.fixture(scope="module")
+def ort_format(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("format") / "model.ort"
+    code = """
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.optimized_model_filepath = sys.argv[1]
+        report(onnxruntime.InferenceSession(NEG, options, providers=["CPUExecutionProvider"]).get_providers())
+    """
+    assert child(code, str(path))
+    return path
+
+
+def renamed(name: str) -> Callable[[Path, Path], Path]:
+    def copy(path: Path, folder: Path) -> Path:
+        (folder / name).write_bytes(path.read_bytes())
+        return folder / name
+
+    return copy
+
+
+@pytest.mark.parametrize("name", ["model.ort", "MODEL.ORT", "model.onnx"])
+def test_a_model_in_the_own_format_is_fine_under_its_name(ort_format: Path, tmp_path: Path, name: str) -> None:
+    path = renamed(name)(ort_format, tmp_path)
+    assert (child(OPENED, str(path)) is None) == (found(read_model(path)) == []) == (name != "model.onnx")
+    assert child(OPENED_AS_BYTES, str(path)) is None
+    assert found(read_model(path.read_bytes())) == []
+
+
+def test_another_model_under_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.ort"
+    path.write_bytes(small_model())
+    assert child(OPENED, str(path)) is not None
+    assert "ends in .ort" in (read_model(path).problem or "")
+
+
+@pytest.mark.parametrize("given", ["sys.argv[1]", "open(sys.argv[1], 'rb').read()"], ids=["file", "bytes"])
+def test_where_its_nodes_are_is_not_known(ort_format: Path, given: str) -> None:
+    """ONNX Runtime records nothing for it: to say that no node is on the CPU would not be true."""
+    code = f"""
+        from ortgpu.placement import refusal
+        session = GPUSession({given})
+        report([session.placement.known, str(refusal(session.placement)), outcome(session.explain_placement)])
+    """
+    known, refused, explained = child(code, str(ort_format))
+    assert not known
+    assert "its own format (.ort)" in refused
+    assert explained["type"] == "PlacementError", explained
+
+
+def test_a_placement_is_explained_with_the_weights_of_a_model_in_memory(tmp_path: Path) -> None:
+    whole_weights(tmp_path)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(with_external_data("w.data").SerializeToString())
+    code = """
+        os.chdir(os.path.dirname(sys.argv[1]))
+        report(len(GPUSession(open(sys.argv[1], 'rb').read()).explain_placement().nodes))
+    """
+    assert child(code, str(path)) == 1
+
+
+def test_the_format_can_be_said_in_the_options(ort_format: Path, tmp_path: Path) -> None:
+    as_onnx = renamed("model.onnx")(ort_format, tmp_path)
+    (tmp_path / "model.ort").write_bytes(small_model())
+    code = """
+        import onnxruntime
+        def known(path, format):
+            options = onnxruntime.SessionOptions()
+            options.add_session_config_entry("session.load_model_format", format)
+            return GPUSession(path, options).placement.known
+        report([known(sys.argv[1], "ORT"), known(sys.argv[2], "ONNX")])
+    """
+    from importlib.metadata import version
+
+    records = tuple(map(int, version("onnxruntime-gpu").split(".")[:2])) >= (1, 24)
+    assert child(code, str(as_onnx), str(tmp_path / "model.ort")) == [False, records]
+
+
+def test_a_diagnosis_names_the_folder_of_the_weights(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(with_external_data("absent.data").SerializeToString())
+    code = "report([each.evidence for each in ortgpu.diagnose(sys.argv[1]).problems if type(each) is ortgpu.GPUError])"
+    (evidence,) = child(code, str(path))
+    assert any(str(tmp_path) in fact for fact in evidence)
