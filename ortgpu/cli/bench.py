@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortgpu.cli import output
+from ortgpu.cli.given_model import inputs_option, known_of
 from ortgpu.errors import CPUExecutionWarning, GPUError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
 @click.option(
     "--rounds", type=click.IntRange(min=5), default=10, show_default=True, help="Blocks of calls for each way."
 )
+@inputs_option
 @click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, measure on the CPU, and say so.")
 @click.option(
     "--plot",
@@ -62,11 +64,18 @@ def _check_plot(_ctx: click.Context, _parameter: click.Parameter, path: Path | N
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document, also when there is a problem.")
 def bench(
-    model: Path, batches: tuple[int, ...] | None, rounds: int, allow_cpu: bool, plot: Path | None, as_json: bool
+    model: Path,
+    batches: tuple[int, ...] | None,
+    rounds: int,
+    inputs: Path | None,
+    allow_cpu: bool,
+    plot: Path | None,
+    as_json: bool,
 ) -> int:
     """Measure MODEL on this machine: plain ONNX Runtime and the ways of ortgpu, in turns, in one process.
 
-    Each way is run in blocks of calls, one block of each way a round, on inputs made up from what the model declares.
+    Each way is run in blocks of calls, one block of each way a round, on inputs made up from what the model declares
+    (free dimensions but the batch are 1), or on those of --inputs, which are one batch.
     Ratios are those to plain ONNX Runtime, round by round. Settings are recommended where the difference is larger
     than the spread. On a GPU, models with convolutions are also run with the layouts of images that GPUSession did not
     choose for them (channels-first, channels-last, channels-last with biases fused), in turns with run. One whose
@@ -103,14 +112,17 @@ def bench(
 
     on_cpu_because: GPUError | None = None
     problem: Exception | None = None
+    known: tuple[GPUError, ...] = ()  # of the problem, where it is none of ours
     found: _Results | None = None
     with report.quiet() as caught:
         try:
-            found = _measure(str(model), batches, rounds, allow_cpu)
+            found = _measure(model, batches, inputs, rounds, allow_cpu)
         except click.UsageError:
             raise
+        except _InputsRefusedError as refused:
+            problem, known = refused.error, (GPUError(str(refused)),)
         except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
-            problem = error
+            problem, known = error, known_of(model, error)
     for warning in caught:
         if isinstance(warning.message, CPUExecutionWarning):
             on_cpu_because = warning.message.error
@@ -121,7 +133,7 @@ def bench(
     if as_json:
         document = output.document(ok=problem is None, model=str(model))
         if problem:
-            document["error"] = output.error_document(problem)
+            document["error"] = output.error_document(problem, known)
         elif found:
             document |= {
                 "device": report.device_document(found.device),
@@ -133,7 +145,7 @@ def bench(
         return 1 if problem else 0
     console = output.stdout()
     if problem:
-        output.show_error(console, problem)
+        output.show_error(console, problem, known)
         return 1
     if on_cpu_because:
         output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
@@ -204,25 +216,44 @@ class _Results:
             output.line(console, f"  {sentence}")
 
 
-def _measure(model: str, batches: tuple[int, ...] | None, rounds: int, allow_cpu: bool) -> _Results:
+class _InputsRefusedError(Exception):
+    def __init__(self, text: str, error: Exception) -> None:
+        super().__init__(text)
+        self.error = error
+
+
+def _measure(
+    model: Path, batches: tuple[int, ...] | None, inputs: Path | None, rounds: int, allow_cpu: bool
+) -> _Results:
+    from ortgpu.cli.inputs import REFUSED
     from ortgpu.measuring import Bench
 
     with contextlib.ExitStack() as stack:
         with output.progress("Opening the model in each way"):
-            opened = stack.enter_context(Bench(model, allow_cpu=allow_cpu))
-        feeds = _feeds(opened, batches)
+            opened = stack.enter_context(Bench(str(model), allow_cpu=allow_cpu))
+        feeds = _feeds(opened, batches, inputs)
         figures: list[Figure] = []
         with output.progress_bar("Measuring", len(feeds) * rounds * opened.steps) as step:
             for batch, feed in feeds.items():
-                figures += opened.measure(batch, feed, rounds, step)
+                try:
+                    figures += opened.measure(batch, feed, rounds, step)
+                except GPUError:
+                    raise
+                except Exception as error:
+                    text = REFUSED if inputs is None else f"the model does not run on the inputs of {inputs}"
+                    raise _InputsRefusedError(text, error) from error
             layouts = opened.measure_layouts(feeds, rounds, step)
         return _Results(opened.session.device, figures, layouts, opened.left_out)
 
 
-def _feeds(opened: Bench, batches: tuple[int, ...] | None) -> dict[int | None, Feed]:
-    from ortgpu.cli.inputs import UnknownInputError, batch_dimension, make_inputs
+def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) -> dict[int | None, Feed]:
+    from ortgpu.cli.inputs import UnknownInputError, batch_dimension, make_inputs, read_inputs
 
     declared: list[Any] = opened.session.get_inputs()
+    if inputs is not None:
+        if batches is not None:
+            raise click.UsageError("--inputs is one batch: leave --batch out")
+        return {None: read_inputs(inputs, declared)}
     try:
         if batch_dimension(declared) is not None:
             return {size: make_inputs(declared, size) for size in batches or _DEFAULT_BATCHES}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ortgpu.cli import output, signals
+from ortgpu.cli.given_model import inputs_option, known_of
 from ortgpu.errors import CPUExecutionWarning, GPUError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ CpuNodes = Literal["allow", "warn", "forbid"]
 )
 @click.option("--allow-cpu", is_flag=True, help="If no GPU can be used, open the model on the CPU, and say so.")
 @click.option("--runs", type=click.IntRange(min=0), default=10, show_default=True, help="Timed runs; 0: none at all.")
+@inputs_option
 @click.option("--placement", is_flag=True, help="Also why nodes are not on the GPU, and the copies; opens MODEL again.")
 @click.option(
     "--html",
@@ -43,6 +45,7 @@ def check(
     cpu_nodes: CpuNodes,
     allow_cpu: bool,
     runs: int,
+    inputs: Path | None,
     placement: bool,
     html: Path | None,
     as_json: bool,
@@ -50,7 +53,7 @@ def check(
     """Open MODEL on the GPU and prove that it runs there. Without MODEL, a small built-in one is used.
 
     Shows the device, where every node was placed, the options bound, the GPU memory of the process, and the time of a
-    few runs on made-up inputs (free dimensions are 1).
+    few runs on made-up inputs (free dimensions are 1), or on those of --inputs.
 
     Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, and
     the reason is printed. 2: wrong usage, for instance no such file.
@@ -82,9 +85,11 @@ def check(
     details: PlacementDetails | None = None
     with report.quiet() as caught:
         try:
-            found = _open_and_run(model, device, cpu_nodes, allow_cpu, runs)
+            found = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs)
             if (placement or html) and found.device.is_gpu:
                 details = _look_closer(model, device, html)
+        except click.UsageError:
+            raise
         except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
             problem = error
     for warning in caught:
@@ -97,7 +102,7 @@ def check(
     if as_json:
         document = output.document(ok=problem is None, model=name)
         if problem:
-            document["error"] = output.error_document(problem)
+            document["error"] = output.error_document(problem, known_of(model, problem))
         elif found:
             document |= found.as_dict()
             document["warnings"] = texts
@@ -111,7 +116,7 @@ def check(
     for text in texts:
         output.line(console, f"warning: {text}", style="yellow")
     if problem:
-        output.show_error(console, problem)
+        output.show_error(console, problem, known_of(model, problem))
         return 1
     if on_cpu_because:
         output.show_why_on_cpu(console, on_cpu_because, "Opened", by_option=allow_cpu)
@@ -129,7 +134,7 @@ def check(
 
 
 def _open_and_run(
-    model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int
+    model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int, given: Path | None
 ) -> SessionReport:
     from ortgpu import GPUSession
     from ortgpu.cli import inputs, report
@@ -139,11 +144,15 @@ def _open_and_run(
     with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu) as session:
         if runs == 0:
             return report.read(session, None, runs)
+        declared = session.get_inputs()
+        if given is not None:
+            feeds = inputs.read_inputs(given, declared)
+            return report.read(session, feeds, runs, refused=f"the model does not run on the inputs of {given}")
         try:
-            feeds = inputs.make_inputs(session.get_inputs())
+            feeds = inputs.make_inputs(declared)
         except inputs.UnknownInputError as error:
             return report.read(session, None, runs, str(error))
-        return report.read(session, feeds, runs)
+        return report.read(session, feeds, runs, refused=inputs.REFUSED)
 
 
 def _look_closer(model: Path | None, device: str | None, page: Path | None) -> PlacementDetails:

@@ -1,14 +1,20 @@
-"""Inputs made up from what a session says of them, to run a model about which nothing else is known."""
+"""Inputs for a model: those of a file, or made up from what a session says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
 from ortgpu.tensor_types import DTYPES
+
+_MOST_BYTES = 4 << 30  # of inputs that are made up, together
+REFUSED = "the model does not run on made-up inputs (--inputs FILE gives it others)"
 
 
 class InputDescription(Protocol):
@@ -38,7 +44,7 @@ def batch_dimension(descriptions: Sequence[InputDescription]) -> str | None:
 
 
 def make_inputs(descriptions: Sequence[InputDescription], batch: int = 1) -> dict[str, NDArray[Any]]:
-    """One array per input. Raises UnknownInputError for sequences, maps and rare types.
+    """One array per input. Raises UnknownInputError for sequences, maps, rare types, and more than 4 GiB in all.
 
     The batch dimension, wherever its name stands, is ``batch`` long, every other free dimension 1.
     The values fit most models and mean nothing: floats in [0, 1), whole numbers 0 (a valid index anywhere) or 1 where
@@ -46,7 +52,44 @@ def make_inputs(descriptions: Sequence[InputDescription], batch: int = 1) -> dic
     """
     random = np.random.default_rng(0)
     name = batch_dimension(descriptions)
-    return {each.name: _make(each, _shape_of(each.shape, name, batch), random) for each in descriptions}
+    shapes = {each.name: _shape_of(each.shape, name, batch) for each in descriptions}
+    _check_size(descriptions, shapes)
+    return {each.name: _make(each, shapes[each.name], random) for each in descriptions}
+
+
+def _check_size(descriptions: Sequence[InputDescription], shapes: Mapping[str, Sequence[int]]) -> None:
+    sizes = {each.name: math.prod(shapes[each.name]) * _item_size(each.type) for each in descriptions}
+    if sum(sizes.values()) > _MOST_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
+        shape = " x ".join(map(str, shapes[largest]))
+        raise UnknownInputError(
+            f"input {largest!r} of {shape} would take {sizes[largest] / (1 << 30):.1f} GiB, and cannot be made up"
+        )
+
+
+def _item_size(kind: str) -> int:
+    return DTYPES[kind].itemsize if kind in DTYPES else np.dtype(object).itemsize
+
+
+def read_inputs(path: Path, descriptions: Sequence[InputDescription]) -> dict[str, NDArray[Any]]:
+    """The arrays of a file that numpy.savez wrote, by the names of the inputs.
+
+    Raises:
+        click.UsageError: it is no such file, or has others than the model's inputs.
+    """
+    try:
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            if not isinstance(arrays, Mapping):
+                raise ValueError("it has one array, without a name")
+            found = dict(arrays)
+    except Exception as error:  # noqa: BLE001 - a pickle, a broken archive: NumPy raises what it likes
+        raise click.UsageError(f"--inputs: {path} is no file that numpy.savez wrote ({error})") from None
+    wanted = {each.name for each in descriptions}
+    if wanted != found.keys():
+        has, takes = (", ".join(map(repr, sorted(names))) or "none" for names in (found.keys(), wanted))
+        raise click.UsageError(f"--inputs: {path} has arrays of the names {has}, and the model takes {takes}")
+    return found
 
 
 def _is_free(size: int | str | None) -> bool:
@@ -72,7 +115,7 @@ def _make(description: InputDescription, shape: Sequence[int], random: np.random
         raise UnknownInputError(f"input {description.name!r} is a {description.type}, which cannot be made up")
     dtype = DTYPES[description.type]
     if dtype.kind == "f":
-        return np.asarray(random.random(shape), dtype)
+        return np.asarray(random.random(shape, np.float64 if dtype.itemsize == 8 else np.float32), dtype)
     if dtype.kind == "b" or "mask" in description.name.lower():
         return np.ones(shape, dtype)
     return np.zeros(shape, dtype)

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -136,22 +136,19 @@ def show_why_on_cpu(console: Console, error: Exception, what: str, *, by_option:
     line(console, f"{what} on the CPU all the same, because {who}.", style="bold yellow")
 
 
-def show_error(console: Console, error: Exception) -> None:
+def show_error(console: Console, error: Exception, also: Sequence[GPUError] = ()) -> None:
     """A GPUError in the order of every message: what failed, the facts, the fixes, what else was found, where more is.
 
-    Other exceptions are ONNX Runtime's own, about the model: what they say is all there is.
+    Other exceptions are ONNX Runtime's own, about the model: what they say, and what is ``also`` known of it, is all
+    there is.
     """
+    line(console, f"{type(error).__name__}: {getattr(error, 'summary', error)}", style="bold red")
     if not isinstance(error, GPUError):
-        line(console, f"{type(error).__name__}: {error}", style="bold red")
+        for other in also:
+            line(console, f"  - {other.summary}")
+            _show_reasons(console, other)
         return
-    line(console, f"{type(error).__name__}: {error.summary}", style="bold red")
-    for fact in error.evidence:
-        line(console, f"  - {fact}")
-    if error.fixes:
-        heading(console, "To fix it:")
-    for fix in error.fixes:
-        for text in fix.splitlines():
-            line(console, f"    {text}", style="green" if fix.executable else None)
+    _show_reasons(console, error)
     if error.others:
         heading(console, "Also found:")
     for other in error.others:
@@ -159,12 +156,23 @@ def show_error(console: Console, error: Exception) -> None:
     line(console, f"More: ortgpu explain {error.code}", style="dim")
 
 
-def error_document(error: Exception) -> dict[str, object]:
+def _show_reasons(console: Console, error: GPUError) -> None:
+    for fact in error.evidence:
+        line(console, f"  - {fact}")
+    if error.fixes:
+        heading(console, "To fix it:")
+    for fix in error.fixes:
+        for text in fix.splitlines():
+            line(console, f"    {text}", style="green" if fix.executable else None)
+
+
+def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str, object]:
     """The error as plain data, with everything else that the same diagnosis found. One of ONNX Runtime's own has the
-    same keys, and no code."""
+    same keys, and no code; ``also``: what is known of its model."""
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
-    return {**GPUError(str(error)).as_dict(), "type": type(error).__name__, "code": None}
+    others = [other.as_dict() for other in also]
+    return {**GPUError(str(error)).as_dict(), "type": type(error).__name__, "code": None, "others": others}
 
 
 def document(*, ok: bool, **content: object) -> dict[str, object]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ortgpu.cli import output
+from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:
     from ortgpu import GPUSession
@@ -117,20 +118,28 @@ def device_document(device: Device) -> dict[str, object]:
     }
 
 
-def read(session: GPUSession, feeds: Mapping[str, Any] | None, runs: int, reason: str | None = None) -> SessionReport:
+def read(
+    session: GPUSession,
+    feeds: Mapping[str, Any] | None,
+    runs: int,
+    reason: str | None = None,
+    refused: str = "the model does not run",
+) -> SessionReport:
     """Run the model ``runs`` times after a first run, and read what the session is.
 
-    Without ``feeds`` nothing is run, for the ``reason`` given. ONNX Runtime refusing the inputs is a reason too,
-    because they may be made up; a GPUError is not, and comes through.
+    Without ``feeds`` nothing is run, for the ``reason`` given. ONNX Runtime refusing the inputs is a reason too, in the
+    words of ``refused``, because they may be made up; a GPUError is not, and comes through.
     """
     latency = None
     if feeds is not None:
-        from onnxruntime.capi import onnxruntime_pybind11_state as native
-
         try:
             latency = _measure(session, feeds, runs)
-        except (native.InvalidArgument, native.Fail, native.RuntimeException) as error:
-            reason = f"the model does not run on made-up inputs: {error}"
+        except GPUError:
+            raise
+        except Exception as error:
+            if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
+                raise
+            reason = f"{refused}: {error}"
     return SessionReport(
         device=session.device,
         placement=session.placement,

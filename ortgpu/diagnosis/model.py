@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..environment.inspection import Environment
 from ..errors import BrokenPackageError, CollectiveOpsUnavailableError, GPUError, ProviderError, Severity, manual
+from ..models import ModelFacts
 from ..placement import PlacedNode, Placement, refusal
 from . import remedies
 from .facts import Facts
@@ -20,8 +21,17 @@ _FILES_SHOWN = 12
 _CHECK = "check the path, and that the file is whole: the command check-model of the package onnx reads it"
 
 
+def judge_file(model: ModelFacts) -> tuple[GPUError, ...]:
+    """What is wrong with a model file, or unusual about it, whatever the environment is."""
+    found = (_unreadable(model), _data_missing(model), _custom_domains(model))
+    return tuple(error for error in found if error is not None)
+
+
 def unreadable(facts: Facts) -> GPUError | None:
-    model = facts.request.model
+    return _unreadable(facts.request.model)
+
+
+def _unreadable(model: ModelFacts | None) -> GPUError | None:
     if model is None or model.problem is None:
         return None
     return GPUError(
@@ -57,7 +67,10 @@ def onnx_broken(
 
 
 def data_missing(facts: Facts) -> GPUError | None:
-    model = facts.request.model
+    return _data_missing(facts.request.model)
+
+
+def _data_missing(model: ModelFacts | None) -> GPUError | None:
     if model is None or not model.data_problems:
         return None
     names = ", ".join(name for name, _ in model.data_problems)
@@ -73,7 +86,10 @@ def data_missing(facts: Facts) -> GPUError | None:
 
 def custom_domains(facts: Facts) -> GPUError | None:
     """Operators that only a library registered with the session options brings: a warning, for one may be."""
-    model = facts.request.model
+    return _custom_domains(facts.request.model)
+
+
+def _custom_domains(model: ModelFacts | None) -> GPUError | None:
     operators = model.operators if model is not None else frozenset[tuple[str, str]]()
     foreign = sorted((domain, op) for op, domain in operators if domain not in _KNOWN_DOMAINS)
     if not foreign:

@@ -1,0 +1,26 @@
+"""What commands that open a model of the user's have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ortgpu.errors import GPUError
+
+inputs_option = click.option(
+    "--inputs",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Run on these inputs, of a file that numpy.savez wrote, by their names (.npz).",
+)
+
+
+def known_of(model: Path | None, problem: Exception) -> tuple[GPUError, ...]:
+    """What is wrong with a model, or unusual about it, that ONNX Runtime refused with an exception of its own."""
+    if model is None or isinstance(problem, GPUError):
+        return ()
+    from ortgpu.diagnosis.model import judge_file
+    from ortgpu.models import read_model
+
+    return judge_file(read_model(model))
