@@ -189,25 +189,3 @@ def read_collective_operators(model: str | bytes | os.PathLike[str]) -> tuple[st
     except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
         return ()
     return collective_operators(read_model(model).operators) if mentioned else ()
-
-
-def nodes_on_strings(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[str, str]]:
-    """Operator and name of the nodes of the main graph with a string among their inputs or outputs."""
-    try:
-        import onnx
-        from onnx import shape_inference
-
-        if isinstance(model, bytes):
-            proto: Any = onnx.load_from_string(model)
-        else:
-            with open_model(model) as file:
-                proto = onnx.load(file, load_external_data=False)
-        graph = shape_inference.infer_shapes(proto).graph
-        values = (*graph.input, *graph.output, *graph.value_info)
-        strings = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.STRING}
-        strings |= {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.STRING}
-    except Exception:  # noqa: BLE001 - ONNX Runtime opened the model: what onnx makes of it is no reason to fail
-        return frozenset()
-    return frozenset(
-        (node.op_type, node.name) for node in graph.node if not strings.isdisjoint((*node.input, *node.output))
-    )

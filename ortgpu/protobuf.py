@@ -88,3 +88,17 @@ def _varint(data: Bytes, at: int) -> tuple[int, int]:
             return number, at + 1
         shift += 7
     raise ValueError("a number of more than 64 bits")
+
+
+def length_delimited(number: int, content: bytes) -> bytes:
+    """A field with a message, a text or bytes in it."""
+    return _as_varint(number << 3 | _LENGTH) + _as_varint(len(content)) + content
+
+
+def _as_varint(number: int) -> bytes:
+    found = bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)

@@ -11,6 +11,7 @@ import pytest
 from onnx import helper
 
 from ortgpu.layout import LAYOUT_OPTIONS, gains_channels_last
+from ortgpu.protobuf import length_delimited
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, Cuda
 from tests.networks import CHANNELS, Network, random_network
@@ -200,16 +201,10 @@ def test_a_model_of_very_many_parts_is_not_read_to_its_end(many: str) -> None:
     if many == "values":
         # Of an initializer, each with a tag of its own: 50,000 times 1.0 in field 4, as no list but one by one.
         tensor = b"\x08\x01\x10\x01" + b"\x25\x00\x00\x80\x3f" * 50_000
-        more = b"\x2a" + _varint(len(tensor)) + tensor
-        graph_of_it = graph.SerializeToString() + more * 3
+        with_it = graph.SerializeToString() + length_delimited(5, tensor) * 3
         model.ClearField("graph")
-        data = model.SerializeToString() + b"\x3a" + _varint(len(graph_of_it)) + graph_of_it
+        data = model.SerializeToString() + length_delimited(7, with_it)
     assert not gains_channels_last(data)
-
-
-def _varint(number: int) -> bytes:
-    low, rest = number & 0x7F, number >> 7
-    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
 
 
 def test_a_file_reads_as_its_bytes_do(tmp_path: Path) -> None:
