@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.cpu_session import child
 from tests.graph_sessions import with_graphs
 from tests.lab.installed import PLACES, older_than
@@ -73,6 +75,27 @@ def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stub
     for error, reason in zip(refused, reasons, strict=True):
         assert reason in error["text"]
     assert made == "CapturingSession"
+
+
+def test_a_model_of_unknown_operators_is_refused(stubs: Stubs, tmp_path: Path) -> None:
+    """In ONNX Runtime's own format: this one would give wrong results."""
+    found = with_graphs(
+        stubs,
+        """
+        import onnxruntime
+        from ortgpu import graph_requests
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = os.path.join(sys.argv[2], "model.ort")
+        counting = model("t (float[n] x) => (int64[r, m] y) { y = NonZero(x) }")
+        onnxruntime.InferenceSession(counting, options, providers=["CPUExecutionProvider"])
+        graph_requests.runtime_of = lambda device: runtime
+        session = GPUSession(options.optimized_model_filepath)
+        report(outcome(lambda: graph_requests.captured(session)))
+    """,
+        str(tmp_path),
+    )
+    assert found["type"] == "ProviderRequestError"
+    assert "its operators are not known" in found["text"]
 
 
 def test_the_option_is_set_and_must_not_contradict() -> None:
