@@ -102,6 +102,14 @@ def test_words_and_facts_together(text: str, change: Change, error: str) -> None
         "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from /m.onnx failed:Protobuf parsing failed.",
         "[ONNXRuntimeError] : 3 : NO_SUCHFILE : Load model from /CUDA EP/m.onnx failed:File doesn't exist",
         "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Load model from /CUDAExecutionProvider/m.onnx failed:No graph",
+        "[ONNXRuntimeError] : 1 : FAIL : External data path validation failed for initializer: w. Error: "
+        'tensorprotoutils.cc:461 External data path does not exist: "/gpu/CUDAExecutionProvider/my model/w.data"',
+        "[ONNXRuntimeError] : 1 : FAIL : Deserialize tensor w failed.env.cc:538 Random-access reads "
+        "require a regular file: /gpu/CUDAExecutionProvider/w.data",
+        "[ONNXRuntimeError] : 1 : FAIL : Deserialize tensor w failed.tensorprotoutils.cc:1876 External initializer: "
+        "CUDAExecutionProvider/w offset: 0 size to read: 256 given file_length: 100 are out of bounds",
+        "[ONNXRuntimeError] : 1 : FAIL : This is an invalid model. Error: two nodes with same node name (CUDA EP).",
+        "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1) node 'CUDA EP'",
         "[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. In Node, (CUDA failure 700: x, Foo) ...",
         "[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model. Error: No Op registered for Foo",
         "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1) node with name ''",

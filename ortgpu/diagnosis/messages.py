@@ -36,8 +36,11 @@ TENSORRT = re.compile(r"\bTensorRT EP\b")
 
 # Found before a provider is asked. These texts quote the path, and nodes by their names, which may say anything.
 _OF_THE_MODEL = re.compile(
-    r"\[ONNXRuntimeError\] : \d+ : (?:NO_SUCHFILE|NO_MODEL|INVALID_PROTOBUF|INVALID_GRAPH|\w+ : Load model)\b"
+    r"\[ONNXRuntimeError\] : \d+ : (?:NO_SUCHFILE|NO_MODEL|INVALID_PROTOBUF|INVALID_GRAPH"
+    r"|\w+ : (?:Load model|This is an invalid model|Invalid model|External data path))\b"
 )
+# Folders and nodes are named by those who made the model: for a provider, for instance
+_GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|\S*[/\\]\S*")
 
 
 def of_construction(text: str, facts: Facts) -> GPUError | None:
@@ -84,7 +87,7 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
         return _cudnn_unavailable(text, facts)
-    if re.search(r"CUDAExecutionProvider|cuda_execution_provider|CUDA EP", text) and "not in available" not in text:
+    if "cuda_execution_provider.cc" in text or re.search("CUDAExecutionProvider|CUDA EP", _GIVEN_NAMES.sub("", text)):
         return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[telling_line(text)])
     return None
 
