@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ortgpu.diagnosis.model import judge_file
 from ortgpu.models import ModelFacts, read_model
 from tests.cpu_session import child
 
@@ -172,6 +173,13 @@ def test_entries_of_data_that_came_back_into_the_model_mean_nothing(tmp_path: Pa
     path.write_bytes(model.SerializeToString())
     assert child(OPENED, str(path)) is None
     assert found(read_model(path)) == []
+
+
+def test_very_many_files_without_weights_stay_readable() -> None:
+    facts = ModelFacts("m.onnx", data_problems=tuple((f"w{number}", "no such file") for number in range(3000)))
+    (error,) = judge_file(facts)
+    assert error.summary.endswith("w0, w1, w2, w3 ... (3000 in all)")
+    assert len(error.evidence) < 20
 
 
 # ONNX Runtime's own format

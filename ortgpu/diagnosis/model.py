@@ -17,7 +17,7 @@ _KNOWN_DOMAINS = frozenset(
     }
 )  # fmt: skip
 
-_FILES_SHOWN = 12
+_NAMED, _FILES_SHOWN = 4, 12  # files with weights: in a sentence, and as evidence
 _CHECK = "check the path, and that the file is whole: the command check-model of the package onnx reads it"
 
 
@@ -73,7 +73,10 @@ def data_missing(facts: Facts) -> GPUError | None:
 def _data_missing(model: ModelFacts | None) -> GPUError | None:
     if model is None or not model.data_problems:
         return None
-    names = ", ".join(name for name, _ in model.data_problems)
+    count = len(model.data_problems)
+    names = ", ".join(name for name, _ in model.data_problems[:_NAMED]) + (
+        f" ... ({count} in all)" if count > _NAMED else ""
+    )
     return GPUError(
         f"weights of {model.name} are in files that cannot be used: {names}",
         evidence=[

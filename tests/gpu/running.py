@@ -291,6 +291,30 @@ def place_versions() -> None:
             attempt(f"{op_type} {opset}: forbid", forbid)
 
 
+def place_own_format(folder: str) -> None:
+    import onnxruntime
+
+    from ortgpu import GPUSession
+    from tests.known_placements import FEEDS, island
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = model = os.path.join(folder, "island.ort")
+    onnxruntime.InferenceSession(island(), options, providers=["CPUExecutionProvider"])
+
+    def look() -> object:
+        with GPUSession(model) as session:
+            shapes = [list(value.shape) for value in session.run(None, FEEDS["island"]())]
+            return {"known": session.placement.known, "is_gpu": session.device.is_gpu, "shapes": shapes}
+
+    def forbid() -> str:
+        GPUSession(model, cpu_nodes="forbid").close()
+        return "opened"
+
+    attempt("island", look)
+    attempt("island: forbid", forbid)
+
+
 def check_placement(folder: str) -> None:
     from tests.known_placements import island
 
@@ -305,6 +329,7 @@ def check_placement(folder: str) -> None:
 PROGRAMS: dict[str, Callable[..., None]] = {
     "place": place,
     "place_versions": place_versions,
+    "place_own_format": place_own_format,
     "check_placement": check_placement,
     "out_of_memory": out_of_memory,
     "poisoned": poisoned,

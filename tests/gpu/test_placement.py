@@ -82,6 +82,17 @@ def test_a_version_newer_than_its_kernel() -> None:
         assert report.returned(f"{name} 21: forbid") == "opened"
 
 
+def test_a_model_in_the_own_format_opens_and_promises_nothing(tmp_path: Path) -> None:
+    """ONNX Runtime records nothing for it: its node on the CPU must not pass for one on the GPU."""
+    report = run_program("place_own_format", {"folder": tmp_path})
+    found = report.returned("island")
+    assert (found["known"], found["is_gpu"]) == (False, True)
+    assert found["shapes"], "the model was not run"
+    error = report.error("island: forbid")
+    assert error.type == "PlacementError"
+    assert "its own format (.ort)" in error.text
+
+
 def test_check_writes_the_table_and_the_page(tmp_path: Path) -> None:
     report = run_program("check_placement", {"folder": tmp_path})
     done = report["check"]
