@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import onnxruntime
 
-from .models import open_model
+from .model_structure import open_model
 from .protobuf import Extent, Reader
 from .providers import CPU, CUDA, ProviderList
 from .session_options import config_entry

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .models import open_model
+from .model_structure import read_structure
+from .models import is_ort_format
 from .providers import CUDA
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ def find_weights(model: str) -> tuple[str | None, ...]:
     """
     from onnx import ModelProto, TensorProto
 
+    if is_ort_format(model):
+        raise ValueError("the model is in ONNX Runtime's own format")
     proto: Any = ModelProto()
-    with open_model(model) as file:
-        proto.ParseFromString(file.read())
+    proto.ParseFromString(read_structure(model))
     # Before version 4 every initializer is an input too, and none can be overridden.
     fixed = proto.ir_version < 4
     found = _weights_in(proto.graph, {}, () if fixed else [value.name for value in proto.graph.input])

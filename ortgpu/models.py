@@ -1,15 +1,14 @@
-"""What a model file holds, read with onnx. Only for diagnoses: a healthy session never comes here."""
+"""What a model file holds, read with onnx: for diagnoses, and where strings go into a model or come out."""
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 from .file_kinds import HEAD, kind_of_file
+from .model_structure import open_model, read_structure
 
 # Of one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
 _LARGEST = 2 << 30
@@ -44,19 +43,12 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         return ModelFacts(name, reader_problem=f"{type(error).__name__}: {error}")
     head = b""
     try:
-        content = model if isinstance(model, bytes) else None
-        if content is None:
-            with open_model(name) as file:
-                head = file.read(HEAD)
-                if is_ort_format(name):
-                    return _of_ort_format(name, head)
-                size = os.fstat(file.fileno()).st_size
-                if size < _LARGEST:
-                    content = head + file.read()
-        else:
-            head, size = content[:HEAD], len(content)
-        if content is None or size >= _LARGEST:
+        head, size = _head_and_size(model)
+        if not isinstance(model, bytes) and is_ort_format(model):
+            return _of_ort_format(name, head)
+        if size >= _LARGEST:
             return _no_model(name, head, f"it has {size} bytes, and an ONNX file can have {_LARGEST - 1}")
+        content = read_structure(model)
         proto: Any = ModelProto()
         proto.ParseFromString(content)
         if not proto.HasField("graph"):
@@ -77,6 +69,13 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         return ModelFacts(name, problem=(error.strerror or str(error)).lower())
     except Exception as error:  # noqa: BLE001 - protobuf's DecodeError, a broken onnx: all that counts is that it fails
         return _no_model(name, head, f"{type(error).__name__}: {error}")
+
+
+def _head_and_size(model: str | bytes | os.PathLike[str]) -> tuple[bytes, int]:
+    if isinstance(model, bytes):
+        return model[:HEAD], len(model)
+    with open_model(model) as file:
+        return file.read(HEAD), os.fstat(file.fileno()).st_size
 
 
 def is_ort_format(model: str | bytes | os.PathLike[str]) -> bool:
@@ -105,15 +104,6 @@ def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
     if kind is None:
         return ModelFacts(name, problem=f"not an ONNX model: {why}")
     return ModelFacts(name, problem=f"not an ONNX model: it is {kind.what}", fix=kind.fix)
-
-
-def open_model(path: str | os.PathLike[str]) -> BinaryIO:
-    """Raises OSError also for what is not read: a pipe waits for a writer, and what it gives is gone for the session; a
-    device may have no end."""
-    mode = os.stat(path).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder cannot be opened, which says so
-        raise OSError("not a regular file")
-    return open(path, "rb")
 
 
 def _walk(nodes: Any) -> Iterator[tuple[str, str]]:
@@ -181,11 +171,25 @@ def read_collective_operators(model: str | bytes | os.PathLike[str]) -> tuple[st
     """The same of a model, which is only parsed where its bytes hold such a name. Never raises."""
     words = [name.encode() for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX)]
     try:
-        if isinstance(model, bytes):
-            mentioned = any(word in model for word in words)
-        else:
-            with open_model(model) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                mentioned = any(content.find(word) >= 0 for word in words)
-    except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        content = read_structure(model)
+    except (OSError, ValueError):
         return ()
+    mentioned = any(word in content for word in words)
     return collective_operators(read_model(model).operators) if mentioned else ()
+
+
+def nodes_on_strings(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[str, str]]:
+    """Operator and name of the nodes of the main graph with a string among their inputs or outputs."""
+    try:
+        import onnx
+        from onnx import shape_inference
+
+        graph = shape_inference.infer_shapes(onnx.load_from_string(read_structure(model))).graph
+        values = (*graph.input, *graph.output, *graph.value_info)
+        strings = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.STRING}
+        strings |= {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.STRING}
+    except Exception:  # noqa: BLE001 - ONNX Runtime opened the model: what onnx makes of it is no reason to fail
+        return frozenset()
+    return frozenset(
+        (node.op_type, node.name) for node in graph.node if not strings.isdisjoint((*node.input, *node.output))
+    )

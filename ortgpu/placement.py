@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import Fix, PlacementError, manual
-from .models import is_ort_format
+from .models import is_ort_format, nodes_on_strings
 from .providers import CPU
 from .session_options import config_entry
 
@@ -147,8 +147,6 @@ def _nodes_on_strings(session: Any) -> frozenset[tuple[str, str]]:
     """
     if not any("string" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
         return frozenset()
-    from .string_nodes import nodes_on_strings
-
     model = _model_of(session)
     return nodes_on_strings(model) if model else frozenset()
 

@@ -17,12 +17,16 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 _BITS_OF_A_VARINT = 64
 
 
+class TooManyFieldsError(ValueError):
+    """A reader was to read so many, and there are more."""
+
+
 class Reader:
     """Reads messages in ``data``, ``most`` fields and numbers in all.
 
     Raises:
         ValueError, IndexError: from any method, for what is no such message or goes on after its end.
-        ValueError: there are more.
+        TooManyFieldsError: there are more.
     """
 
     def __init__(self, data: Bytes, most: int) -> None:
@@ -71,7 +75,7 @@ class Reader:
     def _count(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise ValueError("more fields than are to be read")
+            raise TooManyFieldsError("more fields than are to be read")
 
 
 def _varint(data: Bytes, at: int) -> tuple[int, int]:

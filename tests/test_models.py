@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.models import read_collective_operators, read_model
-from ortgpu.string_nodes import nodes_on_strings
+from ortgpu.models import nodes_on_strings, read_collective_operators, read_model
 from tests.cpu_session import child
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither named pipes nor devices as files")

@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu.string_nodes import nodes_on_strings, without_weights
+from ortgpu.model_structure import without_weights
+from ortgpu.models import nodes_on_strings
 from tests.networks import random_network
 
 
