@@ -54,13 +54,13 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         if not proto.HasField("graph"):
             return _no_model(name, head, "it has no graph" if content else "it is empty")
         functions = list(proto.functions)
-        local = {(function.name, function.domain) for function in functions}
+        local = {(_text(function.name), _text(function.domain)) for function in functions}
         nodes = [*_walk(proto.graph.node), *(found for function in functions for found in _walk(function.node))]
         folder = os.getcwd() if isinstance(model, bytes) else os.path.dirname(os.path.abspath(name))
         return ModelFacts(
             name,
             ir_version=int(proto.ir_version),
-            opsets=tuple(sorted((entry.domain, int(entry.version)) for entry in proto.opset_import)),
+            opsets=tuple(sorted((_text(entry.domain), int(entry.version)) for entry in proto.opset_import)),
             operators=frozenset(nodes) - local,
             data_folder=folder,
             data_problems=tuple(_data_problems(proto.graph, folder)),
@@ -106,9 +106,15 @@ def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
     return ModelFacts(name, problem=f"not an ONNX model: it is {kind.what}", fix=kind.fix)
 
 
+def _text(value: str | bytes) -> str:
+    """Protobuf gives bytes where a string is not UTF-8."""
+    return value if isinstance(value, str) else os.fsdecode(value)
+
+
 def _walk(nodes: Any) -> Iterator[tuple[str, str]]:
     for node in nodes:
-        yield node.op_type, "" if node.domain == "ai.onnx" else node.domain
+        domain = _text(node.domain)
+        yield _text(node.op_type), "" if domain == "ai.onnx" else domain
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 yield from _walk(graph.node)
@@ -120,7 +126,7 @@ def _data_problems(graph: Any, folder: str) -> Iterator[tuple[str, str]]:
     for tensor in _tensors(graph):
         if tensor.data_location != tensor.EXTERNAL:
             continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
+        entries = {entry.key: _text(entry.value) for entry in tensor.external_data}
         location = entries.get("location", "")
         if location and not location.startswith("*/_ORT_MEM_ADDR_/"):
             sizes = [entries.get(key, "0") for key in ("offset", "length")]

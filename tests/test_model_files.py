@@ -17,7 +17,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.diagnosis.model import judge_file
+from ortgpu.model_structure import read_structure
 from ortgpu.models import ModelFacts, read_model
+from ortgpu.protobuf import length_delimited
 from tests.cpu_session import child
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(4, 16)
@@ -173,6 +175,27 @@ def test_entries_of_data_that_came_back_into_the_model_mean_nothing(tmp_path: Pa
     path.write_bytes(model.SerializeToString())
     assert child(OPENED, str(path)) is None
     assert found(read_model(path)) == []
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    """Protobuf gives them as bytes."""
+    model = with_external_data("absent.data")
+    model.graph.node[0].domain = "my.domain"
+    data = model.SerializeToString().replace(b"my.domain", b"my.\xff\xfe\xfdain").replace(b"absent", b"\xe4bsent")
+    (missing, foreign) = judge_file(read_model(data))
+    assert os.fsdecode(b"\xe4bsent.data") in str(missing)
+    assert os.fsdecode(b"my.\xff\xfe\xfdain:MatMul") in str(foreign)
+
+
+def test_a_model_of_very_many_parts_is_read_whole() -> None:
+    """Here an initializer of a million numbers, one by one."""
+    model = onnx.load_from_string(small_model())
+    numbers = length_delimited(5, b"\x08\x01\x10\x01\x42\x01w" + b"\x25\x00\x00\x80\x3f" * 1_000_001)
+    graph = model.graph.SerializeToString() + numbers
+    model.ClearField("graph")
+    data = model.SerializeToString() + length_delimited(7, graph)
+    assert read_structure(data) == data
+    assert read_model(data).operators == {("Neg", "")}
 
 
 def test_very_many_files_without_weights_stay_readable() -> None:
