@@ -54,13 +54,13 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         if not proto.HasField("graph"):
             return _no_model(name, head, "it has no graph" if content else "it is empty")
         functions = list(proto.functions)
-        local = {(_text(function.name), _text(function.domain)) for function in functions}
+        local = {(text_of(function.name), text_of(function.domain)) for function in functions}
         nodes = [*_walk(proto.graph.node), *(found for function in functions for found in _walk(function.node))]
         folder = os.getcwd() if isinstance(model, bytes) else os.path.dirname(os.path.abspath(name))
         return ModelFacts(
             name,
             ir_version=int(proto.ir_version),
-            opsets=tuple(sorted((_text(entry.domain), int(entry.version)) for entry in proto.opset_import)),
+            opsets=tuple(sorted((text_of(entry.domain), int(entry.version)) for entry in proto.opset_import)),
             operators=frozenset(nodes) - local,
             data_folder=folder,
             data_problems=tuple(_data_problems(proto.graph, folder)),
@@ -106,15 +106,15 @@ def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
     return ModelFacts(name, problem=f"not an ONNX model: it is {kind.what}", fix=kind.fix)
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
     """Protobuf gives bytes where a string is not UTF-8."""
     return value if isinstance(value, str) else os.fsdecode(value)
 
 
 def _walk(nodes: Any) -> Iterator[tuple[str, str]]:
     for node in nodes:
-        domain = _text(node.domain)
-        yield _text(node.op_type), "" if domain == "ai.onnx" else domain
+        domain = text_of(node.domain)
+        yield text_of(node.op_type), "" if domain == "ai.onnx" else domain
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 yield from _walk(graph.node)
@@ -126,7 +126,7 @@ def _data_problems(graph: Any, folder: str) -> Iterator[tuple[str, str]]:
     for tensor in _tensors(graph):
         if tensor.data_location != tensor.EXTERNAL:
             continue
-        entries = {entry.key: _text(entry.value) for entry in tensor.external_data}
+        entries = {entry.key: text_of(entry.value) for entry in tensor.external_data}
         location = entries.get("location", "")
         if location and not location.startswith("*/_ORT_MEM_ADDR_/"):
             sizes = [entries.get(key, "0") for key in ("offset", "length")]
@@ -185,7 +185,10 @@ def read_collective_operators(model: str | bytes | os.PathLike[str]) -> tuple[st
 
 
 def nodes_on_strings(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[str, str]]:
-    """Operator and name of the nodes of the main graph with a string among their inputs or outputs."""
+    """Operator and name of the nodes of the main graph with a string among their inputs or outputs.
+
+    A name that is not UTF-8 is left out, as in a placement.
+    """
     try:
         import onnx
         from onnx import shape_inference
@@ -196,6 +199,5 @@ def nodes_on_strings(model: str | bytes | os.PathLike[str]) -> frozenset[tuple[s
         strings |= {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.STRING}
     except Exception:  # noqa: BLE001 - ONNX Runtime opened the model: what onnx makes of it is no reason to fail
         return frozenset()
-    return frozenset(
-        (node.op_type, node.name) for node in graph.node if not strings.isdisjoint((*node.input, *node.output))
-    )
+    handling = (node for node in graph.node if not strings.isdisjoint((*node.input, *node.output)))
+    return frozenset((node.op_type, node.name if isinstance(node.name, str) else "") for node in handling)

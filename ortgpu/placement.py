@@ -122,10 +122,20 @@ def read_placement(session: Any) -> Placement:
     nodes = []
     for part in assigned:
         for node in part.get_nodes():
-            on_strings = (node.op_type, node.name) in strings
+            name = _name_of(node)
+            on_strings = (node.op_type, name) in strings
             kind = "compute" if on_strings else kind_of(node.op_type, node.domain, part.ep_name)
-            nodes.append(PlacedNode(node.name, node.op_type, node.domain, part.ep_name, kind))
+            nodes.append(PlacedNode(name, node.op_type, node.domain, part.ep_name, kind))
     return Placement(tuple(nodes))
+
+
+def _name_of(node: Any) -> str:
+    """Empty where it is not UTF-8: ONNX Runtime runs such a model, and its bindings cannot tell the name."""
+    try:
+        name: str = node.name
+    except UnicodeDecodeError:
+        return ""
+    return name
 
 
 def _is_of_ort_format(session: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from .environment.child import interpreter, run
 from .environment.metadata import search_path
 from .errors import ExecutionError, GPUError
+from .models import text_of
 from .placement import NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table, not_recorded
 from .providers import CPU, CUDA
 
@@ -216,11 +217,11 @@ def child(request: Mapping[str, Any]) -> None:
     graph = onnx.load(optimised, load_external_data=False).graph
     nodes = [
         {
-            "name": node.name,
+            "name": text_of(node.name),
             "op_type": node.op_type,
             "domain": node.domain,
-            "inputs": [name for name in node.input if name],
-            "outputs": [name for name in node.output if name],
+            "inputs": [text_of(name) for name in node.input if name],
+            "outputs": [text_of(name) for name in node.output if name],
         }
         for node in graph.node
     ]

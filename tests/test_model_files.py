@@ -20,6 +20,7 @@ from ortgpu.diagnosis.model import judge_file
 from ortgpu.model_structure import read_structure
 from ortgpu.models import ModelFacts, read_model
 from ortgpu.protobuf import length_delimited
+from ortgpu.providers import CPU
 from tests.cpu_session import child
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(4, 16)
@@ -185,6 +186,22 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     (missing, foreign) = judge_file(read_model(data))
     assert os.fsdecode(b"\xe4bsent.data") in str(missing)
     assert os.fsdecode(b"my.\xff\xfe\xfdain:MatMul") in str(foreign)
+
+
+def test_a_model_with_such_names_opens_as_it_does_with_onnx_runtime() -> None:
+    found = child("""
+        from ortgpu.placement_page import render
+        def named(text):
+            data = model(text).replace(b"NAME", b"N\\xc4ME").replace(b"between", b"betw\\xe9\\xffn")
+            assert b"N\\xc4ME" in data
+            return data
+        numbers = GPUSession(named("t (float[n] x) => (float[n] y) { [NAME] between = Neg(x) y = Abs(between) }"))
+        strings = GPUSession(named("t (string[n] x) => (string[n] y) { [NAME] y = Identity(x) }"))
+        details = numbers.explain_placement()
+        report([numbers.run(None, feeds(2)[1])[0].tolist(), numbers.placement.by_provider, len(details.nodes),
+                len(render(details)) > 0, [node.kind for node in strings.placement.nodes]])
+    """)
+    assert found == [[1] * 4, {CPU: 2}, 2, True, ["compute"]]
 
 
 def test_a_model_of_very_many_parts_is_read_whole() -> None:
