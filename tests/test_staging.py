@@ -199,13 +199,14 @@ def test_which_sessions_stage() -> None:
         large = "t (float[9, 1000000] x) => (float[9, 1000000] y) { y = Neg(x) }"
         texts = "t (string[n] x) => (string[n] y) { y = Identity(x) }"
         grows = "t (float[1] x, int64[1] s) => (float[n] y) { y = Expand(x, s) }"
+        not_utf8 = model("t (float[batch] x) => (float[batch] y) { y = Neg(x) }").replace(b"batch", b"b\\xe4t\\xffh")
         graphs = {**OPTIONS, "CUDAExecutionProvider": {"enable_cuda_graph": "1"}}
         stream = {**OPTIONS, "CUDAExecutionProvider": {"has_user_compute_stream": "1", "user_compute_stream": "42"}}
         report([stages(NEG), stages(large), stages(grows), stages(small), stages(texts), stages(NEG, device=None),
                 stages(NEG, graphs), stages(NEG, {"TensorrtExecutionProvider": {}, **OPTIONS}),
-                stages(NEG, pinned_memory_limit=0), GPUSession(NEG)._staging, stages(NEG, stream)])
+                stages(NEG, pinned_memory_limit=0), GPUSession(NEG)._staging, stages(NEG, stream), stages(not_utf8)])
     """)
-    assert found == [True, True, True, False, False, False, False, False, False, None, False]
+    assert found == [True, True, True, False, False, False, False, False, False, None, False, False]
 
 
 TRACER = """
