@@ -30,6 +30,9 @@ def test_input_values() -> None:
         [
             Described("input_ids", "tensor(int64)", ["batch", 4]),
             Described("attention_mask", "tensor(int64)", ["batch", 4]),
+            Described("audio_length", "tensor(int64)", ["batch"]),
+            Described("sequence_lens", "tensor(int32)", ["batch"]),
+            Described("silent", "tensor(int32)", ["batch"]),
             Described("scale", "tensor(float)", []),
             Described("text", "tensor(string)", [2]),
             Described("none", "tensor(float)", [0, 4]),
@@ -37,6 +40,7 @@ def test_input_values() -> None:
     )
     assert made["input_ids"].tolist() == [[0, 0, 0, 0]]
     assert made["attention_mask"].tolist() == [[1, 1, 1, 1]]
+    assert [made[name].tolist() for name in ("audio_length", "sequence_lens", "silent")] == [[1], [1], [0]]
     assert 0 <= made["scale"].item() < 1
     assert made["text"].tolist() == ["", ""]
     assert made["none"].shape == (0, 4)

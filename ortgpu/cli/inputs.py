@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from ortgpu.tensor_types import DTYPES
 
+_ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # of nothing, many a model computes NaN or fails
 _MOST_BYTES = 4 << 30  # of inputs that are made up, together
 REFUSED = "the model does not run on made-up inputs (--inputs FILE gives it others)"
 
@@ -48,7 +50,7 @@ def make_inputs(descriptions: Sequence[InputDescription], batch: int = 1) -> dic
 
     The batch dimension, wherever its name stands, is ``batch`` long, every other free dimension 1.
     The values fit most models and mean nothing: floats in [0, 1), whole numbers 0 (a valid index anywhere) or 1 where
-    the name says that it is a mask, True, and empty strings.
+    the name says that it is a mask or the length of a sequence, True, and empty strings.
     """
     random = np.random.default_rng(0)
     name = batch_dimension(descriptions)
@@ -116,6 +118,6 @@ def _make(description: InputDescription, shape: Sequence[int], random: np.random
     dtype = DTYPES[description.type]
     if dtype.kind == "f":
         return np.asarray(random.random(shape, np.float64 if dtype.itemsize == 8 else np.float32), dtype)
-    if dtype.kind == "b" or "mask" in description.name.lower():
+    if dtype.kind == "b" or _ONES.search(description.name.lower()):
         return np.ones(shape, dtype)
     return np.zeros(shape, dtype)
