@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from ortgpu.models import ModelFacts, read_model
 from ortgpu.protobuf import length_delimited
 from ortgpu.providers import CPU
 from tests.cpu_session import child
+from tests.lab.fixtures import Lab
+from tests.lab.stubs import GPU, Cuda
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(4, 16)
 POINTER = (
@@ -285,6 +288,18 @@ def test_a_placement_is_explained_with_the_weights_of_a_model_in_memory(tmp_path
         report(len(GPUSession(open(sys.argv[1], 'rb').read()).explain_placement().nodes))
     """
     assert child(code, str(path)) == 1
+
+
+def test_a_probe_opens_it_as_it_was_given(lab: Lab, ort_format: Path) -> None:
+    """As bytes it is known by how it begins, as a file by its name. The driver is a stub: what fails comes later."""
+    code = f"""
+        import ortgpu
+        data = open({str(ort_format)!r}, "rb").read()
+        report([ortgpu.diagnose(model, probe=True).probe.step("model").detail for model in ({str(ort_format)!r}, data)])
+    """
+    details = lab.machine(cuda=Cuda(devices=(GPU(),))).run(textwrap.dedent(code)).ok().json
+    assert details[0] == details[1]
+    assert "PROTOBUF" not in details[0]
 
 
 def test_the_format_can_be_said_in_the_options(ort_format: Path, tmp_path: Path) -> None:

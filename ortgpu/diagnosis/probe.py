@@ -102,20 +102,16 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
     Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then. A temporary
     file is written for a model in bytes only.
     """
-    copy = None
     try:
-        path = "" if model is None else model
-        if isinstance(path, bytes):
-            descriptor, copy = tempfile.mkstemp(suffix=".onnx")
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(path)
-            path = copy
-        return run_probe_child("main", os.path.abspath(path) if path else "", timeout=timeout)
+        if not isinstance(model, bytes):
+            return run_probe_child("main", os.path.abspath(os.fsdecode(model)) if model else "", timeout=timeout)
+        with tempfile.TemporaryDirectory(prefix="ortgpu-probe-") as folder:
+            copy = os.path.join(folder, "model")
+            with open(copy, "wb") as file:
+                file.write(model)
+            return run_probe_child("main", copy, "bytes", timeout=timeout)
     except OSError as error:
         return _not_started(str(error), 0.0)
-    finally:
-        if copy is not None:
-            os.unlink(copy)
 
 
 def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResult:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ..environment.driver import LIBCUDA, load_libcuda, read_nvml
@@ -26,13 +27,16 @@ RELU = bytes.fromhex(
 Outcome = tuple[bool, str, dict[str, Any]]
 
 
-def main(model: str) -> None:
-    """Try everything in order; what stands on steps that failed is left out."""
+def main(model: str, given_as: str = "path") -> None:
+    """Try everything in order; what stands on steps that failed is left out.
+
+    A model that was given as bytes is opened so: its format and its external data are looked for in other ways.
+    """
     driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
     if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
-        _step("session", lambda: _session(RELU))
+        _step("session", lambda: _session(RELU, run=True))
         if model:
-            _step("model", lambda: _session(model))
+            _step("model", lambda: _session(model if given_as == "path" else Path(model).read_bytes()))
     _done()
 
 
@@ -131,7 +135,7 @@ def _provider() -> Outcome:
     return error is None, error or path, {}
 
 
-def _session(model: str | bytes) -> Outcome:
+def _session(model: str | bytes, *, run: bool = False) -> Outcome:
     import onnxruntime
 
     from ..guard import uninstall
@@ -151,7 +155,7 @@ def _session(model: str | bytes) -> Outcome:
     }
     if "CUDAExecutionProvider" not in bound:
         return False, f"bound: {', '.join(bound)}", data
-    if isinstance(model, bytes):
+    if run:
         import numpy
 
         result = session.run(None, {"x": numpy.array([-1, 0, 1, 2], dtype=numpy.float32)})[0]
