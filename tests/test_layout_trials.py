@@ -130,16 +130,17 @@ def test_weights_of_a_model(
     ("dtype", "last", "fused"),
     [
         (np.float32, None, None),
-        (np.float16, None, "convolutions of float16 with biases inside ended in an illegal instruction, CUDA error 715"),
-        (np.float64, *["weights of a convolution are of the type double"] * 2),
+        (np.float16, None, "illegal instruction"),
+        (np.float64, "of the type double", "of the type double"),
     ],
 )
 def test_types_of_weights(dtype: type, last: str | None, fused: str | None, tmp_path: Path) -> None:
     network = Network(0, dtype)
     network.conv()
     weights = find_weights(saved(network, tmp_path / "model.onnx"))
-    assert why_untried("channels-last", weights) == last
-    assert why_untried("channels-last, biases fused", weights) == fused
+    for layout, expected in (("channels-last", last), ("channels-last, biases fused", fused)):
+        why = why_untried(layout, weights)
+        assert why is None if expected is None else why is not None and expected in why
 
 
 def test_every_weight_of_an_old_model_is_an_input_as_well(tmp_path: Path) -> None:
