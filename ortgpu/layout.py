@@ -1,6 +1,6 @@
 """Which models run faster when the CUDA provider keeps images channels-last (NHWC) and adds biases inside convolutions.
 
-Measured on an H200 with the networks of torchvision: with large batches ResNet, ResNeXt, VGG, GoogLeNet, Inception,
+Measured on an H200 with the networks of torchvision (benchmarks/layouts.py measures again): in batches of 64 ResNet, ResNeXt, VGG, GoogLeNet, Inception,
 DenseNet and RegNet take 0.54 to 0.81 of the time. Those with depthwise convolutions (MobileNet, EfficientNet, ConvNeXt)
 take up to 2.6 times as long, those that reshape or transpose on the way (ShuffleNet, ViT, Swin) up to 1.8 times.
 
