@@ -16,6 +16,7 @@ from .session_options import config_entry
 RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
 
 NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
+ALL_ON_CPU = "the whole session is on the CPU"
 PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
 
 NodeKind = Literal["compute", "shape"]
@@ -51,9 +52,12 @@ class PlacedNode:
 
     @property
     def reason(self) -> str | None:
-        """Why it is not on the GPU; None for a node that is. A node that does not handle shapes has no CUDA kernel for
-        its operator, types, attributes and opset: nothing else keeps one on the CPU, but session options that divide
-        the model between devices (session.layer_assignment_settings, session.resource_cuda_partitioning_settings)."""
+        """Why it is not on the GPU, in a session that is; None for a node that is.
+
+        A node that does not handle shapes has no CUDA kernel for its operator, types, attributes and opset. Nothing
+        else keeps one on the CPU, but for session options that divide the model between devices
+        (session.layer_assignment_settings, session.resource_cuda_partitioning_settings).
+        """
         if self.provider != CPU:
             return None
         return PREFERRED if self.kind == "shape" else NO_KERNEL

@@ -18,7 +18,7 @@ from .environment.child import interpreter, run
 from .environment.metadata import search_path
 from .errors import ExecutionError, GPUError
 from .models import text_of
-from .placement import NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table, not_recorded
+from .placement import ALL_ON_CPU, NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table, not_recorded
 from .providers import CPU, CUDA
 
 Direction = Literal["to CPU", "to GPU"]
@@ -115,15 +115,19 @@ def explain_placement(
         with open(os.path.join(folder, "graph.json"), encoding="utf-8") as file:
             found = json.load(file)
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
-    return details_from(name, log, [PlacedNode(**node) for node in found["placed"]], found["graph"])
+    placed = [PlacedNode(**node) for node in found["placed"]]
+    return details_from(name, log, placed, found["graph"], on_gpu=found["on_gpu"])
 
 
 def _not_started(why: str) -> ExecutionError:
     return ExecutionError("the child process that opens the model cannot be started", evidence=[why])
 
 
-def details_from(model: str, log: str, placed: list[PlacedNode], graph: list[Mapping[str, Any]]) -> PlacementDetails:
-    """Join what log, recording and optimised graph say. ``graph``: name, op_type, domain, inputs and outputs each."""
+def details_from(
+    model: str, log: str, placed: list[PlacedNode], graph: list[Mapping[str, Any]], *, on_gpu: bool = True
+) -> PlacementDetails:
+    """Join what log, recording and optimised graph say. ``graph``: name, op_type, domain, inputs and outputs each;
+    ``on_gpu``: of the session, which ORTGPU_ALLOW_CPU lets onto the CPU."""
     log = re.sub(r"\x1b\[[0-9;]*m", "", log)
     without_kernel = set(_NO_KERNEL.findall(log))
     preferred = set(_PREFERRED.findall(log)) - {""}
@@ -135,6 +139,8 @@ def details_from(model: str, log: str, placed: list[PlacedNode], graph: list[Map
     def reason_of(node: PlacedNode) -> str | None:
         if node.provider != CPU:
             return None
+        if not on_gpu:
+            return ALL_ON_CPU
         if (node.op_type, node.name) in without_kernel:
             return NO_KERNEL
         return PREFERRED if node.name in preferred else node.reason
@@ -227,4 +233,4 @@ def child(request: Mapping[str, Any]) -> None:
     ]
     placed = [asdict(node) for node in session.placement.nodes]
     with open(os.path.join(request["folder"], "graph.json"), "w", encoding="utf-8") as file:
-        json.dump({"graph": nodes, "placed": placed}, file)
+        json.dump({"graph": nodes, "placed": placed, "on_gpu": session.device.is_gpu}, file)

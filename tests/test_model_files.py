@@ -285,9 +285,10 @@ def test_a_placement_is_explained_with_the_weights_of_a_model_in_memory(tmp_path
     path.write_bytes(with_external_data("w.data").SerializeToString())
     code = """
         os.chdir(os.path.dirname(sys.argv[1]))
-        report(len(GPUSession(open(sys.argv[1], 'rb').read()).explain_placement().nodes))
+        details = GPUSession(open(sys.argv[1], 'rb').read()).explain_placement()
+        report([len(details.nodes), [reason for _, reason in details.placed]])
     """
-    assert child(code, str(path)) == 1
+    assert child(code, str(path)) == [1, ["the whole session is on the CPU"]]  # and not: there is no CUDA kernel
 
 
 def test_a_probe_opens_it_as_it_was_given(lab: Lab, ort_format: Path) -> None:
