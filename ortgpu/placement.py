@@ -143,7 +143,7 @@ def _name_of(node: Any) -> str:
 
 
 def _is_of_ort_format(session: Any) -> bool:
-    said = config_entry(session.get_session_options(), "session.load_model_format")
+    said = config_entry(getattr(session, "_sess_options", None), "session.load_model_format")
     model = _model_of(session)
     return said == "ORT" if said else model is not None and is_ort_format(model)
 
