@@ -24,6 +24,7 @@ from ortgpu.protobuf import length_delimited
 from ortgpu.providers import CPU
 from tests.cpu_session import child
 from tests.lab.fixtures import Lab
+from tests.lab.installed import PLACES, older_than
 from tests.lab.stubs import GPU, Cuda
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(4, 16)
@@ -32,6 +33,8 @@ POINTER = (
     b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 256\n"
 )
 PAGE = b"\n<!DOCTYPE html><html><head><title>Sign in</title></head></html>"
+
+records_places = pytest.mark.skipif(older_than(PLACES) is not None, reason=str(older_than(PLACES)))
 
 # The first line of what ONNX Runtime says, or None where it opens the model
 REFUSAL = """
@@ -191,6 +194,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     assert os.fsdecode(b"my.\xff\xfe\xfdain:MatMul") in str(foreign)
 
 
+@records_places
 def test_a_model_with_such_names_opens_as_it_does_with_onnx_runtime() -> None:
     found = child("""
         from ortgpu.placement_page import render
@@ -279,6 +283,7 @@ def test_where_its_nodes_are_is_not_known(ort_format: Path, given: str) -> None:
     assert explained["type"] == "PlacementError", explained
 
 
+@records_places
 def test_a_placement_is_explained_with_the_weights_of_a_model_in_memory(tmp_path: Path) -> None:
     whole_weights(tmp_path)
     path = tmp_path / "model.onnx"
@@ -314,10 +319,7 @@ def test_the_format_can_be_said_in_the_options(ort_format: Path, tmp_path: Path)
             return GPUSession(path, options).placement.known
         report([known(sys.argv[1], "ORT"), known(sys.argv[2], "ONNX")])
     """
-    from importlib.metadata import version
-
-    records = tuple(map(int, version("onnxruntime-gpu").split(".")[:2])) >= (1, 24)
-    assert child(code, str(as_onnx), str(tmp_path / "model.ort")) == [False, records]
+    assert child(code, str(as_onnx), str(tmp_path / "model.ort")) == [False, older_than(PLACES) is None]
 
 
 def test_a_diagnosis_names_the_folder_of_the_weights(tmp_path: Path) -> None:
