@@ -113,6 +113,13 @@ def test_a_page_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
     assert result.stdout == ""
 
 
+def test_a_link_to_a_page_that_is_not_there_yet_stays(tmp_path: Path) -> None:
+    link = tmp_path / "latest.html"
+    link.symlink_to("page.html")
+    assert ortgpu("check", "--runs", "0", "--html", str(link), "--allow-cpu", env=NO_GPU).returncode == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["latest.html"]
+
+
 def test_check_json_on_the_cpu() -> None:
     result = ortgpu("check", "--allow-cpu", "--runs", "2", "--json", env=NO_GPU)
     assert result.returncode == 0, result

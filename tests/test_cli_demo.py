@@ -56,6 +56,13 @@ def test_demo_compares_results(
     assert ("On the GPU, verified." in capsys.readouterr().out) is (code == 0)
 
 
+def test_the_plain_program_is_not_guarded() -> None:
+    """ORTGPU_ENFORCE is set for good in many an image."""
+    alone, _, ours = ortgpu("demo", env={**NO_GPU, "ORTGPU_ENFORCE": "1"}).stdout.partition("2. GPUSession")
+    assert "no exception says so" in alone
+    assert "Raised instead of running on the CPU unnoticed." in ours
+
+
 def observe(**options: Any) -> plain.PlainResult:
     return plain.observe(example_model(), BATCH, LAYERS[0], **{"timeout": DEADLINE, **options})
 

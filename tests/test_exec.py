@@ -125,7 +125,7 @@ def test_programs_that_cannot_be_started(run_exec: Callable[..., ChildResult], c
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("argv", [["exec"], ["exec", "--"], ["exec", "--", "python", "-I", "x.py"]])
+@pytest.mark.parametrize("argv", [["exec"], ["exec", "--"], ["exec", "--", ""], ["exec", "--", "python", "-I", "x.py"]])
 def test_wrong_usage(machine: Machine, argv: list[str]) -> None:
     result = machine.run(argv=["-m", "ortgpu", *argv])
     assert result.returncode == 2

@@ -41,6 +41,8 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
 
     Not reached: interpreters that ignore PYTHONPATH (python -I, -E, -S), and programs that do not use Python.
     """
+    if not command[0]:  # "$APP" where nothing set it
+        raise click.UsageError("COMMAND is empty")
     refuse_the_deaf(command)
     environment = dict(os.environ)
     prepare(environment)

@@ -38,10 +38,10 @@ class FileToWrite(click.Path):
         existed = path.exists()
         try:
             path.open("ab").close()
+            if not existed:
+                os.unlink(os.path.realpath(path))  # not the link that may lead there
         except OSError as error:
             self.fail(f"{str(path)!r} cannot be written: {error.strerror}", param, ctx)
-        if not existed:
-            path.unlink()
         return path
 
 
