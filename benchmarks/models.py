@@ -10,6 +10,7 @@ The folder is $ORTGPU_TEST_MODELS, else one in the temporary folder. Next to eac
 from __future__ import annotations
 
 import argparse
+import functools
 import getpass
 import importlib
 import os
@@ -24,6 +25,10 @@ from benchmarks.common import report
 
 OPSET = 17  # the newest that every supported ONNX Runtime runs on CUDA in full
 SEED = 20
+VISION = (
+    "resnext50_32x4d", "vgg11", "regnet_y_400mf", "densenet121", "googlenet", "inception_v3", "squeezenet1_1",
+    "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "shufflenet_v2_x1_0", "vit_b_16", "swin_t",
+)  # fmt: skip
 RECIPE_VERSION = 1  # raise it when a recipe changes, so that kept models are made again
 
 
@@ -239,6 +244,23 @@ def make_encoder(path: Path) -> str:
     return f"torch.nn.TransformerEncoder, {_export(*torch_encoder(), path)}"
 
 
+def make_vision(path: Path, name: str) -> str:
+    """A network of torchvision by its name there, with statistics of its normalisations that are not all alike."""
+    torch: Any = importlib.import_module("torch")
+    torchvision: Any = importlib.import_module("torchvision")
+    torch.manual_seed(SEED)
+    # Of these two, whose default is about to change, torchvision asks
+    options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    model = getattr(torchvision.models, name)(weights=None, **options).eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 1.5)
+    size = 299 if name == "inception_v3" else 224
+    return f"torchvision, {_export(model, torch.rand(2, 3, size, size), path)}"
+
+
 # What was exported, to be run by PyTorch itself
 TORCH: dict[str, Callable[[], tuple[Any, Any]]] = {"resnet50": torch_resnet50, "encoder": torch_encoder}
 
@@ -249,6 +271,7 @@ RECIPES: dict[str, Callable[[Path], str]] = {
     "conv": make_conv,
     "resnet50": make_resnet50,
     "encoder": make_encoder,
+    **{name: functools.partial(make_vision, name=name) for name in VISION},
 }
 
 

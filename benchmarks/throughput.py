@@ -21,7 +21,7 @@ from benchmarks import models
 from benchmarks.common import GPUs, child_environment, spread
 from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
 
-# A smaller model in the place of each
+# A smaller model in the place of each; of other networks, "conv"
 ON_THE_CPU = {"resnet50": "conv", "encoder": "mlp", "mlp": "mlp", "negate": "negate"}
 _FLOATS_OF_A_MB = 10**6 // 4
 
@@ -98,7 +98,7 @@ class Benchmark:
         return run_worker(worker, arguments, env=env, deadline=600).reports
 
     def _stand_in(self, name: str) -> str:
-        return name if self.device == "cuda" else ON_THE_CPU[name]
+        return name if self.device == "cuda" else ON_THE_CPU.get(name, "conv")
 
     def _figure(self, name: str, reports: Any, notes: dict[str, Any]) -> Figure:
         model = self._stand_in(name)

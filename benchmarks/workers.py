@@ -133,10 +133,14 @@ WORKERS: dict[str, Callable[..., None]] = {"construct": construct, "run": run, "
 
 
 if __name__ == "__main__":
-    from benchmarks import pool_workers, throughput_workers
+    from benchmarks import layout_workers, pool_workers, throughput_workers
+
+    workers = dict(WORKERS)
+    for module in (layout_workers, pool_workers, throughput_workers):
+        workers.update(module.WORKERS)
 
     try:
-        {**WORKERS, **throughput_workers.WORKERS, **pool_workers.WORKERS}[sys.argv[1]](**json.loads(sys.argv[2]))
+        workers[sys.argv[1]](**json.loads(sys.argv[2]))
     except BaseException:
         report("error", traceback.format_exc())
         raise

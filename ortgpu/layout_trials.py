@@ -76,16 +76,19 @@ def find_weights(model: str) -> tuple[str | None, ...]:
     return tuple(None if kind is None else TensorProto.DataType.Name(kind) for kind in found)
 
 
-def why_untried(weights: Sequence[str | None]) -> str | None:
-    """Why channels-last layouts are wrong, or refused, for a model with convolutions of these weights.
+def why_untried(layout: str, weights: Sequence[str | None]) -> str | None:
+    """Why a channels-last layout is wrong, or refused, for a model with convolutions of these weights.
 
     ONNX Runtime 1.31 brings weights into the layout where they are constant, and takes others to be in it already
-    (PrePack in conv.cc and conv_transpose.cc). For doubles it has no such convolutions.
+    (PrePack in conv.cc and conv_transpose.cc). For doubles it has no such convolutions. Of float16 with biases inside,
+    cuDNN 9.19 has kernels that end the process's use of the GPU.
     """
     if None in weights:
         return (
             "weights of a convolution are not constant, and ONNX Runtime would take them to be in this layout already"
         )
+    if "fuse_conv_bias" in LAYOUTS[layout] and "FLOAT16" in weights:
+        return "convolutions of float16 with biases inside ended in an illegal instruction, CUDA error 715"
     others = sorted({str(kind).lower() for kind in weights} - {"float", "float16"})
     return f"weights of a convolution are of the type {' and '.join(others)}" if others else None
 

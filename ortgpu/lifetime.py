@@ -12,7 +12,12 @@ import weakref
 from typing import Any, NoReturn
 
 from .environment.cuda import initialised_in
-from .errors import ForkedSessionError, GPUError, PoisonedContextError, manual, python
+from .errors import ForkedSessionError, GPUError, PoisonedContextError, ProviderFailureError, manual, python
+
+_OTHER_LAYOUT = manual(
+    "if it comes again, do without the layout that was chosen for speed: "
+    'GPUSession(model, providers=[("CUDAExecutionProvider", {"prefer_nhwc": "0"})])'
+)
 
 _live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
@@ -122,7 +127,11 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
         return None
     from .diagnosis.execution import of_run
 
-    return of_run(text, exception, vars(session).get("device"))
+    error = of_run(text, exception, vars(session).get("device"))
+    may_be_the_layout = isinstance(error, (PoisonedContextError, ProviderFailureError))
+    if error is not None and may_be_the_layout and "prefer_nhwc" in vars(session).get("options_chosen", {}):
+        error.fixes = (*error.fixes, _OTHER_LAYOUT)
+    return error
 
 
 def refuse(session: Any, error: GPUError) -> None:

@@ -290,17 +290,15 @@ class Bench:
         try:
             weights = find_weights(self._model)
         except Exception as error:  # noqa: BLE001 - a file of another format, or a broken onnx
-            why: str | None = f"its weights cannot be read: {first_line(error)}"
+            reasons: dict[str, str | None] = dict.fromkeys(names, f"its weights cannot be read: {first_line(error)}")
         else:
             if not weights:
                 return ()
-            why = why_untried(weights)
+            reasons = {name: why_untried(name, weights) for name in names}
         if self._plain is None:
-            why = "there are no results of plain run to compare with"
-        if why is not None:
-            self.left_out += [LeftOut(name, None, why) for name in names]
-            return ()
-        return names
+            reasons = dict.fromkeys(names, "there are no results of plain run to compare with")
+        self.left_out += [LeftOut(name, None, why) for name, why in reasons.items() if why is not None]
+        return tuple(name for name, why in reasons.items() if why is None)
 
     def _open(self, **options: Any) -> Any:
         from .session import GPUSession

@@ -61,6 +61,18 @@ def test_options_are_compared_with_none(tmp_path: Path) -> None:
         assert float(figure["notes"][f"{name} / plain"]) > 0
 
 
+def test_layouts_are_compared(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "benchmarks.layouts", "--quick", "--cpu", "--json", str(results)]
+    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
+    child = run_child([*command, "--only", "vgg11-b8"], env=env, deadline=110)
+    assert child.returncode == 0, child.explain()
+    figure = json.loads(results.read_text(encoding="utf-8"))["figures"]["vgg11-b8"]
+    assert len(figure["values"]["ours"]) == 3
+    assert figure["notes"]["chosen"] == []  # on the CPU
+    assert figure["notes"]["largest relative errors"] == {"ours": "0.0e+00"}
+
+
 def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks.thresholds", "--quick", "--cpu", "--json", str(results)]

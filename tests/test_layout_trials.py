@@ -123,15 +123,24 @@ def test_weights_of_a_model(
         change(network)
     found = find_weights(saved(network, tmp_path / "model.onnx"))
     assert found == expected
-    assert (why_untried(found) is None) == (None not in expected)
+    assert (why_untried("channels-last", found) is None) == (None not in expected)
 
 
-@pytest.mark.parametrize(("dtype", "tried"), [(np.float32, True), (np.float16, True), (np.float64, False)])
-def test_types_of_weights(dtype: type, tried: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "last", "fused"),
+    [
+        (np.float32, None, None),
+        (np.float16, None, "illegal instruction"),
+        (np.float64, "of the type double", "of the type double"),
+    ],
+)
+def test_types_of_weights(dtype: type, last: str | None, fused: str | None, tmp_path: Path) -> None:
     network = Network(0, dtype)
     network.conv()
-    why = why_untried(find_weights(saved(network, tmp_path / "model.onnx")))
-    assert why == (None if tried else "weights of a convolution are of the type double")
+    weights = find_weights(saved(network, tmp_path / "model.onnx"))
+    for layout, expected in (("channels-last", last), ("channels-last, biases fused", fused)):
+        why = why_untried(layout, weights)
+        assert why is None if expected is None else why is not None and expected in why
 
 
 def test_every_weight_of_an_old_model_is_an_input_as_well(tmp_path: Path) -> None:

@@ -223,6 +223,26 @@ def test_a_sticky_error_makes_every_session_refuse() -> None:
     assert "type" not in found[7]
 
 
+def test_a_layout_that_was_chosen_can_be_done_without() -> None:
+    """Kernels of cuDNN differ with it, and one of them may be at fault."""
+    found = child("""
+        texts = []
+        for chosen in ({}, {"prefer_nhwc": ("1", "faster")}):
+            for text in ("CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED", "CUDA failure 2: out of memory"):
+                made = session()
+                made.options_chosen = chosen
+                made._sess = failing(C.Fail, text)
+                texts.append(outcome(lambda: made.run(None, FEED)))
+        print(json.dumps([[each["type"], "prefer_nhwc" in each["text"]] for each in texts]))
+    """)
+    assert found == [
+        ["ProviderFailureError", False],
+        ["GPUOutOfMemoryError", False],
+        ["ProviderFailureError", True],
+        ["GPUOutOfMemoryError", False],
+    ]
+
+
 def test_a_sticky_error_that_a_callback_is_told_of_counts_too() -> None:
     found = child("""
         one = session()
