@@ -35,7 +35,7 @@ class FileToWrite(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        existed = path.exists()
+        existed = os.path.exists(path)  # Path.exists raises where a folder may not be searched
         try:
             path.open("ab").close()
             if not existed:
