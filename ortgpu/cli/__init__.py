@@ -74,7 +74,8 @@ def ortgpu(ctx: click.Context) -> int:
     return 0
 
 
-_CANNOT_WRITE = (errno.ENOSPC, errno.EIO, errno.EBADF)  # a full disk; a terminal or a file that is gone
+# A full disk or quota, a limit on files; a terminal or a file that is gone
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ESTALE)
 
 
 def _drop_output() -> None:
