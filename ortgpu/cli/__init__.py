@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.metadata
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from ortgpu import __version__
 from ortgpu.cli import output
 from ortgpu.errors import GPUError
 
@@ -52,11 +52,7 @@ class _Commands(click.Group):
 
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        try:
-            version = importlib.metadata.version("ortgpu")
-        except importlib.metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
-            version = "(not installed)"
-        click.echo(f"ortgpu {version}")
+        click.echo(f"ortgpu {__version__}")  # of this code: another one may be installed, too
         ctx.exit()
 
 
