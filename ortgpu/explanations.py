@@ -164,7 +164,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "imported, as a module with nothing in it.",
             "An image was trimmed of `libonnxruntime_providers_cuda.so`, its largest file. ONNX Runtime lists CUDA as "
             "available all the same.",
-            "A file `onnxruntime.py` of one's own, in the working directory for instance, is imported instead.",
+            "A file `onnxruntime.py`, `numpy.py` or `onnx.py` of one's own, in the working directory for instance, is "
+            "imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
             "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
