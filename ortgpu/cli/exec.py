@@ -61,7 +61,9 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
 def prepare(environment: MutableMapping[str, str]) -> None:
     """Change the variables of a process to be started so that the guard is in force in it."""
     environment["ORTGPU_ENFORCE"] = "1"
-    others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != _STARTUP]
+    given = environment.get("PYTHONPATH", "")
+    # An empty entry is the working directory: PYTHONPATH=$PYTHONPATH:lib has one where the variable was not set.
+    others = [entry for entry in given.split(os.pathsep) if entry != _STARTUP] if given else []
     environment["PYTHONPATH"] = os.pathsep.join([_STARTUP, *others])
 
 
