@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from .background import ForkSafeLock
 from .environment.elf import read_elf, this_machine, wrong_machine
 from .environment.packages import Packages, locate_packages
+from .environment.untranslated import untranslated
 from .environment.wheel import bridge_of
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
 
@@ -171,7 +172,8 @@ def load_lazily_opened(stems: frozenset[str]) -> Runtime:
 
 def _import() -> tuple[ModuleType | None, str | None]:
     try:
-        module = importlib.import_module("onnxruntime")
+        with untranslated():
+            module = importlib.import_module("onnxruntime")
     except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}".removesuffix(": ")
