@@ -102,7 +102,7 @@ class Copier:
         rest = iter(pieces)  # whoever works takes the next
         futures = []
         try:
-            with contextlib.suppress(RuntimeError):  # where the system gives no further thread, fewer work
+            with contextlib.suppress(RuntimeError):  # at the end of the program, when they have ended
                 for _ in range(min(len(pieces), self._threads) - 1):
                     futures.append(self._executor.submit(function, rest))  # noqa: PERF401 - those before a failure count
             function(rest)

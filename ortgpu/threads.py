@@ -6,6 +6,7 @@ threads for as long as it likes: a server that is started in one, say. These end
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -54,6 +55,8 @@ class Threads:
 class Executor(Threads):
     """As concurrent.futures.ThreadPoolExecutor, with up to ``most`` threads, which are started when they are needed.
 
+    Where the system gives not even one, what is submitted is called at once: under a limit of the user or container,
+    and, once the main thread has ended, in Python 3.12.0 and 3.12.1 (CPython issue 113964).
     When nobody refers to it any more, its threads end with what they were given; so they do at the end of the program,
     which waits for them.
     """
@@ -68,22 +71,20 @@ class Executor(Threads):
         weakref.finalize(self, _end, weakref.ref(self), self._tasks)
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Raises RuntimeError: it is closed, or the system gives not even one thread."""
+        """Raises RuntimeError: it is closed."""
         future: Future[Result] = Future()
+        call = _Call(future, function, arguments)
         with self._lock:
             if self._closed:
                 raise RuntimeError("these threads have ended")
             if len(self.threads) < self._most:
-                self._start_another()
-            self.put(_Call(future, function, arguments))
+                with contextlib.suppress(RuntimeError):
+                    self.start(1, self._first)
+            if self.threads:
+                self.put(call)
+                return future
+        call()
         return future
-
-    def _start_another(self) -> None:
-        try:
-            self.start(1, self._first)
-        except RuntimeError:
-            if not self.threads:
-                raise
 
     def close(self) -> None:
         """Wait until everything is done that was given. Closing twice is fine."""

@@ -100,3 +100,17 @@ def test_the_end_of_the_program_waits_for_what_is_computed() -> None:
         begun.wait()
     """)
     assert found == [1, 1, 1]
+
+
+def test_a_map_where_the_system_gives_no_thread() -> None:
+    found = child("""
+        def refuse(*_, **__):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        session = GPUSession(NEG)
+        for name in ("_start_new_thread", "_start_joinable_thread"):
+            if hasattr(threading, name):
+                setattr(threading, name, refuse)
+        results = session.map([*feeds(3), {"wrong": 1}])
+        report([[int(next(results)[0][0]) for _ in range(3)], outcome(lambda: next(results))["type"], threads()])
+    """)
+    assert found == [[0, -1, -2], "ValueError", []]
