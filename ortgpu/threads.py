@@ -56,7 +56,7 @@ class Executor(Threads):
     """As concurrent.futures.ThreadPoolExecutor, with up to ``most`` threads, which are started when they are needed.
 
     Where the system gives not even one, what is submitted is called at once: under a limit of the user or container,
-    and, once the main thread has ended, in Python 3.12.0 and 3.12.1 (CPython issue 113964).
+    and, once the main thread has ended, in Python 3.12.0 to 3.12.2 (CPython pull request 117029).
     When nobody refers to it any more, its threads end with what they were given; so they do at the end of the program,
     which waits for them.
     """
