@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -175,14 +176,9 @@ def _import() -> tuple[ModuleType | None, str | None]:
     except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}".removesuffix(": ")
-    if hasattr(module, "InferenceSession"):
-        return module, None
-    if getattr(module, "__spec__", None) is None:  # no finder of Python made it: a stand-in for tests, say
-        return (
-            None,
-            "AttributeError: this program put a module without InferenceSession into sys.modules['onnxruntime']",
-        )
-    return None, None
+    if not isinstance(getattr(module, "__spec__", None), ModuleSpec):  # no finder of Python made it: a mock, say
+        return None, "TypeError: this program put what is not ONNX Runtime into sys.modules['onnxruntime']"
+    return (module if hasattr(module, "InferenceSession") else None), None
 
 
 def why_unusable(
