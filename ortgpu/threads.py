@@ -67,7 +67,7 @@ class Executor(Threads):
         self._first = first
         self._lock = threading.Lock()
         self._closed = False
-        self.pid = os.getpid()
+        self._pid = os.getpid()
         weakref.finalize(self, _end, weakref.ref(self), self._tasks)
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
@@ -88,6 +88,8 @@ class Executor(Threads):
 
     def close(self) -> None:
         """Wait until everything is done that was given. Closing twice is fine."""
+        if os.getpid() != self._pid:
+            return  # the threads stayed in the process that was forked, and one of them may have held the lock
         with self._lock:
             self._closed = True
         self.stop()
@@ -136,8 +138,8 @@ def _work(tasks: SimpleQueue[Task | None], first: Task | None) -> None:
 
 def _end(executor: weakref.ref[Executor], tasks: SimpleQueue[Task | None]) -> None:
     """Nobody refers to the executor any more, or the program has come to its end: then it waits, or ONNX Runtime would
-    go on computing while the interpreter takes itself apart. In a forked process there is nobody to wait for."""
+    go on computing while the interpreter takes itself apart."""
     tasks.put(None)
     ending = executor()
-    if ending is not None and ending.pid == os.getpid():
+    if ending is not None:
         ending.close()
