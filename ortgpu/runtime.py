@@ -24,6 +24,7 @@ from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackErro
 if TYPE_CHECKING:
     from .environment.cuda import CudaState
     from .preloading import Plan, PreloadReport
+    from .registry import SessionRecord
 
 logger = logging.getLogger("ortgpu")
 
@@ -221,6 +222,7 @@ def why_unusable(
             runtime.provider_error,
             cuda,
             has_collective_ops=runtime.has_collective_ops if collective_operators else None,
+            sessions=_open_sessions(runtime),
         ),
     )
     problems = find_problems(facts)
@@ -237,6 +239,14 @@ def why_unusable(
         evidence=[f"providers in this build: {', '.join(runtime.available_providers or ())}"],
         others=problems,
     )
+
+
+def _open_sessions(runtime: Runtime) -> tuple[SessionRecord, ...]:
+    if runtime.module is None:
+        return ()
+    from .registry import sessions
+
+    return sessions()
 
 
 def why_no_module(runtime: Runtime) -> GPUError:
