@@ -24,7 +24,6 @@ from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackErro
 if TYPE_CHECKING:
     from .environment.cuda import CudaState
     from .preloading import Plan, PreloadReport
-    from .registry import SessionRecord
 
 logger = logging.getLogger("ortgpu")
 
@@ -202,6 +201,7 @@ def why_unusable(
     from .diagnosis import Facts, Observed, Request, find_problems
     from .diagnosis.messages import of_construction
     from .environment.inspection import inspect_environment
+    from .registry import sessions
 
     requested: DeviceRequest = device if isinstance(device, (int, str)) else None
     facts = Facts(
@@ -222,7 +222,7 @@ def why_unusable(
             runtime.provider_error,
             cuda,
             has_collective_ops=runtime.has_collective_ops if collective_operators else None,
-            sessions=_open_sessions(runtime),
+            sessions=sessions(),
         ),
     )
     problems = find_problems(facts)
@@ -239,14 +239,6 @@ def why_unusable(
         evidence=[f"providers in this build: {', '.join(runtime.available_providers or ())}"],
         others=problems,
     )
-
-
-def _open_sessions(runtime: Runtime) -> tuple[SessionRecord, ...]:
-    if runtime.module is None:
-        return ()
-    from .registry import sessions
-
-    return sessions()
 
 
 def why_no_module(runtime: Runtime) -> GPUError:
