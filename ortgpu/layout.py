@@ -1,8 +1,9 @@
 """Which models run faster when the CUDA provider keeps images channels-last (NHWC) and adds biases inside convolutions.
 
-Measured on an H200 with the networks of torchvision (benchmarks/layouts.py measures again): in batches of 64 ResNet, ResNeXt, VGG, GoogLeNet, Inception,
-DenseNet and RegNet take 0.54 to 0.81 of the time. Those with depthwise convolutions (MobileNet, EfficientNet, ConvNeXt)
-take up to 2.6 times as long, those that reshape or transpose on the way (ShuffleNet, ViT, Swin) up to 1.8 times.
+Measured on an H200 with the networks of torchvision (benchmarks/layouts.py measures again): in batches of 64 ResNet,
+ResNeXt, VGG, GoogLeNet, Inception, DenseNet and RegNet take 0.54 to 0.81 of the time. Those with depthwise convolutions
+(MobileNet, EfficientNet, ConvNeXt) take up to 2.6 times as long, those that reshape or transpose on the way
+(ShuffleNet, ViT, Swin) up to 1.8 times.
 
 What is chosen is therefore narrow. And it is only what ONNX Runtime 1.31 converts in full: where it does not know the
 rank of an image, or the version of the operators, it leaves convolutions as they are (layout_transformation.cc). With

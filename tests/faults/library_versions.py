@@ -242,6 +242,7 @@ CASES = in_group(
             (soname("libcudart"), "nvidia-cuda-runtime"),
             lacking_symbols,
             cuda=Cuda(),
+            plain="printed logged",
             after="NoDeviceError",
             slow_fix=False,
         ),
