@@ -693,8 +693,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "The evidence names the process that initialised CUDA.",
             "Plain ONNX Runtime prints `CUDA failure 3: initialization error` and uses the CPU. From 1.29 on a child "
             "that was forked after its import does not end either: it waits for the thread of its telemetry, which "
-            "`ORT_DISABLE_TELEMETRY=1` keeps from starting. Where ortgpu opened a session, the child ends; one of uWSGI "
-            "where that was told to `--py-call-osafterfork`.",
+            "`ORT_DISABLE_TELEMETRY=1` keeps from starting. Where ortgpu opened a session, the child ends; one of "
+            "uWSGI where that was told to `--py-call-osafterfork`.",
         ),
         (
             'Start processes by spawning: `multiprocessing.set_start_method("spawn")`.',
