@@ -206,9 +206,12 @@ def _foreign_dependency(file: Candidate) -> str | None:
 
 
 def _not_found_for(file: Candidate) -> str | None:
-    """The library that the loader did not find when it opened this file."""
-    match = re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", file.problem or "")
-    return match[1] if match else None
+    """The library that the loader did not find, or would not, if it opened this file."""
+    name = r"(lib[\w.+-]+\.so[\w.]*)"
+    match = re.match(
+        rf"{name}: cannot open shared object|links {name}, of which there are only damaged", file.problem or ""
+    )
+    return match[1] or match[2] if match else None
 
 
 def _evidence(library: MissingLibrary) -> list[str]:
