@@ -686,14 +686,16 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "ortgpu, before anything hangs. `creator_pid` and `pid` are the two processes.",
         (
             "`multiprocessing` with its fork method, which is the default on Linux before Python 3.14.",
-            "A server that loads the application before it forks: `gunicorn --preload`, celery's prefork pool.",
+            "A server that loads the application before it forks: `gunicorn --preload`, uWSGI without `--lazy-apps`, "
+            "celery's prefork pool.",
             "A DataLoader with workers, after a session was opened in the parent.",
         ),
         (
             "The evidence names the process that initialised CUDA.",
             "Plain ONNX Runtime prints `CUDA failure 3: initialization error` and uses the CPU. From 1.29 on a child "
             "that was forked after its import does not end either: it waits for the thread of its telemetry, which "
-            "`ORT_DISABLE_TELEMETRY=1` keeps from starting. Where ortgpu opened a session, the child ends.",
+            "`ORT_DISABLE_TELEMETRY=1` keeps from starting. Where ortgpu opened a session, the child ends; one of "
+            "uWSGI where that was told to `--py-call-osafterfork`.",
         ),
         (
             'Start processes by spawning: `multiprocessing.set_start_method("spawn")`.',

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -177,14 +178,9 @@ def _import() -> tuple[ModuleType | None, str | None]:
     except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}".removesuffix(": ")
-    if hasattr(module, "InferenceSession"):
-        return module, None
-    if getattr(module, "__spec__", None) is None:  # no finder of Python made it: a stand-in for tests, say
-        return (
-            None,
-            "AttributeError: this program put a module without InferenceSession into sys.modules['onnxruntime']",
-        )
-    return None, None
+    if not isinstance(getattr(module, "__spec__", None), ModuleSpec):  # no finder of Python made it: a mock, say
+        return None, "TypeError: this program put what is not ONNX Runtime into sys.modules['onnxruntime']"
+    return (module if hasattr(module, "InferenceSession") else None), None
 
 
 def why_unusable(
@@ -207,6 +203,7 @@ def why_unusable(
     from .diagnosis import Facts, Observed, Request, find_problems
     from .diagnosis.messages import of_construction
     from .environment.inspection import inspect_environment
+    from .registry import sessions
 
     requested: DeviceRequest = device if isinstance(device, (int, str)) else None
     facts = Facts(
@@ -227,6 +224,7 @@ def why_unusable(
             runtime.provider_error,
             cuda,
             has_collective_ops=runtime.has_collective_ops if collective_operators else None,
+            sessions=sessions(),
         ),
     )
     problems = find_problems(facts)

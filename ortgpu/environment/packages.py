@@ -213,6 +213,8 @@ def _find_onnxruntime(places: Sequence[Place]) -> _Package:
 
 def _loaded_onnxruntime() -> _Package | None:
     module = sys.modules.get("onnxruntime")
+    if not isinstance(getattr(module, "__spec__", None), importlib.machinery.ModuleSpec):
+        return None  # nothing was loaded: it is what tests put in its place, and a mock has any attribute
     file, path = getattr(module, "__file__", None), getattr(module, "__path__", None)
     try:
         if path is not None and isinstance(file, str):
