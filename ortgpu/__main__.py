@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+
+_NEEDED = ("rich", "click")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -13,17 +16,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         from ortgpu.cli import run  # not at the top: a process that pickles by this module's name needs no command line
-    except ImportError as error:
-        return _without_command_line(error)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        in_the_way = _in_the_way()
+        if in_the_way is None and not isinstance(error, ImportError):
+            raise
+        return _without_command_line(error, in_the_way)
     return run(sys.argv[1:] if argv is None else list(argv))
 
 
-def _without_command_line(error: ImportError) -> int:
+def _in_the_way() -> str | None:
+    """A file that is imported under the name of what the command line needs, and that is installed elsewhere."""
+    import importlib.metadata
+    from importlib.machinery import PathFinder
+
+    for name in _NEEDED:
+        spec = PathFinder.find_spec(name)
+        try:
+            installed = str(importlib.metadata.distribution(name).locate_file(f"{name}/__init__.py"))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found = spec.origin if spec is not None and spec.has_location else None
+        if found is not None and os.path.exists(installed) and not os.path.samefile(found, installed):
+            return found
+    return None
+
+
+def _without_command_line(error: Exception, in_the_way: str | None) -> int:
     """rich or click is missing, or something else of that name is in the way; what shows errors needs them too."""
     from ortgpu.environment.installer import read_installer
 
-    install = f"{read_installer().install} --upgrade rich click"
-    sys.stderr.write(f"ortgpu: its command line cannot be imported: {error}\nTo fix it:\n    {install}\n")
+    if in_the_way is not None:
+        fix = f"rename {in_the_way}, or take its folder off the search path of this program"
+    else:
+        fix = f"{read_installer().install} --upgrade {' '.join(_NEEDED)}"
+    sys.stderr.write(f"ortgpu: its command line cannot be imported: {error}\nTo fix it:\n    {fix}\n")
     return 1
 
 

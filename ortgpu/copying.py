@@ -11,7 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,13 @@ import numpy as np
 
 from .background import ForkSafeLock
 from .cudart import CudaRuntime, Stream
+from .threads import Executor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _creating = ForkSafeLock()
-_executors: weakref.WeakValueDictionary[tuple[int, int], ThreadPoolExecutor] = weakref.WeakValueDictionary()
+_executors: weakref.WeakValueDictionary[tuple[int, int], Executor] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Copier:
         rest = iter(pieces)  # whoever works takes the next
         futures = []
         try:
-            with contextlib.suppress(RuntimeError):  # where the system gives no further thread, fewer work
+            with contextlib.suppress(RuntimeError):  # at the end of the program, when they have ended
                 for _ in range(min(len(pieces), self._threads) - 1):
                     futures.append(self._executor.submit(function, rest))  # noqa: PERF401 - those before a failure count
             function(rest)
@@ -159,11 +160,11 @@ def _address_of(array: NDArray[Any]) -> int:
     return address
 
 
-def _shared_executor(threads: int) -> ThreadPoolExecutor:
+def _shared_executor(threads: int) -> Executor:
     """Its threads end when nobody refers to it any more; those of a parent process are not in its child."""
     with _creating:
         key = os.getpid(), threads
         executor = _executors.get(key)
         if executor is None:
-            executor = _executors[key] = ThreadPoolExecutor(threads, "ortgpu-copy")
+            executor = _executors[key] = Executor(threads, "ortgpu-copy")
         return executor

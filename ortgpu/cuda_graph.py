@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ from .errors import GPUError, ProviderRequestError, manual
 from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
 from .lifetime import anew
 from .staging import onnxruntimes_run
+from .threads import Executor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,7 +113,7 @@ class CapturingSession:
         self._unusable: GPUError | None = None
         # The thread must not refer to this object: it would not be let go.
         self._run_in = run_in = {threading.main_thread().ident}
-        self._executor = ThreadPoolExecutor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
+        self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
         # The C++ session uses it to its end, which metadata that a caller keeps may delay.
         weakref.finalize(inner, _let_go_of, stream).atexit = False
@@ -151,7 +152,7 @@ class CapturingSession:
         """Wait for the run under way, and give the buffers back; later runs raise ``error``."""
         with self._lock:
             self._unusable = error
-        self._executor.shutdown()
+        self._executor.close()
         self._let_go()
 
     def _let_go(self) -> None:

@@ -164,7 +164,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "imported, as a module with nothing in it.",
             "An image was trimmed of `libonnxruntime_providers_cuda.so`, its largest file. ONNX Runtime lists CUDA as "
             "available all the same.",
-            "A file `onnxruntime.py` of one's own, in the working directory for instance, is imported instead.",
+            "A file `onnxruntime.py`, `numpy.py` or `onnx.py` of one's own, in the working directory for instance, is "
+            "imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
             "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
@@ -685,14 +686,16 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "ortgpu, before anything hangs. `creator_pid` and `pid` are the two processes.",
         (
             "`multiprocessing` with its fork method, which is the default on Linux before Python 3.14.",
-            "A server that loads the application before it forks: `gunicorn --preload`, celery's prefork pool.",
+            "A server that loads the application before it forks: `gunicorn --preload`, uWSGI without `--lazy-apps`, "
+            "celery's prefork pool.",
             "A DataLoader with workers, after a session was opened in the parent.",
         ),
         (
             "The evidence names the process that initialised CUDA.",
             "Plain ONNX Runtime prints `CUDA failure 3: initialization error` and uses the CPU. From 1.29 on a child "
             "that was forked after its import does not end either: it waits for the thread of its telemetry, which "
-            "`ORT_DISABLE_TELEMETRY=1` keeps from starting. Where ortgpu opened a session, the child ends.",
+            "`ORT_DISABLE_TELEMETRY=1` keeps from starting. Where ortgpu opened a session, the child ends; one of "
+            "uWSGI where that was told to `--py-call-osafterfork`.",
         ),
         (
             'Start processes by spawning: `multiprocessing.set_start_method("spawn")`.',

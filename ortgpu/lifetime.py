@@ -99,6 +99,12 @@ def explained(session: Any, error: Exception) -> Exception:
         return anew(inner.error)
     if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
         return error  # of the arguments, or out of the caller's own objects
+    creator = initialised_in()
+    if creator not in (None, os.getpid()) and _is_on_gpu(session):  # by a server that forks without telling Python
+        forked_unseen = _forked(creator)
+        _refuse_all(forked_unseen)
+        forked_unseen.__cause__ = error
+        return forked_unseen
     found = _found(session, str(error), type(error).__name__)
     if found is None:
         return error
@@ -180,7 +186,7 @@ def forked(summary: str, evidence: str, creator: int) -> ForkedSessionError:
         evidence=[evidence],
         fixes=[
             python('multiprocessing.set_start_method("spawn")'),
-            manual("or open the first session after the fork (gunicorn without --preload)"),
+            manual("or open the first session after the fork (gunicorn without --preload, uWSGI with --lazy-apps)"),
         ],
         creator_pid=creator,
         pid=os.getpid(),

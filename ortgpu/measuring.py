@@ -315,6 +315,9 @@ class Bench:
     def _open_plain(self) -> _Way:
         import onnxruntime
 
+        from .guard import uninstall
+
+        uninstall()  # with ORTGPU_ENFORCE=1 it would be a GPUSession, compared with itself
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors: what it warns of belongs to no measurement
         device = self.session.device

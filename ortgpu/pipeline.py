@@ -11,11 +11,12 @@ import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from . import lifetime
 from .pinned import is_to_be_staged, memory_of
+from .threads import Executor
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -62,7 +63,7 @@ def _captured_in_order(
 
     What is not to be staged goes straight there: the way through two threads takes longer than many a replay.
     """
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="ortgpu-map") as executor:
+    with Executor(THREADS, "ortgpu-map") as executor:
 
         def submit(feed: Any) -> Future[Result]:
             capturing = session._capturing
@@ -98,7 +99,7 @@ def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) 
 def _in_threads(
     function: Callable[[Feed], Result], feeds: Iterator[Feed], in_flight: int, threads: int
 ) -> Iterator[Result]:
-    with ThreadPoolExecutor(threads, thread_name_prefix="ortgpu-map") as executor:
+    with Executor(threads, "ortgpu-map") as executor:
         yield from results_of(lambda feed: executor.submit(function, feed), feeds, in_flight)
 
 

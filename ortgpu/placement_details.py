@@ -110,9 +110,11 @@ def explain_placement(
         if ended.returncode is None:
             raise _not_started(ended.errors)
         log = ended.errors
-        if not ended.ok:
+        graph = os.path.join(folder, "graph.json")
+        # In a process that ignores SIGCHLD, or in which somebody else waits for every child, each has ended with 0
+        if not ended.ok or not os.path.exists(graph):
             raise _failure(folder, log)
-        with open(os.path.join(folder, "graph.json"), encoding="utf-8") as file:
+        with open(graph, encoding="utf-8") as file:
             found = json.load(file)
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     placed = [PlacedNode(**node) for node in found["placed"]]

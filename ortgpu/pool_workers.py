@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from queue import SimpleQueue
+from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
 from . import registry
@@ -16,55 +14,25 @@ from .background import Task
 from .devices import DeviceRequest, check_form, ordinal_of
 from .environment.cuda import initialise
 from .errors import GPUError, ProviderRequestError, manual
+from .threads import Threads
 
 # With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
 _THREADS_PER_DEVICE = 3
 
 
-class Worker:
+class Worker(Threads):
     """A session, and the threads that call it. ``place``: which of the pool's devices it is on."""
 
     def __init__(self, session: Any, place: int) -> None:
+        super().__init__(f"ortgpu-pool-{place}")
         self.session = session
         self.place = place
         self.busy = 0  # requests at work
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.threads: list[threading.Thread] = []
-
-    def start(self, capacity: int) -> None:
-        """Raises RuntimeError where the system gives no further thread."""
-        for _ in range(capacity):
-            # Daemons: whoever forgets to close the pool must not wait for them at the end of the program.
-            thread = threading.Thread(target=_work, args=(self._tasks,), name=f"ortgpu-pool-{self.place}", daemon=True)
-            self.threads.append(thread)
-            thread.start()
 
     @property
     def capacity(self) -> int:
         """How many requests it can work at."""
         return len(self.threads)
-
-    def put(self, task: Callable[[], None]) -> None:
-        """Have a thread call ``task``, which must not raise."""
-        self._tasks.put(task)
-
-    def stop(self) -> None:
-        """Let the threads end when what they were given is done."""
-        self._tasks.put(None)
-
-    def wait(self) -> None:
-        """Until the threads have ended."""
-        for thread in self.threads:
-            if thread.is_alive() and thread is not threading.current_thread():  # a callback of a future may close
-                thread.join()
-
-
-def _work(tasks: SimpleQueue[Callable[[], None] | None]) -> None:
-    """The threads know neither pool nor session, so that a pool that nobody refers to any more is let go."""
-    while (task := tasks.get()) is not None:
-        task()
-        del task  # it holds the pool, and a request's arrays
-    tasks.put(None)  # for the next one
 
 
 def open_workers(

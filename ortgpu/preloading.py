@@ -31,6 +31,7 @@ from .environment.libraries import (
 )
 from .environment.mapped import read_mapped_libraries
 from .environment.packages import Packages, locate_packages
+from .environment.untranslated import untranslated
 from .environment.wheel import ProviderLibrary, bridge_of, read_provider
 
 logger = logging.getLogger("ortgpu")
@@ -125,6 +126,7 @@ class Plan:
     resolutions: tuple[Resolution, ...]
 
 
+@untranslated()
 def plan(
     packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True
 ) -> Plan | PreloadReport:
@@ -263,7 +265,8 @@ def open_library(path: str, mode: int = 0) -> str | None:
     if path in _handles:
         return None
     logger.debug(OPENING, path)
-    error = _load_without_interpreter_lock(path, mode)
+    with untranslated():
+        error = _load_without_interpreter_lock(path, mode)
     if error is not None:
         return error
     try:

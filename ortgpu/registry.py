@@ -37,7 +37,7 @@ class SessionRecord:
             constructors; None for a kind of "unguarded".
         pid: the process that created it; None for a kind of "unguarded".
         alive: False for a session of which only the error that its use raises is left: in a forked child those of its
-            parent, and after a sticky CUDA error all that were verified.
+            parent that are on a GPU, and after a sticky CUDA error all that were verified.
     """
 
     model: str
@@ -101,15 +101,14 @@ def sessions() -> tuple[SessionRecord, ...]:
     force are found by walking all objects of the interpreter, which takes as long as a garbage collection: this is for
     diagnosis, not for a loop. Not seen: sessions of other languages in this process, and of other processes.
     """
-    pid = os.getpid()
     known = [(entry, entry.session()) for entry in sorted(_entries.values(), key=lambda entry: entry.number)]
-    records = [_describe(session, entry, pid) for entry, session in known if session is not None and _is_open(session)]
+    records = [_describe(session, entry) for entry, session in known if session is not None and _is_open(session)]
     seen = {id(session) for _, session in known}
-    records += [_describe(found, None, pid) for found in _all_instances() if id(found) not in seen and _is_open(found)]
+    records += [_describe(found, None) for found in _all_instances() if id(found) not in seen and _is_open(found)]
     return tuple(records)
 
 
-def _describe(session: Any, entry: _Entry | None, pid: int) -> SessionRecord:
+def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
     held = vars(session)
     providers = tuple(held.get("_providers") or ())
     device, placement = held.get("device"), held.get("placement")
@@ -126,7 +125,7 @@ def _describe(session: Any, entry: _Entry | None, pid: int) -> SessionRecord:
         kind=entry.kind if entry is not None else "unguarded",
         created_by=entry.created_by if entry is not None else None,
         pid=entry.pid if entry is not None else None,
-        alive=(entry is None or entry.pid == pid) and not isinstance(held.get("_sess"), Refusal),
+        alive=not isinstance(held.get("_sess"), Refusal),
     )
 
 

@@ -11,12 +11,14 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .background import ForkSafeLock
 from .environment.elf import read_elf, this_machine, wrong_machine
 from .environment.packages import Packages, locate_packages
+from .environment.untranslated import untranslated
 from .environment.wheel import bridge_of
 from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
 
@@ -171,18 +173,14 @@ def load_lazily_opened(stems: frozenset[str]) -> Runtime:
 
 def _import() -> tuple[ModuleType | None, str | None]:
     try:
-        module = importlib.import_module("onnxruntime")
+        with untranslated():
+            module = importlib.import_module("onnxruntime")
     except Exception as error:
         logger.debug("import onnxruntime failed", exc_info=True)
         return None, f"{type(error).__name__}: {error}".removesuffix(": ")
-    if hasattr(module, "InferenceSession"):
-        return module, None
-    if getattr(module, "__spec__", None) is None:  # no finder of Python made it: a stand-in for tests, say
-        return (
-            None,
-            "AttributeError: this program put a module without InferenceSession into sys.modules['onnxruntime']",
-        )
-    return None, None
+    if not isinstance(getattr(module, "__spec__", None), ModuleSpec):  # no finder of Python made it: a mock, say
+        return None, "TypeError: this program put what is not ONNX Runtime into sys.modules['onnxruntime']"
+    return (module if hasattr(module, "InferenceSession") else None), None
 
 
 def why_unusable(
@@ -205,6 +203,7 @@ def why_unusable(
     from .diagnosis import Facts, Observed, Request, find_problems
     from .diagnosis.messages import of_construction
     from .environment.inspection import inspect_environment
+    from .registry import sessions
 
     requested: DeviceRequest = device if isinstance(device, (int, str)) else None
     facts = Facts(
@@ -225,6 +224,7 @@ def why_unusable(
             runtime.provider_error,
             cuda,
             has_collective_ops=runtime.has_collective_ops if collective_operators else None,
+            sessions=sessions(),
         ),
     )
     problems = find_problems(facts)

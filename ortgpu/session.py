@@ -57,7 +57,7 @@ class GPUSession(ThroughputMethods):
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
-        pinned_memory_limit: bytes of host memory that ``run``, ``map`` and ``pinned_empty`` may pin together, 2 GiB
+        pinned_memory_limit: bytes of host memory that runs, captured ones too, and ``pinned_empty`` may pin, 2 GiB
             unless given. ``run`` keeps as much ordinary memory for results at most. With 0 it copies nothing itself.
 
     Raises:
@@ -81,7 +81,8 @@ class GPUSession(ThroughputMethods):
     that the installed release knows, not registered libraries, initialisers or overrides of free dimensions, which
     cannot be read back.
 
-    Not promised: that two runs give the same bits.
+    Not promised: that two runs give the same bits, or those of plain ONNX Runtime: ``options_chosen`` has the provider
+    options that are set where the caller set none, each with its value and the reason.
     """
 
     device: Device

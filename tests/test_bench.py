@@ -46,6 +46,21 @@ def fixed(tmp_path: Path) -> Path:
     return write_model(tmp_path / "fixed.onnx", "g (float[3, 4] x) => (float[3, 4] y) { y = Relu(x) }")
 
 
+def test_plain_is_not_guarded(model: Path) -> None:
+    """On a GPU, ORTGPU_ENFORCE would have a GPUSession compared with itself."""
+    code = f"""
+from ortgpu import guard
+from ortgpu.__main__ import main
+main(["bench", {str(model)!r}, "--allow-cpu", "--rounds", "5", "--batch", "1"])
+print(guard.is_enforced())
+"""
+    environment = {**os.environ, **NO_GPU, "ORTGPU_ENFORCE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr
+
+
 # What is refused
 
 

@@ -215,9 +215,12 @@ def test_a_module_called_numpy_is_not_blamed_on_the_installed_one(lab: Lab) -> N
     assert played(lab, f"{broken}; os.rename('numpy.py', 'mine.py')").type == MENDED
 
 
-@pytest.mark.parametrize("stand_in", ["types.ModuleType('onnxruntime')", "None"])
+@pytest.mark.parametrize(
+    "stand_in", ["types.ModuleType('onnxruntime')", "None", "mock.MagicMock()", "mock.create_autospec(onnxruntime)"]
+)
 def test_a_stand_in_for_onnxruntime_is_not_blamed_on_the_package(lab: Lab, stand_in: str) -> None:
-    broken = f"import sys, types; sys.modules['onnxruntime'] = {stand_in}"
+    imports = "import sys, types; from unittest import mock" + ("; import onnxruntime" if "(onnx" in stand_in else "")
+    broken = f"{imports}; sys.modules['onnxruntime'] = {stand_in}"
     error = played(lab, broken)
     assert error.type == "BrokenPackageError", error.text
     assert "sys.modules" in error.text

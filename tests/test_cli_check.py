@@ -115,6 +115,16 @@ def test_a_page_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
     assert is_clean(result)
     assert "cannot be written: No such file or directory" in result.stderr
     assert result.stdout == ""
+    result = ortgpu("check", "--html", str(tmp_path / f"{'a' * 300}.html"), "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 2, result
+    assert "cannot be written: File name too long" in result.stderr
+
+
+def test_a_link_to_a_page_that_is_not_there_yet_stays(tmp_path: Path) -> None:
+    link = tmp_path / "latest.html"
+    link.symlink_to("page.html")
+    assert ortgpu("check", "--runs", "0", "--html", str(link), "--allow-cpu", env=NO_GPU).returncode == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["latest.html"]
 
 
 def test_check_json_on_the_cpu() -> None:

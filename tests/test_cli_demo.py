@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -54,6 +56,26 @@ def test_demo_compares_results(
     monkeypatch.setattr(demo, "_open_and_compare", lambda _: (found, difference, None))
     assert main(["demo"]) == code
     assert ("On the GPU, verified." in capsys.readouterr().out) is (code == 0)
+
+
+def test_the_plain_program_is_not_guarded() -> None:
+    """ORTGPU_ENFORCE is set for good in many an image."""
+    alone, _, ours = ortgpu("demo", env={**NO_GPU, "ORTGPU_ENFORCE": "1"}).stdout.partition("2. GPUSession")
+    assert "no exception says so" in alone
+    assert "Raised instead of running on the CPU unnoticed." in ours
+
+
+def test_no_room_for_the_model() -> None:
+    code = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+from ortgpu.__main__ import main
+raise SystemExit(main(["demo"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 1, done
+    assert "a folder for the model is needed, such as TMPDIR can name: " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def observe(**options: Any) -> plain.PlainResult:

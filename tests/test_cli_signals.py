@@ -62,6 +62,14 @@ sys.exit(cli.run(["demo"]))
     hanging.is_ended_with(code, number, 128 + number)
 
 
+def test_an_interrupt_while_it_is_being_imported(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parent.parent)])
+    command = [sys.executable, "-m", "ortgpu", "explain"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with another one")
 def test_a_process_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
     """It has no say in it: by the kernel, for want of memory, for instance."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +81,14 @@ def test_disk_without_room() -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(b"ortgpu: the output cannot be written: ")
     assert b"Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limits")
+def test_files_that_must_be_small(tmp_path: Path) -> None:
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); from ortgpu.__main__ import main; "
+    code += f"raise SystemExit(main({list(LOOK)!r}))"
+    with (tmp_path / "report").open("wb") as small:
+        command = [sys.executable, "-c", code]
+        result = subprocess.run(command, stdout=small, stderr=subprocess.PIPE, timeout=100, check=False)
+    assert result.returncode == 1
+    assert result.stderr == b"ortgpu: the output cannot be written: File too large\n"

@@ -82,6 +82,16 @@ def test_the_environments_own_sitecustomize_is_run(machine: Machine, tmp_path: P
     assert result.stdout.split() == [str(tmp_path / "sitecustomize.py")] * 2
 
 
+@pytest.mark.parametrize("path", ["{root}:", ":{root}", "{root}::/absent"])
+def test_an_empty_entry_stays_the_working_directory(machine: Machine, tmp_path: Path, path: str) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "app.py").write_text("import of_the_project", encoding="utf-8")
+    (tmp_path / "of_the_project.py").write_text("print('found')", encoding="utf-8")
+    environment: dict[str, str | None] = {"PYTHONPATH": path.format(root=ROOT)}
+    result = machine.run(argv=[*EXEC, "python", "scripts/app.py"], cwd=tmp_path, env=environment).ok()
+    assert result.stdout == "found\n"
+
+
 @pytest.mark.parametrize("code", [0, 3, 255])
 def test_exit_code_is_that_of_the_program(run_exec: Callable[..., ChildResult], code: int) -> None:
     result = run_exec("python", "-c", f"raise SystemExit({code})")
@@ -125,7 +135,7 @@ def test_programs_that_cannot_be_started(run_exec: Callable[..., ChildResult], c
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("argv", [["exec"], ["exec", "--"], ["exec", "--", "python", "-I", "x.py"]])
+@pytest.mark.parametrize("argv", [["exec"], ["exec", "--"], ["exec", "--", ""], ["exec", "--", "python", "-I", "x.py"]])
 def test_wrong_usage(machine: Machine, argv: list[str]) -> None:
     result = machine.run(argv=["-m", "ortgpu", *argv])
     assert result.returncode == 2
@@ -173,9 +183,10 @@ def test_variables_of_exec() -> None:
     prepare(environment)
     prepare(environment)
     assert environment == {"PYTHONPATH": f"{STARTUP}:/theirs", "OTHER": "1", "ORTGPU_ENFORCE": "1"}
-    environment = {}
-    prepare(environment)
-    assert environment["PYTHONPATH"] == str(STARTUP)
+    for unset in ({}, {"PYTHONPATH": ""}):
+        environment = dict[str, str](unset)
+        prepare(environment)
+        assert environment["PYTHONPATH"] == str(STARTUP)
 
 
 def test_startup_file_costs_nothing() -> None:

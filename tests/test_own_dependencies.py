@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,3 +60,19 @@ def test_without_its_command_line(lab: Lab, name: str) -> None:
     assert command.endswith("pip install --upgrade rich click")
     shown = subprocess.run(f"{command} --help", shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 0, shown.stderr
+
+
+SHADOWS = ["raise RuntimeError('no such thing')", "answer = 42"]
+
+
+@pytest.mark.parametrize("text", SHADOWS)
+@pytest.mark.parametrize("name", ["rich", "click", "onnx", "numpy"])
+def test_a_file_of_the_users_own_is_in_the_way(lab: Lab, tmp_path: Path, name: str, text: str) -> None:
+    """`click.py` beside the program: installing what is installed already would not help."""
+    stray = tmp_path / f"{name}.py"
+    stray.write_text(text, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parent.parent)])
+    result = lab.machine().run(argv=["-m", "ortgpu", "check"], env={"PYTHONPATH": path})
+    assert result.returncode == 1
+    assert f"rename {stray}, or take its folder off the search path" in result.output
+    assert "install --" not in result.output

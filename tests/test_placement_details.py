@@ -17,6 +17,7 @@ import pytest
 from ortgpu.placement import NO_KERNEL, PREFERRED, PlacedNode
 from ortgpu.placement_details import PlacementDetails, details_from, explain_placement
 from ortgpu.placement_page import render, segments
+from tests.cpu_session import child
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
@@ -163,3 +164,13 @@ def test_a_machine_without_a_gpu_gives_the_error_of_a_session(tmp_path: Path) ->
     with pytest.raises(GPUError) as raised:
         explain_placement(RELU)
     assert raised.value.code == "driver-not-found"
+
+
+def test_in_a_process_that_is_not_told_how_its_children_end() -> None:
+    found = child("""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        session = GPUSession(NEG)
+        del os.environ["ORTGPU_ALLOW_CPU"]  # the child is to fail
+        report(outcome(session.explain_placement))
+    """)
+    assert found["type"] in ("DriverNotFoundError", "NoDeviceError")

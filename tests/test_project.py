@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -151,6 +152,17 @@ def test_version_is_one(pyproject: dict[str, Any], capsys: pytest.CaptureFixture
     assert getattr(ortgpu, "__version__", version) == version
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"ortgpu {version}\n"
+
+
+def test_version_is_that_of_the_code_and_not_of_another_one(tmp_path: Path) -> None:
+    """A source tree on PYTHONPATH stands before what is installed."""
+    metadata = tmp_path / "ortgpu-99.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ortgpu\nVersion: 99\n", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-m", "ortgpu", "--version"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=60, check=True)
+    assert done.stdout.decode().split() == ["ortgpu", ortgpu.__version__]
 
 
 def test_console_script_is_the_module() -> None:

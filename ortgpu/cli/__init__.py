@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.metadata
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from ortgpu import __version__
 from ortgpu.cli import output
 from ortgpu.errors import GPUError
 
@@ -52,11 +52,7 @@ class _Commands(click.Group):
 
 def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        try:
-            version = importlib.metadata.version("ortgpu")
-        except importlib.metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
-            version = "(not installed)"
-        click.echo(f"ortgpu {version}")
+        click.echo(f"ortgpu {__version__}")  # of this code: another one may be installed, too
         ctx.exit()
 
 
@@ -74,7 +70,8 @@ def ortgpu(ctx: click.Context) -> int:
     return 0
 
 
-_CANNOT_WRITE = (errno.ENOSPC, errno.EIO, errno.EBADF)  # a full disk; a terminal or a file that is gone
+# A full disk or quota, a limit on files; a terminal or a file that is gone
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ESTALE)
 
 
 def _drop_output() -> None:

@@ -137,11 +137,13 @@ def _open_and_run(
     model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int, given: Path | None
 ) -> SessionReport:
     from ortgpu import GPUSession
-    from ortgpu.cli import inputs, report
+    from ortgpu.cli import report
     from ortgpu.cli.model import example_model
 
     source = str(model) if model else example_model()
     with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu) as session:
+        from ortgpu.cli import inputs  # it needs NumPy: what is wrong with that, the session says better
+
         if runs == 0:
             return report.read(session, None, runs)
         declared = session.get_inputs()

@@ -42,7 +42,9 @@ def demo(timeout: float) -> int:
     try:
         with signals.as_exceptions():
             alone = plain.observe(model, BATCH, LAYERS[0], timeout=timeout)
-    except FileNotFoundError as error:  # by tempfile
+    except GPUError:  # some are an OSError
+        raise
+    except OSError as error:  # no folder, or one without room for it
         raise click.ClickException(f"a folder for the model is needed, such as TMPDIR can name: {error}") from None
     _show_plain(console, alone)
 

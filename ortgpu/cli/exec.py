@@ -41,6 +41,8 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
 
     Not reached: interpreters that ignore PYTHONPATH (python -I, -E, -S), and programs that do not use Python.
     """
+    if not command[0]:  # "$APP" where nothing set it
+        raise click.UsageError("COMMAND is empty")
     refuse_the_deaf(command)
     environment = dict(os.environ)
     prepare(environment)
@@ -59,7 +61,9 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
 def prepare(environment: MutableMapping[str, str]) -> None:
     """Change the variables of a process to be started so that the guard is in force in it."""
     environment["ORTGPU_ENFORCE"] = "1"
-    others = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != _STARTUP]
+    given = environment.get("PYTHONPATH", "")
+    # An empty entry is the working directory: PYTHONPATH=$PYTHONPATH:lib has one where the variable was not set.
+    others = [entry for entry in given.split(os.pathsep) if entry != _STARTUP] if given else []
     environment["PYTHONPATH"] = os.pathsep.join([_STARTUP, *others])
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from ortgpu.diagnosis.model import onnx_broken
 from ortgpu.environment.inspection import inspect_environment
+from ortgpu.runtime import load_runtime, why_no_module
 
 LAYERS = (256, 512, 512, 16)  # features in, hidden, hidden, out
 BATCH = 32
@@ -17,13 +18,15 @@ def example_model() -> bytes:
     Opset 17 and IR version 8 are old enough for ONNX Runtime 1.18, whatever the installed ``onnx`` would write.
 
     Raises:
-        BrokenPackageError: onnx cannot be imported.
+        BrokenPackageError: NumPy or onnx cannot be imported.
     """
-    import numpy as np
-
     try:
+        import numpy as np
         from onnx import TensorProto, helper, numpy_helper
     except Exception as error:
+        runtime = load_runtime()
+        if runtime.module is None:  # which needs NumPy too
+            raise why_no_module(runtime) from error
         said = f"{type(error).__name__}: {error}"
         raise onnx_broken(inspect_environment(), "the example model cannot be made", said) from error
 

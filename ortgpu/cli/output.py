@@ -35,13 +35,13 @@ class FileToWrite(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        existed = path.exists()
+        existed = os.path.exists(path)  # Path.exists raises where a folder may not be searched
         try:
             path.open("ab").close()
+            if not existed:
+                os.unlink(os.path.realpath(path))  # not the link that may lead there
         except OSError as error:
             self.fail(f"{str(path)!r} cannot be written: {error.strerror}", param, ctx)
-        if not existed:
-            path.unlink()
         return path
 
 

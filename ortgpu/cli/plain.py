@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -55,9 +56,10 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
         program.write_text(_PROGRAM, encoding="utf-8")
         path.write_bytes(model)
         request = json.dumps([str(path), batch, width, REQUEST, str(result)])
+        environ = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
         ended = None
         try:
-            child = run([interpreter(), str(program), request], timeout=timeout, together=True)
+            child = run([interpreter(), str(program), request], timeout=timeout, environ=environ, together=True)
         except FileNotFoundError as error:
             child = Ended(None, "", str(error))
         if child.returncode is None:

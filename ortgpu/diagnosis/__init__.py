@@ -215,6 +215,8 @@ def request_for(model: ModelFacts | None) -> Request:
 
 
 def _observed(result: ProbeResult) -> Observed:
+    from ..registry import sessions
+
     imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
     providers = imported.data.get("providers") if imported is not None else None
     return Observed(
@@ -225,6 +227,7 @@ def _observed(result: ProbeResult) -> Observed:
         provider_error=provider.detail if provider is not None and not provider.ok else None,
         cuda=result.cuda,
         probe=result,
+        sessions=sessions(),
     )
 
 

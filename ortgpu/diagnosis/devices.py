@@ -20,7 +20,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import releases, remedies
+from . import memory, releases, remedies
 from .cuda_codes import name_of
 from .facts import Facts
 
@@ -226,11 +226,13 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
     free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
     if gpu is not None and free is not None and total is not None:
         evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
+    own = memory.on_gpu(facts.observed.sessions, gpu.uuid if gpu is not None else None)
     return InsufficientDeviceMemoryError(
         "the GPU has too little free memory to open this session"
         + (f": {requested} bytes were asked for" if requested else ""),
-        evidence=evidence,
+        evidence=[*evidence, *memory.named(own)],
         fixes=[
+            *([memory.close_those_that_are_done_with()] if own else []),
             manual(
                 "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
             ),

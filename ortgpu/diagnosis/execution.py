@@ -22,6 +22,7 @@ from ..errors import (
     UnsupportedDeviceError,
     manual,
 )
+from . import memory
 from .cuda_codes import RUNTIME_NAMES, STICKY, name_of, poisoned
 from .libraries import by_folder, mixed
 from .library_status import read_library_status
@@ -122,23 +123,32 @@ def _own_rank() -> list[str]:
 
 
 def out_of_memory(requested: int | None, text: str, device: Device | None) -> GPUOutOfMemoryError:
+    from ..registry import sessions
+
     free, total, evidence = None, None, [*_own_rank(), telling_line(text)]
     if device is not None and device.uuid is not None:
         from ..environment.driver import processes_on, read_gpu_memory
 
-        memory = read_gpu_memory(device.uuid)
-        if memory is not None:
-            free, total = memory
+        known = read_gpu_memory(device.uuid)
+        if known is not None:
+            free, total = known
             evidence.append(f"{device}: {free // _MIB} of {total // _MIB} MiB free")
         others = {pid: used for pid, used in processes_on(device.uuid).items() if pid != os.getpid()}
         evidence += [
             f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
         ]
+    own = memory.on_gpu(sessions(), device.uuid if device is not None else None)
+    if len(own) > 1:  # the one that runs is among them
+        evidence += memory.named(own)
     summary, fixes = _lack(requested, total, text)
     return GPUOutOfMemoryError(
         summary,
         evidence=evidence,
-        fixes=[manual("use a smaller batch; the session works on"), *map(manual, fixes)],
+        fixes=[
+            manual("use a smaller batch; the session works on"),
+            *map(manual, fixes),
+            *([memory.close_those_that_are_done_with()] if len(own) > 1 else []),
+        ],
         requested=requested,
         free=free,
         total=total,

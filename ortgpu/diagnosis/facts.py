@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..devices import DeviceRequest
 from ..distributed.shared_folder import FolderMeeting
@@ -13,6 +14,9 @@ from ..environment.training import TrainingEnvironment
 from ..models import ModelFacts
 from ..preloading import MissingLibrary, PreloadReport
 from .probe import ProbeResult
+
+if TYPE_CHECKING:
+    from ..registry import SessionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Observed:
     probe: ProbeResult | None = None
     has_collective_ops: bool | None = None  # of the imported module
     not_loaded: tuple[MissingLibrary, ...] | None = None  # by a child process, where this one was not asked to
+    sessions: tuple[SessionRecord, ...] = ()  # that this process holds open
 
 
 @dataclass(frozen=True, slots=True)

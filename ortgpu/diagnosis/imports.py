@@ -123,12 +123,12 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         return None
     name = _DISTRIBUTIONS.get(module, module)
     found = next((one for one in packages.others if one.name == name), None)
-    own = packages.numpy_file if name == "numpy" else None
-    if found is not None and own is not None and not _is_below(own, found.location):
+    own = remedies.in_the_way(packages, name)
+    if own is not None:
         return BrokenPackageError(
             f"import onnxruntime fails: {own} is imported instead of the installed {name}",
             evidence=[text],
-            fixes=[manual(f"rename {own}, or take its folder off the search path of this program")],
+            fixes=[remedies.out_of_the_way(own)],
             package=name,
             files=(own,),
         )
@@ -146,11 +146,6 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
             summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
             fix = remedies.install(facts.environment, ["numpy<2"])
     return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """By name or in truth: an installer may have made the package of links to a store of its own."""
-    return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
 
 
 def _before(version: str | None, other: tuple[int, ...]) -> bool:

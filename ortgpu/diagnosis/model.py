@@ -55,6 +55,16 @@ def onnx_broken(
     environment: Environment, consequence: str, text: str, severity: Severity = "fatal"
 ) -> BrokenPackageError:
     """``text``: what its import raised. Mostly protobuf is older than this onnx needs: both are brought up to date."""
+    own = remedies.in_the_way(environment.packages, "onnx")
+    if own is not None:
+        return BrokenPackageError(
+            f"{consequence}: {own} is imported instead of the installed onnx",
+            evidence=[text],
+            fixes=[remedies.out_of_the_way(own)],
+            severity=severity,
+            package="onnx",
+            files=(own,),
+        )
     names = ("onnx", "protobuf")
     here = [f"{one.name} {one.version} in {one.location}" for one in environment.packages.others if one.name in names]
     return BrokenPackageError(

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..environment.catalogue import LIBRARIES, TOOLKIT_MAJORS, spec_for, wheel_name
 from ..environment.inspection import Environment
+from ..environment.packages import Packages
 from ..errors import Fix, manual, shell
 from .releases import FOR_CUDA_12, FOR_CUDA_13, Release, newest_for
 
@@ -282,6 +283,22 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
     if len(kept) == len(list(filter(None, entries))):
         return None
     return shell(f"export {variable}={shlex.quote(os.pathsep.join(kept))}" if kept else f"unset {variable}")
+
+
+def in_the_way(packages: Packages, name: str) -> str | None:
+    """The file that is imported as numpy or onnx, where that is another than the installed one."""
+    file = {"numpy": packages.numpy_file, "onnx": packages.onnx_file}.get(name)
+    installed = next((one for one in packages.others if one.name == name), None)
+    return None if file is None or installed is None or _is_below(file, installed.location) else file
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """By name or in truth: an installer may have made the package of links to a store of its own."""
+    return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
+
+
+def out_of_the_way(file: str) -> Fix:
+    return manual(f"rename {file}, or take its folder off the search path of this program")
 
 
 WSL_DRIVER = "/usr/lib/wsl/lib"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .interpreter import this_interpreter
 from .metadata import search_path
 
 _DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
@@ -95,9 +96,10 @@ def interpreter() -> str:
     """
     if getattr(sys, "frozen", False):
         raise FileNotFoundError("this program is frozen: it has no interpreter that could run a child process")
-    if not sys.executable:
+    found = this_interpreter()
+    if not found:
         raise FileNotFoundError("sys.executable is empty: there is no interpreter that could run a child process")
-    return sys.executable
+    return found
 
 
 def run_python(

@@ -15,6 +15,7 @@ from .installer import Installer, read_installer
 from .libraries import Resolution, places_for, resolve
 from .mapped import read_mapped_libraries
 from .packages import Packages, read_packages
+from .untranslated import untranslated
 from .variables import Variables, read_variables
 from .wheel import ProviderLibrary, bridge_of, read_provider
 
@@ -40,6 +41,7 @@ class Environment:
         return plain
 
 
+@untranslated()
 def inspect_environment(*, unasked: Collection[Asked] = ()) -> Environment:
     """Read all facts. Takes some tens of milliseconds; creates no CUDA context and loads no CUDA library but the
     driver's own: libcuda and NVML, where they are not among the ``unasked``.

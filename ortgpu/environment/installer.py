@@ -11,6 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
+from .interpreter import this_interpreter
 from .metadata import search_path
 
 
@@ -39,7 +40,7 @@ class Installer:
 
 
 def read_installer() -> Installer:
-    python = shlex.quote(sys.executable or "python3")
+    python = shlex.quote(this_interpreter() or "python3")
     # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes
     # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
     managed = " --break-system-packages" if _is_managed_by_the_system() else ""

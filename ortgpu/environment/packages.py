@@ -102,6 +102,7 @@ class Packages:
     others: tuple[Distribution, ...]  # numpy, onnx, protobuf, flatbuffers, nvidia-ml-py, cupy-*, torchvision ...
     refused: tuple[RefusedPath, ...] = ()  # of the search path, ONNX Runtime's package and the NVIDIA wheels
     numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
+    onnx_file: str | None = None  # the same of onnx
 
 
 def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bool = True) -> Packages:
@@ -130,6 +131,7 @@ def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bo
         ),
         refused=read_refused(strings_of(search_path), package.folder),
         numpy_file=_file_of_module("numpy", search_path),
+        onnx_file=_file_of_module("onnx", search_path),
     )
 
 
@@ -211,6 +213,8 @@ def _find_onnxruntime(places: Sequence[Place]) -> _Package:
 
 def _loaded_onnxruntime() -> _Package | None:
     module = sys.modules.get("onnxruntime")
+    if not isinstance(getattr(module, "__spec__", None), importlib.machinery.ModuleSpec):
+        return None  # nothing was loaded: it is what tests put in its place, and a mock has any attribute
     file, path = getattr(module, "__file__", None), getattr(module, "__path__", None)
     try:
         if path is not None and isinstance(file, str):

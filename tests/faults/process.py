@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from tests.faults.case import MENDED, Break, Case, in_group, nothing
+from tests.faults.case import MENDED, Break, Case, in_group, library, nothing, removing
 from tests.lab import WITHOUT_ITS_FOLDER, Overlay
 from tests.lab.fixtures import Lab
 
@@ -65,6 +65,17 @@ CASES = in_group(
             prelude="import pathlib, sys; sys.path[:0] = [None, b'/x', pathlib.Path('/y'), 3]",
         ),
         surrounded("interpreter-unknown", prelude="import sys; sys.executable = None", ask="probe"),
+        Case(
+            "server-that-says-another-interpreter",
+            "LibraryNotFoundError",
+            ("libcurand.so.10",),
+            removing(library("libcurand")),
+            # As under uWSGI with a virtual environment: that which the environment was made from
+            prelude="import os, sys; sys.executable = os.path.realpath(sys.executable)",
+            others=("DriverNotFoundError",),
+            plain="printed logged",
+            after=MENDED,
+        ),
         surrounded("frozen-program-that-probes", prelude="import sys; sys.frozen = True", ask="probe"),
     ],
 )

@@ -113,6 +113,20 @@ def forked() -> None:
     report("children that came to their end", len(os.read(read, 100)))
 
 
+def forked_unseen() -> None:
+    import ctypes
+
+    from ortgpu import GPUSession
+
+    session = GPUSession(elementwise(2))
+    pid = ctypes.PyDLL(None).fork()  # nothing that was registered with os.register_at_fork is called, as under uWSGI
+    if pid == 0:
+        signal.alarm(30)
+        attempt("run", lambda: negated(session))
+        os._exit(0)
+    report("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
 def forked_after_torch() -> None:
     import torch
 
@@ -335,6 +349,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "poisoned": poisoned,
     "forked": forked,
     "forked_after_torch": forked_after_torch,
+    "forked_unseen": forked_unseen,
     "pickled": pickled,
     "many_threads": many_threads,
     "first_sessions_in_parallel": first_sessions_in_parallel,

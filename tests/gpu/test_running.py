@@ -89,6 +89,12 @@ def test_the_parent_goes_on(forks: Report) -> None:
     assert forks.child.returncode == 0, forks.child.explain()
 
 
+def test_a_child_of_a_server_that_does_not_tell_python_is_told() -> None:
+    report = run_program("forked_unseen")
+    assert report.error("run").type == "ForkedSessionError"
+    assert report["status"] == 0
+
+
 def test_a_child_whose_parent_used_cuda_through_torch_is_told() -> None:
     report = run_program("forked_after_torch")
     if report.get("torch") is None:

@@ -1,0 +1,35 @@
+"""The program that runs Python in this environment. ``sys.executable`` need not be it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def this_interpreter() -> str:
+    """Its path; empty where it is not known.
+
+    A program that holds Python in it, such as uWSGI, QGIS or Apache, may say that it is the interpreter itself: started
+    as one it would do something else. And with a virtual environment that it was given, by uWSGI's option ``--home``
+    or activate_this.py, sys.executable may be the interpreter that the environment was made from, whose packages are
+    others.
+    """
+    said = sys.executable or ""
+    folder = _folder_of_interpreters()
+    is_virtual = sys.prefix != sys.base_prefix
+    if not said or ("py" in os.path.basename(said).lower() and (not is_virtual or _is_in(said, folder))):
+        return said
+    ending = ".exe" if os.name == "nt" else ""
+    names = ("python{}.{}".format(*sys.version_info), "python3", "python")
+    candidates = (os.path.join(folder, name + ending) for name in names)
+    return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), said)
+
+
+def _folder_of_interpreters() -> str:
+    if os.name != "nt":
+        return os.path.join(sys.prefix, "bin")
+    return os.path.join(sys.prefix, "Scripts") if sys.prefix != sys.base_prefix else sys.prefix
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)

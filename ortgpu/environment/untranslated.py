@@ -1,0 +1,37 @@
+"""The C library's words in English, whatever language the program has chosen: diagnoses read them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+
+_LC_MESSAGES_MASK = 1 << 5  # locale.h of glibc
+
+
+@contextlib.contextmanager
+def untranslated() -> Iterator[None]:
+    """What the loader says until the block ends is in English: in this thread alone, which setlocale could not do.
+
+    A program chooses its language with ``setlocale(LC_ALL, "")``, which Qt calls as well.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):  # musl translates nothing
+        yield
+        return
+    libc.newlocale.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+    libc.uselocale.argtypes = libc.duplocale.argtypes = libc.freelocale.argtypes = (ctypes.c_void_p,)
+    libc.newlocale.restype = libc.uselocale.restype = libc.duplocale.restype = ctypes.c_void_p
+    before = libc.uselocale(None)
+    english = libc.newlocale(_LC_MESSAGES_MASK, b"C", libc.duplocale(before))  # which takes the copy for its own
+    libc.uselocale(english)  # None, for want of memory, changes nothing
+    try:
+        yield
+    finally:
+        libc.uselocale(before)
+        if english is not None:
+            libc.freelocale(english)

@@ -1,0 +1,116 @@
+"""Programs that go on in other threads when their main thread has ended, as a server that is started in one does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cpu_session import child
+from tests.graph_sessions import with_graphs
+from tests.lab.stubs import Stubs
+from tests.staged_sessions import with_staging
+
+# What the thread reports is the last thing that is printed.
+AFTER = """
+def after_the_main_thread(function):
+    def work():
+        threading.main_thread().join()
+        report(outcome(function))
+    threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.parametrize("opened", ["", "list(session.map(feeds(3)))"])
+def test_a_map(opened: str) -> None:
+    found = child(f"""
+        {AFTER.replace(chr(10), chr(10) + " " * 8)}
+        session = GPUSession(NEG)
+        {opened}
+        after_the_main_thread(lambda: [[int(result[0][0]) for result in session.map(feeds(20))], threads()])
+    """)
+    assert found == {"returned": [[-n for n in range(20)], []]}
+
+
+def test_a_map_that_is_under_way() -> None:
+    found = child(f"""
+        {AFTER.replace(chr(10), chr(10) + " " * 8)}
+        results = GPUSession(NEG).map(feeds(20))
+        next(results)
+        after_the_main_thread(lambda: [int(result[0][0]) for result in results])
+    """)
+    assert found == {"returned": [-n for n in range(1, 20)]}
+
+
+def test_a_pool() -> None:
+    found = child(f"""
+        {AFTER.replace(chr(10), chr(10) + " " * 8)}
+        def use():
+            with ortgpu.GPUSessionPool(NEG) as pool:
+                return [int(result[0][0]) for result in pool.map(feeds(20))]
+        after_the_main_thread(lambda: [use(), threads()])
+    """)
+    assert found == {"returned": [[-n for n in range(20)], []]}
+
+
+def test_a_run_that_is_staged(stubs: Stubs) -> None:
+    found: Any = with_staging(
+        stubs,
+        AFTER
+        + """
+session = staged(NEG)
+entered = threading.Barrier(2, timeout=20)  # two threads copy at the same time
+plain_copy, seen = runtime.copy_pinned, set()
+def copy(*arguments):
+    if threading.get_ident() not in seen and len(seen) < 2:
+        seen.add(threading.get_ident())
+        entered.wait()
+    plain_copy(*arguments)
+runtime.copy_pinned = copy
+after_the_main_thread(lambda: [session.run(None, big(3))[0][[0, -1]].tolist(), ran, len(seen)])
+""",
+        deadline=60,
+    )
+    assert found == {"returned": [[-3, -3], [True], 2]}
+
+
+def test_a_graph(stubs: Stubs) -> None:
+    found = with_graphs(
+        stubs,
+        AFTER
+        + """
+session = capturing(NEG)
+after_the_main_thread(lambda: [int(session.run(None, feeds(n + 1)[n])[0][0]) for n in range(3)])
+""",
+    )
+    assert found == {"returned": [0, -1, -2]}
+
+
+def test_the_end_of_the_program_waits_for_what_is_computed() -> None:
+    found = child("""
+        from ortgpu.threads import Executor
+        done, begun = [], threading.Event()
+        def work():
+            begun.set()
+            threading.Event().wait(0.2)
+            done.append(1)
+            report(done)
+        executor = Executor(1, "ortgpu-test")
+        futures = [executor.submit(work) for _ in range(3)]
+        begun.wait()
+    """)
+    assert found == [1, 1, 1]
+
+
+def test_a_map_where_the_system_gives_no_thread() -> None:
+    found = child("""
+        def refuse(*_, **__):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        session = GPUSession(NEG)
+        for name in ("_start_new_thread", "_start_joinable_thread"):
+            if hasattr(threading, name):
+                setattr(threading, name, refuse)
+        results = session.map([*feeds(3), {"wrong": 1}])
+        report([[int(next(results)[0][0]) for _ in range(3)], outcome(lambda: next(results))["type"], threads()])
+    """)
+    assert found == [[0, -1, -2], "ValueError", []]
