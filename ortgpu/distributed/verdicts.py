@@ -163,8 +163,9 @@ def out_of_step(known: Known) -> CollectiveMismatchError | None:
     running = {rank: position for rank, position in known.positions.items() if position.number >= RUN}
     for rank, position in running.items():
         by_number.setdefault(position.number, {}).setdefault(position.step, []).append(rank)
-    for steps in by_number.values():
-        if len(steps) > 1:
+    for _, found in sorted(by_number.items()):
+        if len(found) > 1:
+            steps = dict(sorted(found.items(), key=lambda step: min(step[1])))  # the same whoever was heard of first
             ranks = tuple(sorted(rank for some in steps.values() for rank in some))
             return CollectiveMismatchError(
                 f"{named(ranks)} called different operations in the same place",
