@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 # fuse_conv_bias never stands alone: ONNX Runtime 1.31 then clears a buffer of the convolution on another stream than
 # the one that fills it (conv.cc), and some results are wrong.
+CHANNELS_FIRST = "channels-first"
 LAYOUTS: Mapping[str, Mapping[str, str]] = {
-    "channels-first": {"prefer_nhwc": "0"},
+    CHANNELS_FIRST: {"prefer_nhwc": "0"},
     "channels-last": {"prefer_nhwc": "1"},
     "channels-last, biases fused": {"prefer_nhwc": "1", "fuse_conv_bias": "1"},
 }

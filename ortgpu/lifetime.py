@@ -14,11 +14,6 @@ from typing import Any, NoReturn
 from .environment.cuda import initialised_in
 from .errors import ForkedSessionError, GPUError, PoisonedContextError, ProviderFailureError, manual, python
 
-_OTHER_LAYOUT = manual(
-    "if it comes again, do without the layout that was chosen for speed: "
-    'GPUSession(model, providers=[("CUDAExecutionProvider", {"prefer_nhwc": "0"})])'
-)
-
 _live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
 _forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
@@ -136,7 +131,10 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
     error = of_run(text, exception, vars(session).get("device"))
     may_be_the_layout = isinstance(error, (PoisonedContextError, ProviderFailureError))
     if error is not None and may_be_the_layout and "prefer_nhwc" in vars(session).get("options_chosen", {}):
-        error.fixes = (*error.fixes, _OTHER_LAYOUT)
+        from .layout_trials import CHANNELS_FIRST, in_a_program
+
+        without = f"if it comes again, do without the layout that was chosen for speed: {in_a_program(CHANNELS_FIRST)}"
+        error.fixes = (*error.fixes, manual(without))
     return error
 
 
