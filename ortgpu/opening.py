@@ -78,7 +78,7 @@ def open_verified(
         Exception: ONNX Runtime's own, for what is not about the GPU.
     """
     check_form(request.device)
-    requested = requests.parse(request.providers, request.provider_options)
+    requested = given = requests.parse(request.providers, request.provider_options)
     runtime = load_runtime()
     available = runtime.available_providers or ()
     requests.check_names(requested, _all_providers(available), available)
@@ -107,7 +107,7 @@ def open_verified(
     if why.cuda.code != 0:
         raise lifetime.forked_error() or why.unusable()
     _check_tensorrt(requested, why.runtime)
-    asked, chosen, layout = _construct(session, construct, request, requested, why)
+    asked, chosen, layout = _construct(session, construct, request, given, requested, why)
     device_bound, placement = _verify(session, asked, chosen, why)
     return Verified(device_bound, placement, {**options_chosen, **layout})
 
@@ -133,6 +133,7 @@ def _construct(
     session: Any,
     construct: Callable[..., None],
     request: SessionRequest,
+    given: requests.ProviderList,
     requested: requests.ProviderList,
     why: _Why,
 ) -> tuple[requests.ProviderList, CudaDevice | None, dict[str, tuple[str, str]]]:
@@ -150,7 +151,7 @@ def _construct(
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
 
-    layout = _layout_for(request, options, chosen)
+    layout = _layout_for(request, given, options, chosen)
     if layout:
         try:
             construct_with(asked.with_cuda_options({name: value for name, (value, _) in layout.items()}))
@@ -169,10 +170,11 @@ def _construct(
     return asked, chosen, {}
 
 
-def _layout_for(request: SessionRequest, options: Any, chosen: CudaDevice | None) -> dict[str, tuple[str, str]]:
+def _layout_for(
+    request: SessionRequest, given: requests.ProviderList, options: Any, chosen: CudaDevice | None
+) -> dict[str, tuple[str, str]]:
     if not request.choose_options or chosen is None or request.kwargs:  # they change how the graph is optimised
         return {}
-    given = requests.parse(request.providers, request.provider_options)
     return options_for_layout(request.model, given, options, chosen.compute_capability)
 
 
