@@ -59,9 +59,9 @@ _READ_CLOSELY = _CONVERTED | {"Resize"}
 _ATTRIBUTES = frozenset((b"group", b"pads", b"auto_pad", b"mode"))
 _FLOAT = 1  # TensorProto.DataType
 _RANK_OF_IMAGES = 4
+_CHANNELS_OF_A_PICTURE = 3
 # Fields of the file, a tenth of a second: a DenseNet-201, with the most nodes of those measured, has a quarter of them.
 _MOST_READ = 100_000
-_CHANNELS_OF_A_PICTURE = 3
 
 
 def options_for_layout(
