@@ -43,7 +43,9 @@ def test_large_arrays_go_through_pinned_memory(mapped: Report) -> None:
 
 
 def test_a_map_leaves_nothing_behind(mapped: Report) -> None:
-    assert mapped.returned("threads after an early end") == []
+    copying = {name for name in mapped.returned("threads after an early end") if name.startswith("ortgpu-copy")}
+    assert set(mapped.returned("threads after an early end")) == copying, "the session's own stay until it is closed"
+    assert mapped.returned("threads after close") == []
     assert mapped.returned("pinned after close") == 0
     free = mapped["free"]
     assert free["before"] is None or free["after"] is None or free["before"] - free["after"] <= MEMORY_MARGIN

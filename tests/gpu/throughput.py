@@ -28,6 +28,10 @@ def address_of(array: Any) -> int:
     return address
 
 
+def own_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if "ortgpu" in each.name]
+
+
 def mapped(model: str, batches: list[int]) -> None:
     from ortgpu import GPUSession
 
@@ -68,10 +72,9 @@ def mapped(model: str, batches: list[int]) -> None:
     results = session.map(feeds * 100)
     next(results)
     del results
-    attempt(
-        "threads after an early end", lambda: [each.name for each in threading.enumerate() if "ortgpu" in each.name]
-    )
+    attempt("threads after an early end", own_threads)
     session.close()
+    attempt("threads after close", own_threads)
     attempt("pinned after close", lambda: session._pinned.bytes_pinned if session._pinned else None)
     gc.collect()
     report("free", {"before": before, "after": free_memory(uuid)})
@@ -177,7 +180,7 @@ def graphs(model: str, batches: list[int]) -> None:
     session.close()
     gc.collect()
     report("free", {"before": before, "after": free_memory(uuid)})
-    attempt("threads after close", lambda: [each.name for each in threading.enumerate() if "ortgpu" in each.name])
+    attempt("threads after close", own_threads)
     attempt("run after close", lambda: run(feeds[0]))
 
 
