@@ -69,19 +69,23 @@ def options_for_layout(
 ) -> dict[str, tuple[str, str]]:
     """``LAYOUT_OPTIONS`` for a session that gains by them on a GPU of this capability, else nothing.
 
-    ``given`` and ``options`` are what its caller asked for.
+    ``given`` and ``options``, which may be None, are what its caller asked for.
     """
     if capability != _CAPABILITY or _release() < _RELEASE:
         return {}
     if not {CUDA, CPU}.issuperset(given.names) or not _UNRELATED.issuperset(given.options_of(CUDA)):
         return {}
-    if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
-        return {}
-    if any(config_entry(options, key) not in (None, "", "0") for key in _CONTRARY_ENTRIES):
-        return {}
-    if options.optimized_model_filepath:  # it would hold operators that only sessions with this layout have
+    if options is not None and not _leave_it_open(options):
         return {}
     return dict(LAYOUT_OPTIONS) if gains_channels_last(model) else {}
+
+
+def _leave_it_open(options: Any) -> bool:
+    if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
+        return False
+    if any(config_entry(options, key) not in (None, "", "0") for key in _CONTRARY_ENTRIES):
+        return False
+    return not options.optimized_model_filepath  # it would hold operators that only sessions with this layout have
 
 
 def gains_channels_last(model: str | bytes | os.PathLike[str]) -> bool:

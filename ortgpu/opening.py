@@ -35,7 +35,7 @@ from .layout import options_for_layout
 from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
-from .session_options import CPU_FALLBACK_KEY, config_entry, keeps_cpu_out
+from .session_options import CPU_FALLBACK_KEY, keeps_cpu_out
 
 logger = logging.getLogger("ortgpu")
 
@@ -123,8 +123,7 @@ def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
 
 def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
     """Construct ``session`` on the CPU, which its caller allowed."""
-    options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
-    record_placement(options)
+    options = placements.recording(request.sess_options)
     construct(request.model, options, providers=[requests.CPU], enable_fallback=0, **request.kwargs)
     return Verified(CPU, placements.read_placement(session), {})
 
@@ -139,10 +138,9 @@ def _construct(
 ) -> tuple[requests.ProviderList, CudaDevice | None, dict[str, tuple[str, str]]]:
     """What was asked of ONNX Runtime, on which GPU, and what of it was chosen for this model."""
     chosen = _choose(why.device, why)
-    options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
-    asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(options)), chosen)
-    _refuse_providers_in(options)
-    record_placement(options)
+    asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), chosen)
+    _refuse_providers_in(request.sess_options)
+    options = placements.recording(request.sess_options)
     if request.cuda_graph:
         from .graph_requests import on_own_stream
 
@@ -151,7 +149,7 @@ def _construct(
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
 
-    layout = _layout_for(request, given, options, chosen)
+    layout = _layout_for(request, given, chosen)
     if layout:
         try:
             construct_with(asked.with_cuda_options({name: value for name, (value, _) in layout.items()}))
@@ -171,11 +169,11 @@ def _construct(
 
 
 def _layout_for(
-    request: SessionRequest, given: requests.ProviderList, options: Any, chosen: CudaDevice | None
+    request: SessionRequest, given: requests.ProviderList, chosen: CudaDevice | None
 ) -> dict[str, tuple[str, str]]:
     if not request.choose_options or chosen is None or request.kwargs:  # they change how the graph is optimised
         return {}
-    return options_for_layout(request.model, given, options, chosen.compute_capability)
+    return options_for_layout(request.model, given, request.sess_options, chosen.compute_capability)
 
 
 def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
@@ -252,14 +250,14 @@ def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bo
 
 def check_cpu_nodes(placement: Placement, cpu_nodes: CPUNodes, stacklevel: int) -> None:
     """Warn of nodes that compute on the CPU, or refuse them. ``stacklevel`` counts from the caller, as in warnings."""
-    if cpu_nodes == "allow" or (cpu_nodes == "warn" and not placement.known):
-        return
-    refusal = placements.refusal(placement)
-    if refusal is None:
-        return
     if cpu_nodes == "forbid":
-        raise refusal
-    warnings.warn(CPUNodesWarning(f"{refusal.summary}\n{placement}"), stacklevel=stacklevel + 1)
+        refusal = placements.refusal(placement)
+        if refusal is not None:
+            raise refusal
+    elif cpu_nodes == "warn":
+        warning = placements.warning(placement)
+        if warning is not None:
+            warnings.warn(CPUNodesWarning(warning), stacklevel=stacklevel + 1)
 
 
 class _Why:
@@ -333,11 +331,6 @@ def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
 
     if requests.TENSORRT[0] in requested.names and runtime.provider_library is not None:
         check_loadable(runtime.provider_library)
-
-
-def record_placement(options: Any) -> None:
-    if config_entry(options, placements.RECORDING_KEY) is None:
-        options.add_session_config_entry(placements.RECORDING_KEY, "1")
 
 
 def _refuse_providers_in(options: Any) -> None:

@@ -70,7 +70,8 @@ class PlacedNode:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """All nodes by provider. ``known`` False: it was not recorded, and ``nodes`` is empty. Releases before 1.24
-    cannot, none can for models in ONNX Runtime's own format (.ort), and an entry of the session options can forbid it.
+    cannot, none can for models in ONNX Runtime's own format (.ort: ``in_own_format``), and an entry of the session
+    options can forbid it.
 
     Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
     devices, which ONNX Runtime inserts afterwards, are not among them: GPUSession.explain_placement() finds those.
@@ -78,6 +79,7 @@ class Placement:
 
     nodes: tuple[PlacedNode, ...]
     known: bool = True
+    in_own_format: bool = False
 
     @property
     def by_provider(self) -> dict[str, int]:
@@ -108,12 +110,26 @@ class Placement:
 
 
 UNKNOWN = Placement((), known=False)
+UNKNOWN_IN_OWN_FORMAT = Placement((), known=False, in_own_format=True)
+
+
+def recording(options: Any) -> Any:
+    """``options``, those of a session that is to be made, or new ones, with the entry that makes ONNX Runtime record
+    the placement. What the caller set there stays."""
+    if options is None:  # to ask for an entry that is not there takes 50 µs
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+    elif config_entry(options, RECORDING_KEY) is not None:
+        return options
+    options.add_session_config_entry(RECORDING_KEY, "1")
+    return options
 
 
 def read_placement(session: Any) -> Placement:
     """The placement that ``session``, an InferenceSession, recorded when it was made."""
     if _is_of_ort_format(session):  # nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)
-        return UNKNOWN
+        return UNKNOWN_IN_OWN_FORMAT
     try:
         assigned = session.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError, TypeError):
@@ -196,6 +212,19 @@ def refusal(placement: Placement) -> PlacementError | None:
         ],
         nodes=nodes,
     )
+
+
+def warning(placement: Placement) -> str | None:
+    """What ``cpu_nodes="warn"`` says, or None. Releases that record nothing are no reason for it."""
+    if placement.in_own_format:
+        return (
+            "where the nodes of this model run is not known: it is in ONNX Runtime's own format (.ort)\n"
+            "ONNX Runtime copies nothing between devices for such a file, unless a session on CUDA wrote it: a node "
+            "without a CUDA kernel then reads the GPU's memory, and the process ends (a segmentation fault in 1.31.1). "
+            'Open the ONNX model that it was made from, or accept it: cpu_nodes="allow".'
+        )
+    error = refusal(placement) if placement.known else None
+    return f"{error.summary}\n{placement}" if error is not None else None
 
 
 def not_recorded(summary: str, *fixes: Fix) -> PlacementError:

@@ -216,7 +216,8 @@ def _unknown_names(names: list[str], provider_library: str | None) -> list[str]:
     offset, size = section
     try:
         with open(provider_library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return [name for name in names if data.find(name.encode() + b"\0", offset, offset + size) < 0]
+            # Backwards: in 1.31.1 they stand in the last hundredth of it, and a search of the whole takes 10 ms
+            return [name for name in names if data.rfind(name.encode() + b"\0", offset, offset + size) < 0]
     except (OSError, ValueError):
         return []
 

@@ -53,17 +53,15 @@ def pretend_gpu() -> None:
         return
     from ortgpu import opening, providers, session
     from ortgpu.devices import Device
-    from ortgpu.opening import SessionRequest, Verified, record_placement
-    from ortgpu.placement import read_placement
+    from ortgpu.opening import SessionRequest, Verified
+    from ortgpu.placement import read_placement, recording
 
     def opened(made: Any, construct: Callable[..., None], request: SessionRequest, *_: Any) -> Verified:
         import onnxruntime
 
         asked = providers.parse(request.providers, request.provider_options)
         providers.check_names(asked, onnxruntime.get_all_providers(), onnxruntime.get_available_providers())
-        options = request.sess_options if request.sess_options is not None else onnxruntime.SessionOptions()
-        record_placement(options)
-        construct(request.model, options, providers=[CPU], enable_fallback=0)
+        construct(request.model, recording(request.sess_options), providers=[CPU], enable_fallback=0)
         made._providers, made._provider_options = [CUDA, CPU], {CUDA: {"device_id": "0"}, CPU: {}}
         return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), read_placement(made), {})
 

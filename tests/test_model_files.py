@@ -273,12 +273,14 @@ def test_another_model_under_that_name(tmp_path: Path) -> None:
 def test_where_its_nodes_are_is_not_known(ort_format: Path, given: str) -> None:
     """ONNX Runtime records nothing for it: to say that no node is on the CPU would not be true."""
     code = f"""
-        from ortgpu.placement import refusal
+        from ortgpu.placement import refusal, warning
         session = GPUSession({given})
-        report([session.placement.known, str(refusal(session.placement)), outcome(session.explain_placement)])
+        placement = session.placement
+        report([placement.known, warning(placement), str(refusal(placement)), outcome(session.explain_placement)])
     """
-    known, refused, explained = child(code, str(ort_format))
+    known, warned, refused, explained = child(code, str(ort_format))
     assert not known
+    assert "ONNX Runtime's own format (.ort)" in warned
     assert "its own format (.ort)" in refused
     assert explained["type"] == "PlacementError", explained
 

@@ -8,6 +8,7 @@ Ordinals, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and MIG are thereby the driver
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import uuid as uuids
@@ -114,7 +115,7 @@ def initialised_in() -> int | None:
 def _ask() -> CudaState:
     pid = os.getpid()
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = _driver()
         code = int(driver.cuInit(0))
     except (OSError, AttributeError):
         return CudaState(None, None, pid)
@@ -127,6 +128,12 @@ def _ask() -> CudaState:
     except AttributeError:
         return CudaState(code, None, pid)
     return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    """Raises OSError, and tries again the next time."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
 def _device(driver: ctypes.CDLL, ordinal: int) -> CudaDevice:
@@ -171,7 +178,7 @@ def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> bool:
 def context_is_active(ordinal: int) -> bool | None:
     """Whether this process has CUDA's primary context on a device, which a bound session cannot do without."""
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = _driver()
     except OSError:
         return None
     handle, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()

@@ -105,7 +105,7 @@ def relative_error(found: list[Any], expected: list[Any]) -> float:
     return worst
 
 
-def cpu_reference(model: str) -> Any:
+def cpu_reference(model: str | bytes) -> Any:
     import onnxruntime
 
     return onnxruntime.InferenceSession(model, providers=[CPU])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import report
-from tests.gpu.programs import attempt
+from tests.gpu.programs import CPU, CUDA, attempt, cpu_reference, relative_error
 
 
 def elementwise(size: int | str) -> bytes:
@@ -306,27 +306,50 @@ def place_versions() -> None:
 
 
 def place_own_format(folder: str) -> None:
+    import warnings
+
     import onnxruntime
 
     from ortgpu import GPUSession
-    from tests.known_placements import FEEDS, island
+    from tests.known_placements import FEEDS, MODELS
 
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.optimized_model_filepath = model = os.path.join(folder, "island.ort")
-    onnxruntime.InferenceSession(island(), options, providers=["CPUExecutionProvider"])
+    def write(name: str, provider: str) -> str:
+        path = os.path.join(folder, f"{name}-{provider}.ort")
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.optimized_model_filepath = path
+        onnxruntime.InferenceSession(MODELS[name](), options, providers=[provider])
+        return path
 
-    def look() -> object:
-        with GPUSession(model) as session:
-            shapes = [list(value.shape) for value in session.run(None, FEEDS["island"]())]
-            return {"known": session.placement.known, "is_gpu": session.device.is_gpu, "shapes": shapes}
+    def look(model: str) -> object:
+        with warnings.catch_warnings(record=True) as warned, GPUSession(model) as session:
+            return {
+                "known": session.placement.known,
+                "is_gpu": session.device.is_gpu,
+                "warned": [(type(each.message).__name__, str(each.message)) for each in warned],
+            }
 
-    def forbid() -> str:
+    def forbid(model: str) -> str:
         GPUSession(model, cpu_nodes="forbid").close()
         return "opened"
 
-    attempt("island", look)
-    attempt("island: forbid", forbid)
+    def run(name: str, model: str) -> object:
+        feed = FEEDS[name]()
+        expected = cpu_reference(MODELS[name]()).run(None, feed)
+        with GPUSession(model, cpu_nodes="allow") as session:
+            return relative_error(session.run(None, feed), expected)
+
+    island = write("island", CPU)
+    attempt("island", lambda: look(island))
+    attempt("island: forbid", lambda: forbid(island))
+    attempt("run: all on CUDA", lambda: run("all_on_cuda", write("all_on_cuda", CPU)))
+    attempt("run: written on CUDA", lambda: run("island", write("island", CUDA)))
+    plain = (
+        "import sys, onnxruntime; from tests.known_placements import FEEDS;"
+        f"onnxruntime.InferenceSession(sys.argv[1], providers=['{CUDA}', '{CPU}']).run(None, FEEDS['island']())"
+    )
+    done = subprocess.run([sys.executable, "-c", plain, island], capture_output=True, timeout=60, check=False)
+    report("plain run", done.returncode)
 
 
 def check_placement(folder: str) -> None:
