@@ -1,28 +1,34 @@
 """Copies between ordinary arrays and the device, in threads, through pinned memory.
 
-A transfer is cut into pieces: while the GPU fetches one from pinned memory, threads copy the next ones there. Each
-thread has a CUDA stream to itself meanwhile, and has waited for it when its work is done.
+A transfer is cut into pieces: while the GPU fetches one from pinned memory, threads copy the next ones there, and the
+other way. Whoever asks for a copy works on it too, has a CUDA stream for it to itself, and has waited for that when it
+is done.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .background import ForkSafeLock
-from .cudart import CudaRuntime, Stream
+from .cudart import CudaRuntime, Event, Stream
 from .threads import Executor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# Bytes of a piece, where there is work for more threads than pieces of the usual size: with less, handing them out
+# takes longer than copying them.
+_LEAST_PIECE = 1 << 20
+_PIECES_OF_A_THREAD = 2  # at least, where they are no smaller for it
 
 _creating = ForkSafeLock()
 _executors: weakref.WeakValueDictionary[tuple[int, int], Executor] = weakref.WeakValueDictionary()
@@ -79,76 +85,92 @@ _Piece = tuple[_Whole, int]  # and where it starts
 
 
 class Copier:
-    """Threads may share it. The threads that help are those of all copiers of the process."""
+    """Threads may share it. The threads that help are those of all copiers of the process.
+
+    ``piece``: bytes of one, at most.
+    """
 
     def __init__(self, runtime: CudaRuntime, threads: int, piece: int) -> None:
         self._runtime = runtime
         self._threads = threads
         self._piece = piece
-        self._idle: deque[Stream] = deque()
+        self._streams: deque[Stream] = deque()
+        self._events: deque[Event] = deque()
         self._executor = _shared_executor(threads)
 
     def to_device(self, transfers: list[Transfer]) -> None:
         """Returns when it is done. Raises CudaCallError, when nothing is under way any more."""
-        self._in_threads(self._to_device, transfers)
+        pieces = self._cut(transfers)
+        with self._runtime.aside(), self._stream() as stream:
+            self._together(functools.partial(self._fill, iter(pieces), stream), len(pieces))
 
     def from_device(self, transfers: list[Transfer]) -> None:
         """As :meth:`to_device`."""
-        self._in_threads(self._from_device, transfers)
-
-    def _in_threads(self, function: Callable[[Iterator[_Piece]], None], transfers: list[Transfer]) -> None:
-        wholes = [_Whole(transfer, self._piece) for transfer in transfers]
-        pieces = [(whole, start) for whole in wholes for start in whole.starts]
-        rest = iter(pieces)  # whoever works takes the next
-        futures = []
-        try:
-            with contextlib.suppress(RuntimeError):  # at the end of the program, when they have ended
-                for _ in range(min(len(pieces), self._threads) - 1):
-                    futures.append(self._executor.submit(function, rest))  # noqa: PERF401 - those before a failure count
-            function(rest)
-        finally:
-            wait(futures)
-        failures = [failure for failure in (future.exception() for future in futures) if failure is not None]
-        del futures  # they refer to what is raised, and that to this frame
-        if failures:
-            try:
-                raise failures[0]
-            finally:
-                del failures
-
-    def _to_device(self, pieces: Iterator[_Piece]) -> None:
         runtime = self._runtime
+        pieces: list[tuple[_Piece, Event | None]] = []
         with runtime.aside(), self._stream() as stream:
-            try:
-                for whole, start in pieces:
-                    whole.fill(start)
-                    copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
-                    copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
-            finally:
-                runtime.synchronise(stream)  # the memory must not be another's before
+            for whole, start in self._cut(transfers):
+                event = None
+                if whole.is_pinned:
+                    event = self._new_event()
+                    runtime.copy_pinned(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
+                    runtime.record_now(event.handle, stream)
+                pieces.append(((whole, start), event))
+            self._together(functools.partial(self._empty, iter(pieces)), len(pieces))
+        self._events.extend(event for _, event in pieces if event is not None)
 
-    def _from_device(self, pieces: Iterator[_Piece]) -> None:
+    def _cut(self, transfers: list[Transfer]) -> list[_Piece]:
+        size = sum(transfer.host.nbytes for transfer in transfers) // (self._threads * _PIECES_OF_A_THREAD)
+        piece = min(self._piece, max(size, _LEAST_PIECE))
+        return [(whole, start) for whole in (_Whole(each, piece) for each in transfers) for start in whole.starts]
+
+    def _together(self, work: Callable[[], None], pieces: int) -> None:
+        if pieces:
+            self._executor.together(work, min(pieces, self._threads))
+
+    def _fill(self, pieces: Iterator[_Piece], stream: int) -> None:
+        """Whoever works takes the next."""
         runtime = self._runtime
-        with runtime.aside(), self._stream() as stream:
+        with runtime.aside():
             for whole, start in pieces:
+                whole.fill(start)
                 copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
-                try:
-                    copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
-                finally:
-                    runtime.synchronise(stream)
-                whole.empty(start)
+                copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
+
+    def _empty(self, pieces: Iterator[tuple[_Piece, Event | None]]) -> None:
+        runtime = self._runtime
+        with runtime.aside():
+            for (whole, start), event in pieces:
+                if event is not None:
+                    runtime.wait_for(event.handle)
+                    whole.empty(start)
+                    continue
+                with self._stream() as stream:  # into ordinary memory: CUDA copies it aside, and waits for the stream
+                    runtime.copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
+
+    def _new_event(self) -> Event:
+        try:
+            return self._events.pop()
+        except IndexError:
+            return Event(self._runtime)
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[int]:
-        """One that nobody else uses meanwhile, so that nobody waits for the copies of another run."""
+        """One that nobody else uses meanwhile, so that nobody waits for the copies of another run.
+
+        Everything in it is done when the context ends: the memory must not be another's before.
+        """
         try:
-            stream = self._idle.pop()
+            stream = self._streams.pop()
         except IndexError:
             stream = Stream(self._runtime)
         try:
             yield stream.handle
         finally:
-            self._idle.append(stream)
+            try:
+                self._runtime.synchronise(stream.handle)
+            finally:
+                self._streams.append(stream)
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

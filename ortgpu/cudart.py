@@ -26,6 +26,7 @@ _HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process
 _MEMORY_TYPE_HOST = 1
 _MEMCPY_DEFAULT = 4  # from where to where is told by the addresses
 _STREAM_NON_BLOCKING = 1
+_EVENT_DISABLE_TIMING = 2
 _NOT_READY = 600  # cudaErrorNotReady
 LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
 
@@ -161,6 +162,24 @@ class CudaRuntime:
             return False
         return True
 
+    def new_event_without_time(self) -> int:
+        """An event that costs less than one of :meth:`new_event`."""
+        event = ctypes.c_void_p()
+        self._call(self._library.cudaEventCreateWithFlags, ctypes.byref(event), _EVENT_DISABLE_TIMING)
+        return event.value or 0
+
+    def destroy_event(self, event: int) -> None:
+        with self._aside(self._library):
+            self._call(self._library.cudaEventDestroy, event)
+
+    def record_now(self, event: int, stream: int) -> None:
+        """:meth:`record`, for a stream whose copies only begin when they are put there."""
+        self._call(self._quick.cudaEventRecord, event, stream)
+
+    def wait_for(self, event: int) -> None:
+        """Until it has passed."""
+        self._call(self._library.cudaEventSynchronize, event)
+
     def new_event(self) -> int:
         event = ctypes.c_void_p()
         self._call(self._library.cudaEventCreate, ctypes.byref(event))
@@ -272,6 +291,8 @@ def _declared(library: _Library) -> _Library:
     library.cudaGraphDestroy.argtypes = (pointer,)
     library.cudaThreadExchangeStreamCaptureMode.argtypes = (ctypes.POINTER(ctypes.c_int),)
     library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
+    library.cudaEventCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
+    library.cudaEventDestroy.argtypes = library.cudaEventSynchronize.argtypes = (pointer,)
     library.cudaEventRecord.argtypes = (pointer, pointer)
     library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
     library.cudaPointerGetAttributes.argtypes = (ctypes.POINTER(_PointerAttributes), pointer)
@@ -293,6 +314,14 @@ class Stream:
     def __init__(self, runtime: CudaRuntime) -> None:
         self.handle = runtime.new_stream()
         _free_with(self, runtime.destroy_stream, self.handle)
+
+
+class Event:
+    """What passes when the work before it in a stream is done, destroyed with this object. It has no time."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self.handle = runtime.new_event_without_time()
+        _free_with(self, runtime.destroy_event, self.handle)
 
 
 def _free_with(owner: object, free: Callable[[int], None], handle: int) -> None:

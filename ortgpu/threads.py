@@ -86,6 +86,29 @@ class Executor(Threads):
         call()
         return future
 
+    def together(self, function: Callable[[], object], count: int) -> None:
+        """Call ``function`` in this thread, and meanwhile in up to ``count - 1`` of these.
+
+        For work that is divided while it is done: whoever comes when this thread has done what was left finds nothing
+        to do, and nobody waits for it. What a call raised is raised here, when all have ended.
+        """
+        others = _Others(function)
+        with self._lock, contextlib.suppress(RuntimeError):  # the system gives no thread
+            for _ in range(0 if self._closed else count - 1):
+                if len(self.threads) < self._most:
+                    self.start(1, self._first)
+                self.put(others)
+        failure = None
+        try:
+            function()
+        finally:
+            failure = others.end()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it refers to this frame
+
     def close(self) -> None:
         """Wait until everything is done that was given. Closing twice is fine."""
         if os.getpid() != self._pid:
@@ -124,6 +147,39 @@ class _Call:
             del self, future  # the future holds the exception, and that this frame
         else:
             future.set_result(result)
+
+
+class _Others:
+    """A function that threads call until whoever asked for it has done the rest."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._is_over = False
+        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            self._begun += 1
+        assert self._function is not None
+        failure = None
+        try:
+            self._function()
+        except BaseException as error:  # noqa: BLE001 - whoever asked for it raises it
+            failure = error
+        self._ended.put(failure)
+        del failure, self  # it refers to this frame
+
+    def end(self) -> BaseException | None:
+        """Wait for those who have begun. What the first that failed raised."""
+        with self._lock:
+            self._is_over = True
+        ended = [self._ended.get() for _ in range(self._begun)]
+        self._function = None  # whoever comes late keeps this, and must not keep arrays
+        return next((failure for failure in ended if failure is not None), None)
 
 
 def _work(tasks: SimpleQueue[Task | None], first: Task | None) -> None:

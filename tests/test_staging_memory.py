@@ -93,7 +93,7 @@ def test_closed_it_says_so_and_results_live_on(with_stub: Any) -> None:
         session.close()
         session.close()
         failed = outcome(lambda: session.run(None, big(3)))
-        left = stub.stub_pinned_bytes(), wait_for_no_threads(), stub.stub_streams()
+        left = stub.stub_pinned_bytes(), wait_for_no_threads(), stub.stub_streams() + stub.stub_events()
         report([failed["type"], result[-1].item(), left])
     """)
     assert found == ["ExecutionError", -3, [0, [], 0]]

@@ -6,7 +6,7 @@
  *   STUB_CUDART_FAIL                       a variable, "cudaMalloc=2": this function returns this code; "cudaMalloc=2@3":
  *                                          from its third call on, counted since the last stub_fail
  *   STUB_CUDART_LATE                       a variable: copies from and to pinned memory are made when their stream is
- *                                          waited for, as late as CUDA may make them
+ *                                          waited for, or an event after them, as late as CUDA may make them
  *
  * A copy that leaves an allocation is refused. While a stream is captured, in cudaStreamCaptureModeGlobal, memory and
  * waiting for the default streams are refused to threads in the global mode, and to all of them waiting for that stream;
@@ -16,7 +16,7 @@
  *
  *   stub_pinned_bytes, stub_device_bytes   of what was allocated and not freed
  *   stub_allocations                       calls of cudaHostAlloc that succeeded
- *   stub_streams                           that were created and not destroyed
+ *   stub_streams, stub_events              that were created and not destroyed
  *   stub_late_copies                       that are still to be made
  *   stub_begin_capture(stream)             what ONNX Runtime does, by cudaStreamBeginCapture
  *   stub_captures                          that were begun and not ended
@@ -24,6 +24,7 @@
  *   stub_fail(code)                        from now on every allocation returns this cudaError_t; 0 ends it
  *   stub_last_error                        what cudaGetLastError would return, without taking it
  */
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -43,7 +44,7 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Allocation allocations[MAX_ALLOCATIONS];
 static int failure, allocated;
-static atomic_int streams, captures, late_copies;
+static atomic_int streams, events, captures, late_copies;
 static __thread int current, last_error, capture_mode;
 
 static int result(int code) {
@@ -73,8 +74,15 @@ typedef struct {
     atomic_int pending; /* first: libnccl_stub.c knows it */
     pthread_mutex_t lock;
     Copy *first, **end;
+    long queued, made; /* late copies so far */
     int capturing; /* 2: spoilt */
 } Stream;
+
+typedef struct {
+    struct timespec time;
+    Stream *stream;
+    long queued; /* late copies of the stream that it comes after */
+} Event;
 
 static _Atomic(Stream *) captured;
 
@@ -84,17 +92,21 @@ static _Atomic(Stream *) captured;
         if (of && capture_mode != 2) { of->capturing = 2; return result(900); } \
     } while (0)
 
-static void make_late_copies(Stream *stream) {
-    if ((uintptr_t)stream <= 2) return;
+static void make_late_copies_until(Stream *stream, long queued) {
     pthread_mutex_lock(&stream->lock);
-    for (Copy *copy = stream->first; copy; copy = stream->first) {
+    for (Copy *copy = stream->first; copy && stream->made < queued; copy = stream->first) {
         memcpy(copy->to, copy->from, copy->size);
         stream->first = copy->next;
+        stream->made++;
         free(copy);
         late_copies--;
     }
-    stream->end = &stream->first;
+    if (!stream->first) stream->end = &stream->first;
     pthread_mutex_unlock(&stream->lock);
+}
+
+static void make_late_copies(Stream *stream) {
+    if ((uintptr_t)stream > 2) make_late_copies_until(stream, LONG_MAX);
 }
 
 static int type_of(const void *address);
@@ -260,6 +272,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *str
         pthread_mutex_lock(&later->lock);
         *later->end = copy;
         later->end = &copy->next;
+        later->queued++;
         pthread_mutex_unlock(&later->lock);
     } else { /* ordinary memory has been read, or written, when the call returns */
         make_late_copies(stream);
@@ -301,19 +314,42 @@ int cudaGraphDestroy(void *graph) {
     return 0;
 }
 
+static int new_event(void **event) {
+    events++;
+    return (*event = calloc(1, sizeof(Event))) ? 0 : 2;
+}
 int cudaEventCreate(void **event) {
     FAIL_IF_TOLD();
-    return (*event = calloc(1, sizeof(struct timespec))) ? 0 : 2;
+    return new_event(event);
+}
+int cudaEventCreateWithFlags(void **event, unsigned flags) {
+    FAIL_IF_TOLD();
+    return flags == 2 ? new_event(event) : result(1); /* cudaEventDisableTiming */
+}
+int cudaEventDestroy(void *event) {
+    FAIL_IF_TOLD();
+    free(event);
+    events--;
+    return 0;
 }
 int cudaEventRecord(void *event, void *stream) {
     FAIL_IF_TOLD();
     wait_for(stream);
-    clock_gettime(CLOCK_MONOTONIC, event);
+    Event *recorded = event;
+    clock_gettime(CLOCK_MONOTONIC, &recorded->time);
+    recorded->stream = stream;
+    recorded->queued = (uintptr_t)stream > 2 ? recorded->stream->queued : 0;
+    return 0;
+}
+int cudaEventSynchronize(void *event) {
+    FAIL_IF_TOLD();
+    Event *awaited = event;
+    if ((uintptr_t)awaited->stream > 2) make_late_copies_until(awaited->stream, awaited->queued);
     return 0;
 }
 int cudaEventElapsedTime(float *milliseconds, void *start, void *end) {
     FAIL_IF_TOLD();
-    struct timespec *a = start, *b = end;
+    const struct timespec *a = &((Event *)start)->time, *b = &((Event *)end)->time;
     *milliseconds = (float)((b->tv_sec - a->tv_sec) * 1e3 + (b->tv_nsec - a->tv_nsec) / 1e6);
     return 0;
 }
@@ -326,4 +362,5 @@ void stub_fail(int code) {
     calls = 0;
 }
 int stub_streams(void) { return streams; }
+int stub_events(void) { return events; }
 int stub_last_error(void) { return last_error; }

@@ -1,0 +1,89 @@
+"""Threads that help: who calls what, what is raised, and what is kept."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from ortgpu.threads import Executor
+
+SECONDS = 20  # until something that must come is given up
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with Executor(3, "ortgpu-test") as executor:
+        yield executor
+
+
+def test_threads_call_it_at_the_same_time(executor: Executor) -> None:
+    met = threading.Barrier(4)
+    seen: list[int] = []
+
+    def work() -> None:
+        met.wait(SECONDS)
+        seen.append(threading.get_ident())
+
+    executor.together(work, 4)
+    assert len(set(seen)) == 4
+    assert threading.get_ident() in seen
+
+
+def test_nobody_waits_for_a_thread_that_does_something_else(executor: Executor) -> None:
+    gone = threading.Event()
+    others = [executor.submit(gone.wait, SECONDS) for _ in range(3)]
+    called: list[int] = []
+    executor.together(lambda: called.append(threading.get_ident()), 4)
+    assert called == [threading.get_ident()]
+    gone.set()
+    assert all(other.result(SECONDS) for other in others)
+    executor.close()
+    assert called == [threading.get_ident()]  # whoever comes late finds nothing to do
+
+
+@pytest.mark.parametrize("fails_here", [True, False], ids=["the caller", "a helper"])
+def test_what_a_call_raises_is_raised_when_all_have_ended(executor: Executor, fails_here: bool) -> None:
+    here = threading.get_ident()
+    met = threading.Barrier(4)
+    ended: list[int] = []
+
+    def work() -> None:
+        met.wait(SECONDS)
+        if (threading.get_ident() == here) == fails_here:
+            raise ValueError("of one")
+        threading.Event().wait(0.05)
+        ended.append(threading.get_ident())
+
+    with pytest.raises(ValueError, match="of one"):
+        executor.together(work, 4)
+    assert len(ended) == (3 if fails_here else 1)
+
+
+def test_closed_threads_leave_it_to_the_caller() -> None:
+    executor = Executor(3, "ortgpu-test")
+    executor.close()
+    called: list[int] = []
+    executor.together(lambda: called.append(threading.get_ident()), 4)
+    assert called == [threading.get_ident()]
+
+
+def test_what_was_called_is_not_kept(executor: Executor) -> None:
+    class Work:
+        def __call__(self) -> None:
+            raise ValueError
+
+    gone = threading.Event()
+    others = [executor.submit(gone.wait, SECONDS) for _ in range(3)]
+    work = Work()
+    kept = weakref.ref(work)
+    with pytest.raises(ValueError):  # noqa: PT011 - that it is raised is enough here
+        executor.together(work, 4)
+    del work
+    gc.collect()
+    assert kept() is None  # though threads still have it before them
+    gone.set()
+    assert all(other.result(SECONDS) for other in others)
