@@ -12,7 +12,7 @@ import functools
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,6 @@ from .threads import Executor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# Bytes of a piece, where there is work for more threads than pieces of the usual size: with less, handing them out
-# takes longer than copying them.
-_LEAST_PIECE = 1 << 20
-_PIECES_OF_A_THREAD = 2  # at least, where they are no smaller for it
 
 _creating = ForkSafeLock()
 _executors: weakref.WeakValueDictionary[tuple[int, int], Executor] = weakref.WeakValueDictionary()
@@ -87,7 +82,9 @@ _Piece = tuple[_Whole, int]  # and where it starts
 class Copier:
     """Threads may share it. The threads that help are those of all copiers of the process.
 
-    ``piece``: bytes of one, at most.
+    Args:
+        threads: at most, the one that asks included; fewer where there is not three quarters of a piece for each.
+        piece: bytes of one, at most; down to a quarter of it where a thread would have less than two otherwise.
     """
 
     def __init__(self, runtime: CudaRuntime, threads: int, piece: int) -> None:
@@ -100,33 +97,33 @@ class Copier:
 
     def to_device(self, transfers: list[Transfer]) -> None:
         """Returns when it is done. Raises CudaCallError, when nothing is under way any more."""
-        pieces = self._cut(transfers)
+        pieces, threads = self._cut(transfers)
         with self._runtime.aside(), self._stream() as stream:
-            self._together(functools.partial(self._fill, iter(pieces), stream), len(pieces))
+            self._executor.together(functools.partial(self._fill, iter(pieces), stream), threads)
 
     def from_device(self, transfers: list[Transfer]) -> None:
         """As :meth:`to_device`."""
         runtime = self._runtime
-        pieces: list[tuple[_Piece, Event | None]] = []
+        pieces, threads = self._cut(transfers)
+        awaited: list[tuple[_Piece, Event | None]] = []
         with runtime.aside(), self._stream() as stream:
-            for whole, start in self._cut(transfers):
+            for whole, start in pieces:
                 event = None
                 if whole.is_pinned:
                     event = self._new_event()
                     runtime.copy_pinned(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
                     runtime.record_now(event.handle, stream)
-                pieces.append(((whole, start), event))
-            self._together(functools.partial(self._empty, iter(pieces)), len(pieces))
-        self._events.extend(event for _, event in pieces if event is not None)
+                awaited.append(((whole, start), event))
+            self._executor.together(functools.partial(self._empty, iter(awaited)), threads)
+        self._events.extend(event for _, event in awaited if event is not None)
 
-    def _cut(self, transfers: list[Transfer]) -> list[_Piece]:
-        size = sum(transfer.host.nbytes for transfer in transfers) // (self._threads * _PIECES_OF_A_THREAD)
-        piece = min(self._piece, max(size, _LEAST_PIECE))
-        return [(whole, start) for whole in (_Whole(each, piece) for each in transfers) for start in whole.starts]
-
-    def _together(self, work: Callable[[], None], pieces: int) -> None:
-        if pieces:
-            self._executor.together(work, min(pieces, self._threads))
+    def _cut(self, transfers: list[Transfer]) -> tuple[list[_Piece], int]:
+        """The pieces, and how many threads are to copy them."""
+        size = sum(transfer.host.nbytes for transfer in transfers)
+        threads = max(1, min(self._threads, 4 * size // (3 * self._piece)))
+        piece = min(self._piece, max(size // (2 * threads), self._piece // 4))
+        pieces = [(whole, start) for whole in (_Whole(each, piece) for each in transfers) for start in whole.starts]
+        return pieces, min(threads, len(pieces))
 
     def _fill(self, pieces: Iterator[_Piece], stream: int) -> None:
         """Whoever works takes the next."""

@@ -21,6 +21,7 @@ from .copying import Copier, Transfer
 from .cudart import CudaRuntime
 from .pinned import PinnedMemory, memory_of
 from .recycling import OrdinaryMemory
+from .staging import MOSTLY_STAGED_FROM
 from .tensor_types import DTYPES
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ class StagedRuns:
         # results change when the parent uses the memory again.
         kept = self._ordinary.try_empty(shape, dtype)
         result = np.empty(shape, dtype) if kept is None else kept
-        host = memory.try_empty(shape, dtype)
+        pays = kept is not None or size >= MOSTLY_STAGED_FROM
+        host = memory.try_empty(shape, dtype) if pays else None
         if host is None:
             return result, Transfer(value.data_ptr(), result, None, value)
         return result, Transfer(value.data_ptr(), host, result, value)

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ortgpu")
 
-# On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in are faster
-# from 16 MiB on; those with less out, and those of a caller who keeps the results, so that each one is new memory, from
-# 32 MiB on. Four threads gave half of the gain for large arrays, twelve a little more for 256 MiB alone.
-STAGED_FROM = 32 << 20  # bytes of one array
+# On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in, and those
+# with next to nothing out, are faster from 12 MiB on. Four threads are best for that much, eight from 64 MiB on.
+STAGED_FROM = 12 << 20  # bytes of one array
 PIECE = 4 << 20  # bytes
 COPY_THREADS = 8  # fewer where the process has fewer cores
+# Where results must be in new memory, because the caller keeps more of them than the limit has room for, and where
+# `map` copies several feeds at a time, threads gain from here on.
+MOSTLY_STAGED_FROM = 32 << 20
 
 # Captured graphs have rules of their own for the addresses of inputs; with a stream of the caller's, memory may be free
 # in the order of that stream alone.
@@ -57,10 +59,10 @@ class Staging:
 
     def pays(self, feed: Any) -> bool:
         """Whether an array is large enough. Called before each run: it costs a fraction of a microsecond."""
-        return self.pays_for_inputs(feed) or self._has_large_outputs
+        return self.has_input_of(self._staged_from, feed) or self._has_large_outputs
 
-    def pays_for_inputs(self, feed: Any) -> bool:
-        limit = self._staged_from
+    def has_input_of(self, limit: int, feed: Any) -> bool:
+        """Whether an array has so many bytes, or more."""
         try:
             for value in feed.values():
                 if value.nbytes >= limit:

@@ -84,7 +84,7 @@ def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
     for figure in figures.values():
         assert figure["ratio"] > 0
         ratios = [figure["notes"][f"{case} / plain, by threads x MiB a piece"] for case in ("both", "in", "kept")]
-        assert [len(each) for each in ratios] == [9, 9, 9]
+        assert [len(each) for each in ratios] == [len(THREADS) * len(PIECES)] * 3
         assert figure["notes"]["best"] in ratios[0]
         assert figure["notes"]["staged"] is False  # on the CPU
     assert child.stdout.endswith("nothing was staged: there is nothing to conclude\n")
