@@ -12,7 +12,7 @@ import functools
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,8 @@ _Piece = tuple[_Whole, int]  # and where it starts
 
 
 class Copier:
-    """Threads may share it. The threads that help are those of all copiers of the process.
+    """Threads may share it, each on the device and aside (CudaRuntime.aside). The threads that help are those of all
+    copiers of the process.
 
     Args:
         threads: at most, the one that asks included; fewer where there is not three quarters of a piece for each.
@@ -93,20 +94,21 @@ class Copier:
         self._piece = piece
         self._streams: deque[Stream] = deque()
         self._events: deque[Event] = deque()
-        self._executor = _shared_executor(threads)
+        self._use_device = runtime.prepared_use_device()
+        self._executor = _shared_executor(threads, runtime)
 
     def to_device(self, transfers: list[Transfer]) -> None:
         """Returns when it is done. Raises CudaCallError, when nothing is under way any more."""
         pieces, threads = self._cut(transfers)
-        with self._runtime.aside(), self._stream() as stream:
-            self._executor.together(functools.partial(self._fill, iter(pieces), stream), threads)
+        with self._stream() as stream:
+            self._together(functools.partial(self._fill, iter(pieces), stream), threads)
 
     def from_device(self, transfers: list[Transfer]) -> None:
         """As :meth:`to_device`."""
         runtime = self._runtime
         pieces, threads = self._cut(transfers)
         awaited: list[tuple[_Piece, Event | None]] = []
-        with runtime.aside(), self._stream() as stream:
+        with self._stream() as stream:
             for whole, start in pieces:
                 event = None
                 if whole.is_pinned:
@@ -114,7 +116,7 @@ class Copier:
                     runtime.copy_pinned(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
                     runtime.record_now(event.handle, stream)
                 awaited.append(((whole, start), event))
-            self._executor.together(functools.partial(self._empty, iter(awaited)), threads)
+            self._together(functools.partial(self._empty, iter(awaited)), threads)
         self._events.extend(event for _, event in awaited if event is not None)
 
     def _cut(self, transfers: list[Transfer]) -> tuple[list[_Piece], int]:
@@ -125,25 +127,30 @@ class Copier:
         pieces = [(whole, start) for whole in (_Whole(each, piece) for each in transfers) for start in whole.starts]
         return pieces, min(threads, len(pieces))
 
+    def _together(self, work: Callable[[], None], threads: int) -> None:
+        def help_with_it() -> None:
+            self._use_device()
+            work()
+
+        self._executor.together(work, threads - 1, help_with_it)
+
     def _fill(self, pieces: Iterator[_Piece], stream: int) -> None:
         """Whoever works takes the next."""
         runtime = self._runtime
-        with runtime.aside():
-            for whole, start in pieces:
-                whole.fill(start)
-                copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
-                copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
+        for whole, start in pieces:
+            whole.fill(start)
+            copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
+            copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
 
     def _empty(self, pieces: Iterator[tuple[_Piece, Event | None]]) -> None:
         runtime = self._runtime
-        with runtime.aside():
-            for (whole, start), event in pieces:
-                if event is not None:
-                    runtime.wait_for(event.handle)
-                    whole.empty(start)
-                    continue
-                with self._stream() as stream:  # into ordinary memory: CUDA copies it aside, and waits for the stream
-                    runtime.copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
+        for (whole, start), event in pieces:
+            if event is not None:
+                runtime.wait_for(event.handle)
+                whole.empty(start)
+                continue
+            with self._stream() as stream:  # into ordinary memory: CUDA copies it aside, and waits for the stream
+                runtime.copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
 
     def _new_event(self) -> Event:
         try:
@@ -179,11 +186,14 @@ def _address_of(array: NDArray[Any]) -> int:
     return address
 
 
-def _shared_executor(threads: int) -> Executor:
-    """Its threads end when nobody refers to it any more; those of a parent process are not in its child."""
+def _shared_executor(threads: int, runtime: CudaRuntime) -> Executor:
+    """Its threads end when nobody refers to it any more; those of a parent process are not in its child.
+
+    They are aside for good, and on the device that was last worked for.
+    """
     with _creating:
         key = os.getpid(), threads
         executor = _executors.get(key)
         if executor is None:
-            executor = _executors[key] = Executor(threads, "ortgpu-copy")
+            executor = _executors[key] = Executor(threads, "ortgpu-copy", runtime.leave_captures_alone)
         return executor

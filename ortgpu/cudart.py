@@ -126,9 +126,8 @@ class CudaRuntime:
     def relaxed(self) -> Relaxed:
         """:meth:`use_device` and the relaxed mode, for what one thread at a time does over and over."""
         mode = ctypes.c_int()
-        use_device = self._prepared("cudaSetDevice", ctypes.c_int(self._ordinal))
         exchange = self._prepared("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-        return Relaxed(mode, use_device, exchange)
+        return Relaxed(mode, self.prepared_use_device(), exchange)
 
     def synchronise(self, stream: int) -> None:
         """Wait for what was put into ``stream``."""
@@ -198,6 +197,15 @@ class CudaRuntime:
     def use_device(self) -> None:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
         self._call(self._library.cudaSetDevice, self._ordinal)
+
+    def prepared_use_device(self) -> Callable[[], None]:
+        """:meth:`use_device`, of a device that has a context, in half of its time."""
+        return self._prepared("cudaSetDevice", ctypes.c_int(self._ordinal))
+
+    def leave_captures_alone(self) -> None:
+        """Put the calling thread into the relaxed mode for good, if that is possible. Raises nothing."""
+        with contextlib.suppress(CudaCallError):
+            self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
 
     def exchange_capture_mode(self, mode: int) -> int:
         """Set how the calling thread keeps away from captures. Returns what it was, to be set again."""

@@ -97,8 +97,10 @@ class RecycledMemory:
             return None
         with self._lock:
             self._idle += _taken_out_of(self._returned)
-            fitting = (block for block in self._idle if size <= block.size <= 2 * size)
-            block = min(fitting, key=lambda each: each.size, default=None)
+            block = None
+            for idle in self._idle:
+                if size <= idle.size <= 2 * size and (block is None or idle.size < block.size):
+                    block = idle
             if block is not None:
                 self._idle.remove(block)
             else:
@@ -163,7 +165,7 @@ class OrdinaryMemory(RecycledMemory):
 
 def _taken_out_of(blocks: deque[_Block]) -> list[_Block]:
     taken = []
-    with contextlib.suppress(IndexError):  # several threads may take
-        while True:
+    while blocks:
+        with contextlib.suppress(IndexError):  # several threads may take
             taken.append(blocks.popleft())
     return taken

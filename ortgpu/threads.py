@@ -86,15 +86,15 @@ class Executor(Threads):
         call()
         return future
 
-    def together(self, function: Callable[[], object], count: int) -> None:
-        """Call ``function`` in this thread, and meanwhile in up to ``count - 1`` of these.
+    def together(self, function: Callable[[], object], count: int, elsewhere: Callable[[], object]) -> None:
+        """Call ``function`` in this thread, and meanwhile ``elsewhere`` in up to ``count`` of these.
 
         For work that is divided while it is done: whoever comes when this thread has done what was left finds nothing
         to do, and nobody waits for it. What a call raised is raised here, when all have ended.
         """
-        others = _Others(function)
+        others = _Others(elsewhere)
         with self._lock, contextlib.suppress(RuntimeError):  # the system gives no thread
-            for _ in range(0 if self._closed else count - 1):
+            for _ in range(0 if self._closed else count):
                 if len(self.threads) < self._most:
                     self.start(1, self._first)
                 self.put(others)

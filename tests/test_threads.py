@@ -28,7 +28,7 @@ def test_threads_call_it_at_the_same_time(executor: Executor) -> None:
         met.wait(SECONDS)
         seen.append(threading.get_ident())
 
-    executor.together(work, 4)
+    executor.together(work, 3, work)
     assert len(set(seen)) == 4
     assert threading.get_ident() in seen
 
@@ -37,7 +37,11 @@ def test_nobody_waits_for_a_thread_that_does_something_else(executor: Executor) 
     gone = threading.Event()
     others = [executor.submit(gone.wait, SECONDS) for _ in range(3)]
     called: list[int] = []
-    executor.together(lambda: called.append(threading.get_ident()), 4)
+
+    def work() -> None:
+        called.append(threading.get_ident())
+
+    executor.together(work, 3, work)
     assert called == [threading.get_ident()]
     gone.set()
     assert all(other.result(SECONDS) for other in others)
@@ -59,7 +63,7 @@ def test_what_a_call_raises_is_raised_when_all_have_ended(executor: Executor, fa
         ended.append(threading.get_ident())
 
     with pytest.raises(ValueError, match="of one"):
-        executor.together(work, 4)
+        executor.together(work, 3, work)
     assert len(ended) == (3 if fails_here else 1)
 
 
@@ -67,7 +71,11 @@ def test_closed_threads_leave_it_to_the_caller() -> None:
     executor = Executor(3, "ortgpu-test")
     executor.close()
     called: list[int] = []
-    executor.together(lambda: called.append(threading.get_ident()), 4)
+
+    def work() -> None:
+        called.append(threading.get_ident())
+
+    executor.together(work, 3, work)
     assert called == [threading.get_ident()]
 
 
@@ -81,7 +89,7 @@ def test_what_was_called_is_not_kept(executor: Executor) -> None:
     work = Work()
     kept = weakref.ref(work)
     with pytest.raises(ValueError):  # noqa: PT011 - that it is raised is enough here
-        executor.together(work, 4)
+        executor.together(work, 3, work)
     del work
     gc.collect()
     assert kept() is None  # though threads still have it before them
