@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from . import lifetime
 from .pinned import is_to_be_staged, memory_of
-from .staging import MOSTLY_STAGED_FROM
+from .staging import MAPPED_FROM
 from .threads import Executor
 
 Feed = TypeVar("Feed")
@@ -52,7 +52,7 @@ def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
     """
     if not isinstance(feed, Mapping):
         raise TypeError(f"a feed is a mapping of input names to arrays, not a {type(feed).__name__}")
-    if session._staging is not None and session._staging.has_input_of(MOSTLY_STAGED_FROM, feed):
+    if session._staging is not None and session._staging.has_input_of(MAPPED_FROM, feed):
         return session.run(output_names, feed)
     return session.run(output_names, memory_of(session).staged(feed))
 

@@ -21,7 +21,6 @@ from .copying import Copier, Transfer
 from .cudart import CudaRuntime
 from .pinned import PinnedMemory, memory_of
 from .recycling import OrdinaryMemory
-from .staging import MOSTLY_STAGED_FROM
 from .tensor_types import DTYPES
 
 if TYPE_CHECKING:
@@ -118,8 +117,7 @@ class StagedRuns:
         # results change when the parent uses the memory again.
         kept = self._ordinary.try_empty(shape, dtype)
         result = np.empty(shape, dtype) if kept is None else kept
-        pays = kept is not None or size >= MOSTLY_STAGED_FROM
-        host = memory.try_empty(shape, dtype) if pays else None
+        host = memory.try_empty(shape, dtype)
         if host is None:
             return result, Transfer(value.data_ptr(), result, None, value)
         return result, Transfer(value.data_ptr(), host, result, value)

@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ortgpu")
 
 # On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in, and those
-# with next to nothing out, are faster from 12 MiB on. Four threads are best for that much, eight from 64 MiB on.
-STAGED_FROM = 12 << 20  # bytes of one array
+# with next to nothing out, are faster from 12 MiB on; those whose results need new memory, because the caller keeps more
+# of them than the limit has room for, from 16 MiB on. Four threads are best for that much, eight from 64 MiB on.
+STAGED_FROM = 14 << 20  # bytes of one array
 PIECE = 4 << 20  # bytes
 COPY_THREADS = 8  # fewer where the process has fewer cores
-# Where results must be in new memory, because the caller keeps more of them than the limit has room for, and where
-# `map` copies several feeds at a time, threads gain from here on.
-MOSTLY_STAGED_FROM = 32 << 20
+MAPPED_FROM = 32 << 20  # of `map` and pools, which copy smaller arrays of several feeds at a time
 
 # Captured graphs have rules of their own for the addresses of inputs; with a stream of the caller's, memory may be free
 # in the order of that stream alone.
