@@ -153,13 +153,15 @@ class CudaRuntime:
 
     def is_done(self, stream: int) -> bool:
         """Whether all is done that was put into ``stream``."""
-        try:
-            self._call(self._library.cudaStreamQuery, stream)
-        except CudaCallError as failure:
-            if failure.code != _NOT_READY:
-                raise
-            return False
-        return True
+        return self._is_ready(self._library.cudaStreamQuery, stream)
+
+    def _is_ready(self, query: Any, handle: int) -> bool:
+        code = query(handle)
+        if code == _NOT_READY:
+            self._quick.cudaGetLastError()
+        elif code:
+            self._raise(query, code)
+        return not code
 
     def new_event_without_time(self) -> int:
         """An event that costs less than one of :meth:`new_event`."""
@@ -174,6 +176,9 @@ class CudaRuntime:
     def record_now(self, event: int, stream: int) -> None:
         """:meth:`record`, for a stream whose copies only begin when they are put there."""
         self._call(self._quick.cudaEventRecord, event, stream)
+
+    def has_passed(self, event: int) -> bool:
+        return self._is_ready(self._quick.cudaEventQuery, event)
 
     def wait_for(self, event: int) -> None:
         """Until it has passed."""
@@ -301,6 +306,7 @@ def _declared(library: _Library) -> _Library:
     library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
     library.cudaEventCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
     library.cudaEventDestroy.argtypes = library.cudaEventSynchronize.argtypes = (pointer,)
+    library.cudaEventQuery.argtypes = (pointer,)
     library.cudaEventRecord.argtypes = (pointer, pointer)
     library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
     library.cudaPointerGetAttributes.argtypes = (ctypes.POINTER(_PointerAttributes), pointer)
