@@ -210,6 +210,7 @@ class CudaRuntime:
     def leave_captures_alone(self) -> None:
         """Put the calling thread into the relaxed mode for good, if that is possible. Raises nothing."""
         with contextlib.suppress(CudaCallError):
+            self.use_device()  # else the exchange makes a context on the first
             self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
 
     def exchange_capture_mode(self, mode: int) -> int:

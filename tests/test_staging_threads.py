@@ -242,3 +242,15 @@ def test_an_interrupt_leaves_memory_until_nothing_uses_it(with_stub: Any) -> Non
         report([held > 0, again, wait_for_no_threads(), memory.bytes_in_use, stub.stub_pinned_bytes()])
     """)
     assert found == [True, -4, [], 0, 0]
+
+
+def test_no_other_device_gets_a_context(with_stub: Any) -> None:
+    """Of threads that have just begun the first device is the current one, whoever they work for."""
+    found = with_stub("""
+        from ortgpu.cudart import CudaRuntime
+        runtime = CudaRuntime(sys.argv[1], 1)
+        session = staged(NEG, piece=20_000)
+        results = [session.run(None, big(number))[0][-1].item() for number in range(5)]
+        report([results, ran, len(copy_threads()) > 0, stub.stub_contexts()])
+    """)
+    assert found == [[0, -1, -2, -3, -4], [True] * 5, True, 1 << 1]

@@ -23,6 +23,8 @@
  *   stub_capture_mode                      of the calling thread
  *   stub_fail(code)                        from now on every allocation returns this cudaError_t; 0 ends it
  *   stub_last_error                        what cudaGetLastError would return, without taking it
+ *   stub_contexts                          a bit for each device that would have a context now: calls make one on the
+ *                                          current device of their thread, as that of the capture mode does
  */
 #include <limits.h>
 #include <pthread.h>
@@ -44,8 +46,10 @@ typedef struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Allocation allocations[MAX_ALLOCATIONS];
 static int failure, allocated;
-static atomic_int streams, events, captures, late_copies;
+static atomic_int streams, events, captures, late_copies, contexts;
 static __thread int current, last_error, capture_mode;
+
+static void make_context(void) { atomic_fetch_or(&contexts, 1 << current); }
 
 static int result(int code) {
     if (code) last_error = code;
@@ -119,6 +123,7 @@ static void wait_for(Stream *stream) {
 
 static int allocate(void **address, size_t size, int type) {
     if (failure) return result(failure);
+    make_context();
     FAIL_IF_CAPTURING();
     pthread_mutex_lock(&lock);
     int at = 0;
@@ -231,6 +236,7 @@ const char *cudaGetErrorString(int code) { return code == 2 ? "out of memory" : 
 
 int cudaStreamCreateWithFlags(void **stream, unsigned flags) {
     FAIL_IF_TOLD();
+    make_context();
     Stream *made = *stream = calloc(1, sizeof(Stream));
     pthread_mutex_init(&made->lock, NULL);
     made->end = &made->first;
@@ -303,6 +309,7 @@ int cudaStreamEndCapture(void *stream, void **graph) {
 }
 int cudaThreadExchangeStreamCaptureMode(int *mode) {
     int before = capture_mode;
+    make_context();
     if (*mode < 0 || *mode > 2) return result(1);
     capture_mode = *mode;
     *mode = before;
@@ -372,4 +379,5 @@ void stub_fail(int code) {
 }
 int stub_streams(void) { return streams; }
 int stub_events(void) { return events; }
+int stub_contexts(void) { return contexts; }
 int stub_last_error(void) { return last_error; }
