@@ -284,6 +284,29 @@ def test_libcuda_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert "libcuda.so.1" in found["libcuda_error"]
 
 
+# As PyInstaller 6 does it in the programs that it makes (pyimod03_ctypes.py).
+FROZEN = """
+import ctypes
+
+class Guessing(ctypes.CDLL):
+    def __init__(self, name, *args, **kwargs):
+        try:
+            super().__init__(name, *args, **kwargs)
+        except Exception as error:
+            raise OSError(f"Failed to load dynlib/dll {name!r}. Most likely it was not found at freezing") from error
+
+ctypes.CDLL = Guessing
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the loader's words are those of Linux")
+def test_the_loaders_own_words_in_a_frozen_program(tmp_path: Path) -> None:
+    """The driver is never bundled, and what judges the words looks for the loader's."""
+    (tmp_path / "libcuda.so.1").write_text("not a library")
+    plain = child("show(driver.read_driver())", library=tmp_path)["libcuda_error"]
+    assert child(FROZEN + "show(driver.read_driver())", library=tmp_path)["libcuda_error"] == plain
+
+
 # NVML through the real nvidia-ml-py
 
 

@@ -28,6 +28,13 @@ def test_every_public_name() -> None:
     assert {f"ortgpu.{home}" for home in ortgpu._HOMES.values()} <= imports_of("ortgpu")
 
 
+def test_what_asks_nvml() -> None:
+    """It is one module, of a name that no option collects."""
+    finder = ModuleFinder([str(PACKAGE.parent)], excludes=OTHERS)
+    finder.import_hook("ortgpu")
+    assert "pynvml" in finder.badmodules, "those that are excluded are there too"
+
+
 def test_the_demo_does_not_start_the_program_again(lab: Lab) -> None:
     """In the place of the interpreter stands the program: it would start itself, and again from there."""
     code = "import sys; sys.frozen = True\nfrom ortgpu.__main__ import main; report(main(['demo']))"

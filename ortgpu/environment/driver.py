@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
-import importlib
 import os
 import re
 import sys
@@ -220,7 +219,9 @@ def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
     try:
         library = ctypes.CDLL(LIBCUDA)
     except OSError as error:
-        return None, str(error) or type(error).__name__, None
+        # PyInstaller puts a guess of its own, that the library was to be bundled, in the place of the loader's words.
+        words = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        return None, str(words) or type(words).__name__, None
     address = version = None
     try:
         function = library.cuDriverGetVersion
@@ -303,7 +304,9 @@ def _group_of(file: Path) -> str | None:
 
 @contextmanager
 def _nvml() -> Iterator[Any]:
-    nvml = importlib.import_module("pynvml")
+    import pynvml  # by name: what freezes a program looks for imports in the code
+
+    nvml: Any = pynvml
     nvml.nvmlInit()
     try:
         yield nvml
