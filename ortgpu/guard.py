@@ -98,10 +98,16 @@ class Enforcement:
             @functools.wraps(function)
             def guarded(*args: Any, **kwargs: Any) -> Any:
                 with self:
-                    return function(*args, **kwargs)
+                    result = function(*args, **kwargs)
+                # A coroutine function behind another decorator, or a callable object: nothing of it has run yet.
+                return self._guarding(result) if inspect.iscoroutine(result) else result
 
         decorated: F = guarded
         return decorated
+
+    async def _guarding(self, coroutine: Any) -> Any:
+        with self:
+            return await coroutine
 
 
 @overload

@@ -57,6 +57,14 @@ def scopes(model: str) -> None:
     found["coroutine"] = asyncio.run(pending)
     found["after a coroutine"] = outcome(make)
 
+    def behind(*arguments: Any) -> Any:  # as many decorators do it
+        return coroutine.__wrapped__(*arguments)  # type: ignore[attr-defined]  # functools.wraps sets it
+
+    pending = ortgpu.enforce()(behind)()
+    found["decorated coroutine not started"] = outcome(make)
+    found["decorated coroutine"] = asyncio.run(pending)
+    found["after a decorated coroutine"] = outcome(make)
+
     def generator() -> Iterator[int]:
         yield 1
 

@@ -177,6 +177,7 @@ def test_scopes(run: Run) -> None:
         "function",
         "function, without parentheses",
         "coroutine",
+        "decorated coroutine",
         "installed",
         "uninstalled inside",
     }
