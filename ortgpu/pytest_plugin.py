@@ -55,7 +55,7 @@ class _State:
         self.worker_count: int = worker.get("workercount", 1)
         self.wrong: dict[str, str] = {}  # markers that mean nothing, by test
         self.asked = False  # whether a test needed to know
-        self.explained = False  # whether a failure has said all that the diagnosis knows
+        self.explained_by: str | None = None  # the test whose failure says all that the diagnosis knows
         self._found: FoundGPUs | None = None
 
     @property
@@ -230,8 +230,11 @@ def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> 
     if state.mode != "require":
         pytest.skip(reason)
     item.stash[_REFUSED] = True
-    details = str(problem).splitlines()[1:] if problem is not None and not state.explained else []
-    state.explained = state.explained or problem is not None  # once is enough: the fiftieth test has the same reason
+    details: list[str] = []
+    # Once is enough: the fiftieth test has the same reason. But of a test that is tried again, only the last is shown.
+    if problem is not None and state.explained_by in (None, item.nodeid):
+        state.explained_by = item.nodeid
+        details = str(problem).splitlines()[1:]
     pytest.fail("\n".join([reason, *details, f"A GPU is required: {state.source}"]), pytrace=False)
 
 

@@ -3,6 +3,8 @@
 Imported at the start of an interpreter, so nothing is imported here that it does not have already; the guard arrives
 with ``onnxruntime``. Any Python 3 can read this file, also one that is too old for the guard; it says so if it imports
 ONNX Runtime. A copy lies beside the installed package, for ``ortgpu_enforce.pth``; see build_backend.py.
+
+PYTEST_DONT_REWRITE (a word to pytest: it compiles the files of plugins anew, and warns where one is there already)
 """
 
 import os

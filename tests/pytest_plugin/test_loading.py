@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+import ortgpu
 from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, Faked, Run
 
 pytest_plugins = "pytester"
@@ -58,6 +62,16 @@ def test_loading_it_in_several_ways(
 def test_the_package_may_be_imported_before_pytest(pytester: pytest.Pytester, run_child: Run) -> None:
     """By ``ortgpu exec``, for instance. pytest marks the packages of installed plugins as this conftest does."""
     pytester.makeconftest("import ortgpu, pytest; pytest.register_assert_rewrite('ortgpu')")
+    pytester.makepyfile("def test_plain(): pass")
+    run_child("-W", "error").assert_outcomes(passed=1)
+
+
+def test_the_guard_may_wait_before_pytest(
+    pytester: pytest.Pytester, run_child: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ORTGPU_ENFORCE=1 and ``ortgpu exec`` import its file at the start, and it is among those of the package."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(ortgpu.__file__).parent / "startup"), prepend=os.pathsep)
+    pytester.makeconftest("import _ortgpu_waiting, pytest; pytest.register_assert_rewrite('_ortgpu_waiting')")
     pytester.makepyfile("def test_plain(): pass")
     run_child("-W", "error").assert_outcomes(passed=1)
 

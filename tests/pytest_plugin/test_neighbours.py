@@ -22,6 +22,20 @@ DEADLINE = 100.0
 MARKED = "import pytest\n@pytest.mark.gpu\ndef test_it(): pass"
 
 
+TRIES_TWICE = """
+import pytest
+from _pytest.runner import runtestprotocol
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    if not runtestprotocol(item, nextitem=nextitem, log=False)[0].failed:
+        assert item.name == "test_plain"
+    item._initrequest()
+    runtestprotocol(item, nextitem=nextitem)
+    return True
+"""
+
 # A project's own
 
 
@@ -133,22 +147,18 @@ def test_a_test_that_was_refused_may_be_tried_again(
         return tuple(gpus)
 
     monkeypatch.setattr(testing, "choose_gpus", choose)
-    pytester.makeconftest(
-        """
-        import pytest
-        from _pytest.runner import runtestprotocol
-
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_protocol(item, nextitem):
-            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-            assert runtestprotocol(item, nextitem=nextitem, log=False)[0].failed
-            item._initrequest()
-            runtestprotocol(item, nextitem=nextitem)
-            return True
-        """
-    )
+    pytester.makeconftest(TRIES_TWICE)
     pytester.makepyfile("import pytest\n@pytest.mark.gpu\ndef test_it(): pytest.skip('of its own accord')")
     run("--gpu=require").assert_outcomes(skipped=1)
+
+
+def test_the_try_that_is_shown_says_how_to_mend_it(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    """pytest-rerunfailures shows the last one."""
+    pytester.makeconftest(TRIES_TWICE)
+    pytester.makepyfile(ONE_OF_EACH)
+    result = run("--gpu=require")
+    result.assert_outcomes(passed=1, errors=2)
+    assert result.stdout.str().count("NVML sees 1 GPU(s)") == 1
 
 
 # Older releases
