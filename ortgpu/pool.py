@@ -13,12 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import arguments, lifetime
 from .devices import Device, DeviceRequest
 from .errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, manual
 from .pool_workers import Worker, open_workers, stop
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
 logger = logging.getLogger("ortgpu.pool")
 
@@ -198,7 +201,7 @@ class GPUSessionPool:
             self._stop = weakref.finalize(self, stop, self._workers, self._pid)
             raise
 
-    def __enter__(self) -> GPUSessionPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -7,7 +7,6 @@ import operator
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .runtime import load_runtime, why_no_module
@@ -24,6 +23,8 @@ from .errors import CPUExecutionWarning, ExecutionError, GPUError, ProviderReque
 from .throughput import InferenceSession, ThroughputMethods  # noqa: E402
 
 if TYPE_CHECKING:
+    from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
+
     from .cuda_graph import CapturingSession
     from .devices import Device, DeviceRequest
     from .opening import SessionRequest, Verified
@@ -185,7 +186,7 @@ class GPUSession(ThroughputMethods):
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
-    ) -> GPUSession:
+    ) -> Self:
         """A session on the GPU of this process's rank, under torchrun, mpirun or srun; without them, on the first.
 
         That GPU is the one with the number of the local rank among those that CUDA shows this process; or the only one,
@@ -335,12 +336,10 @@ class GPUSession(ThroughputMethods):
             if self._pinned is not None:
                 self._pinned.close()
 
-    def __enter__(self) -> GPUSession:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

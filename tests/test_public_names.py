@@ -67,7 +67,15 @@ warnings.simplefilter("error", ortgpu.CPUNodesWarning)
 def guarded(count: int) -> str:
     return str(count)
 
-text = guarded(1)
+class Named(GPUSession):
+    name: str
+
+class NamedPool(GPUSessionPool):
+    name: str
+
+text = guarded(1) + Named.for_rank("m.onnx").name
+with Named("m.onnx") as named, NamedPool("m.onnx") as named_pool:
+    text += named.name + named_pool.name
 with GPUSessionPool("m.onnx", devices=[0, "cuda:1"]) as pool:
     text = ", ".join(str(lost.error.fixes) for lost in pool.lost)
 print(text, missing, device.ordinal, fixes, ortgpu.sessions()[0].model, ortgpu.distributed.current_rank().rank)
