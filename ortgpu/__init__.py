@@ -149,7 +149,8 @@ def _public_names() -> list[str]:
     return sorted((*_HOMES, *_PACKAGES, *import_module(".errors", __name__).__all__))
 
 
-if _os.environ.get("ORTGPU_ENFORCE", "").lower() in ("1", "true", "yes", "on"):
+# What does not say no is a yes: `docker --env-file` hands on the quotes around a 1, other files a carriage return.
+if _os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off"):
     from .guard import install as _install
 
     _install()

@@ -4,6 +4,9 @@ running on the CPU, by whatever name it was imported, as long as the guard is in
 
 from __future__ import annotations
 
+import ast
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -329,7 +332,7 @@ def test_variable_takes_effect_at_the_start_where_ortgpu_is_installed(
     assert (found["before the import"], found["after the import"]) == (CAUSE, CAUSE)
 
 
-@pytest.mark.parametrize("value", ["1", "true"])
+@pytest.mark.parametrize("value", ["1", "true", '"1"', "1\r"])
 def test_variable_takes_effect_at_the_import_elsewhere(lab: Lab, models: Models, value: str) -> None:
     machine = lab.machine()
     machine.overlay.remove("ortgpu_enforce.pth")
@@ -339,6 +342,21 @@ def test_variable_takes_effect_at_the_import_elsewhere(lab: Lab, models: Models,
     assert (found["before the import"], found["after the import"]) == (ON_CPU, CAUSE)
 
 
-@pytest.mark.parametrize("value", ["", "0"])
+@pytest.mark.parametrize(("value", "waits"), [("1", True), ('"1"', True), ("1\r", True), ("", False), ("Off", False)])
+def test_a_value_of_the_variable_that_is_no_no_is_a_yes_at_the_start(value: str, waits: bool) -> None:
+    """A container's file of variables hands on quotes, and one of Windows a carriage return."""
+    startup = ROOT / "ortgpu" / "startup"
+    module = ast.parse((startup / "build_backend.py").read_text(encoding="utf-8"))  # imports setuptools: not run
+    written: dict[str, Any] = {}
+    names: list[ast.stmt] = [node for node in module.body if isinstance(node, ast.Assign)]
+    exec(compile(ast.Module(names, []), "build_backend.py", "exec"), written)
+    code = written["LINE"] + "import sys; print([type(each).__name__ for each in sys.meta_path])"
+    environment = {**os.environ, "PYTHONPATH": str(startup), "ORTGPU_ENFORCE": value}
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert ("_Waiting" in done.stdout) is waits
+
+
+@pytest.mark.parametrize("value", ["", "0", "False", "off"])
 def test_variable_that_says_no(run: Run, value: str) -> None:
     assert run("by_variable", ORTGPU_ENFORCE=value)["after the import"] == ON_CPU

@@ -55,5 +55,5 @@ def _import_ours() -> None:
     spec.loader.exec_module(module)
 
 
-if os.environ.get("ORTGPU_ENFORCE", "").lower() in ("1", "true", "yes", "on"):
+if os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off"):
     sys.meta_path.insert(0, _Waiting())

@@ -24,7 +24,7 @@ from setuptools.build_meta import (
 
 WAITING = "_ortgpu_waiting"
 LINE = (
-    'import os; os.environ.get("ORTGPU_ENFORCE", "").lower() in ("1", "true", "yes", "on") '
+    'import os; os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off") '
     f'and __import__("{WAITING}")\n'
 )
 
