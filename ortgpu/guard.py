@@ -152,6 +152,9 @@ def _imported() -> ModuleType | None:
     if "onnxruntime" not in sys.modules:
         return None
     try:
+        # By itself first: who waits for the package with the import lock of a part of it, which the thread that imports
+        # the package comes to, is let through half-way by Python, and one of them fails.
+        importlib.import_module("onnxruntime")
         return importlib.import_module(_HOME)
     except Exception:  # noqa: BLE001 - a package that cannot be imported makes no session
         return None
@@ -186,16 +189,16 @@ def _restore() -> None:
 
 
 class _Finder:
-    """Changes the class as soon as the module that defines it has been executed, whoever imports it, also again."""
+    """Changes the class as soon as the module that defines it has been executed, whoever imports it, also again.
+
+    Nothing is imported by it: Python holds the lock of all imports meanwhile, and another thread that is importing what
+    is wanted here would wait for that one for ever.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name == _NATIVE:
-            from .runtime import prepare_import
-
-            prepare_import()
-        if name != _HOME:
+        if name not in (_HOME, _NATIVE):
             return None
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)
@@ -208,20 +211,25 @@ class _Finder:
 
 
 class _Loader:
-    """The loader that was found, and :func:`_change` after it."""
+    """The loader that was found; what prepares for the native module before it, and :func:`_change` after it."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         self._spec = spec
         self._loader: Any = spec.loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        if spec.name == _NATIVE:
+            from .runtime import prepare_import
+
+            prepare_import()
         created: ModuleType | None = self._loader.create_module(spec)
         return created
 
     def exec_module(self, module: ModuleType) -> None:
         self._spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        _change(module)
+        if self._spec.name == _HOME:
+            _change(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,42 @@ def importing_meanwhile(model: str) -> None:
     from onnxruntime import InferenceSession
 
     report({"made": outcome(lambda: InferenceSession(model)), "in force": is_enforced()})
+
+
+def first_used_in_threads(model: str) -> None:
+    """Threads that begin at once, some with a library that uses ONNX Runtime, some with ortgpu."""
+    outcomes: list[str] = []
+    together = threading.Barrier(12)
+    sys.setswitchinterval(1e-6)
+    by_variable = "ORTGPU_ENFORCE" in os.environ
+
+    def guarded() -> str:
+        if not by_variable:
+            import ortgpu
+
+            ortgpu.install()
+        import onnxruntime
+
+        return outcome(lambda: onnxruntime.InferenceSession(model))
+
+    def ours() -> str:
+        from ortgpu import GPUSession
+
+        return outcome(lambda: GPUSession(model))
+
+    def work(function: Callable[[], str]) -> None:
+        together.wait()
+        try:
+            outcomes.append(function())
+        except Exception as error:  # noqa: BLE001 - what the test is to show
+            outcomes.append(repr(error))
+
+    started = [threading.Thread(target=work, args=(function,)) for function in (guarded, ours) * 6]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    report(sorted(set(outcomes)))
 
 
 def imported_again(model: str) -> None:

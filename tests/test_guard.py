@@ -74,6 +74,16 @@ def test_onnxruntime_imported_by_another_thread_meanwhile(run: Run) -> None:
     assert run("importing_meanwhile") == {"made": CAUSE, "in force": True}
 
 
+def test_threads_that_import_it_first_together(run: Run) -> None:
+    """Each holds locks of imports that another comes to; they waited for each other, or one of them failed."""
+    assert run("first_used_in_threads") == [CAUSE]
+
+
+def test_threads_that_import_it_first_together_where_the_guard_waits(run: Run) -> None:
+    startup = os.pathsep.join([str(ROOT / "ortgpu" / "startup"), str(ROOT)])
+    assert run("first_used_in_threads", ORTGPU_ENFORCE="1", PYTHONPATH=startup) == [CAUSE]
+
+
 def test_module_that_is_loaded_again(run: Run) -> None:
     found = run("imported_again")
     assert found == {"first": CAUSE, "second": CAUSE, "loader": "SourceFileLoader", "different": True}

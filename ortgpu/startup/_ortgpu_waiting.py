@@ -1,4 +1,4 @@
-"""The guard of a process with ORTGPU_ENFORCE=1: it comes into force when somebody looks for ONNX Runtime.
+"""The guard of a process with ORTGPU_ENFORCE=1: it comes into force when somebody imports ONNX Runtime.
 
 Imported at the start of an interpreter, so nothing is imported here that it does not have already; the guard arrives
 with ``onnxruntime``. Any Python 3 can read this file, also one that is too old for the guard; it says so if it imports
@@ -10,25 +10,60 @@ PYTEST_DONT_REWRITE (a word to pytest: it compiles the files of plugins anew, an
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Waiting:
-    """Puts the guard in force when somebody looks for ONNX Runtime."""
+    """Puts the guard in force when somebody imports ONNX Runtime.
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "onnxruntime":
-            try:
-                _install()
-            except Exception as error:
-                raise ImportError(
-                    "ORTGPU_ENFORCE is set, and the guard cannot watch the sessions of "
-                    + sys.executable
-                    + ", and so keeps it from using ONNX Runtime: "
-                    + str(error)
-                ) from error
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+    Not while it is looked for: Python holds the lock of all imports meanwhile, and another thread that is importing
+    what the guard imports would wait for that one for ever.
+    """
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name != "onnxruntime":
+            return None
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None and finder is not self else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(self, spec.loader)
+                return spec
+        return None
+
+
+class _Loader:
+    """The loader that was found, and the guard before it."""
+
+    def __init__(self, waiting: "_Waiting", loader: "Any") -> None:
+        self._waiting = waiting
+        self._loader = loader
+
+    def create_module(self, spec: "Any") -> object:
+        try:
+            _install()
+        except Exception as error:
+            raise ImportError(
+                "ORTGPU_ENFORCE is set, and the guard cannot watch the sessions of "
+                + sys.executable
+                + ", and so keeps it from using ONNX Runtime: "
+                + str(error)
+            ) from error
+        if self._waiting in sys.meta_path:
+            sys.meta_path.remove(self._waiting)
+        spec.loader = self._loader
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: object) -> None:
+        self._loader.exec_module(module)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
 
 
 def _install() -> None:
