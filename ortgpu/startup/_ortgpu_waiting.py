@@ -68,12 +68,13 @@ class _Loader:
 
 def _install() -> None:
     try:
-        import ortgpu.guard
+        import ortgpu  # by itself first: who has the lock of a part waits for one who imports all, and comes to the part
     except ImportError as error:
         if error.name != "ortgpu":
             raise
         _import_ours()
-        import ortgpu.guard
+    import ortgpu.guard
+
     ortgpu.guard.install()
 
 
