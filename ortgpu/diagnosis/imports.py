@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from ..environment.packages import Distribution
 from ..errors import (
     BrokenPackageError,
     Fix,
@@ -128,7 +129,7 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         return BrokenPackageError(
             f"import onnxruntime fails: {own} is imported instead of the installed {name}",
             evidence=[text],
-            fixes=[remedies.out_of_the_way(own)],
+            fixes=[remedies.out_of_the_way(facts.environment, own)],
             package=name,
             files=(own,),
         )
@@ -139,6 +140,8 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         summary = (
             f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
         )
+        if remedies.of_another_python(facts.environment, found.location):
+            return _of_another_python(facts, found, text)
         same = f"{name}=={found.version}" if found.version else name
         fix = remedies.install(facts.environment, [same], again=True, instead_of=found.location)
         if name == "numpy" and numpy_too_new:
@@ -146,6 +149,18 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
             summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
             fix = remedies.install(facts.environment, ["numpy<2"])
     return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
+
+
+def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError:
+    others = (one for one in facts.environment.packages.others if one.name == found.name)
+    elsewhere = any(one.location != found.location for one in others)
+    return BrokenPackageError(
+        f"import onnxruntime fails: {found.name} is imported from {found.location}, where the packages of another "
+        "Python are",
+        evidence=[text],
+        fixes=[remedies.leave_to_its_python(facts.environment, found.location, [] if elsewhere else [found.name])],
+        package=found.name,
+    )
 
 
 def _before(version: str | None, other: tuple[int, ...]) -> bool:

@@ -60,7 +60,7 @@ def onnx_broken(
         return BrokenPackageError(
             f"{consequence}: {own} is imported instead of the installed onnx",
             evidence=[text],
-            fixes=[remedies.out_of_the_way(own)],
+            fixes=[remedies.out_of_the_way(environment, own)],
             severity=severity,
             package="onnx",
             files=(own,),

@@ -66,6 +66,8 @@ def shadowed(facts: Facts) -> GPUError | None:
     """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say."""
     installed = facts.environment.packages.onnxruntime
     stray = installed.shadowed_by
+    if stray is None and _is_of_another_python(facts):
+        return _of_another_python(facts)
     if stray is None:
         return _checkout(facts) if _is_checkout(facts) else None
     return BrokenPackageError(
@@ -73,6 +75,34 @@ def shadowed(facts: Facts) -> GPUError | None:
         evidence=[f"it comes before the package on the search path: {stray}"],
         fixes=[manual(f"rename {stray}")],
         files=(stray,),
+    )
+
+
+def _is_of_another_python(facts: Facts) -> bool:
+    """A package in a folder that is not this interpreter's, with a library that this interpreter cannot import."""
+    installed, environment = facts.environment.packages.onnxruntime, facts.environment
+    built = re.search(r"\.cpython-3(\d+)t?-", os.path.basename(installed.extension or ""))
+    home = os.path.dirname(installed.folder or "")
+    return (
+        built is not None and (3, int(built[1])) != environment.host.python[:2] and not environment.installer.owns(home)
+    )
+
+
+def _of_another_python(facts: Facts) -> GPUError:
+    installed, environment = facts.environment.packages.onnxruntime, facts.environment
+    home = os.path.dirname(installed.folder or "")
+    others = [other for other in installed.elsewhere if _is_for_cuda(other.name)]
+    instead = [] if others else [remedies.newest_release(environment).requirement]
+    fix = remedies.leave_to_its_python(environment, home, instead)
+    return BrokenPackageError(
+        f"import onnxruntime takes {installed.folder}, which is built for another Python",
+        evidence=[
+            f"this is Python {'.'.join(map(str, environment.host.python))}, and the package has "
+            f"{os.path.basename(installed.extension or '')}",
+            *(f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere),
+        ],
+        fixes=[(remedies.why_none_fits(environment) or fix) if instead else fix],
+        files=(installed.extension or "",),
     )
 
 
@@ -163,7 +193,7 @@ def conflicting(facts: Facts) -> GPUError | None:
     """Several distributions wrote into one folder. Fatal when what is there now is not a whole GPU build."""
     installed = facts.environment.packages.onnxruntime
     owners = installed.owners
-    if len(owners) < 2 or not installed.importable:
+    if len(owners) < 2 or not installed.importable or _is_of_another_python(facts):
         return None
     build = next((owner for owner in owners if owner.name == installed.build_name), None)
     gpu_build = installed.provider_library is not None and _is_for_cuda(installed.build_name or "gpu")
@@ -200,6 +230,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     if (
         not installed.importable
         or _is_checkout(facts)
+        or _is_of_another_python(facts)
         or (has_provider and (available is None or "CUDAExecutionProvider" in available))
     ):
         return None
