@@ -200,6 +200,15 @@ def test_a_limit_on_the_address_space_is_not_blamed_on_the_packages(lab: Lab) ->
     assert mended.type == MENDED, mended.text
 
 
+def test_a_limit_on_the_private_memory_is_not_blamed_on_the_file_system(lab: Lab) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (100 << 20, 100 << 20))"
+    error = outcome_of(lab.machine(**with_gpus(H200)).run(f"{limit}\ndiagnose_here(True)")).error
+    assert error is not None
+    assert "ulimit -d" in error.fixes[0]
+    assert "it is 100 MiB" in error.fixes[0]
+    assert "noexec" not in error.text
+
+
 def played(lab: Lab, prelude: str) -> Problem:
     case = Case("", "", (), prelude=prelude)
     error = case.open(lab, case.machine(lab)).error

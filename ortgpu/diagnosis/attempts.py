@@ -53,6 +53,9 @@ def died(facts: Facts) -> GPUError | None:
         )
     if probe.died_in in ("libraries", "import", "provider"):
         package, fix = _owner_of(probe.opening, facts)
+        if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
+            # The loader and what it loads take no mapping for granted, and touch what was not mapped.
+            patience = [remedies.let_it_be_mapped(facts.environment, "")]
         return BrokenPackageError(
             f"{_DOING[probe.died_in]} {how}",
             evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],

@@ -181,10 +181,8 @@ def _printed_by_it(facts: Facts) -> list[str]:
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
     """``cuInit`` makes no context and asks for no memory of the GPU."""
-    limit = facts.environment.host.address_space
-    if limit is not None:
+    if remedies.limit_on_memory(facts.environment) is not None:
         fix = remedies.let_it_be_mapped(facts.environment, "")
-        evidence.append(f"limit: {limit >> 20} MiB")
     else:
         fix = manual(
             "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "

@@ -241,15 +241,23 @@ def system_package(sonames: Iterable[str]) -> Fix:
     return manual(f"install the system package that has {' and '.join(wanted)}{named}", needs="root")
 
 
+def limit_on_memory(environment: Environment) -> str | None:
+    """What keeps this process from mapping libraries, in words; of two limits the lower. None: there is none."""
+    space, data = environment.host.address_space, environment.host.data
+    if space is not None and (data is None or space <= data):
+        known = f"it is {space >> 20} MiB, and CUDA maps many times that"
+        return f"the limit on the address space of this process (ulimit -v, RLIMIT_AS): {known}"
+    if data is not None:
+        known = f"it is {data >> 20} MiB, and the CUDA libraries take more"
+        return f"the limit on the private memory of this process (ulimit -d, RLIMIT_DATA): {known}"
+    return None
+
+
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     """For files that are whole and that this process may not map: installing them again mends nothing."""
-    limit = environment.host.address_space
+    limit = limit_on_memory(environment)
     if limit is not None:
-        return manual(
-            f"raise the limit on the address space of this process (ulimit -v, RLIMIT_AS): it is {limit >> 20} MiB, "
-            "and CUDA maps many times that",
-            needs="host",
-        )
+        return manual(f"raise {limit}", needs="host")
     return manual(
         f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
         needs="host",
