@@ -69,7 +69,9 @@ def failed(facts: Facts) -> GPUError | None:
     evidence = [text]
     if unmapped is not None:
         evidence = list(dict.fromkeys((text, unmapped)))
-        fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
+        refused = re.search(r"(/.+?\.so[^:]*): ", unmapped)  # NumPy's may lie on another file system
+        folder = os.path.dirname(refused[1]) if refused is not None else installed.folder
+        fixes = [remedies.let_it_be_mapped(facts.environment, folder)]
     if "executable stack" in text:
         newest = remedies.newest_release(facts.environment).requirement
         fixes = [remedies.install(facts.environment, [newest], upgrade=True)]
@@ -82,7 +84,8 @@ def _printed_meanwhile(facts: Facts) -> list[str]:
     """What was written while the probe imported it: NumPy's traceback among it, of which the import's own text says
     "import numpy failed"."""
     step = facts.observed.probe.step("import") if facts.observed.probe is not None else None
-    return list(step.data.get("printed", ())) if step is not None else []
+    printed = list(step.data.get("printed", ())) if step is not None else []
+    return [*printed, *filter(None, [facts.observed.numpy_error])]
 
 
 def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
@@ -148,7 +151,8 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
             release = f"ONNX Runtime {packages.onnxruntime.version}"
             summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
             fix = remedies.install(facts.environment, ["numpy<2"])
-    return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
+    said = facts.observed.numpy_error if name == "numpy" else None
+    return BrokenPackageError(summary, evidence=[text, *filter(None, [said])], fixes=[fix], package=name)
 
 
 def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError:
