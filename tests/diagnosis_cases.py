@@ -154,6 +154,9 @@ CASES = [
     Case("cuDNN of two folders", all_of(observed(cudnn_mixed=("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")),
         variables(LD_LIBRARY_PATH="/a:/c")), "LibraryConflictError", "export LD_LIBRARY_PATH=/c", "warning",
         details={"libraries": ("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")}),
+    Case("a NumPy with a hole", part("packages", others=(
+        Distribution("numpy", "2.4.6", SITE, altered_files=("numpy/_core/_multiarray_umath.so",)),
+    )), "BrokenPackageError", "numpy==2.4.6"),
     Case("a library of another size", part("packages", nvidia=(
         Distribution("nvidia-cublas", "13.1.0", SITE, altered_files=("nvidia/cu13/lib/libcublas.so.13",)),)),
         "BrokenPackageError", "--force-reinstall --no-deps nvidia-cublas==13.1.0", "warning"),

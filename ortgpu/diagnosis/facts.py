@@ -48,6 +48,10 @@ class Observed:
     sessions: tuple[SessionRecord, ...] = ()  # that this process holds open
     numpy_error: str | None = None  # what NumPy said, where the import failed for it; a probe has what was printed
 
+    @property
+    def crashed(self) -> bool:
+        return self.probe is not None and self.probe.crashed
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:

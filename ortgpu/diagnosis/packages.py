@@ -295,6 +295,20 @@ def library_damaged(facts: Facts) -> GPUError | None:
     )
 
 
+def numpy_damaged(facts: Facts) -> GPUError | None:
+    """Seen only where its files were compared, after a crash: ONNX Runtime imports it."""
+    numpy = next((one for one in facts.environment.packages.others if one.name == "numpy"), None)
+    if numpy is None or not numpy.altered_files:
+        return None
+    return BrokenPackageError(
+        "the installed numpy, which ONNX Runtime imports, is damaged",
+        evidence=[f"not the file that was installed: {name}" for name in numpy.altered_files[:8]],
+        fixes=[remedies.install(facts.environment, [f"numpy=={numpy.version}"], again=True, instead_of=numpy.location)],
+        package="numpy",
+        files=numpy.altered_files,
+    )
+
+
 def _first_install(facts: Facts) -> list[Fix]:
     instead = remedies.why_none_fits(facts.environment)
     return [instead or remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
