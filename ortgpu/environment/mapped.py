@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from .elf import read_elf
+
 
 def mapped_libraries(maps: str) -> tuple[str, ...]:
     """Paths of the shared objects named in the text of /proc/self/maps, in order, each once."""
@@ -32,9 +34,15 @@ def only_loaded(paths: Iterable[str]) -> tuple[str, ...]:
     libc = ctypes.CDLL(None)  # its function leaves the interpreter lock to others, which ctypes.CDLL(path) does not
     libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
 
-    def is_loaded(path: str) -> bool:
-        # By its name too: the file may have been replaced on the disk since it was loaded.
-        names = (path, os.path.basename(path))
-        return any(libc.dlopen(os.fsencode(name), mode | os.RTLD_LAZY) is not None for name in names)
+    def is_loaded(name: str | None) -> bool:
+        return name is not None and libc.dlopen(os.fsencode(name), mode | os.RTLD_LAZY) is not None
 
-    return tuple(path for path in found if not os.path.exists(path) or is_loaded(path))
+    # By its name too: the file may have been replaced on the disk since it was loaded.
+    return tuple(
+        path
+        for path in found
+        if not os.path.exists(path)
+        or is_loaded(path)
+        or is_loaded(os.path.basename(path))
+        or is_loaded(read_elf(path).soname)
+    )
