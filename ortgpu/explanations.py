@@ -170,6 +170,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
             "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
             "another release.",
+            "As a warning, of ONNX Runtime: a file was changed, by `patchelf` or an editor for instance, and was tried "
+            "and works.",
         ),
         (
             "The evidence names the files. `ortgpu doctor --json` lists all of them, by owner.",
