@@ -16,6 +16,7 @@ from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.driver import GPU, RefusedNode
 from ortgpu.environment.libraries import Candidate, Resolution
 from ortgpu.environment.packages import Distribution
+from ortgpu.environment.permissions import RefusedPath
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
 from tests.diagnosis_cases import CASES, Case
@@ -27,6 +28,7 @@ from tests.made_facts import (
     CUDNN_13,
     ENGINE,
     EXTENSION,
+    FOLDER,
     H200,
     HEALTHY,
     NO_DRIVER,
@@ -243,6 +245,14 @@ def test_a_changed_file_that_does_its_work_is_a_warning(
     assert ("works, though" in broken.summary) == (severity == "warning")
     twins = {problem.code: problem for problem in find_problems(seen(engine(owners=(CPU_ENGINE, owner))(HEALTHY)))}
     assert twins["conflicting-packages"].severity == severity
+
+
+def test_a_file_that_the_import_does_without_may_be_unreadable() -> None:
+    refused = RefusedPath(f"{FOLDER}/capi/convert_npz_to_onnx_adapter.py", "-rw-------", False)
+    facts = part("packages", refused=(refused,))(HEALTHY)
+    (problem,) = find_problems(facts)
+    assert refused.path in str(problem)
+    assert find_problems(IMPORTED(facts)) == ()
 
 
 # Several changes
