@@ -53,7 +53,8 @@ class GPUSession(SessionFacts):
         device: an ordinal, "cuda:1", a UUID ("GPU-..."), or "auto": the most free memory when the session is made.
             None is the provider option ``device_id``, or 0.
         cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
-            Nodes that only handle shapes belong there and do not count.
+            Nodes that only handle shapes belong there and do not count. Of a model in ONNX Runtime's own format (.ort)
+            nobody can know: that is warned of and refused like a node on the CPU.
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
