@@ -21,7 +21,7 @@ from .environment.elf import read_elf, this_machine, wrong_machine
 from .environment.packages import Packages, locate_packages
 from .environment.untranslated import untranslated
 from .environment.wheel import bridge_of
-from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
+from .errors import BrokenPackageError, GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
 
 if TYPE_CHECKING:
     from .environment.cuda import CudaState
@@ -250,12 +250,15 @@ def why_unusable(
     )
     problems = find_problems(facts)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
+    # Files that are not those of the package seemed to do no harm. They are a better guess than that no check knows.
+    fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
     said = of_construction(str(cause), facts) if cause is not None else None
     if said is None and cause is not None:
         return None
     if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):
         return said.with_others(problem for problem in problems if problem.code != said.code)
     if fatal:
+        fatal[0].severity = "fatal"
         return fatal[0].with_others(problem for problem in problems if problem is not fatal[0])
     return ProviderFallbackError(
         "ONNX Runtime did not bind its CUDA provider, and no check knows why",

@@ -155,7 +155,8 @@ def diagnose(
     """Inspect this environment and judge it.
 
     Args:
-        model: a path or the bytes of a model; what it needs is judged too.
+        model: a path or the bytes of a model; what it needs is judged too. Whether ONNX Runtime knows its opset and
+            operators, and which of its nodes stay on the CPU, is found out by ``probe`` alone; the latter takes a GPU.
         probe: also really open the driver, the provider and a session (of ``model`` too), in a child process. Without
             it no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found. With
             ``profile="training"``: the driver, ``onnxruntime.training``, and MPI.

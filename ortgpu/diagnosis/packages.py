@@ -14,12 +14,14 @@ from ..errors import (
     Fix,
     GPUError,
     OnnxRuntimeNotInstalledError,
+    ProviderFallbackError,
     UnsupportedPlatformError,
     manual,
     shell,
 )
 from . import remedies
 from .facts import Facts
+from .messages import of_construction
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
 _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
@@ -131,7 +133,10 @@ def _checkout(facts: Facts) -> GPUError:
 
 
 def broken_files(facts: Facts) -> GPUError | None:
-    """Files of the only owner are gone or altered. Several owners are a conflict, which explains that."""
+    """Files of the only owner are gone or altered. Several owners are a conflict, which explains that.
+
+    A warning where they were tried and did what they are for: somebody patched them on purpose, `patchelf` for one.
+    """
     installed = facts.environment.packages.onnxruntime
     if installed.folder is None and not installed.owners:
         return None
@@ -150,10 +155,14 @@ def broken_files(facts: Facts) -> GPUError | None:
     evidence += [f"not the file that was installed: {name}" for name in altered[:8]]
     if len(damaged) > 16:
         evidence.append(f"{len(damaged)} files in all")
+    works = all(did_its_work(facts, name) for name in damaged)
     return BrokenPackageError(
-        f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
+        f"the installed {owner.name} works, though {len(damaged)} of its files are missing or altered"
+        if works
+        else f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
         evidence=evidence,
         fixes=[_same_again(facts, owner)],
+        severity="warning" if works else "fatal",
         package=owner.name,
         files=damaged,
     )
@@ -189,6 +198,28 @@ def is_vital(name: str) -> bool:
     return _VITAL.search(name.replace("\\", "/")) is not None
 
 
+def did_its_work(facts: Facts, name: str) -> bool:
+    """Whether what this file is for was tried, and succeeded, so that it can be no obstacle. False: nobody tried."""
+    observed = facts.observed
+    probe, preload = observed.probe, observed.preload
+    session = probe.step("session") if probe is not None else None
+    if session is not None and not session.ok:  # with words that say why, it is none of the package's doing
+        said = of_construction(session.detail, facts)
+        return said is not None and not isinstance(said, ProviderFallbackError)
+    if session is not None:
+        return True
+    imported = "CUDAExecutionProvider" in (observed.available_providers or ())
+    if not imported or observed.import_error is not None or observed.has_session is False:
+        return False
+    if "onnxruntime_providers_" not in name:
+        return True
+    provider = probe.step("provider") if probe is not None else None
+    if provider is not None:
+        return provider.ok
+    opened = preload is not None and preload.provider is not None and preload.ok and not preload.driver_missing
+    return opened and observed.provider_error is None
+
+
 def conflicting(facts: Facts) -> GPUError | None:
     """Several distributions wrote into one folder. Fatal when what is there now is not a whole GPU build."""
     installed = facts.environment.packages.onnxruntime
@@ -197,7 +228,8 @@ def conflicting(facts: Facts) -> GPUError | None:
         return None
     build = next((owner for owner in owners if owner.name == installed.build_name), None)
     gpu_build = installed.provider_library is not None and _is_for_cuda(installed.build_name or "gpu")
-    whole = build is not None and not any(map(is_vital, (*build.missing_files, *build.altered_files)))
+    damaged = filter(is_vital, (*build.missing_files, *build.altered_files)) if build is not None else ()
+    whole = build is not None and all(did_its_work(facts, name) for name in damaged)
     works = gpu_build and whole
     evidence = [_owner_line(owner) for owner in owners]
     evidence.append(
