@@ -68,7 +68,7 @@ class _Loader:
 
 def _install() -> None:
     try:
-        import ortgpu  # by itself first: who has the lock of a part waits for one who imports all, and comes to the part
+        import ortgpu  # before its part: who imports ortgpu comes to that, and Python locks the part first
     except ImportError as error:
         if error.name != "ortgpu":
             raise
