@@ -96,10 +96,12 @@ class Executor(Threads):
         others = _Others(elsewhere)
         raised = failure = None
         try:
-            with self._lock, contextlib.suppress(RuntimeError):  # the system gives no thread
-                for _ in range(0 if self._closed else count):
-                    if len(self.threads) < self._most:
-                        self.start(1, self._first)
+            with self._lock:
+                wanted = 0 if self._closed else count
+                if len(self.threads) < self._most:
+                    with contextlib.suppress(RuntimeError):  # the system gives no further one
+                        self.start(min(wanted, self._most - len(self.threads)), self._first)
+                for _ in range(min(wanted, len(self.threads))):
                     self.put(others)
             function()
         except BaseException as error:  # noqa: BLE001 - raised below

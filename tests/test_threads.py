@@ -49,6 +49,25 @@ def test_nobody_waits_for_a_thread_that_does_something_else(executor: Executor) 
     assert called == [threading.get_ident()]  # whoever comes late finds nothing to do
 
 
+def test_those_that_are_there_help_where_the_system_gives_no_further_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Executor(8, "ortgpu-test") as executor:
+        executor.together(lambda: None, 2, lambda: None)
+        threads = list(executor.threads)
+        tried: list[threading.Thread] = []
+
+        def refuse(thread: threading.Thread) -> None:
+            tried.append(thread)
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        met = threading.Barrier(3)
+        executor.together(lambda: met.wait(SECONDS), 7, lambda: met.wait(SECONDS))
+        monkeypatch.undo()
+        assert executor.threads == threads
+        assert len(threads) == 2
+        assert len(tried) == 1  # not once for each that is missing
+
+
 @pytest.mark.parametrize("fails_here", [True, False], ids=["the caller", "a helper"])
 def test_what_a_call_raises_is_raised_when_all_have_ended(executor: Executor, fails_here: bool) -> None:
     here = threading.get_ident()
