@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .background import ForkSafeLock
-from .cudart import CudaCallError, CudaRuntime, Event, Stream
+from .cudart import CudaRuntime, Event, Stream
 from .threads import Executor
 
 if TYPE_CHECKING:
@@ -176,8 +176,6 @@ class Copier:
         finally:
             try:
                 self._runtime.synchronise(stream.handle)
-            except CudaCallError:
-                raise
             except BaseException:  # an interrupt, perhaps before it waited
                 self._runtime.synchronise(stream.handle)
                 raise

@@ -200,6 +200,38 @@ def test_nobody_waits_for_the_copies_of_another_run(with_stub: Any) -> None:
     assert found == [[True] * 5, 4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [
+        pytest.param(8_000, [8_000], id="less than a quarter"),
+        pytest.param(12_000, [10_000, 2_000], id="a quarter at least"),
+        pytest.param(100_000, [16_667] * 5 + [16_665], id="two for each of three threads"),
+        pytest.param(400_000, [40_000] * 10, id="more than two for each of all threads"),
+    ],
+)
+def test_the_pieces_of_a_copy_are_as_large_as_is_best_for_its_threads(
+    with_stub: Any, size: int, sizes: list[int]
+) -> None:
+    found = with_stub(f"""
+        session, copied, asked = staged(NEG, threads=4, piece=40_000), [], []
+        copier, plain_copy = session._staging._runs._copier, runtime.copy_pinned
+        plain_together = copier._executor.together
+        def copy(to, source, size, stream):
+            copied.append(size)
+            plain_copy(to, source, size, stream)
+        def together(function, count, elsewhere):
+            asked.append(count + 1)
+            plain_together(function, count, elsewhere)
+        runtime.copy_pinned, copier._executor.together = copy, together
+        session.run(None, big(1, {size} // 4))
+        way_in, way_out = copied[:len(copied) // 2], copied[len(copied) // 2:]
+        report([sorted(way_in) == sorted(way_out), sorted(way_in, reverse=True), asked])
+        del copier._executor.together
+    """)
+    threads = min(4, -(-size // 40_000))
+    assert found == [True, sizes, [threads, threads]]
+
+
 def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(with_stub: Any) -> None:
     found = with_stub("""
         session = staged(NEG)
