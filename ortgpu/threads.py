@@ -112,7 +112,8 @@ class Executor(Threads):
                 break
             except BaseException as error:  # noqa: BLE001 - an interrupt, and they still use what the caller gives up
                 raised = error
-        raised = raised or failure
+        if raised is None:
+            raised = failure
         if raised is not None:
             try:
                 raise raised

@@ -114,3 +114,68 @@ def test_what_was_called_is_not_kept(executor: Executor) -> None:
     assert kept() is None  # though threads still have it before them
     gone.set()
     assert all(other.result(SECONDS) for other in others)
+
+
+def test_what_a_helper_raised_is_not_kept(executor: Executor) -> None:
+    class Work:
+        def __init__(self) -> None:
+            self.caller, self.begun = threading.get_ident(), threading.Event()
+
+        def __call__(self) -> None:
+            if threading.get_ident() != self.caller:
+                self.begun.set()
+                raise ValueError
+            assert self.begun.wait(SECONDS)
+
+    gone = threading.Event()
+    others = [executor.submit(gone.wait, SECONDS) for _ in range(2)]
+    work = Work()
+    kept = weakref.ref(work)
+    with pytest.raises(ValueError):  # noqa: PT011 - that it is raised is enough here
+        executor.together(work, 3, work)
+    del work
+    gc.collect()
+    assert kept() is None  # though two threads still have it before them
+    gone.set()
+    assert all(other.result(SECONDS) for other in others)
+
+
+def test_what_the_caller_raises_comes_before_what_a_helper_does(executor: Executor) -> None:
+    """An interrupt is not taken for a failure."""
+    met = threading.Barrier(2)
+
+    def work() -> None:
+        met.wait(SECONDS)
+        raise KeyboardInterrupt
+
+    def elsewhere() -> None:
+        met.wait(SECONDS)
+        raise ValueError
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.together(work, 1, elsewhere)
+
+
+def test_nothing_is_kept_without_the_garbage_collector() -> None:
+    """Memory of a copy that failed is used by the next one."""
+    met = threading.Barrier(2)
+
+    class Work:
+        def __call__(self) -> None:
+            met.wait(SECONDS)
+            raise ValueError
+
+    with Executor(1, "ortgpu-test") as executor:
+        gc.disable()
+        try:
+            work = Work()
+            kept = weakref.ref(work)
+            try:
+                executor.together(work, 1, work)
+            except ValueError:
+                pass
+            executor.submit(int).result(SECONDS)  # by the same thread, which has done with it then
+            del work
+            assert kept() is None
+        finally:
+            gc.enable()
