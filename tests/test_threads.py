@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -47,6 +48,12 @@ def test_nobody_waits_for_a_thread_that_does_something_else(executor: Executor) 
     assert all(other.result(SECONDS) for other in others)
     executor.close()
     assert called == [threading.get_ident()]  # whoever comes late finds nothing to do
+
+
+def test_there_are_no_more_threads_than_are_allowed(executor: Executor) -> None:
+    for count, there in ((2, 2), (2, 3), (7, 3)):
+        executor.together(lambda: None, count, lambda: None)
+        assert len(executor.threads) == there
 
 
 def test_those_that_are_there_help_where_the_system_gives_no_further_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +103,7 @@ def test_closed_threads_leave_it_to_the_caller() -> None:
 
     executor.together(work, 3, work)
     assert called == [threading.get_ident()]
+    assert executor.threads == []
 
 
 def test_what_was_called_is_not_kept(executor: Executor) -> None:
@@ -116,30 +124,6 @@ def test_what_was_called_is_not_kept(executor: Executor) -> None:
     assert all(other.result(SECONDS) for other in others)
 
 
-def test_what_a_helper_raised_is_not_kept(executor: Executor) -> None:
-    class Work:
-        def __init__(self) -> None:
-            self.caller, self.begun = threading.get_ident(), threading.Event()
-
-        def __call__(self) -> None:
-            if threading.get_ident() != self.caller:
-                self.begun.set()
-                raise ValueError
-            assert self.begun.wait(SECONDS)
-
-    gone = threading.Event()
-    others = [executor.submit(gone.wait, SECONDS) for _ in range(2)]
-    work = Work()
-    kept = weakref.ref(work)
-    with pytest.raises(ValueError):  # noqa: PT011 - that it is raised is enough here
-        executor.together(work, 3, work)
-    del work
-    gc.collect()
-    assert kept() is None  # though two threads still have it before them
-    gone.set()
-    assert all(other.result(SECONDS) for other in others)
-
-
 def test_what_the_caller_raises_comes_before_what_a_helper_does(executor: Executor) -> None:
     """An interrupt is not taken for a failure."""
     met = threading.Barrier(2)
@@ -156,26 +140,55 @@ def test_what_the_caller_raises_comes_before_what_a_helper_does(executor: Execut
         executor.together(work, 1, elsewhere)
 
 
-def test_nothing_is_kept_without_the_garbage_collector() -> None:
+@pytest.mark.parametrize("fails_here", [True, False], ids=["the caller", "a helper"])
+def test_nothing_is_kept_without_the_garbage_collector(fails_here: bool) -> None:
     """Memory of a copy that failed is used by the next one."""
     met = threading.Barrier(2)
+    here = threading.get_ident()
 
     class Work:
         def __call__(self) -> None:
             met.wait(SECONDS)
-            raise ValueError
+            if (threading.get_ident() == here) == fails_here:
+                raise ValueError
 
     with Executor(1, "ortgpu-test") as executor:
         gc.disable()
         try:
             work = Work()
             kept = weakref.ref(work)
+            failed = False
             try:
                 executor.together(work, 1, work)
             except ValueError:
-                pass
+                failed = True
             executor.submit(int).result(SECONDS)  # by the same thread, which has done with it then
             del work
+            assert failed
             assert kept() is None
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+def test_a_thread_that_waits_keeps_nothing_of_what_it_did(executor: Executor, fails: bool) -> None:
+    class Argument:
+        pass
+
+    def function(_: Argument) -> None:
+        if fails:
+            raise ValueError
+
+    gc.disable()
+    try:
+        argument = Argument()
+        kept = weakref.ref(argument)
+        future = executor.submit(function, argument)
+        assert (future.exception(SECONDS) is not None) == fails
+        del argument, future
+        deadline = time.monotonic() + SECONDS
+        while kept() is not None and time.monotonic() < deadline:  # the future is done before its thread lets go
+            time.sleep(0.01)
+        assert kept() is None
+    finally:
+        gc.enable()
