@@ -380,3 +380,40 @@ def test_no_other_device_gets_a_context(with_stub: Any) -> None:
         report([results, ran, len(copy_threads()) > 0, stub.stub_contexts()])
     """)
     assert found == [[0, -1, -2, -3, -4], [True] * 5, True, 1 << 1]
+
+
+def test_those_that_help_sessions_on_several_devices_are_on_the_one_they_work_for(with_stub: Any) -> None:
+    found = with_stub("""
+        import ctypes
+        from ortgpu.cudart import CudaRuntime
+        wrong, seen, sessions = [], set(), []
+        def noting(runtime, ordinal):
+            plain_copy = runtime.copy_pinned
+            def copy(*arguments):
+                current = ctypes.c_int()
+                stub.cudaGetDevice(ctypes.byref(current))
+                if current.value != ordinal:
+                    wrong.append((ordinal, current.value))
+                if threading.current_thread() is not threading.main_thread():
+                    seen.add(ordinal)
+                time.sleep(0.002)
+                plain_copy(*arguments)
+            runtime.copy_pinned = copy
+            return runtime
+        for ordinal in range(2):
+            runtime = noting(CudaRuntime(sys.argv[1], ordinal), ordinal)
+            sessions.append(staged(NEG, piece=20_000))
+        for number in range(6):
+            sessions[number % 2].run(None, big(number))
+        gaps = np.zeros((500, 400), np.float32)[:, ::2].reshape(-1)[::2]
+        asked, executor = [], sessions[0]._staging._runs._copier._executor
+        plain_together = executor.together
+        def together(function, count, elsewhere):
+            asked.append(count)
+            plain_together(function, count, elsewhere)
+        executor.together = together
+        sessions[0].run(None, {"x": gaps})
+        del executor.together
+        report([wrong, sorted(seen), ran, asked])
+    """)
+    assert found == [[], [0, 1], [True] * 7, [0, 2]]  # an array with gaps is one piece, and nobody is woken for it

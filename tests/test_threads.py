@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ortgpu.threads import Executor
+from ortgpu.threads import Executor, _Others
 
 SECONDS = 20  # until something that must come is given up
 
@@ -192,3 +192,10 @@ def test_a_thread_that_waits_keeps_nothing_of_what_it_did(executor: Executor, fa
         assert kept() is None
     finally:
         gc.enable()
+
+
+def test_the_wait_for_helpers_ends_again_after_an_interrupt_at_its_end() -> None:
+    others = _Others(lambda: None)
+    others()
+    assert others.end() is None
+    assert others.end() is None
