@@ -94,6 +94,23 @@ def choose(
     raise not_found(requested, available, ambiguous=bool(matches), visible_devices=visible_devices)
 
 
+def unlisted(requested: DeviceRequest) -> CudaDevice:
+    """The device that a request names where the driver works and does not list its devices. "auto" is ordinal 0.
+
+    Raises:
+        DeviceNotFoundError: it is named by its UUID.
+    """
+    ordinal = 0 if requested == "auto" else ordinal_of(requested)
+    if ordinal is None:
+        raise DeviceNotFoundError(
+            f"which GPU is {requested!r} is not known",
+            evidence=["the NVIDIA driver initialised (cuInit returned 0) and did not list its devices"],
+            fixes=[manual('name the GPU by its ordinal, as in device=0 or device="cuda:1"')],
+            requested=requested,
+        )
+    return CudaDevice(ordinal, None, None, None, None, None)
+
+
 def ordinal_of(requested: DeviceRequest) -> int | None:
     """The ordinal that a request names: None is 0; None is returned for a UUID and for "auto"."""
     if requested is None:

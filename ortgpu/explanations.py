@@ -170,6 +170,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
             "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
             "another release.",
+            "As a warning, of ONNX Runtime: a file was changed, by `patchelf` or an editor for instance, and was tried "
+            "and works.",
         ),
         (
             "The evidence names the files. `ortgpu doctor --json` lists all of them, by owner.",
@@ -527,12 +529,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "Runtime refuses it.",
         (
             "The model has operators of a domain of its own, which a library has to bring.",
-            "The model needs a newer operator set than the installed ONNX Runtime knows.",
+            "The model needs a newer operator set, or a newer version of the format (IR version), than the installed "
+            "ONNX Runtime knows.",
         ),
         ("The evidence holds the domains, or ONNX Runtime's words.",),
         (
             "Register the library that has the operators: `SessionOptions.register_custom_ops_library(path)`.",
-            "Export the model with an older operator set (17 is widely supported), or use a newer ONNX Runtime.",
+            "Export the model with an older operator set (17 is widely supported), or use a newer ONNX Runtime. An "
+            "older IR version is set with onnx: `model.ir_version`.",
         ),
         (f"{_ORT}#3130", f"{_ORT}#13168"),
     ),

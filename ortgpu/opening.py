@@ -19,7 +19,7 @@ from . import lifetime
 from . import placement as placements
 from . import providers as requests
 from .background import Task
-from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of
+from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of, unlisted
 from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .errors import (
@@ -135,7 +135,7 @@ def _construct(
     given: requests.ProviderList,
     requested: requests.ProviderList,
     why: _Why,
-) -> tuple[requests.ProviderList, CudaDevice | None, dict[str, tuple[str, str]]]:
+) -> tuple[requests.ProviderList, CudaDevice, dict[str, tuple[str, str]]]:
     """What was asked of ONNX Runtime, on which GPU, and what of it was chosen for this model."""
     chosen = _choose(why.device, why)
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), chosen)
@@ -169,18 +169,18 @@ def _construct(
 
 
 def _layout_for(
-    request: SessionRequest, given: requests.ProviderList, chosen: CudaDevice | None
+    request: SessionRequest, given: requests.ProviderList, chosen: CudaDevice
 ) -> dict[str, tuple[str, str]]:
-    if not request.choose_options or chosen is None or request.kwargs:  # they change how the graph is optimised
+    if not request.choose_options or request.kwargs:  # they change how the graph is optimised
         return {}
     return options_for_layout(request.model, given, request.sess_options, chosen.compute_capability)
 
 
-def _choose(device: DeviceRequest, why: _Why) -> CudaDevice | None:
-    """The device among those that the driver shows; None when the driver answers only ONNX Runtime."""
+def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
+    """The device among those that the driver shows; where it answers only ONNX Runtime, nothing but its ordinal."""
     cuda = why.cuda
     if cuda is None or cuda.devices is None:
-        return None
+        return unlisted(device)
     if not cuda.devices:
         raise why.unusable()
     chosen = choose_visible(device, cuda.devices)
@@ -196,22 +196,21 @@ def choose_visible(device: DeviceRequest, devices: Sequence[CudaDevice]) -> Cuda
     return choose(device, devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _verify(
-    session: Any, asked: requests.ProviderList, chosen: CudaDevice | None, why: _Why
-) -> tuple[Device, Placement]:
+def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why: _Why) -> tuple[Device, Placement]:
     bound = tuple(session.get_providers())
     if requests.CUDA not in bound:
         raise why.unusable()
     if bound[: len(asked.names)] != asked.names:
         raise _other_providers(asked.names, bound)
     ordinal = session.get_provider_options()[requests.CUDA].get("device_id", "0")
-    if chosen is not None and (ordinal != str(chosen.ordinal) or context_is_active(chosen.ordinal) is False):
+    listed = why.cuda is not None and why.cuda.devices is not None
+    if ordinal != str(chosen.ordinal) or (listed and context_is_active(chosen.ordinal) is False):
         raise ProviderFallbackError(
             f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
         )
     placement = placements.read_placement(session)
     _check_lazily_opened(placement, why)
-    return _describe(chosen, int(ordinal)), placement
+    return _describe(chosen), placement
 
 
 def _check_lazily_opened(placement: Placement, why: _Why) -> None:
@@ -313,11 +312,11 @@ def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -
     return ordinal
 
 
-def _with_device(asked: requests.ProviderList, chosen: CudaDevice | None) -> requests.ProviderList:
+def _with_device(asked: requests.ProviderList, chosen: CudaDevice) -> requests.ProviderList:
     """``asked`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
     warning about plugin providers."""
     named = any("device_id" in options for options in asked.options.values())
-    if chosen is None or (chosen.ordinal == 0 and not named):
+    if chosen.ordinal == 0 and not named:
         return asked
     on_device = {
         name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names
@@ -387,12 +386,10 @@ def _free_memory(uuid: str) -> int | None:
     return memory[0] if memory is not None else None
 
 
-def _describe(chosen: CudaDevice | None, ordinal: int) -> Device:
+def _describe(chosen: CudaDevice) -> Device:
     from .environment.driver import read_driver_version
 
     version = read_driver_version()
-    if chosen is None:
-        return Device("cuda", ordinal, None, None, None, None, version)
     return Device(
         "cuda", chosen.ordinal, chosen.uuid, chosen.name, chosen.compute_capability, chosen.total_memory, version
     )

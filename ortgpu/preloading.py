@@ -106,8 +106,8 @@ def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
     Returns:
         the report. Nothing is raised for what is missing or damaged; :func:`ortgpu.diagnose` judges.
 
-    Not promised: that a library which something else loads later is the same one, or that Windows libraries are
-    loaded in this order (there ONNX Runtime's own ``preload_dlls`` is left to do it).
+    Not promised: that a library which something else loads later is the same one. On Windows nothing is looked for or
+    loaded: call ``onnxruntime.preload_dlls()`` there, before the first session.
     """
     return preload_for(locate_packages(), directory)
 

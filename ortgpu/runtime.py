@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import re
 import sys
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -20,7 +21,7 @@ from .environment.elf import read_elf, this_machine, wrong_machine
 from .environment.packages import Packages, locate_packages
 from .environment.untranslated import untranslated
 from .environment.wheel import bridge_of
-from .errors import GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
+from .errors import BrokenPackageError, GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
 
 if TYPE_CHECKING:
     from .environment.cuda import CudaState
@@ -45,6 +46,7 @@ class Runtime:
     provider_opened: bool = False
     lazily_opened: frozenset[str] = frozenset()  # stems of what the provider opens at need and this process has loaded
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
+    numpy_error: str | None = None  # what NumPy said, where the import failed for it and does not say why
 
     @property
     def provider_library(self) -> str | None:
@@ -90,7 +92,7 @@ def _load() -> Runtime:
     if damage is not None:
         return Runtime(packages, None, damage)
     module, error = _import()
-    return Runtime(packages, module, error, preload)
+    return Runtime(packages, module, error, preload, numpy_error=_why_numpy_fails() if _blames_numpy(error) else None)
 
 
 def prepare_import() -> None:
@@ -183,6 +185,24 @@ def _import() -> tuple[ModuleType | None, str | None]:
     return (module if hasattr(module, "InferenceSession") else None), None
 
 
+def _blames_numpy(error: str | None) -> bool:
+    return error is not None and re.search(r"numpy\S* failed", error) is not None
+
+
+def _why_numpy_fails() -> str | None:
+    """The first cause of its failure: ONNX Runtime's extension prints NumPy's traceback, and raises no more than
+    "import numpy failed"."""
+    try:
+        with untranslated():
+            importlib.import_module("numpy")
+    except Exception as error:  # noqa: BLE001 - whatever NumPy and what it imports may raise
+        cause: BaseException = error
+        while (earlier := cause.__cause__ or cause.__context__) is not None:
+            cause = earlier
+        return f"{type(cause).__name__}: {cause}"
+    return None
+
+
 def why_unusable(
     runtime: Runtime,
     *,
@@ -225,16 +245,20 @@ def why_unusable(
             cuda,
             has_collective_ops=runtime.has_collective_ops if collective_operators else None,
             sessions=sessions(),
+            numpy_error=runtime.numpy_error,
         ),
     )
     problems = find_problems(facts)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
+    # Files that are not those of the package seemed to do no harm. They are a better guess than that no check knows.
+    fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
     said = of_construction(str(cause), facts) if cause is not None else None
     if said is None and cause is not None:
         return None
     if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):
         return said.with_others(problem for problem in problems if problem.code != said.code)
     if fatal:
+        fatal[0].severity = "fatal"
         return fatal[0].with_others(problem for problem in problems if problem is not fatal[0])
     return ProviderFallbackError(
         "ONNX Runtime did not bind its CUDA provider, and no check knows why",

@@ -21,7 +21,8 @@ import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links 
 from . import arguments, lifetime  # noqa: E402
 from .environment.cuda import initialising  # noqa: E402
 from .errors import CPUExecutionWarning, ExecutionError, GPUError, ProviderRequestError, manual  # noqa: E402
-from .throughput import InferenceSession, ThroughputMethods  # noqa: E402
+from .session_facts import SessionFacts  # noqa: E402
+from .throughput import InferenceSession  # noqa: E402
 
 if TYPE_CHECKING:
     from .cuda_graph import CapturingSession
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from .opening import SessionRequest, Verified
     from .pinned import PinnedMemory
     from .placement import CPUNodes, Placement
-    from .placement_details import PlacementDetails
     from .staging import Staging
 
 _PINNED_MEMORY_LIMIT = 2 << 30
@@ -42,7 +42,7 @@ _HELD = (
 )  # fmt: skip
 
 
-class GPUSession(ThroughputMethods):
+class GPUSession(SessionFacts):
     """An ``onnxruntime.InferenceSession`` that runs on the GPU it names for its whole life.
 
     Args:
@@ -53,7 +53,8 @@ class GPUSession(ThroughputMethods):
         device: an ordinal, "cuda:1", a UUID ("GPU-..."), or "auto": the most free memory when the session is made.
             None is the provider option ``device_id``, or 0.
         cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
-            Nodes that only handle shapes belong there and do not count.
+            Nodes that only handle shapes belong there and do not count. Of a model in ONNX Runtime's own format (.ort)
+            nobody can know: that is warned of and refused like a node on the CPU.
         allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
@@ -300,19 +301,6 @@ class GPUSession(ThroughputMethods):
             except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
                 raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
-    def explain_placement(self) -> PlacementDetails:
-        """Why each node is where it is, and where ONNX Runtime copies between devices.
-
-        Opens the model once more, in a child process, with the defaults of session and provider options: costs the
-        time and the GPU memory of a session while it lasts.
-
-        Raises:
-            GPUError: the child could not open the model on this session's GPU.
-        """
-        from .placement_details import explain_placement
-
-        return explain_placement(self._request.model, device=self.device.ordinal)
-
     def close(self) -> None:
         """Give up the session and its GPU memory; any later use raises ExecutionError. Closing twice is fine.
 
@@ -363,10 +351,12 @@ class GPUSession(ThroughputMethods):
 
     def enable_fallback(self) -> None:
         """A GPUSession has no fallback: raises ProviderRequestError."""
+        lifetime.refuse_if_unusable(self)
         raise _no_fallback("enable_fallback() was called")
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """Not supported: a session is verified when it is made. Raises ProviderRequestError and changes nothing."""
+        lifetime.refuse_if_unusable(self)
         raise ProviderRequestError(
             "the providers of a GPUSession are set when it is made",
             evidence=[f"set_providers({providers!r}) would build the session anew, unverified"],

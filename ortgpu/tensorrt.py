@@ -5,9 +5,9 @@ from __future__ import annotations
 import glob
 import os
 
-from .environment.elf import read_elf
+from .environment.elf import read_elf, this_machine, wrong_machine
 from .environment.metadata import search_path
-from .errors import LibraryNotFoundError, ProviderRequestError, manual
+from .errors import BrokenPackageError, LibraryNotFoundError, ProviderRequestError, manual
 from .preloading import open_library
 
 _WHEEL = (
@@ -24,6 +24,7 @@ def check_loadable(cuda_provider: str, *, in_wheels: bool = True) -> None:
 
     Raises:
         ProviderRequestError: this build has no TensorRT provider library.
+        BrokenPackageError: it has one that is damaged.
         LibraryNotFoundError: libraries of TensorRT that it links are not there.
     """
     path = os.path.join(os.path.dirname(cuda_provider), "libonnxruntime_providers_tensorrt.so")
@@ -33,8 +34,16 @@ def check_loadable(cuda_provider: str, *, in_wheels: bool = True) -> None:
             evidence=[f"not there: {path}"],
             fixes=[manual("leave TensorrtExecutionProvider out")],
         )
+    provider = read_elf(path)
+    if provider.problem is not None:  # it would kill the process (SIGBUS) that opens it
+        raise BrokenPackageError(
+            "TensorRT was asked for and its provider library is damaged",
+            evidence=[f"{path}: {provider.problem}"],
+            fixes=[manual("install ONNX Runtime again, or leave TensorrtExecutionProvider out")],
+            files=(path,),
+        )
     folders = [os.path.join(entry, _WHEEL) for entry in search_path()] if in_wheels else []
-    needed = [soname for soname in read_elf(path).needed if soname.startswith(("libnvinfer", "libnvonnxparser"))]
+    needed = [soname for soname in provider.needed if soname.startswith(("libnvinfer", "libnvonnxparser"))]
     errors = {soname: error for soname in sorted(needed) if (error := _open(soname, folders)) is not None}
     if errors:
         majors = sorted({soname.rpartition(".")[2] for soname in errors})
@@ -55,7 +64,9 @@ def _open(soname: str, folders: list[str]) -> str | None:
     error = open_library(soname)
     for path in (os.path.join(folder, soname) for folder in folders):
         if error is not None and os.path.isfile(path):
-            error = open_library(path)
+            file = read_elf(path)
+            problem = file.problem or wrong_machine(file.machine, this_machine())
+            error = open_library(path) if problem is None else f"{path}: {problem}"
     return error
 
 

@@ -154,6 +154,9 @@ CASES = [
     Case("cuDNN of two folders", all_of(observed(cudnn_mixed=("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")),
         variables(LD_LIBRARY_PATH="/a:/c")), "LibraryConflictError", "export LD_LIBRARY_PATH=/c", "warning",
         details={"libraries": ("/b/libcudnn.so.9", "/a/libcudnn_ops.so.9")}),
+    Case("a NumPy with a hole", part("packages", others=(
+        Distribution("numpy", "2.4.6", SITE, altered_files=("numpy/_core/_multiarray_umath.so",)),
+    )), "BrokenPackageError", "numpy==2.4.6"),
     Case("a library of another size", part("packages", nvidia=(
         Distribution("nvidia-cublas", "13.1.0", SITE, altered_files=("nvidia/cu13/lib/libcublas.so.13",)),)),
         "BrokenPackageError", "--force-reinstall --no-deps nvidia-cublas==13.1.0", "warning"),
@@ -178,7 +181,8 @@ CASES = [
     Case("CUDA counts none", observed(cuda=CudaState(0, (), 1)), "NoDeviceError", "CUDA sees no GPU"),
     Case("compute mode prohibited", processes("prohibited"), "DeviceBusyError", "nvidia-smi -i",
         details={"uuid": UUID}),
-    Case("another process holds it", cuda_failed(46), "DeviceBusyError", "no further process"),
+    Case("another process holds it", cuda_failed(46), "DeviceBusyError", "no further process",
+        details={"uuid": UUID}),
     # Driver
     Case("no driver", NO_DRIVER, "DriverNotFoundError", "580.65 or newer"),
     Case("no compute in the container", all_of(part("driver", libcuda=None, libcuda_error="not found"),
@@ -211,13 +215,14 @@ CASES = [
         }.items()
     ),
     Case("no right to a device file", all_of(refused(RefusedNode("/dev/nvidiactl", "EACCES", "video")),
-        cuda_failed(999)), "DriverUnusableError", "make this user a member of video"),
+        cuda_failed(999)), "DriverUnusableError", "make this user a member of video", details={"cuda_code": 999}),
     Case("a right that was withdrawn", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
-        cuda_failed(304)), "DriverUnusableError", "daemon-reload"),
+        cuda_failed(304)), "DriverUnusableError", "daemon-reload", details={"cuda_code": 304}),
     Case("no right to any GPU, and CUDA sees none", all_of(refused(RefusedNode("/dev/nvidia0", "EACCES", "root")),
-        cuda_failed(100)), "DriverUnusableError", "may not open /dev/nvidia0"),
+        cuda_failed(100)), "DriverUnusableError", "may not open /dev/nvidia0",
+        details={"cuda_code": 100}),
     Case("no file for unified memory", all_of(part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")),
-        cuda_failed(999)), "DriverUnusableError", "sudo nvidia-modprobe -u -c=0"),
+        cuda_failed(999)), "DriverUnusableError", "sudo nvidia-modprobe -u -c=0", details={"cuda_code": 999}),
     Case("no file for unified memory in a container", all_of(part("host", container="docker"),
         part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl")), cuda_failed(999)), "DriverUnusableError",
         "give it /dev/nvidia-uvm too"),

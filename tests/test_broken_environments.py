@@ -13,8 +13,9 @@ import pytest
 
 from tests.faults import CASES, Case
 from tests.faults.advice import advisor, executable_fixes
-from tests.faults.case import H200, MENDED, with_gpus
+from tests.faults.case import H200, MENDED, library, with_gpus
 from tests.lab import GPU, NVML, Cuda, Outcome, Problem
+from tests.lab.child import outcome_of
 from tests.lab.fixtures import Lab
 from tests.lab.installed import soname
 
@@ -199,6 +200,15 @@ def test_a_limit_on_the_address_space_is_not_blamed_on_the_packages(lab: Lab) ->
     assert mended.type == MENDED, mended.text
 
 
+def test_a_limit_on_the_private_memory_is_not_blamed_on_the_file_system(lab: Lab) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (100 << 20, 100 << 20))"
+    error = outcome_of(lab.machine(**with_gpus(H200)).run(f"{limit}\ndiagnose_here(True)")).error
+    assert error is not None
+    assert "ulimit -d" in error.fixes[0]
+    assert "it is 100 MiB" in error.fixes[0]
+    assert "noexec" not in error.text
+
+
 def played(lab: Lab, prelude: str) -> Problem:
     case = Case("", "", (), prelude=prelude)
     error = case.open(lab, case.machine(lab)).error
@@ -242,3 +252,13 @@ def test_an_integer_of_numpy_is_an_ordinal(lab: Lab) -> None:
     )
     result = machine.run(code)
     assert result.stdout.split() == ["int", "5"], result.output
+
+
+def test_a_library_that_a_program_only_reads_is_not_taken_for_loaded(lab: Lab) -> None:
+    """As a scanner or a hash does, and as glibc leaves one that it refused in the middle."""
+    machine = lab.machine(**with_gpus(H200))
+    path = str(machine.overlay.path(library("libcurand")))
+    reading = f"import mmap, os; kept = mmap.mmap(os.open({path!r}, os.O_RDONLY), 0, prot=mmap.PROT_READ)"
+    error = outcome_of(machine.run(f"{reading}\nopen_session({str(lab.models.relu)!r}, {{}})")).error
+    assert error is not None
+    assert error.type == "DriverUnusableError", error.text

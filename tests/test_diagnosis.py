@@ -11,26 +11,33 @@ import pytest
 
 from ortgpu.diagnosis import CHECKS, diagnose, find_problems
 from ortgpu.diagnosis.devices import visible_gpus
+from ortgpu.diagnosis.probe import ProbeStep
 from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.driver import GPU, RefusedNode
 from ortgpu.environment.libraries import Candidate, Resolution
 from ortgpu.environment.packages import Distribution
+from ortgpu.environment.permissions import RefusedPath
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
 from tests.diagnosis_cases import CASES, Case
 from tests.made_facts import (
+    AVAILABLE,
     CPU_ENGINE,
     CPU_ENGINE_THERE,
     CUDA_H200,
     CUDNN_13,
     ENGINE,
+    EXTENSION,
+    FOLDER,
     H200,
     HEALTHY,
     NO_DRIVER,
     NO_ENGINE,
     NO_LIBRARIES,
+    PROVIDER,
     SEEN_HEALTHY,
     SITE,
+    SYMBOL,
     UUID,
     Change,
     all_of,
@@ -43,6 +50,7 @@ from tests.made_facts import (
     observed,
     owned,
     part,
+    preloaded,
     probed,
     processes,
     refused,
@@ -191,6 +199,60 @@ def test_visible_devices_are_read_as_cuda_reads_them(value: str, seen: list[str]
     two = tuple(replace(H200, index=number, name=name, uuid=f"GPU-{name}") for number, name in enumerate("AB"))
     facts = all_of(nvml(gpus=two), variables(CUDA_VISIBLE_DEVICES=value))(HEALTHY)
     assert [gpu.name for gpu in visible_gpus(facts.environment)] == seen
+
+
+# Files that are not those of the package, and what was tried with them
+
+EXTENSION_FILE, PROVIDER_FILE = (f"onnxruntime/capi/{path.rpartition('/')[2]}" for path in (EXTENSION, PROVIDER))
+TAKEN_BY_THE_IMPORT = ("onnxruntime/capi/_pybind_state.py", EXTENSION_FILE)
+ALL_FILES = (*TAKEN_BY_THE_IMPORT, PROVIDER_FILE)
+IMPORTED = observed(available_providers=AVAILABLE)
+
+
+def tried(name: str, ok: bool, detail: str = "") -> Change:
+    return all_of(probed(ProbeStep(name, ok, detail)), IMPORTED)
+
+
+@pytest.mark.parametrize(
+    ("seen", "harmless"),
+    [
+        (observed(), ()),
+        (IMPORTED, TAKEN_BY_THE_IMPORT),
+        (all_of(IMPORTED, observed(has_session=False)), ()),
+        (all_of(IMPORTED, observed(import_error="ImportError: no such thing")), ()),
+        (observed(available_providers=("CPUExecutionProvider",)), ()),
+        (all_of(IMPORTED, preloaded()), ALL_FILES),
+        (all_of(IMPORTED, preloaded(driver_missing=True)), TAKEN_BY_THE_IMPORT),
+        (all_of(IMPORTED, preloaded(), observed(provider_error=SYMBOL)), TAKEN_BY_THE_IMPORT),
+        (tried("provider", False, SYMBOL), TAKEN_BY_THE_IMPORT),
+        (tried("provider", True), ALL_FILES),
+        (tried("session", True), ALL_FILES),
+        (tried("session", False, "TypeError: 'NoneType' object is not callable"), ()),
+        (tried("session", False, "CUDA failure 46: all CUDA-capable devices are busy"), ALL_FILES),
+    ],
+)
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("file", ALL_FILES)
+def test_a_changed_file_that_does_its_work_is_a_warning(
+    file: str, missing: bool, seen: Change, harmless: tuple[str, ...]
+) -> None:
+    """Our own advice of patchelf makes such a file, and so does an editor."""
+    owner = replace(ENGINE, missing_files=(file,)) if missing else replace(ENGINE, altered_files=(file,))
+    severity = "warning" if file in harmless else "fatal"
+    broken = next(one for one in find_problems(seen(engine(owners=(owner,))(HEALTHY))) if one.code == "broken-package")
+    assert broken.severity == severity
+    assert file in str(broken)
+    assert ("works, though" in broken.summary) == (severity == "warning")
+    twins = {problem.code: problem for problem in find_problems(seen(engine(owners=(CPU_ENGINE, owner))(HEALTHY)))}
+    assert twins["conflicting-packages"].severity == severity
+
+
+def test_a_file_that_the_import_does_without_may_be_unreadable() -> None:
+    refused = RefusedPath(f"{FOLDER}/capi/convert_npz_to_onnx_adapter.py", "-rw-------", False)
+    facts = part("packages", refused=(refused,))(HEALTHY)
+    (problem,) = find_problems(facts)
+    assert refused.path in str(problem)
+    assert find_problems(IMPORTED(facts)) == ()
 
 
 # Several changes

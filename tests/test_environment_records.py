@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ortgpu.environment.packages import read_packages
 from tests.made_packages import ENGINE, engine, install, names, read
 
 # Installs whose RECORD says nothing
@@ -81,6 +82,23 @@ def test_another_size_is_seen_in_every_file(tmp_path: Path) -> None:
     (tmp_path / library).write_bytes(b"ELF")  # cut short
     assert engine(tmp_path).owners[0].altered_files == (library,)
     assert read(tmp_path, compare_files=False).onnxruntime.owners[0].altered_files == ()
+
+
+@pytest.mark.parametrize(("installer", "seen"), [("pip", True), ("conda", False)])
+def test_after_a_crash_libraries_are_hashed(tmp_path: Path, installer: str, seen: bool) -> None:
+    """Not those of conda, which edits them after it has written RECORD."""
+    library = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+    info = install(tmp_path, "onnxruntime_gpu", "1.31.1", ENGINE)
+    (info / "INSTALLER").write_text(f"{installer}\n")
+    other = install(tmp_path, "numpy", "2.4.6", {"numpy/__init__.py": "", "numpy/_core/_umath.so": "ELF"})
+    (other / "INSTALLER").write_text(f"{installer}\n")
+    for path in (library, "numpy/_core/_umath.so"):
+        content = (tmp_path / path).read_bytes()
+        (tmp_path / path).write_bytes(b"#" * len(content))
+    before, after = (read_packages([str(tmp_path)], compare_contents=contents) for contents in (False, True))
+    assert [one.altered_files for one in (*before.onnxruntime.owners, *before.others)] == [(), ()]
+    found = [(library,), ("numpy/_core/_umath.so",)] if seen else [(), ()]
+    assert [one.altered_files for one in (*after.onnxruntime.owners, *after.others)] == found
 
 
 def test_what_is_not_compared(tmp_path: Path) -> None:

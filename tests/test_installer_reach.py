@@ -115,3 +115,14 @@ def test_a_user_who_may_write_only_at_home(environment: Path, tmp_path: Path) ->
     assert found["own"] == [found["folder"]]
     assert not found[str(closed)][0]
     assert found["obstacle"] is None
+
+
+def test_what_a_user_has_is_pips_where_it_installs_for_all(environment: Path, tmp_path: Path) -> None:
+    """Root in an image, say, with packages of ``pip install --user``: pip takes them away too."""
+    outside = "import sys, site\nsys.base_prefix = sys.prefix\nsite.ENABLE_USER_SITE = True\n"
+    users = "import site; site.USER_SITE = sys.argv[2]\n"
+    found = read(environment, tmp_path / "home", prelude=outside + users)
+    assert found["folder"] != str(tmp_path / "home")
+    assert found[str(tmp_path / "home")] == [True, False]
+    inside = read(environment, tmp_path / "home", prelude="import sys, site\nsite.ENABLE_USER_SITE = True\n" + users)
+    assert not inside[str(tmp_path / "home")][0]

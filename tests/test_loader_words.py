@@ -12,7 +12,7 @@ from ortgpu.errors import GPUError
 from ortgpu.preloading import MissingLibrary
 from tests.faults.case import library, own_path
 from tests.lab.fixtures import Lab
-from tests.made_facts import HEALTHY, Change, all_of, observed, part, preloaded, variables
+from tests.made_facts import HEALTHY, SITE, Change, all_of, observed, part, preloaded, probed, variables
 
 TLS = "cannot allocate memory in static TLS block"
 UNFIT = "undefined symbol: cublasLtZZZMatmul, version libcublasLt.so.13"
@@ -118,3 +118,28 @@ def test_numpy_is_whole_where_nothing_can_be_mapped() -> None:
     assert "RLIMIT_AS" in error.fixes[0]
     assert any(MAPPED in line for line in error.evidence)
     assert "numpy" in first(observed(import_error="ImportError: import numpy failed")).fixes[0]
+
+
+def test_a_session_knows_why_numpy_fails(lab: Lab) -> None:
+    """ONNX Runtime prints NumPy's reason, and raises "import numpy failed"."""
+    machine = lab.machine()
+    extension = own_path(machine.overlay, "numpy/_core/_multiarray_umath.*.so")
+    refusing = lab.stubs.compile("refusing", "extern int absent(void); int (*taken)(void) = absent;\n")
+    machine.overlay.replace(extension, refusing)
+    error = machine.open_session(lab.models.relu).error
+    assert error is not None
+    assert any("undefined symbol: absent" in line for line in error.evidence), error.text
+    assert "numpy==" in error.fixes[0]
+    lost = f"ImportError: /other/numpy/_core/_multiarray_umath.so: {MAPPED}"
+    mapped = first(observed(import_error="ImportError: import numpy failed", numpy_error=lost))
+    assert "file system of /other/numpy/_core without noexec" in mapped.fixes[0]
+
+
+@pytest.mark.parametrize(("limits", "named"), [({}, "RLIMIT_DATA"), ({"address_space": 50 << 20}, "RLIMIT_AS")])
+def test_where_memory_is_limited_a_crash_of_the_loader_is_not_the_file_s(limits: dict[str, int], named: str) -> None:
+    """glibc takes no mapping for granted while it links a library, and still dies of one that it did not get."""
+    crashed = probed(died_in="libraries", opening=f"{SITE}/nvidia/cu13/lib/libcublasLt.so.13")
+    error = first(crashed, part("host", data=200 << 20, **limits))
+    assert error.code == "broken-package"
+    assert named in error.fixes[0]
+    assert "pip install" in first(crashed).fixes[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -97,6 +98,17 @@ def test_what_was_too_little(text: str, summary: str, advice: str, monkeypatch: 
     assert found.summary == summary
     assert advice in found.fixes[-1]
     assert ".cc:" not in found.evidence[0], "the C++ signature tells a user nothing"
+
+
+def test_who_else_holds_memory_of_the_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {os.getpid(): 5 << 30, 4711: 3 << 30, 4712: None}
+    monkeypatch.setattr(driver, "read_gpu_memory", lambda uuid: (1 << 30, 150 << 30))
+    monkeypatch.setattr(driver, "processes_on", lambda uuid: held)
+    found = of_run(ARENA + "Failed to allocate memory for requested buffer of size 2147483648", "Fail", GPU)
+    assert isinstance(found, GPUOutOfMemoryError)
+    assert (found.requested, found.free, found.total) == (2 << 30, 1 << 30, 150 << 30)
+    assert "1024 of 153600 MiB free" in found.evidence[1]
+    assert found.evidence[2:] == ("process 4711 holds 3072 MiB", "process 4712 holds unknown MiB")
 
 
 def test_memory_of_the_host_is_not_that_of_a_gpu() -> None:

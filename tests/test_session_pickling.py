@@ -103,6 +103,24 @@ report([session._model_path, *[arrived(each).run(None, feeds(2)[1])[0].tolist() 
     assert found == ["neg.onnx", [-1] * 4, [-1] * 4]
 
 
+def test_a_spawned_worker_gets_a_session_of_its_own() -> None:
+    """As with joblib, which pickles what it passes on in the same way."""
+    found = child(
+        DETECTOR
+        + """
+import multiprocessing, operator
+from concurrent.futures import ProcessPoolExecutor
+
+with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    session = GPUSession(NEG, cpu_nodes="allow")
+    ran = pool.submit(operator.methodcaller("run", None, feeds(3)[2]), session).result(timeout=50)
+    again = pool.submit(copy.copy, session).result(timeout=50)
+report([ran[0].tolist(), again._request.cpu_nodes, again.run(None, feeds(2)[1])[0].tolist()])
+"""
+    )
+    assert found == [[-2] * 4, "allow", [-1] * 4]
+
+
 def test_what_cannot_be_pickled_says_so() -> None:
     found = child(
         DETECTOR

@@ -61,3 +61,21 @@ def test_a_wheel_of_another_release(wheel: Any, provider_library: str, tmp_path:
     assert f"found: {found}" in within["text"]
     assert f"install TensorRT in a release {needed(provider_library)['libnvinfer']}.*" in within["text"]
     assert mapped == []
+
+
+def test_a_library_that_was_cut_off_is_not_opened(wheel: Any, provider_library: str, tmp_path: Path) -> None:
+    """It would end the process without a word."""
+    library, whole = Path(wheel()[0]), Path(provider_library).read_bytes()
+    library.write_bytes(whole[: len(whole) // 2])
+    _, within, mapped = child(PROGRAM, provider_library, str(tmp_path))
+    assert within["type"] == "LibraryNotFoundError"
+    assert f"{library}: truncated" in within["text"]
+    assert str(library) not in mapped
+
+
+def test_a_provider_that_was_cut_off_is_not_opened(provider_library: str, tmp_path: Path) -> None:
+    whole = Path(provider_library).with_name("libonnxruntime_providers_tensorrt.so")
+    (tmp_path / whole.name).write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    _, within, _ = child(PROGRAM, str(tmp_path / Path(provider_library).name), str(tmp_path))
+    assert within["type"] == "BrokenPackageError"
+    assert f"{tmp_path / whole.name}: truncated" in within["text"]

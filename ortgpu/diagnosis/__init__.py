@@ -47,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     packages.cpu_only,
     packages.provider_missing,
     packages.library_damaged,
+    packages.numpy_damaged,
     imports.failed,
     model_checks.collective_ops_missing,  # no library, driver or device would mend it
     libraries.missing,
@@ -154,7 +155,8 @@ def diagnose(
     """Inspect this environment and judge it.
 
     Args:
-        model: a path or the bytes of a model; what it needs is judged too.
+        model: a path or the bytes of a model; what it needs is judged too. Whether ONNX Runtime knows its opset and
+            operators, and which of its nodes stay on the CPU, is found out by ``probe`` alone; the latter takes a GPU.
         probe: also really open the driver, the provider and a session (of ``model`` too), in a child process. Without
             it no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found. With
             ``profile="training"``: the driver, ``onnxruntime.training``, and MPI.
@@ -182,7 +184,9 @@ def diagnose(
     if ssh or shared_folder is not None:
         raise ValueError("ssh and shared_folder belong to the profile 'training'")
     result = run_probe(model, timeout=timeout) if probe else None
-    environment = inspect_environment(unasked=result.deadly if result is not None else ())
+    environment = inspect_environment(
+        unasked=result.deadly if result is not None else (), compare_contents=result is not None and result.crashed
+    )
     facts_of_model = read_model(model) if model is not None else None
     request = request_for(facts_of_model)
     observed = Observed() if result is None else _observed(result)

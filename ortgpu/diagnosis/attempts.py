@@ -19,6 +19,7 @@ from ..errors import (
 from . import remedies
 from .facts import Facts
 from .messages import of_construction
+from .model import custom_domains, not_loaded, unreadable
 from .probe import NVML, ProbeResult, ProbeStep
 from .releases import FOR_CUDA_12, FOR_CUDA_13
 
@@ -29,6 +30,7 @@ _DOING = {
     "provider": "opening the provider",
     "session": "opening a session on the GPU",
     "model": "opening a session on the GPU with this model",
+    "load": "reading this model",
 }
 
 
@@ -53,6 +55,9 @@ def died(facts: Facts) -> GPUError | None:
         )
     if probe.died_in in ("libraries", "import", "provider"):
         package, fix = _owner_of(probe.opening, facts)
+        if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
+            # The loader and what it loads take no mapping for granted, and touch what was not mapped.
+            patience = [remedies.let_it_be_mapped(facts.environment, "")]
         return BrokenPackageError(
             f"{_DOING[probe.died_in]} {how}",
             evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
@@ -62,6 +67,8 @@ def died(facts: Facts) -> GPUError | None:
         )
     if probe.died_in == "start":
         return None  # the interpreter itself did not come up: nothing was learned of the GPU
+    if probe.died_in == "load":
+        return ProviderError(f"{_DOING['load']} {how}", evidence=evidence, fixes=patience)
     return ProviderFallbackError(f"{_DOING['session']} {how}", evidence=evidence, fixes=patience)
 
 
@@ -157,13 +164,17 @@ def session_failed(facts: Facts) -> GPUError | None:
 
 
 def model_failed(facts: Facts) -> GPUError | None:
-    """The small session works and that of the caller's model does not."""
+    """The small session works and that of the caller's model does not; or no session does, and the model cannot even be
+    read by ONNX Runtime."""
+    step = _failed(facts, "load")
+    if step is not None:
+        # Of what has a finding of its own: a file that is none, operators that a registered library may bring
+        known = unreadable(facts) or ("not a registered function/op" in step.detail and custom_domains(facts))
+        return None if known else of_construction(step.detail, facts) or not_loaded(step.detail)
     step = _failed(facts, "model")
     if step is None or _failed(facts, "session") is not None:
         return None
-    return of_construction(step.detail, facts) or ProviderError(
-        "the installed ONNX Runtime cannot open this model", evidence=[step.detail[:600]]
-    )
+    return of_construction(step.detail, facts) or not_loaded(step.detail)
 
 
 def _failed(facts: Facts, name: str) -> ProbeStep | None:

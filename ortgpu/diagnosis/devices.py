@@ -222,7 +222,7 @@ def _meant(facts: Facts) -> list[GPU]:
 
 def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None) -> InsufficientDeviceMemoryError:
     """``requested``: bytes, where ONNX Runtime names them."""
-    gpu = _gpu_asked_for(facts)
+    gpu = gpu_asked_for(facts)
     free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
     if gpu is not None and free is not None and total is not None:
         evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
@@ -243,7 +243,7 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
     )
 
 
-def _gpu_asked_for(facts: Facts) -> GPU | None:
+def gpu_asked_for(facts: Facts) -> GPU | None:
     """What NVML says of the one GPU that was asked for; None where there is more than one it could be, or none."""
     cuda, requested = facts.observed.cuda, facts.request.device
     gpus = facts.environment.driver.nvml.gpus

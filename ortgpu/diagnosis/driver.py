@@ -18,7 +18,7 @@ from ..errors import (
 )
 from . import driver_library, kernel_module, remedies
 from .cuda_codes import OF_ANOTHER_DRIVER, OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
-from .devices import given_to_container, lacks_memory, named_device, none_visible, unsupported
+from .devices import given_to_container, gpu_asked_for, lacks_memory, named_device, none_visible, unsupported
 from .facts import Facts
 from .releases import FOR_CUDA_12
 
@@ -121,6 +121,7 @@ def not_accessible(facts: Facts) -> GPUError | None:
     driver, cuda = facts.environment.driver, facts.observed.cuda
     if driver.libcuda is None or (cuda is not None and cuda.code == 0):
         return None
+    code = cuda.code if cuda is not None else None
     refused = {node.path: node for node in driver.refused_nodes}
     gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
     # Some GPUs may be kept from a job on purpose.
@@ -135,6 +136,7 @@ def not_accessible(facts: Facts) -> GPUError | None:
                 for node in map(refused.__getitem__, needed)
             ],
             fixes=_ways_to_access(facts, [refused[path] for path in needed]),
+            cuda_code=code,
         )
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     if has_own and not facts.environment.host.wsl and not driver.is_tegra:
@@ -144,6 +146,7 @@ def not_accessible(facts: Facts) -> GPUError | None:
             f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",
             evidence=[f"device files: {', '.join(driver.device_nodes)}"],
             fixes=[in_container] if facts.environment.host.container else [made],
+            cuda_code=code,
         )
     return None
 
@@ -181,10 +184,8 @@ def _printed_by_it(facts: Facts) -> list[str]:
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
     """``cuInit`` makes no context and asks for no memory of the GPU."""
-    limit = facts.environment.host.address_space
-    if limit is not None:
+    if remedies.limit_on_memory(facts.environment) is not None:
         fix = remedies.let_it_be_mapped(facts.environment, "")
-        evidence.append(f"limit: {limit >> 20} MiB")
     else:
         fix = manual(
             "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "
@@ -220,10 +221,12 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         if better is not None:
             return better
     if code == 46:
+        gpu = gpu_asked_for(facts)
         return DeviceBusyError(
             "the GPU accepts no further process",
             evidence=evidence,
             fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
+            uuid=gpu.uuid if gpu is not None else None,
         )
     if code == 2:
         return lacks_memory(facts, evidence)

@@ -46,6 +46,11 @@ class Observed:
     has_collective_ops: bool | None = None  # of the imported module
     not_loaded: tuple[MissingLibrary, ...] | None = None  # by a child process, where this one was not asked to
     sessions: tuple[SessionRecord, ...] = ()  # that this process holds open
+    numpy_error: str | None = None  # what NumPy said, where the import failed for it; a probe has what was printed
+
+    @property
+    def crashed(self) -> bool:
+        return self.probe is not None and self.probe.crashed
 
 
 @dataclass(frozen=True, slots=True)

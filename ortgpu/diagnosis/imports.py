@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from ..environment.packages import Distribution
 from ..errors import (
     BrokenPackageError,
     Fix,
@@ -68,7 +69,9 @@ def failed(facts: Facts) -> GPUError | None:
     evidence = [text]
     if unmapped is not None:
         evidence = list(dict.fromkeys((text, unmapped)))
-        fixes = [remedies.let_it_be_mapped(facts.environment, installed.folder)]
+        refused = re.search(r"(/.+?\.so[^:]*): ", unmapped)  # NumPy's may lie on another file system
+        folder = os.path.dirname(refused[1]) if refused is not None else installed.folder
+        fixes = [remedies.let_it_be_mapped(facts.environment, folder)]
     if "executable stack" in text:
         newest = remedies.newest_release(facts.environment).requirement
         fixes = [remedies.install(facts.environment, [newest], upgrade=True)]
@@ -81,7 +84,8 @@ def _printed_meanwhile(facts: Facts) -> list[str]:
     """What was written while the probe imported it: NumPy's traceback among it, of which the import's own text says
     "import numpy failed"."""
     step = facts.observed.probe.step("import") if facts.observed.probe is not None else None
-    return list(step.data.get("printed", ())) if step is not None else []
+    printed = list(step.data.get("printed", ())) if step is not None else []
+    return [*printed, *filter(None, [facts.observed.numpy_error])]
 
 
 def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
@@ -128,7 +132,7 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         return BrokenPackageError(
             f"import onnxruntime fails: {own} is imported instead of the installed {name}",
             evidence=[text],
-            fixes=[remedies.out_of_the_way(own)],
+            fixes=[remedies.out_of_the_way(facts.environment, own)],
             package=name,
             files=(own,),
         )
@@ -139,13 +143,28 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
         summary = (
             f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
         )
+        if remedies.of_another_python(facts.environment, found.location):
+            return _of_another_python(facts, found, text)
         same = f"{name}=={found.version}" if found.version else name
         fix = remedies.install(facts.environment, [same], again=True, instead_of=found.location)
         if name == "numpy" and numpy_too_new:
             release = f"ONNX Runtime {packages.onnxruntime.version}"
             summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
             fix = remedies.install(facts.environment, ["numpy<2"])
-    return BrokenPackageError(summary, evidence=[text], fixes=[fix], package=name)
+    said = facts.observed.numpy_error if name == "numpy" else None
+    return BrokenPackageError(summary, evidence=[text, *filter(None, [said])], fixes=[fix], package=name)
+
+
+def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError:
+    others = (one for one in facts.environment.packages.others if one.name == found.name)
+    elsewhere = any(one.location != found.location for one in others)
+    return BrokenPackageError(
+        f"import onnxruntime fails: {found.name} is imported from {found.location}, where the packages of another "
+        "Python are",
+        evidence=[text],
+        fixes=[remedies.leave_to_its_python(facts.environment, found.location, [] if elsewhere else [found.name])],
+        package=found.name,
+    )
 
 
 def _before(version: str | None, other: tuple[int, ...]) -> bool:

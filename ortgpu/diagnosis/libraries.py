@@ -353,9 +353,9 @@ def not_as_installed(facts: Facts) -> GPUError | None:
     paths = tuple(os.path.join(wheel.location, name) for wheel, files in altered.items() for name in files)
     return BrokenPackageError(
         f"libraries of {_enumerate([wheel.name for wheel in altered])} are not the files that were installed",
-        evidence=[f"of another size than its package says: {path}" for path in paths],
+        evidence=[f"not as its package says: {path}" for path in paths],
         fixes=[remedies.install(environment, [f"{wheel.name}=={wheel.version}" for wheel in altered], again=True)],
-        severity="warning",
+        severity="fatal" if facts.observed.crashed else "warning",
         package=next(iter(altered)).name,
         files=paths,
     )

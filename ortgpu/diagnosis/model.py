@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..environment.inspection import Environment
 from ..errors import BrokenPackageError, CollectiveOpsUnavailableError, GPUError, ProviderError, Severity, manual
 from ..models import ModelFacts
@@ -16,6 +18,11 @@ _KNOWN_DOMAINS = frozenset(
         "com.microsoft.dml", "com.microsoft.experimental", "com.microsoft.nchwc", "com.ms.internal.nhwc",
     }
 )  # fmt: skip
+
+# model_load_utils.h, model.cc and graph.cc of ONNX Runtime 1.31
+_OPSET = re.compile(r"Opset (\d+) is under development\b.* for domain (\S+) is till opset (\d+)", re.DOTALL)
+_IR_VERSION = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
+_OPERATOR = re.compile(r"No Op registered for (\S+) with domain_version of (\d+)")
 
 _NAMED, _FILES_SHOWN = 4, 12  # files with weights: in a sentence, and as evidence
 _CHECK = "check the path, and that the file is whole: the command check-model of the package onnx reads it"
@@ -60,7 +67,7 @@ def onnx_broken(
         return BrokenPackageError(
             f"{consequence}: {own} is imported instead of the installed onnx",
             evidence=[text],
-            fixes=[remedies.out_of_the_way(own)],
+            fixes=[remedies.out_of_the_way(environment, own)],
             severity=severity,
             package="onnx",
             files=(own,),
@@ -114,6 +121,26 @@ def _custom_domains(model: ModelFacts | None) -> GPUError | None:
         fixes=[manual("register the library that has them: SessionOptions.register_custom_ops_library(path)")],
         severity="warning",
     )
+
+
+def not_loaded(text: str) -> GPUError:
+    """``text``: what ONNX Runtime said when it was given the model."""
+    said, newer = text.strip(), "or use a newer ONNX Runtime"
+    if match := _OPSET.search(text):
+        said, (opset, domain, newest) = match[0], match.groups()
+        summary = f"the model has opset {opset} of {domain}, and the installed ONNX Runtime knows {newest} and older"
+        fixes = [f"export the model with opset {newest} or older", newer]
+    elif match := _IR_VERSION.search(text):
+        said, (version, newest) = match[0], match.groups()
+        summary = f"the model has IR version {version}, and the installed ONNX Runtime knows {newest} and older"
+        fixes = [f"save it with an older one: model.ir_version = {newest}, then onnx.save(model, path)", newer]
+    elif match := _OPERATOR.search(text):
+        operator, opset = match.groups()
+        summary = f"the installed ONNX Runtime has no operator {operator} of opset {opset}"
+        fixes = ["export the model for operators and an opset that it has", newer]
+    else:
+        summary, fixes = "the installed ONNX Runtime cannot open this model", []
+    return ProviderError(summary, evidence=[said[:600]], fixes=map(manual, fixes))
 
 
 def collective_ops_missing(facts: Facts) -> GPUError | None:

@@ -14,12 +14,14 @@ from ..errors import (
     Fix,
     GPUError,
     OnnxRuntimeNotInstalledError,
+    ProviderFallbackError,
     UnsupportedPlatformError,
     manual,
     shell,
 )
 from . import remedies
 from .facts import Facts
+from .messages import of_construction
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
 _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
@@ -66,6 +68,8 @@ def shadowed(facts: Facts) -> GPUError | None:
     """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say."""
     installed = facts.environment.packages.onnxruntime
     stray = installed.shadowed_by
+    if stray is None and _is_of_another_python(facts):
+        return _of_another_python(facts)
     if stray is None:
         return _checkout(facts) if _is_checkout(facts) else None
     return BrokenPackageError(
@@ -73,6 +77,34 @@ def shadowed(facts: Facts) -> GPUError | None:
         evidence=[f"it comes before the package on the search path: {stray}"],
         fixes=[manual(f"rename {stray}")],
         files=(stray,),
+    )
+
+
+def _is_of_another_python(facts: Facts) -> bool:
+    """A package in a folder that is not this interpreter's, with a library that this interpreter cannot import."""
+    installed, environment = facts.environment.packages.onnxruntime, facts.environment
+    built = re.search(r"\.cpython-3(\d+)t?-", os.path.basename(installed.extension or ""))
+    home = os.path.dirname(installed.folder or "")
+    return (
+        built is not None and (3, int(built[1])) != environment.host.python[:2] and not environment.installer.owns(home)
+    )
+
+
+def _of_another_python(facts: Facts) -> GPUError:
+    installed, environment = facts.environment.packages.onnxruntime, facts.environment
+    home = os.path.dirname(installed.folder or "")
+    others = [other for other in installed.elsewhere if _is_for_cuda(other.name)]
+    instead = [] if others else [remedies.newest_release(environment).requirement]
+    fix = remedies.leave_to_its_python(environment, home, instead)
+    return BrokenPackageError(
+        f"import onnxruntime takes {installed.folder}, which is built for another Python",
+        evidence=[
+            f"this is Python {'.'.join(map(str, environment.host.python))}, and the package has "
+            f"{os.path.basename(installed.extension or '')}",
+            *(f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere),
+        ],
+        fixes=[(remedies.why_none_fits(environment) or fix) if instead else fix],
+        files=(installed.extension or "",),
     )
 
 
@@ -101,7 +133,10 @@ def _checkout(facts: Facts) -> GPUError:
 
 
 def broken_files(facts: Facts) -> GPUError | None:
-    """Files of the only owner are gone or altered. Several owners are a conflict, which explains that."""
+    """Files of the only owner are gone or altered. Several owners are a conflict, which explains that.
+
+    A warning where they were tried and did what they are for: somebody patched them on purpose, `patchelf` for one.
+    """
     installed = facts.environment.packages.onnxruntime
     if installed.folder is None and not installed.owners:
         return None
@@ -120,10 +155,14 @@ def broken_files(facts: Facts) -> GPUError | None:
     evidence += [f"not the file that was installed: {name}" for name in altered[:8]]
     if len(damaged) > 16:
         evidence.append(f"{len(damaged)} files in all")
+    works = all(did_its_work(facts, name) for name in damaged)
     return BrokenPackageError(
-        f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
+        f"the installed {owner.name} works, though {len(damaged)} of its files are missing or altered"
+        if works
+        else f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
         evidence=evidence,
         fixes=[_same_again(facts, owner)],
+        severity="warning" if works else "fatal",
         package=owner.name,
         files=damaged,
     )
@@ -159,15 +198,38 @@ def is_vital(name: str) -> bool:
     return _VITAL.search(name.replace("\\", "/")) is not None
 
 
+def did_its_work(facts: Facts, name: str) -> bool:
+    """Whether what this file is for was tried, and succeeded, so that it can be no obstacle. False: nobody tried."""
+    observed = facts.observed
+    probe, preload = observed.probe, observed.preload
+    session = probe.step("session") if probe is not None else None
+    if session is not None and not session.ok:  # with words that say why, it is none of the package's doing
+        said = of_construction(session.detail, facts)
+        return said is not None and not isinstance(said, ProviderFallbackError)
+    if session is not None:
+        return True
+    imported = "CUDAExecutionProvider" in (observed.available_providers or ())
+    if not imported or observed.import_error is not None or observed.has_session is False:
+        return False
+    if "onnxruntime_providers_" not in name:
+        return True
+    provider = probe.step("provider") if probe is not None else None
+    if provider is not None:
+        return provider.ok
+    opened = preload is not None and preload.provider is not None and preload.ok and not preload.driver_missing
+    return opened and observed.provider_error is None
+
+
 def conflicting(facts: Facts) -> GPUError | None:
     """Several distributions wrote into one folder. Fatal when what is there now is not a whole GPU build."""
     installed = facts.environment.packages.onnxruntime
     owners = installed.owners
-    if len(owners) < 2 or not installed.importable:
+    if len(owners) < 2 or not installed.importable or _is_of_another_python(facts):
         return None
     build = next((owner for owner in owners if owner.name == installed.build_name), None)
     gpu_build = installed.provider_library is not None and _is_for_cuda(installed.build_name or "gpu")
-    whole = build is not None and not any(map(is_vital, (*build.missing_files, *build.altered_files)))
+    damaged = filter(is_vital, (*build.missing_files, *build.altered_files)) if build is not None else ()
+    whole = build is not None and all(did_its_work(facts, name) for name in damaged)
     works = gpu_build and whole
     evidence = [_owner_line(owner) for owner in owners]
     evidence.append(
@@ -200,6 +262,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     if (
         not installed.importable
         or _is_checkout(facts)
+        or _is_of_another_python(facts)
         or (has_provider and (available is None or "CUDAExecutionProvider" in available))
     ):
         return None
@@ -261,6 +324,20 @@ def library_damaged(facts: Facts) -> GPUError | None:
         fixes=[remedies.reinstall_onnxruntime(facts.environment)],
         package=installed.build_name,
         files=tuple(damaged),
+    )
+
+
+def numpy_damaged(facts: Facts) -> GPUError | None:
+    """Seen only where its files were compared, after a crash: ONNX Runtime imports it."""
+    numpy = next((one for one in facts.environment.packages.others if one.name == "numpy"), None)
+    if numpy is None or not numpy.altered_files:
+        return None
+    return BrokenPackageError(
+        "the installed numpy, which ONNX Runtime imports, is damaged",
+        evidence=[f"not the file that was installed: {name}" for name in numpy.altered_files[:8]],
+        fixes=[remedies.install(facts.environment, [f"numpy=={numpy.version}"], again=True, instead_of=numpy.location)],
+        package="numpy",
+        files=numpy.altered_files,
     )
 
 

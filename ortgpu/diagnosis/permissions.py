@@ -7,7 +7,7 @@ import os
 from ..errors import BrokenPackageError, GPUError
 from . import remedies
 from .facts import Facts
-from .packages import is_vital
+from .packages import did_its_work, is_vital
 
 
 def package_unreadable(facts: Facts) -> GPUError | None:
@@ -20,7 +20,8 @@ def package_unreadable(facts: Facts) -> GPUError | None:
     else:
         folders = (folder, os.path.join(folder, "capi"))
         mine = [each for each in packages.refused if each.path.startswith(folder)]
-        refused = [each for each in mine if each.path in folders or is_vital(each.path)]
+        needed = (each for each in mine if is_vital(each.path) and not did_its_work(facts, each.path))
+        refused = [*(each for each in mine if each.path in folders), *needed]
         what = "the installed ONNX Runtime"
     if not refused:
         return None

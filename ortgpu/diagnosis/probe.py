@@ -68,6 +68,12 @@ class ProbeResult:
         )
 
     @property
+    def crashed(self) -> bool:
+        """Whether libraries of packages ended the child: a file of theirs may be damaged where its headers are not."""
+        outside = self.timed_out or self.signal in ("SIGKILL", "SIGXCPU", "SIGSYS")
+        return not outside and self.died_in not in (None, "start", "driver", "training")
+
+    @property
     def deadly(self) -> tuple[Asked, ...]:
         """What of the driver another process must not ask: the child did not survive it."""
         if self.died_in != "driver":

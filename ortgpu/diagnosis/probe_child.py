@@ -33,10 +33,13 @@ def main(model: str, given_as: str = "path") -> None:
     A model that was given as bytes is opened so: its format and its external data are looked for in other ways.
     """
     driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
+    opened = False
     if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
-        _step("session", lambda: _session(RELU, run=True))
+        opened = _step("session", lambda: _session(RELU, run=True))
         if model:
             _step("model", lambda: _session(model if given_as == "path" else Path(model).read_bytes()))
+    if model and not opened and hasattr(sys.modules.get("onnxruntime"), "InferenceSession"):
+        _step("load", lambda: _load(model if given_as == "path" else Path(model).read_bytes()))
     _done()
 
 
@@ -133,6 +136,16 @@ def _provider() -> Outcome:
         return False, "there is no CUDA provider library", {}
     error = why_provider_does_not_load(read_provider(path))
     return error is None, error or path, {}
+
+
+def _load(model: str | bytes) -> Outcome:
+    """Without a GPU: whether ONNX Runtime can read the model. Of its weights nothing is read from other files, and it
+    is not made ready to run, which may take long, and on the CPU means other kernels."""
+    from onnxruntime import SessionOptions
+    from onnxruntime.capi import onnxruntime_pybind11_state as extension
+
+    extension.InferenceSession(SessionOptions(), model, isinstance(model, str), False)
+    return True, "read", {}
 
 
 def _session(model: str | bytes, *, run: bool = False) -> Outcome:

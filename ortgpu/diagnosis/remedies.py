@@ -241,15 +241,23 @@ def system_package(sonames: Iterable[str]) -> Fix:
     return manual(f"install the system package that has {' and '.join(wanted)}{named}", needs="root")
 
 
+def limit_on_memory(environment: Environment) -> str | None:
+    """What keeps this process from mapping libraries, in words; of two limits the lower. None: there is none."""
+    space, data = environment.host.address_space, environment.host.data
+    if space is not None and (data is None or space <= data):
+        known = f"it is {space >> 20} MiB, and CUDA maps many times that"
+        return f"the limit on the address space of this process (ulimit -v, RLIMIT_AS): {known}"
+    if data is not None:
+        known = f"it is {data >> 20} MiB, and the CUDA libraries take more"
+        return f"the limit on the private memory of this process (ulimit -d, RLIMIT_DATA): {known}"
+    return None
+
+
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     """For files that are whole and that this process may not map: installing them again mends nothing."""
-    limit = environment.host.address_space
+    limit = limit_on_memory(environment)
     if limit is not None:
-        return manual(
-            f"raise the limit on the address space of this process (ulimit -v, RLIMIT_AS): it is {limit >> 20} MiB, "
-            "and CUDA maps many times that",
-            needs="host",
-        )
+        return manual(f"raise {limit}", needs="host")
     return manual(
         f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
         needs="host",
@@ -297,8 +305,32 @@ def _is_below(path: str, folder: str) -> bool:
     return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
 
 
-def out_of_the_way(file: str) -> Fix:
-    return manual(f"rename {file}, or take its folder off the search path of this program")
+def out_of_the_way(environment: Environment, file: str) -> Fix:
+    package = os.path.dirname(file) if os.path.basename(file).startswith("__init__.") else None
+    if package is not None and of_another_python(environment, home := os.path.dirname(package)):
+        return leave_to_its_python(environment, home)
+    return manual(f"rename {package or file}, or take its folder off the search path of this program")
+
+
+def of_another_python(environment: Environment, folder: str) -> bool:
+    """Whether a folder of the search path holds the packages of another interpreter, as PYTHONPATH brings it where a
+    module system or ROS sets it. What is compiled there is not for this one, and is not this program's to replace."""
+    if not _comes_first(environment, folder):
+        return False
+    # python3/dist-packages is that of Debian's own
+    of = re.search(r"python(\d+)(?:\.(\d+)t?)?/(?:site|dist)-packages/?$", folder)
+    return of is not None and (of[2] is None or (int(of[1]), int(of[2])) != environment.host.python[:2])
+
+
+def leave_to_its_python(environment: Environment, folder: str, instead: Iterable[str] = ()) -> Fix:
+    """Take another interpreter's folder off the search path, and install ``instead`` of what was found there."""
+    wanted = list(instead)
+    off = off_the_path(environment, "PYTHONPATH", folder)
+    then = install(environment, wanted) if wanted else None
+    if off is not None and (then is None or then.executable):
+        return shell(f"{off} && {then}" if then is not None else str(off))
+    first = off or f"take {folder} off the search path of this program"
+    return manual(f"{first}, then: {then}" if then is not None else str(first))
 
 
 WSL_DRIVER = "/usr/lib/wsl/lib"

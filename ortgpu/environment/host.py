@@ -41,6 +41,7 @@ class Host:
     display_vendors: frozenset[int] | None  # PCI vendor ids of display controllers: 0x10de, 0x1002, 0x8086
     frozen: bool  # a PyInstaller-like bundle
     address_space: int | None = None  # bytes that this process may map (ulimit -v); None: no limit, or unknown
+    data: int | None = None  # bytes of them that may be private and writable (ulimit -d); None: as before
 
 
 def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> Host:
@@ -65,16 +66,17 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
         wsl=kernel is not None and "microsoft" in kernel.lower(),
         display_vendors=_read_display_vendors(root),
         frozen=bool(getattr(sys, "frozen", False)),
-        address_space=_read_address_space(),
+        address_space=_read_limit("RLIMIT_AS"),
+        data=_read_limit("RLIMIT_DATA"),
     )
 
 
-def _read_address_space() -> int | None:
+def _read_limit(name: str) -> int | None:
     try:
         import resource
     except ImportError:  # Windows
         return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit: int = resource.getrlimit(getattr(resource, name))[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 

@@ -42,13 +42,14 @@ class Environment:
 
 
 @untranslated()
-def inspect_environment(*, unasked: Collection[Asked] = ()) -> Environment:
+def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bool = False) -> Environment:
     """Read all facts. Takes some tens of milliseconds; creates no CUDA context and loads no CUDA library but the
-    driver's own: libcuda and NVML, where they are not among the ``unasked``.
+    driver's own: libcuda and NVML, where they are not among the ``unasked``. With ``compare_contents`` it takes as long
+    as reading the libraries of all packages does.
 
     Not promised: that a defective driver returns from that. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
     """
-    packages = read_packages()
+    packages = read_packages(compare_contents=compare_contents)
     installed = packages.onnxruntime
     provider = read_provider(installed.provider_library) if installed.provider_library else None
     libraries: tuple[Resolution, ...] = ()

@@ -63,7 +63,8 @@ def read_installer() -> Installer:
         folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
     # pip sees what a new process of this interpreter would import, and takes it for its own below its prefix, or
     # outside of a virtual environment everywhere: is_local in pip/_internal/utils/misc.py.
-    seen = _resolved(*site.getsitepackages(), folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    seen = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     prefix = _resolved(sys.prefix) if _is_virtual() else (os.sep,)
     own = (folder,) if folder not in packages else tuple(one for one in seen if _is_below(one, prefix))
     return Installer("pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", *_reach(folder, own, obstacle))

@@ -30,7 +30,7 @@ from typing import Literal
 from .catalogue import LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, major_of, spec_for
 from .elf import read_elf, this_machine, wrong_machine
 from .loader_cache import read_loader_cache
-from .mapped import read_mapped_libraries
+from .mapped import only_loaded, read_mapped_libraries
 from .metadata import search_path
 from .packages import Torch
 from .variables import read_variables
@@ -42,6 +42,7 @@ Source = Literal[
 ]  # fmt: skip
 
 _CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
+_NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class SearchPlaces:
     start_library_path: str  # LD_LIBRARY_PATH when the process started
     python_prefix: str
     machine: str
-    mapped: tuple[str, ...]  # paths of the libraries in this process
+    mapped: tuple[str, ...]  # paths of the libraries of NVIDIA's in this process
     directory: str | None = None
     torch_folder: str | None = None  # of a torch of the same CUDA major
     provider_search_path: tuple[str, ...] = ()
@@ -391,5 +392,5 @@ def places_of_this_process() -> SearchPlaces:
         start_library_path=(os.environ if at_start is None else at_start).get("LD_LIBRARY_PATH", ""),
         python_prefix=sys.prefix,
         machine=this_machine(),
-        mapped=read_mapped_libraries(),
+        mapped=only_loaded(path for path in read_mapped_libraries() if _NVIDIA_FILE.match(os.path.basename(path))),
     )

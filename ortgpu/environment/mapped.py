@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+
+from .elf import read_elf
+
 
 def mapped_libraries(maps: str) -> tuple[str, ...]:
     """Paths of the shared objects named in the text of /proc/self/maps, in order, each once."""
@@ -15,3 +20,29 @@ def read_mapped_libraries() -> tuple[str, ...]:
             return mapped_libraries(file.read())
     except OSError:
         return ()
+
+
+def only_loaded(paths: Iterable[str]) -> tuple[str, ...]:
+    """Without those that the loader does not have: a program may map a file to read it, and of a library that it
+    refused in the middle, for want of memory say, glibc leaves the mappings. Nothing is loaded to find out."""
+    mode = getattr(os, "RTLD_NOLOAD", None)
+    found = tuple(paths)
+    if mode is None or not found:
+        return found
+    import ctypes
+
+    libc = ctypes.CDLL(None)  # its function leaves the interpreter lock to others, which ctypes.CDLL(path) does not
+    libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+
+    def is_loaded(name: str | None) -> bool:
+        return name is not None and libc.dlopen(os.fsencode(name), mode | os.RTLD_LAZY) is not None
+
+    # By its name too: the file may have been replaced on the disk since it was loaded.
+    return tuple(
+        path
+        for path in found
+        if not os.path.exists(path)
+        or is_loaded(path)
+        or is_loaded(os.path.basename(path))
+        or is_loaded(read_elf(path).soname)
+    )

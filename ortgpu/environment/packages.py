@@ -25,7 +25,6 @@ from .metadata import (
     parse_editable_project,
     parse_local_cuda_version,
     parse_record,
-    read_file,
     read_text,
 )
 from .metadata import search_path as strings_of
@@ -105,26 +104,30 @@ class Packages:
     onnx_file: str | None = None  # the same of onnx
 
 
-def read_packages(search_path: Sequence[str] | None = None, *, compare_files: bool = True) -> Packages:
+def read_packages(
+    search_path: Sequence[str] | None = None, *, compare_files: bool = True, compare_contents: bool = False
+) -> Packages:
     """Read which distributions lie on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
 
     Names and versions are those of the metadata folders; only distributions that could own ``onnxruntime/`` have their
     RECORD read. Each owner is compared with the disk on its own: existence and size of every file, the hash of a few
     small Python files; scripts, caches and metadata are left out, and so is everything with ``compare_files=False``.
-    Same size with other bytes in a library is therefore not seen. Eggs and zip files on the path are not looked into.
+    Same size with other bytes in a library is therefore not seen, unless ``compare_contents`` has the hash of every
+    library taken, those of the NVIDIA wheels and of NumPy too: that reads gigabytes, so for a crash to explain. Eggs
+    and zip files on the path are not looked into.
     """
     places, package = _arrive(search_path)
     found = [one for place in places for one in list_distributions(place)]
     return Packages(
-        onnxruntime=_read_onnxruntime(package, found, compare_files),
+        onnxruntime=_read_onnxruntime(package, found, compare_files, compare_contents),
         torch=_read_torch(places, found),
         nvidia=tuple(
-            _with_libraries(one, compare_files)
+            _with_libraries(one, compare_files, compare_contents)
             for one in found
             if one.name.startswith("nvidia-") and one.name not in _OTHER_NAMES
         ),
         others=tuple(
-            _plain(one)
+            _with_libraries(one, compare_contents and one.name == "numpy", True)
             for one in found
             if one.name in _OTHER_NAMES
             or (one.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(one.name))
@@ -164,16 +167,12 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
     return places, package
 
 
-def _plain(one: MetadataFolder) -> Distribution:
-    return Distribution(one.name, one.read_version(), one.location)
-
-
-def _with_libraries(one: MetadataFolder, compare_files: bool) -> Distribution:
+def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: bool) -> Distribution:
     """A wheel of libraries. What is missing is not said: images are trimmed, and the search sees what is needed."""
     record = (one.read("RECORD") or b"") if compare_files else b""
-    lines = [line for line in record.splitlines(keepends=True) if b"/lib/" in line and b".so" in line]
+    lines = [line for line in record.splitlines(keepends=True) if b".so" in line]
     entries = parse_record(b"".join(lines)) or ()
-    altered = tuple(entry.path for entry in entries if _compare(entry, one) == "altered")
+    altered = tuple(entry.path for entry in entries if _compare(entry, one, compare_contents) == "altered")
     return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
 
 
@@ -237,7 +236,9 @@ def _specified_onnxruntime() -> _Package | None:
         return None
 
 
-def _read_onnxruntime(package: _Package, found: Sequence[MetadataFolder], compare_files: bool) -> OnnxRuntime:
+def _read_onnxruntime(
+    package: _Package, found: Sequence[MetadataFolder], compare_files: bool, compare_contents: bool = False
+) -> OnnxRuntime:
     folder = package.folder
     # A wheel made without setuptools under a name of its own shows in RECORD only; reading every RECORD is slow, so
     # only where a folder would else have no owner.
@@ -248,7 +249,7 @@ def _read_onnxruntime(package: _Package, found: Sequence[MetadataFolder], compar
     elsewhere: list[Distribution] = []
     for claim in claims:
         mine = folder is not None and _is_at(claim, folder)
-        (owners if mine else elsewhere).append(_describe(claim, compare_files))
+        (owners if mine else elsewhere).append(_describe(claim, compare_files, compare_contents))
     capi = os.path.join(folder, "capi") if folder else None
     try:
         names = frozenset(os.listdir(capi)) if capi else frozenset()
@@ -298,12 +299,12 @@ def _is_at(claim: _Claim, folder: str) -> bool:
         return False
 
 
-def _describe(claim: _Claim, compare_files: bool) -> Distribution:
+def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Distribution:
     one = claim.found
     missing: list[str] = []
     altered: list[str] = []
     for entry in claim.entries or () if compare_files else ():
-        state = _compare(entry, one)
+        state = _compare(entry, one, compare_contents)
         if state is not None:
             (missing if state == "missing" else altered).append(entry.path)
     return Distribution(
@@ -312,7 +313,7 @@ def _describe(claim: _Claim, compare_files: bool) -> Distribution:
     )
 
 
-def _compare(entry: RecordEntry, one: MetadataFolder) -> str | None:
+def _compare(entry: RecordEntry, one: MetadataFolder, compare_contents: bool) -> str | None:
     path = entry.path
     # Scripts lie outside: images are often built by copying site-packages alone, and nothing here needs them.
     if path.startswith(("../", one.folder + "/")) or os.path.isabs(path):
@@ -330,12 +331,25 @@ def _compare(entry: RecordEntry, one: MetadataFolder) -> str | None:
     if entry.size is not None and size != entry.size:
         return "altered"
     algorithm, _, expected = entry.digest.partition("=")
-    if algorithm == "sha256" and size < _HASHED_BELOW and _HASHED.fullmatch(path):
-        data = read_file(target)
-        if data is not None:
-            actual = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+    small = size < _HASHED_BELOW and _HASHED.fullmatch(path)
+    # conda edits libraries after it has written RECORD.
+    whole = compare_contents and ".so" in path and b"conda" not in (one.read("INSTALLER") or b"")
+    if algorithm == "sha256" and (small or whole):
+        actual = _hash_of(target)
+        if actual is not None:
             return None if actual == expected.rstrip("=") else "altered"
     return None
+
+
+def _hash_of(path: str) -> str | None:
+    digest, block = hashlib.sha256(), 1 << 20
+    try:
+        with open(path, "rb") as file:
+            while data := file.read(block):
+                digest.update(data)
+    except (OSError, ValueError):
+        return None
+    return base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
 
 
 def _extension_names(names: Iterable[str]) -> list[str]:

@@ -1,0 +1,103 @@
+"""Whether ONNX Runtime knows the opset and the operators of a model, told with and without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.probe import ProbeStep
+from ortgpu.models import ModelFacts
+from tests.lab import Cuda, Machine
+from tests.lab.fixtures import Lab
+from tests.made_facts import HEALTHY, all_of, probed, request
+
+
+def diagnosed(machine: Machine, model: Path, given_as: str = "path") -> list[tuple[str, str, str]]:
+    given = f"open({str(model)!r}, 'rb').read()" if given_as == "bytes" else repr(str(model))
+    code = f"import ortgpu; problems = ortgpu.diagnose({given}, probe=True).problems; "
+    result = machine.run(code + "report([(one.code, one.severity, str(one)) for one in problems])").ok()
+    return [(code, severity, text) for code, severity, text in result.json]
+
+
+def save(path: Path, op_type: str = "Relu", *, opset: int = 17, domain: str = "", ir_version: int = 8) -> Path:
+    graph = helper.make_graph(
+        [helper.make_node(op_type, ["x"], ["y"], domain=domain)],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), str(path))
+    return path
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "opset": ({"opset": 99}, ("the model has opset 99 of ai.onnx", "export the model with opset")),
+    "IR version": ({"ir_version": 99}, ("the model has IR version 99", "model.ir_version = ")),
+    "operator": ({"op_type": "Reluu"}, ("no operator Reluu of opset 17", "a newer ONNX Runtime")),
+    "operator of ONNX Runtime": ({"op_type": "Reluu", "domain": "com.microsoft"}, ("cannot open this model", "Reluu")),
+}
+
+
+@pytest.mark.parametrize("given_as", ["path", "bytes"])
+@pytest.mark.parametrize("name", CASES)
+def test_without_a_driver_it_is_told_beside_that(lab: Lab, tmp_path: Path, name: str, given_as: str) -> None:
+    options, says = CASES[name]
+    model = save(tmp_path / "model.onnx", **options)
+    found = diagnosed(lab.machine(), model, given_as)
+    assert [(code, severity) for code, severity, _ in found] == [
+        ("driver-not-found", "fatal"),
+        ("provider-error", "fatal"),
+    ]
+    for word in says:
+        assert word in found[1][2]
+
+
+def test_beside_a_driver_that_opens_no_session(lab: Lab, tmp_path: Path) -> None:
+    machine = lab.machine(cuda=Cuda(init=999))
+    found = diagnosed(machine, save(tmp_path / "model.onnx", opset=99))
+    assert [code for code, _, _ in found] == ["driver-unusable", "provider-error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "others"),
+    [
+        ({}, []),
+        ({"op_type": "GlobalLpPool"}, []),  # a kernel for the GPU is not looked for where there is none
+        ({"op_type": "Own", "domain": "a.library"}, [("provider-error", "warning")]),  # which may be registered
+        ({"op_type": "AllReduce", "domain": "com.microsoft"}, [("collective-ops-unavailable", "fatal")]),
+    ],
+)
+def test_what_is_no_fault_or_has_one_of_its_own(
+    lab: Lab, tmp_path: Path, options: dict[str, Any], others: list[tuple[str, str]]
+) -> None:
+    model = save(tmp_path / "model.onnx", **options)
+    found = diagnosed(lab.machine(), model)
+    assert [each[:2] for each in found if each[0] != "driver-not-found"] == others
+
+
+def test_a_file_that_is_no_model_is_told_once(lab: Lab, tmp_path: Path) -> None:
+    model = tmp_path / "text.onnx"
+    model.write_text("not a model", encoding="utf-8")
+    found = diagnosed(lab.machine(), model)
+    assert [code for code, _, _ in found] == ["driver-not-found", "gpu-error"]
+
+
+def test_on_a_gpu_it_is_told_in_the_same_words() -> None:
+    said = "Fail: model.cc:256 Unsupported model IR version: 99, max supported IR version: 13"
+    facts = all_of(
+        request(model=ModelFacts("m.onnx")), probed(ProbeStep("session", True), ProbeStep("model", False, said))
+    )(HEALTHY)
+    (problem,) = find_problems(facts)
+    assert problem.summary == "the model has IR version 99, and the installed ONNX Runtime knows 13 and older"
+    assert problem.evidence == ("Unsupported model IR version: 99, max supported IR version: 13",)
+
+
+def test_a_model_at_which_the_child_ended() -> None:
+    (problem,) = find_problems(probed(died_in="load")(HEALTHY))
+    assert (problem.code, problem.summary) == ("provider-error", "reading this model ended the process (SIGSEGV)")

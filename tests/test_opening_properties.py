@@ -1,0 +1,190 @@
+"""Whatever is found when it is tried: no session opens while a finding stands that is fatal, and none is refused
+without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from ortgpu import opening
+from ortgpu.devices import Device
+from ortgpu.diagnosis import Facts, Observed, Request, find_problems
+from ortgpu.diagnosis.probe_child import RELU
+from ortgpu.environment import inspection
+from ortgpu.environment.catalogue import LIBRARIES
+from ortgpu.environment.cuda import CudaDevice, CudaState
+from ortgpu.environment.libraries import Candidate
+from ortgpu.errors import DeviceNotFoundError, GPUError
+from ortgpu.opening import SessionRequest, open_verified
+from ortgpu.preloading import MissingLibrary, PreloadReport
+from ortgpu.runtime import Runtime
+from tests.made_facts import AVAILABLE, CUDA_H200, HEALTHY, SEEN_HEALTHY, SITE, SYMBOL, UUID
+
+CUDA = "CUDAExecutionProvider"
+WHOLE = cast(PreloadReport, SEEN_HEALTHY.observed.preload)
+SONAMES = [spec.sonames[13] for spec in LIBRARIES if 13 in spec.sonames]
+
+DEVICES = st.lists(
+    st.builds(
+        CudaDevice,
+        *(st.integers(0, 3), st.none() | st.sampled_from([UUID, "GPU-2"]), st.none() | st.just("NVIDIA H200")),
+        *(st.none() | st.sampled_from([(9, 0), (8, 0), (6, 1), (12, 1)]), st.none(), st.none()),
+    ),
+    max_size=3,
+    unique_by=lambda device: device.ordinal,
+).map(tuple)
+RARELY = st.sampled_from([False] * 7 + [True])
+
+
+def mostly(usual: object, other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """So that about every third session opens: each of several things has to be in order for that."""
+    return RARELY.flatmap(lambda rare: other if rare else st.just(usual))
+
+
+STATES = st.builds(
+    CudaState,
+    mostly(0, st.sampled_from([None, 3, 35, 46, 100, 803, 999])),
+    mostly((CUDA_H200,), st.none()) | DEVICES,
+    st.just(1),
+)
+MISSING = st.builds(
+    MissingLibrary,
+    *(st.sampled_from(SONAMES), st.booleans(), st.none()),
+    st.just(()) | st.just((Candidate("libcublas.so.13", f"{SITE}/x", "directory", SITE, "truncated"),)),
+)
+
+
+def report_without(missing: Sequence[MissingLibrary], driver_missing: bool, mixed: bool) -> PreloadReport:
+    gone = {library.soname for library in missing}
+    kept = tuple(library for library in WHOLE.libraries if library.soname not in gone)
+    parts = tuple(library.path for library in kept if "libcudnn" in library.soname) if mixed else ()
+    return replace(WHOLE, libraries=kept, missing=tuple(missing), driver_missing=driver_missing, cudnn_mixed=parts)
+
+
+REPORTS = mostly(WHOLE, st.none()) | st.builds(report_without, st.lists(MISSING, max_size=2), RARELY, RARELY)
+RUNTIMES = st.builds(
+    Runtime,
+    st.just(HEALTHY.environment.packages),
+    mostly(
+        SimpleNamespace(get_available_providers=lambda: list(AVAILABLE)),
+        st.none() | st.just(SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])),
+    ),
+    st.none(),
+    REPORTS,
+    provider_error=mostly(None, st.just(SYMBOL)),
+)
+
+
+class OnCuda:
+    """What ONNX Runtime would give, if nothing stood in the way. There are ``count`` GPUs."""
+
+    def __init__(self, operators: Sequence[str], count: int) -> None:
+        self.operators = operators
+        self.count = count
+        self.options: dict[str, dict[str, str]] = {}
+
+    def construct(self, _model: Any, _options: Any, *, providers: Sequence[Any], **_others: Any) -> None:
+        pairs = (entry if isinstance(entry, tuple) else (entry, {}) for entry in providers)
+        options = {name: {"device_id": "0", **given} if name == CUDA else given for name, given in pairs}
+        if int(options[CUDA]["device_id"]) >= self.count:
+            raise RuntimeError("CUDA failure 101: invalid device ordinal")
+        self.options = options
+
+    def get_providers(self) -> list[str]:
+        return list(self.options)
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return self.options
+
+    def get_inputs(self) -> list[Any]:
+        return []
+
+    get_outputs = get_inputs
+
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        domains = {"Rfft": "com.microsoft"}
+        nodes = [SimpleNamespace(name=op, op_type=op, domain=domains.get(op, "")) for op in self.operators]
+        return [SimpleNamespace(ep_name=CUDA, get_nodes=lambda: nodes)]
+
+
+def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | str | None) -> Device | GPUError:
+    with (
+        mock.patch.object(opening, "load_runtime", return_value=runtime),
+        mock.patch.object(opening, "open_provider", return_value=runtime),
+        mock.patch.object(opening, "load_lazily_opened", return_value=runtime),
+        mock.patch.object(opening, "initialise", return_value=cuda),
+        mock.patch.object(opening, "context_is_active", return_value=None),
+        mock.patch.object(inspection, "inspect_environment", return_value=HEALTHY.environment),
+    ):
+        try:
+            return open_verified(session, session.construct, SessionRequest(RELU, device=device)).device
+        except GPUError as error:
+            return error
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    runtime=RUNTIMES,
+    cuda=STATES,
+    device=st.none() | st.sampled_from([0, 1, "auto", UUID, "GPU-2"]),
+    operators=st.lists(st.sampled_from(["Relu", "Conv", "Rfft"]), max_size=2),
+)
+def test_no_session_opens_while_something_fatal_stands(
+    runtime: Runtime, cuda: CudaState, device: int | str | None, operators: list[str]
+) -> None:
+    shown = HEALTHY.environment.driver.nvml.gpus if cuda.devices is None else cuda.devices
+    opened = outcome(OnCuda(operators, max(len(shown), 1)), runtime, cuda, device)
+    mixed = runtime.preload.cudnn_mixed if runtime.preload is not None else ()
+    observed = Observed(
+        None,
+        runtime.module is not None,
+        runtime.available_providers,
+        runtime.preload,
+        mixed,
+        runtime.provider_error,
+        cuda,
+    )
+    wanted = Request(
+        device,
+        tuple(op for op in operators if op == "Conv"),
+        tuple(op for op in operators if op == "Rfft"),
+    )
+    found = find_problems(Facts(HEALTHY.environment, wanted, observed))
+    fatal = [error for error in found if error.severity == "fatal"]
+    event("opened" if isinstance(opened, Device) else "refused")
+    if isinstance(opened, Device):
+        assert [str(error) for error in fatal] == []
+    else:
+        assert opened.severity == "fatal"
+        assert not fatal or opened.code in {error.code for error in fatal}
+
+
+WORKS = Runtime(
+    HEALTHY.environment.packages,
+    cast(ModuleType, SimpleNamespace(get_available_providers=lambda: list(AVAILABLE))),
+    None,
+    WHOLE,
+)
+
+
+@pytest.mark.parametrize(
+    ("device", "ordinal"), [(None, 0), (0, 0), (1, 1), ("cuda:1", 1), ("auto", 0), (UUID, None), (2, None)]
+)
+def test_a_driver_that_does_not_list_its_gpus(device: int | str | None, ordinal: int | None) -> None:
+    """ONNX Runtime is told which one all the same; it took the first one whatever was asked for."""
+    session = OnCuda(["Relu"], 2)
+    opened = outcome(session, WORKS, CudaState(0, None, 1), device)
+    if ordinal is None:
+        assert isinstance(opened, DeviceNotFoundError)
+        assert repr(device) in opened.summary
+    else:
+        assert isinstance(opened, Device), opened
+        assert opened.ordinal == ordinal
+        assert session.options[CUDA]["device_id"] == str(ordinal)
