@@ -176,6 +176,9 @@ class Copier:
         finally:
             try:
                 self._runtime.synchronise(stream.handle)
+            except BaseException:  # an interrupt, perhaps before it waited
+                self._runtime.synchronise(stream.handle)
+                raise
             finally:
                 self._streams.append(stream)
 

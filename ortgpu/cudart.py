@@ -72,8 +72,13 @@ class CudaRuntime:
     def allocate_pinned(self, size: int) -> int:
         """Address of ``size`` bytes of page-locked host memory."""
         address = ctypes.c_void_p()
-        with self._aside(self._library):
-            self._call(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
+        try:
+            with self._aside(self._library):
+                self._call(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
+        except BaseException:
+            if address.value:  # an interrupt meanwhile: it takes as long as a copy of that size
+                self.free_pinned(address.value)
+            raise
         return address.value or 0
 
     def free_pinned(self, address: int) -> None:

@@ -90,24 +90,35 @@ class Executor(Threads):
         """Call ``function`` in this thread, and meanwhile ``elsewhere`` in up to ``count`` of these.
 
         For work that is divided while it is done: whoever comes when this thread has done what was left finds nothing
-        to do, and nobody waits for it. What a call raised is raised here, when all have ended.
+        to do, and nobody waits for it. What a call raised is raised here, when all have ended; so is what interrupts
+        this thread meanwhile, however often: a KeyboardInterrupt, or what another handler of a signal raises.
         """
         others = _Others(elsewhere)
-        with self._lock, contextlib.suppress(RuntimeError):  # the system gives no thread
-            for _ in range(0 if self._closed else count):
-                if len(self.threads) < self._most:
-                    self.start(1, self._first)
-                self.put(others)
-        failure = None
+        raised = failure = None
         try:
+            with self._lock:
+                wanted = 0 if self._closed else count
+                if len(self.threads) < self._most:
+                    with contextlib.suppress(RuntimeError):  # the system gives no further one
+                        self.start(min(wanted, self._most - len(self.threads)), self._first)
+                for _ in range(min(wanted, len(self.threads))):
+                    self.put(others)
             function()
-        finally:
-            failure = others.end()
-        if failure is not None:
+        except BaseException as error:  # noqa: BLE001 - raised below
+            raised = error
+        while True:
             try:
-                raise failure
+                failure = others.end()
+                break
+            except BaseException as error:  # noqa: BLE001 - an interrupt, and they still use what the caller gives up
+                raised = error
+        if raised is None:
+            raised = failure
+        if raised is not None:
+            try:
+                raise raised
             finally:
-                del failure  # it refers to this frame
+                del raised, failure  # they refer to this frame
 
     def close(self) -> None:
         """Wait until everything is done that was given. Closing twice is fine."""
@@ -157,7 +168,8 @@ class _Others:
         self._lock = threading.Lock()
         self._begun = 0
         self._is_over = False
-        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._ended: list[BaseException | None] = []  # what each that has ended raised
+        self._end: SimpleQueue[None] = SimpleQueue()  # something for each, which an interrupt of `get` may lose
 
     def __call__(self) -> None:
         with self._lock:
@@ -170,16 +182,21 @@ class _Others:
             self._function()
         except BaseException as error:  # noqa: BLE001 - whoever asked for it raises it
             failure = error
-        self._ended.put(failure)
+        self._ended.append(failure)
+        self._end.put(None)
         del failure, self  # it refers to this frame
 
     def end(self) -> BaseException | None:
-        """Wait for those who have begun. What the first that failed raised."""
+        """Wait for those who have begun. What the first that failed raised. After an interrupt it is called again."""
         with self._lock:
             self._is_over = True
-        ended = [self._ended.get() for _ in range(self._begun)]
+        while len(self._ended) < self._begun:
+            self._end.get()
+        failure = next((failure for failure in self._ended if failure is not None), None)
+        self._begun = 0
         self._function = None  # whoever comes late keeps this, and must not keep arrays
-        return next((failure for failure in ended if failure is not None), None)
+        self._ended.clear()
+        return failure
 
 
 def _work(tasks: SimpleQueue[Task | None], first: Task | None) -> None:

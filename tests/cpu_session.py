@@ -10,7 +10,7 @@ import textwrap
 from typing import Any
 
 PRELUDE = """
-import gc, itertools, json, logging, os, signal, sys, threading, warnings
+import gc, itertools, json, logging, os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore")  # of the CPU that is used instead
 import numpy as np, onnx.parser
 import ortgpu

@@ -42,6 +42,24 @@ def test_an_array_is_pinned_and_its_memory_used_again(with_stub: Any) -> None:
     assert found == [[True, False], 1 << 20, 0, True, True, 1, True]
 
 
+def test_an_interrupt_while_memory_is_pinned_leaves_none(with_stub: Any) -> None:
+    """It is raised when the call has returned, which may take a tenth of a second."""
+    found = with_stub("""
+        memory, plain = PinnedMemory(runtime, 8 * MIB), runtime._library.cudaHostAlloc
+        def pin(*arguments):
+            plain(*arguments)
+            raise KeyboardInterrupt
+        runtime._library.cudaHostAlloc = pin
+        try:
+            memory.empty(MIB)
+        except KeyboardInterrupt:
+            left = stub.stub_pinned_bytes(), memory.bytes_pinned
+        runtime._library.cudaHostAlloc = plain
+        report([left, memory.is_pinned(memory.empty(MIB)), stub.stub_capture_mode()])
+    """)
+    assert found == [[0, 0], True, 0]
+
+
 def test_the_limit_counts_what_is_used_and_what_is_kept(with_stub: Any) -> None:
     found = with_stub("""
         logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)

@@ -200,6 +200,38 @@ def test_nobody_waits_for_the_copies_of_another_run(with_stub: Any) -> None:
     assert found == [[True] * 5, 4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [
+        pytest.param(8_000, [8_000], id="less than a quarter"),
+        pytest.param(12_000, [10_000, 2_000], id="a quarter at least"),
+        pytest.param(100_000, [16_667] * 5 + [16_665], id="two for each of three threads"),
+        pytest.param(400_000, [40_000] * 10, id="more than two for each of all threads"),
+    ],
+)
+def test_the_pieces_of_a_copy_are_as_large_as_is_best_for_its_threads(
+    with_stub: Any, size: int, sizes: list[int]
+) -> None:
+    found = with_stub(f"""
+        session, copied, asked = staged(NEG, threads=4, piece=40_000), [], []
+        copier, plain_copy = session._staging._runs._copier, runtime.copy_pinned
+        plain_together = copier._executor.together
+        def copy(to, source, size, stream):
+            copied.append(size)
+            plain_copy(to, source, size, stream)
+        def together(function, count, elsewhere):
+            asked.append(count + 1)
+            plain_together(function, count, elsewhere)
+        runtime.copy_pinned, copier._executor.together = copy, together
+        session.run(None, big(1, {size} // 4))
+        way_in, way_out = copied[:len(copied) // 2], copied[len(copied) // 2:]
+        report([sorted(way_in) == sorted(way_out), sorted(way_in, reverse=True), asked])
+        del copier._executor.together
+    """)
+    threads = min(4, -(-size // 40_000))
+    assert found == [True, sizes, [threads, threads]]
+
+
 def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(with_stub: Any) -> None:
     found = with_stub("""
         session = staged(NEG)
@@ -213,35 +245,129 @@ def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(
     assert found == [[-3, -3], [True], [], 0]
 
 
-def test_an_interrupt_leaves_memory_until_nothing_uses_it(with_stub: Any) -> None:
-    found = with_stub("""
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_interrupts_are_raised_when_no_other_thread_copies_any_more(with_stub: Any, way: str) -> None:
+    """However often: whoever waits for a copy, and is impatient, asks again."""
+    found = with_stub(f"""
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores in the background
-        session, plain_copy = staged(NEG, piece=50_000), runtime.copy_pinned
-        entered, go = threading.Event(), threading.Event()
+        session, interrupted = staged(NEG, piece=50_000), 3
+        owner, name = (runtime, "copy_pinned") if "{way}" == "in" else (ortgpu.copying._Whole, "empty")
+        plain, entered, go = getattr(owner, name), threading.Event(), threading.Event()
+        ended = []
         def copy(*arguments):
-            if threading.current_thread() is not threading.main_thread():
+            is_caller = threading.current_thread() is threading.main_thread()
+            if is_caller:
+                entered.wait(20)  # or it could copy everything before another thread begins
+            else:
                 entered.set()
                 assert go.wait(20)
-            else:
-                entered.wait(20)  # or it could copy everything before another thread begins
-            plain_copy(*arguments)
+            plain(*arguments)
+            if not is_caller:
+                ended.append(1)
         def interrupt():
             entered.wait(20)
-            os.kill(os.getpid(), signal.SIGINT)
-        runtime.copy_pinned = copy
-        threading.Thread(target=interrupt).start()
+            for _ in range(interrupted):
+                time.sleep(0.2)  # the caller has done the rest, and waits
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.2)
+            go.set()
+        setattr(owner, name, copy)
+        worker = threading.Thread(target=interrupt)
+        worker.start()
         try:
             session.run(None, big(3))
         except KeyboardInterrupt:
-            gc.collect()
-            held = session._pinned.bytes_in_use
-        go.set()
+            setattr(owner, name, plain)
+            raised = go.is_set(), len(ended) > 0, stub.stub_late_copies()
+        worker.join()
+        gc.collect()
+        in_use = session._pinned.bytes_in_use
         again, memory = session.run(None, big(4))[0][-1].item(), session._pinned
         session.close()
         del session
-        report([held > 0, again, wait_for_no_threads(), memory.bytes_in_use, stub.stub_pinned_bytes()])
+        report([raised, in_use, again, wait_for_no_threads(), memory.bytes_in_use, stub.stub_pinned_bytes()])
     """)
-    assert found == [True, -4, [], 0, 0]
+    assert found == [[True, True, 0], 0, -4, [], 0, 0]
+
+
+def test_an_interrupt_anywhere_leaves_no_copy_under_way(with_stub: Any) -> None:
+    """At each call of the code that copies, and at the end of each call that it makes of C: where the interpreter looks
+    whether there was a signal. What was left to be made would be made in the memory of another run."""
+    found = with_stub(
+        """
+        from ortgpu import copying, cudart, threads as helping
+        session, plain_copy, places = staged(NEG, piece=100_000), runtime.copy_pinned, set()
+        names = []
+        files = {module.__file__ for module in (copying, cudart, helping)}
+
+        def slow_copy(*arguments):
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.002)
+            plain_copy(*arguments)
+
+        def interrupt(frame, event, argument):
+            if event in ("call", "c_return") and frame.f_code.co_filename in files:
+                callers = frame.f_back, frame.f_back.f_back
+                place = event, frame.f_lineno, frame.f_code, *(caller.f_code for caller in callers)
+                if place not in places:  # each one once
+                    sys.setprofile(None)
+                    places.add(place)
+                    names.append(frame.f_code.co_name)
+                    raise KeyboardInterrupt
+
+        runtime.copy_pinned = slow_copy
+        feed, bad, ends = big(1), [], 0
+        session.run(None, feed)
+        while ends < 3:  # runs without a new place: which ones there are depends on who is faster
+            sys.setprofile(interrupt)
+            try:
+                session.run(None, feed)
+                ends += 1
+            except KeyboardInterrupt:
+                pass
+            sys.setprofile(None)
+            before = stub.stub_late_copies()
+            time.sleep(0.005)  # helpers that nobody waited for
+            number = len(names)
+            if before or stub.stub_late_copies() or (session.run(None, big(number))[0] != -number).any():
+                bad.append(names[-1])
+        session.close()
+        left = wait_for_no_threads(), stub.stub_streams(), stub.stub_events()
+        report([bad, len(names) > 50, {"together", "end", "_stream", "synchronise"} - set(names) == set(), left])
+        """,
+        deadline=120,
+    )
+    assert found == [[], True, True, [[], 0, 0]]
+
+
+def test_what_a_handler_of_a_signal_raises_is_not_lost(with_stub: Any) -> None:
+    """The time limit of a job, in the main thread: queues and test runners set one with SIGALRM."""
+    found = with_stub("""
+        import functools
+        class TimeLimit(Exception):
+            pass
+        class Slow:
+            def __init__(self, inner):
+                self.inner = inner
+            def __getattr__(self, name):
+                return getattr(self.inner, name)
+            def run_with_ortvaluevector(self, *arguments):
+                signal.raise_signal(signal.SIGALRM)
+                return self.inner.run_with_ortvaluevector(*arguments)
+        class Job:
+            def limit(self, *_):
+                raise TimeLimit("of the job")
+            def __call__(self, *_):
+                self.limit()
+        session = staged(NEG)
+        session._sess = Slow(session._sess)
+        found = []
+        for handler in (Job().limit, functools.partial(Job.limit, None), Job(), lambda *_: Job().limit()):
+            signal.signal(signal.SIGALRM, handler)
+            found.append(outcome(lambda: session.run(None, big(3))).get("type"))
+        report([found, session._pinned.bytes_in_use])
+    """)
+    assert found == [["TimeLimit"] * 4, 0]
 
 
 def test_no_other_device_gets_a_context(with_stub: Any) -> None:
@@ -254,3 +380,40 @@ def test_no_other_device_gets_a_context(with_stub: Any) -> None:
         report([results, ran, len(copy_threads()) > 0, stub.stub_contexts()])
     """)
     assert found == [[0, -1, -2, -3, -4], [True] * 5, True, 1 << 1]
+
+
+def test_those_that_help_sessions_on_several_devices_are_on_the_one_they_work_for(with_stub: Any) -> None:
+    found = with_stub("""
+        import ctypes
+        from ortgpu.cudart import CudaRuntime
+        wrong, seen, sessions = [], set(), []
+        def noting(runtime, ordinal):
+            plain_copy = runtime.copy_pinned
+            def copy(*arguments):
+                current = ctypes.c_int()
+                stub.cudaGetDevice(ctypes.byref(current))
+                if current.value != ordinal:
+                    wrong.append((ordinal, current.value))
+                if threading.current_thread() is not threading.main_thread():
+                    seen.add(ordinal)
+                time.sleep(0.002)
+                plain_copy(*arguments)
+            runtime.copy_pinned = copy
+            return runtime
+        for ordinal in range(2):
+            runtime = noting(CudaRuntime(sys.argv[1], ordinal), ordinal)
+            sessions.append(staged(NEG, piece=20_000))
+        for number in range(6):
+            sessions[number % 2].run(None, big(number))
+        gaps = np.zeros((500, 400), np.float32)[:, ::2].reshape(-1)[::2]
+        asked, executor = [], sessions[0]._staging._runs._copier._executor
+        plain_together = executor.together
+        def together(function, count, elsewhere):
+            asked.append(count)
+            plain_together(function, count, elsewhere)
+        executor.together = together
+        sessions[0].run(None, {"x": gaps})
+        del executor.together
+        report([wrong, sorted(seen), ran, asked])
+    """)
+    assert found == [[], [0, 1], [True] * 7, [0, 2]]  # an array with gaps is one piece, and nobody is woken for it

@@ -4,7 +4,8 @@
  * of operations that are under way, which libnccl_stub.c does and counts in `pending`; copies and events wait for them.
  *
  *   STUB_CUDART_FAIL                       a variable, "cudaMalloc=2": this function returns this code; "cudaMalloc=2@3":
- *                                          from its third call on, counted since the last stub_fail
+ *                                          from its third call on, counted since the last stub_fail; "cudaMalloc=2@3-3":
+ *                                          the third alone
  *   STUB_CUDART_LATE                       a variable: copies from and to pinned memory are made when their stream is
  *                                          waited for, or an event after them, as late as CUDA may make them
  *
@@ -63,7 +64,12 @@ static int told(const char *name) {
     size_t length = strlen(name);
     if (!text || strncmp(text, name, length) || text[length] != '=') return 0;
     const char *from = strchr(text, '@');
-    return !from || atomic_fetch_add(&calls, 1) + 1 >= atoi(from + 1) ? atoi(text + length + 1) : 0;
+    if (from) {
+        const char *to = strchr(from, '-');
+        int call = atomic_fetch_add(&calls, 1) + 1;
+        if (call < atoi(from + 1) || (to && call > atoi(to + 1))) return 0;
+    }
+    return atoi(text + length + 1);
 }
 #define FAIL_IF_TOLD() do { int code = told(__func__); if (code) return result(code); } while (0)
 
@@ -308,6 +314,7 @@ int cudaStreamEndCapture(void *stream, void **graph) {
     return 0;
 }
 int cudaThreadExchangeStreamCaptureMode(int *mode) {
+    FAIL_IF_TOLD();
     int before = capture_mode;
     make_context();
     if (*mode < 0 || *mode > 2) return result(1);
