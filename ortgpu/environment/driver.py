@@ -220,8 +220,9 @@ def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
         library = ctypes.CDLL(LIBCUDA)
     except OSError as error:
         # PyInstaller puts a guess of its own, that the library was to be bundled, in the place of the loader's words.
-        words = error.__cause__ if isinstance(error.__cause__, OSError) else error
-        return None, str(words) or type(words).__name__, None
+        # Their text alone: a name for the error would keep all frames that led here.
+        said = str(error.__cause__ if isinstance(error.__cause__, OSError) else error)
+        return None, said or type(error).__name__, None
     address = version = None
     try:
         function = library.cuDriverGetVersion
