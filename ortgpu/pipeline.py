@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from . import lifetime
 from .pinned import is_to_be_staged, memory_of
-from .staging import MAPPED_FROM
 from .threads import Executor
 
 Feed = TypeVar("Feed")
@@ -24,6 +23,9 @@ Result = TypeVar("Result")
 
 # Two threads with pinned arrays reach what an H200 can do with batches of 8 and more; batches of 1 gain up to four.
 THREADS = 4
+
+# Bytes of an array from which on `run` copies it in threads. Smaller ones each of our threads copies for its own feed.
+_COPIED_BY_RUN_FROM = 32 << 20
 
 
 def map_session(
@@ -52,7 +54,7 @@ def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
     """
     if not isinstance(feed, Mapping):
         raise TypeError(f"a feed is a mapping of input names to arrays, not a {type(feed).__name__}")
-    if session._staging is not None and session._staging.has_input_of(MAPPED_FROM, feed):
+    if session._staging is not None and session._staging.has_input_of(_COPIED_BY_RUN_FROM, feed):
         return session.run(output_names, feed)
     return session.run(output_names, memory_of(session).staged(feed))
 

@@ -30,7 +30,6 @@ logger = logging.getLogger("ortgpu")
 STAGED_FROM = 14 << 20  # bytes of one array
 PIECE = 4 << 20  # bytes
 COPY_THREADS = 8  # fewer where the process has fewer cores
-MAPPED_FROM = 32 << 20  # of `map` and pools, which copy smaller arrays of several feeds at a time
 
 # Captured graphs have rules of their own for the addresses of inputs; with a stream of the caller's, memory may be free
 # in the order of that stream alone.

@@ -14,8 +14,9 @@ if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
 pytest.register_assert_rewrite("tests.lab", "tests.doctor_runs", "tests.preflight_runs")
 
 from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - their assertions are rewritten
+from tests.staged_sessions import staged_child  # noqa: E402 - it stands below what must come first
 
-__all__ = ["lab", "models", "module_lab", "stubs", "wheels"]
+__all__ = ["lab", "models", "module_lab", "staged_child", "stubs", "wheels"]
 
 
 @pytest.fixture(scope="session")

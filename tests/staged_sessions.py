@@ -7,7 +7,10 @@ is the host's, and a stub runtime copies. It copies as late as CUDA may: what is
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from tests.cpu_session import child
 from tests.lab.stubs import Stubs
@@ -67,6 +70,12 @@ def big(value, size=100_000):
 """
 
 
-def with_staging(stubs: Stubs, code: str, deadline: float) -> Any:
-    """What the code reported. It finds ``runtime``, ``stub``, ``ran`` and :func:`staged`."""
-    return child(SETUP + textwrap.dedent(code), str(stubs.cudart), deadline=deadline)
+@pytest.fixture
+def staged_child(stubs: Stubs) -> Callable[..., Any]:
+    """Called with code and a deadline: what the code reported. It finds ``runtime``, ``stub``, ``ran`` and
+    :func:`staged`."""
+
+    def run(code: str, deadline: float = 60) -> Any:
+        return child(SETUP + textwrap.dedent(code), str(stubs.cudart), deadline=deadline)
+
+    return run

@@ -9,7 +9,6 @@ import pytest
 from tests.cpu_session import child
 from tests.graph_sessions import with_graphs
 from tests.lab.stubs import Stubs
-from tests.staged_sessions import with_staging
 
 # What the thread reports is the last thing that is printed.
 AFTER = """
@@ -53,9 +52,8 @@ def test_a_pool() -> None:
     assert found == {"returned": [[-n for n in range(20)], []]}
 
 
-def test_a_run_that_is_staged(stubs: Stubs) -> None:
-    found: Any = with_staging(
-        stubs,
+def test_a_run_that_is_staged(staged_child: Any) -> None:
+    found = staged_child(
         AFTER
         + """
 session = staged(NEG)
@@ -68,8 +66,7 @@ def copy(*arguments):
     plain_copy(*arguments)
 runtime.copy_pinned = copy
 after_the_main_thread(lambda: [session.run(None, big(3))[0][[0, -1]].tolist(), ran, len(seen)])
-""",
-        deadline=60,
+"""
     )
     assert found == {"returned": [[-3, -3], [True], 2]}
 

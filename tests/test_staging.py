@@ -8,18 +8,11 @@ from typing import Any
 import pytest
 
 from tests.cpu_session import child
-from tests.lab.stubs import Stubs
-from tests.staged_sessions import with_staging
 
 
-@pytest.fixture
-def with_stub(stubs: Stubs) -> Any:
-    return lambda code, deadline=60: with_staging(stubs, code, deadline)
-
-
-def test_results_are_those_of_run(with_stub: Any) -> None:
+def test_results_are_those_of_run(staged_child: Any) -> None:
     """Any types, shapes, orders of memory and settings; large and small inputs and outputs beside each other."""
-    found = with_stub(
+    found = staged_child(
         """
         from hypothesis import given, settings, strategies as st
         from ortgpu.tensor_types import DTYPES
@@ -75,8 +68,8 @@ def test_results_are_those_of_run(with_stub: Any) -> None:
     assert found == [True, True, 0]
 
 
-def test_small_arrays_go_straight_through(with_stub: Any) -> None:
-    found = with_stub("""
+def test_small_arrays_go_straight_through(staged_child: Any) -> None:
+    found = staged_child("""
         session = staged(NEG, staged_from=1000)
         small, large = session.run(None, feeds(1, 249)[0]), session.run(None, feeds(1, 250)[0])
         report([ran, len(small), len(large)])
@@ -84,8 +77,8 @@ def test_small_arrays_go_straight_through(with_stub: Any) -> None:
     assert found == [[True], 1, 1]
 
 
-def test_outputs_that_are_always_large_are_staged_whatever_the_inputs_are(with_stub: Any) -> None:
-    found = with_stub("""
+def test_outputs_that_are_always_large_are_staged_whatever_the_inputs_are(staged_child: Any) -> None:
+    found = staged_child("""
         grow = model("t (float[1] x) => (float[500] y) <int64[1] shape = {500}> { y = Expand(x, shape) }")
         session = staged(grow, staged_from=2000)
         (result,) = session.run(None, feeds(3, 1)[2])
@@ -96,8 +89,8 @@ def test_outputs_that_are_always_large_are_staged_whatever_the_inputs_are(with_s
     assert found == [[True], True]
 
 
-def test_wrong_calls_raise_what_run_raises(with_stub: Any) -> None:
-    found = with_stub("""
+def test_wrong_calls_raise_what_run_raises(staged_child: Any) -> None:
+    found = staged_child("""
         import onnxruntime
         session, plain = staged(NEG), GPUSession(NEG)
         right = big(1)
@@ -116,8 +109,8 @@ def test_wrong_calls_raise_what_run_raises(with_stub: Any) -> None:
     assert after == [-1, 0, True]
 
 
-def test_a_failing_model_raises_what_run_raises(with_stub: Any) -> None:
-    found = with_stub("""
+def test_a_failing_model_raises_what_run_raises(staged_child: Any) -> None:
+    found = staged_child("""
         gather = model("t (float[n] x, int64[m] i) => (float[m] y) { y = Gather(x, i) }")
         session, plain = staged(gather), GPUSession(gather)
         feed = {**big(1), "i": np.array([0, 10**6])}
@@ -128,8 +121,8 @@ def test_a_failing_model_raises_what_run_raises(with_stub: Any) -> None:
     assert found[2] == [False]
 
 
-def test_other_values_in_a_feed(with_stub: Any) -> None:
-    found = with_stub("""
+def test_other_values_in_a_feed(staged_child: Any) -> None:
+    found = staged_child("""
         import onnxruntime
         add = model("t (float[n] x, float[n] z) => (float[n] y) { y = Add(x, z) }")
         session, array = staged(add), big(2)["x"]
@@ -153,9 +146,9 @@ def test_other_values_in_a_feed(with_stub: Any) -> None:
     assert found[1:] == [4, [False, False, False, True, False, True]]
 
 
-def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(with_stub: Any) -> None:
+def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(staged_child: Any) -> None:
     """On a GPU some are, beside others that are not; told here by a session that says so of its own."""
-    found = with_stub("""
+    found = staged_child("""
         several = model("t (float[n] x, float[n] z) => (float[n] y, int64[1] s) { y = Add(x, z) s = Shape(x) }")
         plain = GPUSession(several)
         class Memory:
@@ -221,8 +214,8 @@ def traced(self, *given):
 """
 
 
-def test_a_tracer_sees_each_run(with_stub: Any) -> None:
-    found = with_stub(
+def test_a_tracer_sees_each_run(staged_child: Any) -> None:
+    found = staged_child(
         TRACER
         + textwrap.dedent("""
         session = staged(NEG)

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 
-from tests.lab.stubs import Stubs
-from tests.staged_sessions import with_staging
-
-
-@pytest.fixture
-def with_stub(stubs: Stubs) -> Any:
-    return lambda code, deadline=60: with_staging(stubs, code, deadline)
-
-
-def test_large_results_are_in_memory_that_is_used_again(with_stub: Any) -> None:
-    found = with_stub("""
+def test_large_results_are_in_memory_that_is_used_again(staged_child: Any) -> None:
+    found = staged_child("""
         session = staged(NEG)
         addresses = set()
         for number in range(20):
@@ -30,9 +20,9 @@ def test_large_results_are_in_memory_that_is_used_again(with_stub: Any) -> None:
     assert found == [1, 1, 0, 7 << 16, 20]  # what is pinned for the input is used again for the output
 
 
-def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(with_stub: Any) -> None:
+def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(staged_child: Any) -> None:
     """In memory that is used again, and beyond its limit."""
-    found = with_stub("""
+    found = staged_child("""
         from hypothesis import given, settings, strategies as st
 
         ways = st.sampled_from(["keep", "view", "drop"])
@@ -61,8 +51,8 @@ def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(with_stub: A
     assert found == [True, True]
 
 
-def test_results_that_are_kept_are_beyond_the_limit_in_memory_of_their_own(with_stub: Any) -> None:
-    found = with_stub("""
+def test_results_that_are_kept_are_beyond_the_limit_in_memory_of_their_own(staged_child: Any) -> None:
+    found = staged_child("""
         session = staged(NEG, limit=4 * MIB)
         results = [session.run(None, big(number, MIB // 8))[0] for number in range(12)]
         ordinary = session._staging._runs._ordinary
@@ -74,8 +64,8 @@ def test_results_that_are_kept_are_beyond_the_limit_in_memory_of_their_own(with_
     assert found == [4 << 20, True, 0, 4 << 20, 1 << 19, True]
 
 
-def test_out_of_pinned_memory_copies_the_ordinary_way(with_stub: Any) -> None:
-    found = with_stub("""
+def test_out_of_pinned_memory_copies_the_ordinary_way(staged_child: Any) -> None:
+    found = staged_child("""
         session = staged(NEG)
         stub.stub_fail(2)
         (result,) = session.run(None, big(3))
@@ -86,8 +76,8 @@ def test_out_of_pinned_memory_copies_the_ordinary_way(with_stub: Any) -> None:
     assert found == [-3, -4, False, [True, True]]
 
 
-def test_closed_it_says_so_and_results_live_on(with_stub: Any) -> None:
-    found = with_stub("""
+def test_closed_it_says_so_and_results_live_on(staged_child: Any) -> None:
+    found = staged_child("""
         session = staged(NEG)
         (result,) = session.run(None, big(3))
         session.close()
@@ -99,8 +89,8 @@ def test_closed_it_says_so_and_results_live_on(with_stub: Any) -> None:
     assert found == ["ExecutionError", -3, [0, [], 0]]
 
 
-def test_dropped_without_closing_only_what_results_use_stays(with_stub: Any) -> None:
-    found = with_stub("""
+def test_dropped_without_closing_only_what_results_use_stays(staged_child: Any) -> None:
+    found = staged_child("""
         from ortgpu import pinned
         session = staged(NEG, limit=2 * MIB)
         session._pinned = None
@@ -119,8 +109,8 @@ def test_dropped_without_closing_only_what_results_use_stays(with_stub: Any) -> 
     assert found == [3 << 19, [1 << 20, 1 << 19, [0, -4]], 0, 0, []]
 
 
-def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(with_stub: Any) -> None:
-    found = with_stub("""
+def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(staged_child: Any) -> None:
+    found = staged_child("""
         session = on_a_gpu(staged(NEG))
         (result,) = session.run(None, big(3))
         before = stub.stub_pinned_bytes()

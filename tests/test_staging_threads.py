@@ -6,17 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.lab.stubs import Stubs
-from tests.staged_sessions import with_staging
 
-
-@pytest.fixture
-def with_stub(stubs: Stubs) -> Any:
-    return lambda code, deadline=60: with_staging(stubs, code, deadline)
-
-
-def test_threads_over_one_session(with_stub: Any) -> None:
-    found = with_stub("""
+def test_threads_over_one_session(staged_child: Any) -> None:
+    found = staged_child("""
         session, wrong, pinned = staged(NEG, limit=8 * MIB, piece=20_000, threads=4), [], []
         def work(number):
             for step in range(40):
@@ -39,8 +31,8 @@ def test_threads_over_one_session(with_stub: Any) -> None:
     assert found[5:] == [[], 0, 0, 0]
 
 
-def test_sessions_share_the_threads_that_copy(with_stub: Any) -> None:
-    found = with_stub("""
+def test_sessions_share_the_threads_that_copy(staged_child: Any) -> None:
+    found = staged_child("""
         sessions = [staged(NEG) for _ in range(5)]
         right = [session.run(None, big(number))[0][0].item() for number, session in enumerate(sessions)]
         one = threads()
@@ -61,8 +53,8 @@ CALLS = ["cudaGetDevice", "cudaHostAlloc", "cudaPointerGetAttributes", "cudaStre
 
 
 @pytest.mark.parametrize("function", CALLS)
-def test_whatever_call_fails_the_run_is_done_and_nothing_is_lost(with_stub: Any, function: str) -> None:
-    found = with_stub(f"""
+def test_whatever_call_fails_the_run_is_done_and_nothing_is_lost(staged_child: Any, function: str) -> None:
+    found = staged_child(f"""
         right, leaks = [], []
         for late in (1, 2, 3, 7, 40):
             session = staged(NEG, piece=50_000)
@@ -82,8 +74,8 @@ def test_whatever_call_fails_the_run_is_done_and_nothing_is_lost(with_stub: Any,
 
 
 @pytest.mark.parametrize("function", ["cudaStreamCreateWithFlags", "cudaGetDevice"])
-def test_a_device_that_gives_no_streams_leaves_it_to_run(with_stub: Any, function: str) -> None:
-    found = with_stub(f"""
+def test_a_device_that_gives_no_streams_leaves_it_to_run(staged_child: Any, function: str) -> None:
+    found = staged_child(f"""
         from ortgpu import cudart
         session = staged(NEG)
         session._staging._runs = None
@@ -97,8 +89,8 @@ def test_a_device_that_gives_no_streams_leaves_it_to_run(with_stub: Any, functio
     assert found == [-3, -4, [False, True]]
 
 
-def test_a_run_under_way_when_the_session_is_closed_ends(with_stub: Any) -> None:
-    found = with_stub("""
+def test_a_run_under_way_when_the_session_is_closed_ends(staged_child: Any) -> None:
+    found = staged_child("""
         session = staged(NEG)
         entered, closed = threading.Event(), threading.Event()
         class Waiting(Copier):
@@ -119,8 +111,8 @@ def test_a_run_under_way_when_the_session_is_closed_ends(with_stub: Any) -> None
     assert found == [[-3], [], 0, 0]
 
 
-def test_a_process_that_lost_the_gpu_refuses(with_stub: Any) -> None:
-    found = with_stub("""
+def test_a_process_that_lost_the_gpu_refuses(staged_child: Any) -> None:
+    found = staged_child("""
         from ortgpu import lifetime
         session = on_a_gpu(staged(NEG))
         (result,) = session.run(None, big(3))
@@ -130,9 +122,9 @@ def test_a_process_that_lost_the_gpu_refuses(with_stub: Any) -> None:
     assert found == ["PoisonedContextError", -3]
 
 
-def test_a_sticky_error_of_a_copy_is_told_by_run_itself(with_stub: Any) -> None:
+def test_a_sticky_error_of_a_copy_is_told_by_run_itself(staged_child: Any) -> None:
     """A CUDA that is lost fails the copy and then ONNX Runtime, whose words are explained."""
-    found = with_stub("""
+    found = staged_child("""
         session = on_a_gpu(staged(NEG))
         class Lost:
             def __init__(self, inner):
@@ -148,10 +140,10 @@ def test_a_sticky_error_of_a_copy_is_told_by_run_itself(with_stub: Any) -> None:
     assert found == ["PoisonedContextError"] * 2
 
 
-def test_what_another_session_captures_is_not_spoilt(with_stub: Any) -> None:
+def test_what_another_session_captures_is_not_spoilt(staged_child: Any) -> None:
     """Memory is taken and given back meanwhile, by ONNX Runtime too. The caller's thread is afterwards as it was; those
     that help stay aside."""
-    found = with_stub("""
+    found = staged_child("""
         import ctypes
         modes = []
         class Noted:
@@ -179,9 +171,9 @@ def test_what_another_session_captures_is_not_spoilt(with_stub: Any) -> None:
     assert found == [[0, -1, -2, -3], [True] * 4, True, 0, [2] * 4, 0, [2] * 3, 0]
 
 
-def test_nobody_waits_for_the_copies_of_another_run(with_stub: Any) -> None:
+def test_nobody_waits_for_the_copies_of_another_run(staged_child: Any) -> None:
     """What is under way at the same time is in streams of its own, which the next runs use again."""
-    found = with_stub("""
+    found = staged_child("""
         session = staged(NEG, piece=10**6)  # of one piece each: nothing but the thread that runs
         inside, most, plain_copy = threading.Barrier(4), [], runtime.copy_pinned
         def copy(to, source, size, stream):
@@ -210,9 +202,9 @@ def test_nobody_waits_for_the_copies_of_another_run(with_stub: Any) -> None:
     ],
 )
 def test_the_pieces_of_a_copy_are_as_large_as_is_best_for_its_threads(
-    with_stub: Any, size: int, sizes: list[int]
+    staged_child: Any, size: int, sizes: list[int]
 ) -> None:
-    found = with_stub(f"""
+    found = staged_child(f"""
         session, copied, asked = staged(NEG, threads=4, piece=40_000), [], []
         copier, plain_copy = session._staging._runs._copier, runtime.copy_pinned
         plain_together = copier._executor.together
@@ -232,8 +224,8 @@ def test_the_pieces_of_a_copy_are_as_large_as_is_best_for_its_threads(
     assert found == [True, sizes, [threads, threads]]
 
 
-def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(with_stub: Any) -> None:
-    found = with_stub("""
+def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(staged_child: Any) -> None:
+    found = staged_child("""
         session = staged(NEG)
         def refuse(*_, **__):
             raise RuntimeError("can't start new thread")
@@ -245,134 +237,9 @@ def test_where_the_system_gives_no_further_thread_the_one_that_runs_does_it_all(
     assert found == [[-3, -3], [True], [], 0]
 
 
-@pytest.mark.parametrize("way", ["in", "out"])
-def test_interrupts_are_raised_when_no_other_thread_copies_any_more(with_stub: Any, way: str) -> None:
-    """However often: whoever waits for a copy, and is impatient, asks again."""
-    found = with_stub(f"""
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores in the background
-        session, interrupted = staged(NEG, piece=50_000), 3
-        owner, name = (runtime, "copy_pinned") if "{way}" == "in" else (ortgpu.copying._Whole, "empty")
-        plain, entered, go = getattr(owner, name), threading.Event(), threading.Event()
-        ended = []
-        def copy(*arguments):
-            is_caller = threading.current_thread() is threading.main_thread()
-            if is_caller:
-                entered.wait(20)  # or it could copy everything before another thread begins
-            else:
-                entered.set()
-                assert go.wait(20)
-            plain(*arguments)
-            if not is_caller:
-                ended.append(1)
-        def interrupt():
-            entered.wait(20)
-            for _ in range(interrupted):
-                time.sleep(0.2)  # the caller has done the rest, and waits
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            time.sleep(0.2)
-            go.set()
-        setattr(owner, name, copy)
-        worker = threading.Thread(target=interrupt)
-        worker.start()
-        try:
-            session.run(None, big(3))
-        except KeyboardInterrupt:
-            setattr(owner, name, plain)
-            raised = go.is_set(), len(ended) > 0, stub.stub_late_copies()
-        worker.join()
-        gc.collect()
-        in_use = session._pinned.bytes_in_use
-        again, memory = session.run(None, big(4))[0][-1].item(), session._pinned
-        session.close()
-        del session
-        report([raised, in_use, again, wait_for_no_threads(), memory.bytes_in_use, stub.stub_pinned_bytes()])
-    """)
-    assert found == [[True, True, 0], 0, -4, [], 0, 0]
-
-
-def test_an_interrupt_anywhere_leaves_no_copy_under_way(with_stub: Any) -> None:
-    """At each call of the code that copies, and at the end of each call that it makes of C: where the interpreter looks
-    whether there was a signal. What was left to be made would be made in the memory of another run."""
-    found = with_stub(
-        """
-        from ortgpu import copying, cudart, threads as helping
-        session, plain_copy, places = staged(NEG, piece=100_000), runtime.copy_pinned, set()
-        names = []
-        files = {module.__file__ for module in (copying, cudart, helping)}
-
-        def slow_copy(*arguments):
-            if threading.current_thread() is not threading.main_thread():
-                time.sleep(0.002)
-            plain_copy(*arguments)
-
-        def interrupt(frame, event, argument):
-            if event in ("call", "c_return") and frame.f_code.co_filename in files:
-                callers = frame.f_back, frame.f_back.f_back
-                place = event, frame.f_lineno, frame.f_code, *(caller.f_code for caller in callers)
-                if place not in places:  # each one once
-                    sys.setprofile(None)
-                    places.add(place)
-                    names.append(frame.f_code.co_name)
-                    raise KeyboardInterrupt
-
-        runtime.copy_pinned = slow_copy
-        feed, bad, ends = big(1), [], 0
-        session.run(None, feed)
-        while ends < 3:  # runs without a new place: which ones there are depends on who is faster
-            sys.setprofile(interrupt)
-            try:
-                session.run(None, feed)
-                ends += 1
-            except KeyboardInterrupt:
-                pass
-            sys.setprofile(None)
-            before = stub.stub_late_copies()
-            time.sleep(0.005)  # helpers that nobody waited for
-            number = len(names)
-            if before or stub.stub_late_copies() or (session.run(None, big(number))[0] != -number).any():
-                bad.append(names[-1])
-        session.close()
-        left = wait_for_no_threads(), stub.stub_streams(), stub.stub_events()
-        report([bad, len(names) > 50, {"together", "end", "_stream", "synchronise"} - set(names) == set(), left])
-        """,
-        deadline=120,
-    )
-    assert found == [[], True, True, [[], 0, 0]]
-
-
-def test_what_a_handler_of_a_signal_raises_is_not_lost(with_stub: Any) -> None:
-    """The time limit of a job, in the main thread: queues and test runners set one with SIGALRM."""
-    found = with_stub("""
-        import functools
-        class TimeLimit(Exception):
-            pass
-        class Slow:
-            def __init__(self, inner):
-                self.inner = inner
-            def __getattr__(self, name):
-                return getattr(self.inner, name)
-            def run_with_ortvaluevector(self, *arguments):
-                signal.raise_signal(signal.SIGALRM)
-                return self.inner.run_with_ortvaluevector(*arguments)
-        class Job:
-            def limit(self, *_):
-                raise TimeLimit("of the job")
-            def __call__(self, *_):
-                self.limit()
-        session = staged(NEG)
-        session._sess = Slow(session._sess)
-        found = []
-        for handler in (Job().limit, functools.partial(Job.limit, None), Job(), lambda *_: Job().limit()):
-            signal.signal(signal.SIGALRM, handler)
-            found.append(outcome(lambda: session.run(None, big(3))).get("type"))
-        report([found, session._pinned.bytes_in_use])
-    """)
-    assert found == [["TimeLimit"] * 4, 0]
-
-
-def test_no_other_device_gets_a_context(with_stub: Any) -> None:
+def test_no_other_device_gets_a_context(staged_child: Any) -> None:
     """Of threads that have just begun the first device is the current one, whoever they work for."""
-    found = with_stub("""
+    found = staged_child("""
         from ortgpu.cudart import CudaRuntime
         runtime = CudaRuntime(sys.argv[1], 1)
         session = staged(NEG, piece=20_000)
@@ -382,8 +249,8 @@ def test_no_other_device_gets_a_context(with_stub: Any) -> None:
     assert found == [[0, -1, -2, -3, -4], [True] * 5, True, 1 << 1]
 
 
-def test_those_that_help_sessions_on_several_devices_are_on_the_one_they_work_for(with_stub: Any) -> None:
-    found = with_stub("""
+def test_those_that_help_sessions_on_several_devices_are_on_the_one_they_work_for(staged_child: Any) -> None:
+    found = staged_child("""
         import ctypes
         from ortgpu.cudart import CudaRuntime
         wrong, seen, sessions = [], set(), []
