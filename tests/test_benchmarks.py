@@ -12,18 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import child_environment, run_child
+from benchmarks.common import Child, child_environment, run_child
 from benchmarks.soak import soak
 from benchmarks.thresholds import PIECES, THREADS, Sweep
 
 
-def test_throughput_takes_every_figure(tmp_path: Path) -> None:
+def record_of(tmp_path: Path, benchmark: str, *options: str) -> tuple[dict[str, Any], Child]:
+    """What a benchmark wrote into its file of results, on the CPU with tiny models, and the child that took it."""
     results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.throughput", "--quick", "--cpu", "--json", str(results)]
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--quick", "--cpu", "--json", str(results), *options]
     env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
     child = run_child(command, env=env, deadline=110)
     assert child.returncode == 0, child.explain()
-    record = json.loads(results.read_text(encoding="utf-8"))
+    record: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
+    return record, child
+
+
+def test_throughput_takes_every_figure(tmp_path: Path) -> None:
+    record, child = record_of(tmp_path, "throughput")
     assert record["failed"] == record["left out"] == {}
     assert len(record["figures"]) == 16
     for name, figure in record["figures"].items():
@@ -34,12 +40,8 @@ def test_throughput_takes_every_figure(tmp_path: Path) -> None:
 
 
 def test_concurrency_names_the_best_number_of_threads(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.concurrency", "--quick", "--cpu", "--json", str(results)]
-    command += ["--only", "resnet50-b8", "--only", "encoder-b1"]
-    child = run_child(command, env=child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")}), deadline=110)
-    assert child.returncode == 0, child.explain()
-    figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
+    record, _ = record_of(tmp_path, "concurrency", "--only", "resnet50-b8", "--only", "encoder-b1")
+    figures = record["figures"]
     assert list(figures) == ["resnet50-b8", "encoder-b1"]
     for figure in figures.values():
         rates = {name: float(rate) for name, rate in figure["notes"]["samples a second"].items()}
@@ -48,12 +50,8 @@ def test_concurrency_names_the_best_number_of_threads(tmp_path: Path) -> None:
 
 
 def test_options_are_compared_with_none(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.options", "--quick", "--cpu", "--json", str(results)]
-    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
-    child = run_child([*command, "--only", "heuristic"], env=env, deadline=110)
-    assert child.returncode == 0, child.explain()
-    figure = json.loads(results.read_text(encoding="utf-8"))["figures"]["heuristic"]
+    record, _ = record_of(tmp_path, "options", "--only", "heuristic")
+    figure = record["figures"]["heuristic"]
     assert len(figure["values"]["ours"]) == 3
     assert figure["notes"]["options"] == {"cudnn_conv_algo_search": "HEURISTIC"}
     for name in ("constructor", "first run", "batches of 1", "batches of 8", "batches of 64"):
@@ -62,24 +60,16 @@ def test_options_are_compared_with_none(tmp_path: Path) -> None:
 
 
 def test_layouts_are_compared(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.layouts", "--quick", "--cpu", "--json", str(results)]
-    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
-    child = run_child([*command, "--only", "vgg11-b8"], env=env, deadline=110)
-    assert child.returncode == 0, child.explain()
-    figure = json.loads(results.read_text(encoding="utf-8"))["figures"]["vgg11-b8"]
+    record, _ = record_of(tmp_path, "layouts", "--only", "vgg11-b8")
+    figure = record["figures"]["vgg11-b8"]
     assert len(figure["values"]["ours"]) == 3
     assert figure["notes"]["chosen"] == []  # on the CPU
     assert figure["notes"]["largest relative errors"] == {"ours": "0.0e+00"}
 
 
 def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.thresholds", "--quick", "--cpu", "--json", str(results)]
-    command += ["--only", "4mib", "--only", "64mib", "--budget", "1.5"]
-    child = run_child(command, env=child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")}), deadline=110)
-    assert child.returncode == 0, child.explain()
-    figures = json.loads(results.read_text(encoding="utf-8"))["figures"]
+    record, child = record_of(tmp_path, "thresholds", "--only", "4mib", "--only", "64mib", "--budget", "1.5")
+    figures = record["figures"]
     assert list(figures) == ["4mib", "64mib"]
     for figure in figures.values():
         assert figure["ratio"] > 0
@@ -151,12 +141,7 @@ sys.exit(figures.take_figures("made up", "", found, lambda *_: None, sys.argv[1:
 
 
 def test_pool_takes_every_figure(tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.pool", "--quick", "--cpu", "--json", str(results)]
-    env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
-    child = run_child(command, env=env, deadline=110)
-    assert child.returncode == 0, child.explain()
-    record = json.loads(results.read_text(encoding="utf-8"))
+    record, _ = record_of(tmp_path, "pool")
     assert record["failed"] == record["left out"] == {}
     assert list(record["figures"]) == [f"pool-resnet50-b256-x{count}" for count in (1, 2, 4, 8)]
     for figure in record["figures"].values():
