@@ -25,6 +25,7 @@ import onnxruntime
 from .model_structure import open_model
 from .protobuf import Extent, Reader
 from .providers import CPU, CUDA, ProviderList
+from .runtime import load_runtime
 from .session_options import config_entry
 
 _REASON = "batches of a ResNet-50 took 0.58 of the time on an H200, with results equal within the precision of TF32"
@@ -71,7 +72,7 @@ def options_for_layout(
 
     ``given`` and ``options``, which may be None, are what its caller asked for.
     """
-    if capability != _CAPABILITY or _release() < _RELEASE:
+    if capability != _CAPABILITY or load_runtime().release < _RELEASE:
         return {}
     if not {CUDA, CPU}.issuperset(given.names) or not _UNRELATED.issuperset(given.options_of(CUDA)):
         return {}
@@ -292,7 +293,3 @@ def _read_initializer(reader: Reader, message: Extent) -> tuple[bytes, _Tensor]:
         elif number == 8:
             name = reader.text(extent)
     return name, _Tensor(element_type, shape)
-
-
-def _release() -> tuple[int, ...]:
-    return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])

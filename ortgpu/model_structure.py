@@ -5,10 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
-from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited
+from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
 
 _MOST_READ = 1_000_000  # fields of the file, a second
 _LARGE = 1024  # bytes of an initializer; smaller ones can be shapes, which shape inference reads
@@ -54,9 +54,60 @@ def without_weights(data: Bytes) -> bytes:
     Raises:
         ValueError, IndexError: it is no such message, or has more fields than are read (TooManyFieldsError).
     """
-    reader = Reader(data, _MOST_READ)
+    return _with_graph(Reader(data, _MOST_READ), _without_values)
+
+
+def with_values_elsewhere(data: Bytes, location: str, least: int) -> bytes | None:
+    """A model as it is, but that the values of initializers of its main graph, those with so many bytes or more, are
+    external: in a file at ``location`` that has the content of ``data``.
+
+    None if there is none of them, or some external data already.
+
+    Raises:
+        ValueError, IndexError: it is no such message, or has more fields than are read (TooManyFieldsError).
+    """
+    moved = 0
+
+    def with_values_moved(reader: Reader, graph: Extent) -> Iterator[bytes]:
+        nonlocal moved
+        for number, (start, end), whole in _fields(reader, graph):
+            tensor = _moved(reader, (start, end), location) if number == 5 and end - start >= least else None
+            moved += tensor is not None
+            yield length_delimited(5, tensor) if tensor is not None else reader.text(whole)
+
+    structure = _with_graph(Reader(data, _MOST_READ), with_values_moved)
+    already = structure.count(_LOCATION_ENTRY) > moved
+    return structure if moved and not already else None
+
+
+def _moved(reader: Reader, tensor: Extent, location: str) -> bytes | None:
+    """An initializer with its values at ``location``; None for one that does not have them in one piece."""
+    kept, values = [], None
+    for number, content, whole in _fields(reader, tensor):
+        if number == 9:
+            values = content
+        elif number in _DESCRIBING:
+            kept.append(reader.text(whole))
+        else:
+            return None
+    if values is None:
+        return None
+    start, end = values
+    entries = {b"location": location.encode(), b"offset": b"%d" % start, b"length": b"%d" % (end - start)}
+    external = (
+        length_delimited(13, length_delimited(1, key) + length_delimited(2, value)) for key, value in entries.items()
+    )
+    return b"".join((*kept, *external, whole_number(14, _EXTERNAL)))
+
+
+_EXTERNAL = 1  # TensorProto.DataLocation
+_LOCATION_ENTRY = length_delimited(1, b"location")  # what tells where external data is, in graphs of any depth
+
+
+def _with_graph(reader: Reader, changed: Callable[[Reader, Extent], Iterable[bytes]]) -> bytes:
+    """The model that a reader reads, with its main graph put together from what ``changed`` makes of it."""
     return b"".join(
-        length_delimited(7, b"".join(_without_values(reader, content))) if number == 7 else reader.text(whole)
+        length_delimited(7, b"".join(changed(reader, content))) if number == 7 else reader.text(whole)
         for number, content, whole in _fields(reader, None)
     )
 

@@ -11,7 +11,7 @@ from .file_kinds import HEAD, kind_of_file
 from .model_structure import open_model, read_structure
 
 # Of one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
-_LARGEST = 2 << 30
+LARGEST = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def read_model(model: str | bytes | os.PathLike[str]) -> ModelFacts:
         head, size = _head_and_size(model)
         if not isinstance(model, bytes) and is_ort_format(model):
             return _of_ort_format(name, head)
-        if size >= _LARGEST:
-            return _no_model(name, head, f"it has {size} bytes, and an ONNX file can have {_LARGEST - 1}")
+        if size >= LARGEST:
+            return _no_model(name, head, f"it has {size} bytes, and an ONNX file can have {LARGEST - 1}")
         content = read_structure(model)
         proto: Any = ModelProto()
         proto.ParseFromString(content)

@@ -6,7 +6,6 @@ constructor. Needs ``onnxruntime`` to be imported already.
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from . import lifetime
 from . import placement as placements
 from . import providers as requests
 from .background import Task
+from .construction import constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of, unlisted
 from .environment.catalogue import LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
@@ -31,13 +31,10 @@ from .errors import (
     ProviderRequestError,
     manual,
 )
-from .layout import options_for_layout
 from .models import read_collective_operators, read_model
 from .placement import CPUNodes, CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import CPU_FALLBACK_KEY, keeps_cpu_out
-
-logger = logging.getLogger("ortgpu")
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -149,14 +146,9 @@ def _construct(
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
 
-    layout = _layout_for(request, given, chosen)
-    if layout:
-        try:
-            construct_with(asked.with_cuda_options({name: value for name, (value, _) in layout.items()}))
-        except Exception as refusal:  # noqa: BLE001 - what is chosen here must keep no session from opening
-            logger.debug("a session does not open with %s: %s", ", ".join(layout), refusal)
-        else:
-            return asked, chosen, layout
+    layout = constructed_as_chosen(session, construct, request, given, asked, chosen.compute_capability)
+    if layout is not None:
+        return asked, chosen, layout
     try:
         construct_with(asked)
     except Exception as cause:
@@ -166,14 +158,6 @@ def _construct(
             raise  # not about the GPU: ONNX Runtime's own
         raise lifetime.noted(error) from cause
     return asked, chosen, {}
-
-
-def _layout_for(
-    request: SessionRequest, given: requests.ProviderList, chosen: CudaDevice
-) -> dict[str, tuple[str, str]]:
-    if not request.choose_options or request.kwargs:  # they change how the graph is optimised
-        return {}
-    return options_for_layout(request.model, given, request.sess_options, chosen.compute_capability)
 
 
 def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:

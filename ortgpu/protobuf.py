@@ -107,6 +107,11 @@ def length_delimited(number: int, content: bytes) -> bytes:
     return _as_varint(number << 3 | _LENGTH) + _as_varint(len(content)) + content
 
 
+def whole_number(number: int, value: int) -> bytes:
+    """A field with a number that is not negative in it."""
+    return _as_varint(number << 3 | _VARINT) + _as_varint(value)
+
+
 def _as_varint(number: int) -> bytes:
     found = bytearray()
     while number >= 0x80:

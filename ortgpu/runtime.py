@@ -60,6 +60,13 @@ class Runtime:
             return None
 
     @property
+    def release(self) -> tuple[int, ...]:
+        """Its first two numbers; nothing, where there is no module."""
+        if self.module is None:
+            return ()
+        return tuple(int(part) for part in self.module.__version__.split(".")[:2])
+
+    @property
     def has_collective_ops(self) -> bool | None:
         """Whether this build has the operators that work between processes; None: there is no module to ask."""
         if self.module is None:

@@ -257,9 +257,20 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 }
 
 if __name__ == "__main__":
-    from tests.gpu import graph_buffers, layouts, lifetime, pooling, refused, requesting, running, staging, throughput
+    from tests.gpu import (
+        graph_buffers,
+        layouts,
+        lifetime,
+        pooling,
+        refused,
+        requesting,
+        running,
+        staging,
+        throughput,
+        weights,
+    )
 
-    others = (graph_buffers, layouts, lifetime, pooling, refused, requesting, running, staging, throughput)
+    others = (graph_buffers, layouts, lifetime, pooling, refused, requesting, running, staging, throughput, weights)
     try:
         programs = dict(PROGRAMS)
         for module in others:

@@ -1,0 +1,77 @@
+"""Construct a session with what is chosen for its model here: the layout of images, and how its weights are read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from .layout import options_for_layout
+from .placement import recording
+from .providers import ProviderList
+from .weights import weights_in_memory
+
+if TYPE_CHECKING:
+    from .opening import SessionRequest
+
+logger = logging.getLogger("ortgpu")
+
+
+def constructed_as_chosen(
+    session: Any,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    given: ProviderList,
+    asked: ProviderList,
+    capability: tuple[int, int] | None,
+) -> dict[str, tuple[str, str]] | None:
+    """Provider options with which ``session`` is constructed now, beside those ``asked`` for, each with its value and
+    the reason. None: nothing can be chosen, or nothing opens so, whatever the reason is.
+
+    ``given``: what the caller asked for. ``capability``: that of the GPU.
+    """
+    layout = _layout_for(request, given, capability)
+    providers = asked.with_cuda_options({name: value for name, (value, _) in layout.items()}).as_arguments()
+    with weights_in_memory(request.model) if _takes_weights(request) else nullcontext() as in_memory:
+        if in_memory is not None:
+            structure, options = in_memory
+            if _opens(construct, structure, options, providers, request):
+                _name_model(session, request.model)
+                return layout
+    if layout and _opens(construct, request.model, recording(request.sess_options), providers, request):
+        return layout
+    return None
+
+
+def _opens(construct: Callable[..., None], model: Any, options: Any, providers: Any, request: SessionRequest) -> bool:
+    try:
+        construct(model, options, providers=providers, enable_fallback=0, **request.kwargs)
+    except Exception as refusal:  # noqa: BLE001 - what is chosen here must keep no session from opening
+        logger.debug("a session does not open as chosen: %s", refusal)
+        return False
+    return True
+
+
+def _layout_for(
+    request: SessionRequest, given: ProviderList, capability: tuple[int, int] | None
+) -> dict[str, tuple[str, str]]:
+    if not request.choose_options or request.kwargs:  # they change how the graph is optimised
+        return {}
+    return options_for_layout(request.model, given, request.sess_options, capability)
+
+
+def _takes_weights(request: SessionRequest) -> bool:
+    """Options of the caller would keep them for the next session that is made with these."""
+    return request.choose_options and request.sess_options is None
+
+
+def _name_model(session: Any, model: str | bytes | os.PathLike[str]) -> None:
+    """What InferenceSession keeps of a model and options, as if it had been given the model as it is."""
+    in_bytes = isinstance(model, bytes)
+    session.__dict__.update(
+        _model_path=None if in_bytes else os.fspath(model),
+        _model_bytes=model if in_bytes else None,
+        _sess_options_initial=recording(None),
+    )
