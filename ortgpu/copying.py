@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _creating = ForkSafeLock()
-_executors: weakref.WeakValueDictionary[tuple[int, int], Executor] = weakref.WeakValueDictionary()
+_executors: weakref.WeakValueDictionary[tuple[int, int, int], Executor] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ _Piece = tuple[_Whole, int]  # and where it starts
 
 class Copier:
     """Threads may share it, each on the device and aside (CudaRuntime.aside). The threads that help are those of all
-    copiers of the process.
+    copiers for this device: several GPUs that shared theirs waited for one another.
 
     Args:
         threads: at most, the one that asks included; one for so many bytes as a piece has.
@@ -195,10 +195,10 @@ def _address_of(array: NDArray[Any]) -> int:
 def _shared_executor(threads: int, runtime: CudaRuntime) -> Executor:
     """Its threads end when nobody refers to it any more; those of a parent process are not in its child.
 
-    They are aside for good, and on the device that was last worked for.
+    They are aside for good, and on the device.
     """
     with _creating:
-        key = os.getpid(), threads
+        key = os.getpid(), runtime.ordinal, threads
         executor = _executors.get(key)
         if executor is None:
             executor = _executors[key] = Executor(threads, "ortgpu-copy", runtime.leave_captures_alone)

@@ -62,7 +62,7 @@ class CudaRuntime:
     """Calls on behalf of one device, from any thread. Each raises CudaCallError."""
 
     def __init__(self, path: str, ordinal: int) -> None:
-        self._ordinal = ordinal
+        self.ordinal = ordinal
         # The same functions twice. CDLL gives the interpreter lock to other threads for each call, as it must for those
         # that may wait; a thread that computes gives it back after up to 5 ms (sys.setswitchinterval). PyDLL keeps it,
         # for calls that take less than a microsecond on a device in use.
@@ -206,11 +206,11 @@ class CudaRuntime:
 
     def use_device(self) -> None:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
-        self._call(self._library.cudaSetDevice, self._ordinal)
+        self._call(self._library.cudaSetDevice, self.ordinal)
 
     def prepared_use_device(self) -> Callable[[], None]:
         """:meth:`use_device`, of a device that has a context, in half of its time."""
-        return self._prepared("cudaSetDevice", ctypes.c_int(self._ordinal))
+        return self._prepared("cudaSetDevice", ctypes.c_int(self.ordinal))
 
     def leave_captures_alone(self) -> None:
         """Put the calling thread into the relaxed mode for good, if that is possible. Raises nothing."""
@@ -239,9 +239,9 @@ class CudaRuntime:
         """
         current = ctypes.c_int()
         self._call(library.cudaGetDevice, ctypes.byref(current))
-        is_elsewhere = current.value != self._ordinal
+        is_elsewhere = current.value != self.ordinal
         if is_elsewhere:
-            self._call(library.cudaSetDevice, self._ordinal)
+            self._call(library.cudaSetDevice, self.ordinal)
         try:
             before = self._exchange_capture_mode(library, CAPTURE_MODE_RELAXED)
             try:
@@ -272,7 +272,7 @@ class CudaRuntime:
         self._library.cudaGetLastError()  # else ONNX Runtime finds it after its next kernel, and blames that
         words = self._library.cudaGetErrorString(code)
         name = function.__name__
-        raise CudaCallError(code, f"{(words or b'').decode()} ; GPU={self._ordinal} ; expr={name}")
+        raise CudaCallError(code, f"{(words or b'').decode()} ; GPU={self.ordinal} ; expr={name}")
 
 
 class Relaxed:
