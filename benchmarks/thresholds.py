@@ -22,9 +22,9 @@ from benchmarks.figures import Figure, Figures, made_model, readable, take_figur
 from benchmarks.throughput import FULL, QUICK, Benchmark
 
 MIB = 1 << 20
-SIZES = (16, 8, 12, 64, 256, 6, 32, 4, 2)  # MiB; what decides most comes first, for a budget that ends early
-THREADS = (4, 6, 8)
-PIECES = (2, 4)  # MiB at most
+SIZES = (16, 4, 8, 64, 2, 256, 1, 32, 12)  # MiB; what decides most comes first, for a budget that ends early
+THREADS = (4, 8)
+PIECES = (4, 8, 16)  # MiB at most
 CASES = ("both", "in", "kept")
 ROUNDS = 5
 

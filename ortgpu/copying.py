@@ -1,32 +1,24 @@
-"""Copies between ordinary arrays and the device, in threads, through pinned memory.
+"""Copies between ordinary arrays and the device, through pinned memory, by several threads.
 
-A transfer is cut into pieces: while the GPU fetches one from pinned memory, threads copy the next ones there, and the
-other way. Whoever asks for a copy works on it too, has a CUDA stream for it to itself, and has waited for that when it
-is done.
+A transfer is cut into pieces: while the GPU fetches one from pinned memory, the next is copied there, and the other
+way. Whoever asks for a copy works on it too, has a CUDA stream for it to itself, and has waited for that at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .background import ForkSafeLock
 from .cudart import CudaRuntime, Event, Stream
-from .threads import Executor
+from .parallel_copy import ParallelCopy, parallel_copy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-_creating = ForkSafeLock()
-_executors: weakref.WeakValueDictionary[tuple[int, int, int], Executor] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +33,37 @@ class Transfer:
 
 
 class _Whole:
-    """A transfer and where its pieces start. Cut by who copies: other threads wait while one prepares."""
+    """A transfer and where its pieces start."""
 
-    def __init__(self, transfer: Transfer, piece: int) -> None:
+    def __init__(self, transfer: Transfer, piece: int, copies: ParallelCopy) -> None:
         host, array = transfer.host, transfer.array
-        self.address, self._owner = transfer.address, transfer.owner
+        self.address = transfer.address
         self.host_address = _address_of(host)
         self.is_pinned = array is not None
         self._size = host.nbytes
         self._is_cut = array is not None and array.flags.c_contiguous
         self._piece = piece if self._is_cut else self._size
         self.starts = range(0, self._size, piece) if self._is_cut else range(1)
-        self._host = _as_bytes(host) if self._is_cut else host
-        self._array: Any = _as_bytes(array) if array is not None and self._is_cut else array
+        self._host = host
+        self._array = array
+        self._array_address = _address_of(array) if array is not None and self._is_cut else 0
+        self._copy = copies.copy
 
     def size_at(self, start: int) -> int:
         rest = self._size - start
         return self._piece if self._piece < rest else rest
 
     def fill(self, start: int) -> None:
-        """Copy a piece from the array to the host's memory. NumPy lets go of the interpreter lock for it."""
+        """Copy a piece from the array to the host's memory."""
         if self._is_cut:
-            end = start + self._piece
-            self._host[start:end] = self._array[start:end]
+            self._copy(self.host_address + start, self._array_address + start, self.size_at(start))
         elif self._array is not None:
             np.copyto(self._host, self._array)
 
     def empty(self, start: int) -> None:
         """The other way."""
         if self._is_cut:
-            end = start + self._piece
-            self._array[start:end] = self._host[start:end]
+            self._copy(self._array_address + start, self.host_address + start, self.size_at(start))
         elif self._array is not None:
             np.copyto(self._array, self._host)
 
@@ -80,80 +72,59 @@ _Piece = tuple[_Whole, int]  # and where it starts
 
 
 class Copier:
-    """Threads may share it, each on the device and aside (CudaRuntime.aside). The threads that help are those of all
-    copiers for this device: several GPUs that shared theirs waited for one another.
+    """Threads may share it, each on the device and aside (CudaRuntime.aside).
 
     Args:
-        threads: at most, the one that asks included; one for so many bytes as a piece has.
-        piece: bytes of one, at most; down to a quarter of it where a thread would have less than two otherwise.
+        threads: at most, the one that asks included.
+        piece: bytes of one, at most, and at least a quarter of it; of what is smaller than two, half.
+
+    Raises:
+        Exception: ONNX Runtime's own, where the system gives no threads.
     """
 
     def __init__(self, runtime: CudaRuntime, threads: int, piece: int) -> None:
         self._runtime = runtime
-        self._threads = threads
         self._piece = piece
         self._streams: deque[Stream] = deque()
         self._events: deque[Event] = deque()
-        self._use_device = runtime.prepared_use_device()
-        self._executor = _shared_executor(threads, runtime)
+        self._copies = parallel_copy(threads, runtime.ordinal)
 
     def to_device(self, transfers: list[Transfer]) -> None:
         """Returns when it is done. Raises CudaCallError, when nothing is under way any more."""
-        pieces, threads = self._cut(transfers)
+        runtime = self._runtime
         with self._stream() as stream:
-            self._together(functools.partial(self._fill, iter(pieces), stream), threads)
+            for whole, start in self._cut(transfers):
+                whole.fill(start)
+                copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
+                copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
 
     def from_device(self, transfers: list[Transfer]) -> None:
         """As :meth:`to_device`."""
         runtime = self._runtime
-        pieces, threads = self._cut(transfers)
         awaited: list[tuple[_Piece, Event | None]] = []
         with self._stream() as stream:
-            for whole, start in pieces:
+            for whole, start in self._cut(transfers):
                 event = None
                 if whole.is_pinned:
                     event = self._new_event()
                     runtime.copy_pinned(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
                     runtime.record_now(event.handle, stream)
                 awaited.append(((whole, start), event))
-            self._together(functools.partial(self._empty, iter(awaited)), threads)
-        self._events.extend(event for _, event in awaited if event is not None)
-
-    def _cut(self, transfers: list[Transfer]) -> tuple[list[_Piece], int]:
-        """The pieces, and how many threads are to copy them."""
-        size = sum(transfer.host.nbytes for transfer in transfers)
-        threads = max(1, min(self._threads, -(-size // self._piece)))
-        # Two pieces for each thread: the GPU fetches the first ones meanwhile. Each further one cost 50 µs of 16 MB:
-        # threads that wait for the interpreter lock are woken late.
-        piece = min(self._piece, max(-(-size // (2 * threads)), self._piece // 4))
-        pieces = [(whole, start) for whole in (_Whole(each, piece) for each in transfers) for start in whole.starts]
-        return pieces, min(threads, len(pieces))
-
-    def _together(self, work: Callable[[], None], threads: int) -> None:
-        def help_with_it() -> None:
-            self._use_device()
-            work()
-
-        self._executor.together(work, threads - 1, help_with_it)
-
-    def _fill(self, pieces: Iterator[_Piece], stream: int) -> None:
-        """Whoever works takes the next."""
-        runtime = self._runtime
-        for whole, start in pieces:
-            whole.fill(start)
-            copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
-            copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
-
-    def _empty(self, pieces: Iterator[tuple[_Piece, Event | None]]) -> None:
-        runtime = self._runtime
-        for (whole, start), event in pieces:
-            if event is not None:
+            for (whole, start), event in awaited:
+                if event is None:  # into ordinary memory: CUDA copies it aside, and waits for the stream
+                    runtime.copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
+                    continue
                 if not runtime.has_passed(event.handle):
                     runtime.wait_for(event.handle)
                 whole.empty(start)
-                continue
-            with self._stream() as stream:  # into ordinary memory: CUDA copies it aside, and waits for the stream
-                runtime.copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
+        self._events.extend(event for _, event in awaited if event is not None)
+
+    def _cut(self, transfers: list[Transfer]) -> list[_Piece]:
+        size = sum(transfer.host.nbytes for transfer in transfers)
+        # Two at least, so that the GPU fetches the first one meanwhile; each takes a thread's waking more.
+        piece = min(self._piece, max(-(-size // 2), self._piece // 4))
+        wholes = [_Whole(transfer, piece, self._copies) for transfer in transfers]
+        return [(whole, start) for whole in wholes for start in whole.starts]
 
     def _new_event(self) -> Event:
         try:
@@ -183,23 +154,6 @@ class Copier:
                 self._streams.append(stream)
 
 
-def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.asarray(array).reshape(-1).view(np.uint8)
-
-
 def _address_of(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _shared_executor(threads: int, runtime: CudaRuntime) -> Executor:
-    """Its threads end when nobody refers to it any more; those of a parent process are not in its child.
-
-    They are aside for good, and on the device.
-    """
-    with _creating:
-        key = os.getpid(), runtime.ordinal, threads
-        executor = _executors.get(key)
-        if executor is None:
-            executor = _executors[key] = Executor(threads, "ortgpu-copy", runtime.leave_captures_alone)
-        return executor

@@ -212,12 +212,6 @@ class CudaRuntime:
         """:meth:`use_device`, of a device that has a context, in half of its time."""
         return self._prepared("cudaSetDevice", ctypes.c_int(self.ordinal))
 
-    def leave_captures_alone(self) -> None:
-        """Put the calling thread into the relaxed mode for good, if that is possible. Raises nothing."""
-        with contextlib.suppress(CudaCallError):
-            self.use_device()  # else the exchange makes a context on the first
-            self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
-
     def exchange_capture_mode(self, mode: int) -> int:
         """Set how the calling thread keeps away from captures. Returns what it was, to be set again."""
         return self._exchange_capture_mode(self._library, mode)

@@ -86,40 +86,6 @@ class Executor(Threads):
         call()
         return future
 
-    def together(self, function: Callable[[], object], count: int, elsewhere: Callable[[], object]) -> None:
-        """Call ``function`` in this thread, and meanwhile ``elsewhere`` in up to ``count`` of these.
-
-        For work that is divided while it is done: whoever comes when this thread has done what was left finds nothing
-        to do, and nobody waits for it. What a call raised is raised here, when all have ended; so is what interrupts
-        this thread meanwhile, however often: a KeyboardInterrupt, or what another handler of a signal raises.
-        """
-        others = _Others(elsewhere)
-        raised = failure = None
-        try:
-            with self._lock:
-                wanted = 0 if self._closed else count
-                if len(self.threads) < self._most:
-                    with contextlib.suppress(RuntimeError):  # the system gives no further one
-                        self.start(min(wanted, self._most - len(self.threads)), self._first)
-                for _ in range(min(wanted, len(self.threads))):
-                    self.put(others)
-            function()
-        except BaseException as error:  # noqa: BLE001 - raised below
-            raised = error
-        while True:
-            try:
-                failure = others.end()
-                break
-            except BaseException as error:  # noqa: BLE001 - an interrupt, and they still use what the caller gives up
-                raised = error
-        if raised is None:
-            raised = failure
-        if raised is not None:
-            try:
-                raise raised
-            finally:
-                del raised, failure  # they refer to this frame
-
     def close(self) -> None:
         """Wait until everything is done that was given. Closing twice is fine."""
         if os.getpid() != self._pid:
@@ -158,45 +124,6 @@ class _Call:
             del self, future  # the future holds the exception, and that this frame
         else:
             future.set_result(result)
-
-
-class _Others:
-    """A function that threads call until whoever asked for it has done the rest."""
-
-    def __init__(self, function: Callable[[], object]) -> None:
-        self._function: Callable[[], object] | None = function
-        self._lock = threading.Lock()
-        self._begun = 0
-        self._is_over = False
-        self._ended: list[BaseException | None] = []  # what each that has ended raised
-        self._end: SimpleQueue[None] = SimpleQueue()  # something for each, which an interrupt of `get` may lose
-
-    def __call__(self) -> None:
-        with self._lock:
-            if self._is_over:
-                return
-            self._begun += 1
-        assert self._function is not None
-        failure = None
-        try:
-            self._function()
-        except BaseException as error:  # noqa: BLE001 - whoever asked for it raises it
-            failure = error
-        self._ended.append(failure)
-        self._end.put(None)
-        del failure, self  # it refers to this frame
-
-    def end(self) -> BaseException | None:
-        """Wait for those who have begun. What the first that failed raised. After an interrupt it is called again."""
-        with self._lock:
-            self._is_over = True
-        while len(self._ended) < self._begun:
-            self._end.get()
-        failure = next((failure for failure in self._ended if failure is not None), None)
-        self._begun = 0
-        self._function = None  # whoever comes late keeps this, and must not keep arrays
-        self._ended.clear()
-        return failure
 
 
 def _work(tasks: SimpleQueue[Task | None], first: Task | None) -> None:
