@@ -24,7 +24,7 @@ from benchmarks.throughput import FULL, QUICK, Benchmark
 MIB = 1 << 20
 SIZES = (16, 4, 8, 64, 2, 256, 1, 32, 12)  # MiB; what decides most comes first, for a budget that ends early
 THREADS = (4, 8)
-PIECES = (4, 8, 16)  # MiB at most
+PIECES = (8, 16, 32)  # MiB at most
 CASES = ("both", "in", "kept")
 ROUNDS = 5
 

@@ -76,7 +76,7 @@ class Copier:
 
     Args:
         threads: at most, the one that asks included.
-        piece: bytes of one, at most, and at least a quarter of it; of what is smaller than two, half.
+        piece: bytes of one, at most; of what is smaller than four, a quarter, down to a quarter of it.
 
     Raises:
         Exception: ONNX Runtime's own, where the system gives no threads.
@@ -121,8 +121,8 @@ class Copier:
 
     def _cut(self, transfers: list[Transfer]) -> list[_Piece]:
         size = sum(transfer.host.nbytes for transfer in transfers)
-        # Two at least, so that the GPU fetches the first one meanwhile; each takes a thread's waking more.
-        piece = min(self._piece, max(-(-size // 2), self._piece // 4))
+        # So that the GPU waits for little at the beginning, and for little at the end
+        piece = min(self._piece, max(-(-size // 4), self._piece // 4))
         wholes = [_Whole(transfer, piece, self._copies) for transfer in transfers]
         return [(whole, start) for whole in wholes for start in whole.starts]
 

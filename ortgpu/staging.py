@@ -28,7 +28,7 @@ logger = logging.getLogger("ortgpu")
 # more of them than the limit has room for, took 1.2 times as long with 12 MiB, as long with 16, and 0.7 with 32. Four
 # threads are best for that little, eight from 64 MiB on.
 STAGED_FROM = 14 << 20  # bytes of one array
-PIECE = 8 << 20  # bytes
+PIECE = 16 << 20  # bytes
 COPY_THREADS = 8  # fewer where the process has fewer cores
 
 # Captured graphs have rules of their own for the addresses of inputs; with a stream of the caller's, memory may be free

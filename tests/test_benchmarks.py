@@ -83,13 +83,13 @@ def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
 def test_thresholds_are_where_all_larger_sizes_gain() -> None:
     sweep = Sweep(quick=True, device="cpu", no_gpu=None)
     for mib, both in ((2, 0.5), (4, 1.2), (8, 0.9), (64, 0.6)):
-        for way, gained in ((way, way == (8, 2)) for way in itertools.product(THREADS, PIECES)):
+        for way, gained in ((way, way == (8, 8)) for way in itertools.product(THREADS, PIECES)):
             of_size = sweep.ratios.setdefault(mib, {case: {} for case in ("both", "in", "kept")})
             of_size["both"][way] = both if gained else both + 0.3
             of_size["in"][way] = of_size["kept"][way] = 0.96 if mib == 64 else 0.98
-    constants = "COPY_THREADS = 8, PIECE = 2 << 20, STAGED_FROM = 64 << 20"
+    constants = "COPY_THREADS = 8, PIECE = 8 << 20, STAGED_FROM = 64 << 20"
     assert sweep.conclusion() == f"{constants} (both from 8 MiB, in from 64 MiB, kept from 64 MiB)"
-    sweep.ratios[64]["kept"][8, 2] = 1.0
+    sweep.ratios[64]["kept"][8, 8] = 1.0
     assert "STAGED_FROM" not in sweep.conclusion()
     assert "kept from no MiB" in sweep.conclusion()
 

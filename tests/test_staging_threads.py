@@ -188,8 +188,8 @@ def test_nobody_waits_for_the_copies_of_another_run(staged_child: Any) -> None:
     [
         pytest.param(8_000, [8_000], id="less than a quarter"),
         pytest.param(12_000, [10_000, 2_000], id="a quarter at least"),
-        pytest.param(60_000, [30_000] * 2, id="two halves"),
-        pytest.param(100_000, [40_000, 40_000, 20_000], id="more than two"),
+        pytest.param(60_000, [15_000] * 4, id="four"),
+        pytest.param(180_000, [40_000] * 4 + [20_000], id="more than four"),
     ],
 )
 def test_the_gpu_copies_a_piece_while_the_next_one_is_made(staged_child: Any, size: int, sizes: list[int]) -> None:
