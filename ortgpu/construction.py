@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .layout import options_for_layout
 from .placement import recording
-from .providers import ProviderList
-from .weights import weights_in_memory
+from .providers import CPU, CUDA, ProviderList
+from .weights import weights_in_place
 
 if TYPE_CHECKING:
     from .opening import SessionRequest
@@ -34,12 +33,11 @@ def constructed_as_chosen(
     """
     layout = _layout_for(request, given, capability)
     providers = asked.with_cuda_options({name: value for name, (value, _) in layout.items()}).as_arguments()
-    with weights_in_memory(request.model) if _takes_weights(request) else nullcontext() as in_memory:
-        if in_memory is not None:
-            structure, options = in_memory
-            if _opens(construct, structure, options, providers, request):
-                _name_model(session, request.model)
-                return layout
+    weights = weights_in_place(request.model) if _takes_weights(request, asked) else None
+    if weights is not None and _opens(construct, weights.structure, weights.options, providers, request):
+        _name_model(session, request.model)
+        return layout
+    weights = None
     if layout and _opens(construct, request.model, recording(request.sess_options), providers, request):
         return layout
     return None
@@ -62,9 +60,10 @@ def _layout_for(
     return options_for_layout(request.model, given, request.sess_options, capability)
 
 
-def _takes_weights(request: SessionRequest) -> bool:
-    """Options of the caller would keep them for the next session that is made with these."""
-    return request.choose_options and request.sess_options is None
+def _takes_weights(request: SessionRequest, asked: ProviderList) -> bool:
+    """Options of the caller would keep them for the next session that is made with these. TensorRT reads weights when
+    it likes."""
+    return request.choose_options and request.sess_options is None and {CUDA, CPU}.issuperset(asked.names)
 
 
 def _name_model(session: Any, model: str | bytes | os.PathLike[str]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import BinaryIO, NamedTuple
 
 from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
 
@@ -57,51 +57,72 @@ def without_weights(data: Bytes) -> bytes:
     return _with_graph(Reader(data, _MOST_READ), _without_values)
 
 
-def with_values_elsewhere(data: Bytes, location: str, least: int) -> bytes | None:
-    """A model as it is, but that the values of initializers of its main graph, those with so many bytes or more, are
-    external: in a file at ``location`` that has the content of ``data``.
+class MovedTensor(NamedTuple):
+    """An initializer without its values, and where these are."""
 
-    None if there is none of them, or some external data already.
+    name: bytes
+    shape: list[int]
+    data_type: int
+    values: Extent
+
+
+def with_values_elsewhere(
+    data: Bytes, least: int, data_types: Collection[int]
+) -> tuple[bytes, list[MovedTensor]] | None:
+    """A model as it is, but that the values of initializers of its main graph, those of these types with so many bytes
+    or more, are external: whoever makes a session of it has to bring them.
+
+    None if there is none of them, one of them is an output, or some external data is there already.
 
     Raises:
         ValueError, IndexError: it is no such message, or has more fields than are read (TooManyFieldsError).
     """
-    moved = 0
+    moved: list[MovedTensor] = []
+    outputs: set[bytes] = set()
 
     def with_values_moved(reader: Reader, graph: Extent) -> Iterator[bytes]:
-        nonlocal moved
         for number, (start, end), whole in _fields(reader, graph):
-            tensor = _moved(reader, (start, end), location) if number == 5 and end - start >= least else None
-            moved += tensor is not None
-            yield length_delimited(5, tensor) if tensor is not None else reader.text(whole)
+            if number == 12:
+                outputs.update(reader.text(part) for inner, _, part in reader.fields((start, end)) if inner == 1)
+            tensor = _read_tensor(reader, (start, end)) if number == 5 and end - start >= least else None
+            if tensor is None or tensor.data_type not in data_types:
+                yield reader.text(whole)
+            else:
+                moved.append(tensor)
+                yield length_delimited(5, _external(tensor))
 
     structure = _with_graph(Reader(data, _MOST_READ), with_values_moved)
-    already = structure.count(_LOCATION_ENTRY) > moved
-    return structure if moved and not already else None
+    already = structure.count(_LOCATION) > len(moved)
+    is_output = not outputs.isdisjoint(tensor.name for tensor in moved)
+    return (structure, moved) if moved and not already and not is_output else None
 
 
-def _moved(reader: Reader, tensor: Extent, location: str) -> bytes | None:
-    """An initializer with its values at ``location``; None for one that does not have them in one piece."""
-    kept, values = [], None
-    for number, content, whole in _fields(reader, tensor):
-        if number == 9:
-            values = content
-        elif number in _DESCRIBING:
-            kept.append(reader.text(whole))
+def _read_tensor(reader: Reader, message: Extent) -> MovedTensor | None:
+    """None for one that does not have its values in one piece."""
+    name, shape, data_type, values = b"", list[int](), 0, None
+    for number, value, extent in reader.fields(message):
+        if number == 1:
+            shape += reader.numbers(value, extent)
+        elif number == 2 and value is not None:
+            data_type = value
+        elif number == 8:
+            name = reader.text(extent)
+        elif number == 9:
+            values = extent
         else:
             return None
-    if values is None:
-        return None
-    start, end = values
-    entries = {b"location": location.encode(), b"offset": b"%d" % start, b"length": b"%d" % (end - start)}
-    external = (
-        length_delimited(13, length_delimited(1, key) + length_delimited(2, value)) for key, value in entries.items()
-    )
-    return b"".join((*kept, *external, whole_number(14, _EXTERNAL)))
+    return None if values is None else MovedTensor(name, shape, data_type, values)
+
+
+def _external(tensor: MovedTensor) -> bytes:
+    dimensions = b"".join(whole_number(1, size) for size in tensor.shape)
+    described = dimensions + whole_number(2, tensor.data_type) + length_delimited(8, tensor.name)
+    where = _LOCATION + length_delimited(2, b"elsewhere")
+    return described + length_delimited(13, where) + whole_number(14, _EXTERNAL)
 
 
 _EXTERNAL = 1  # TensorProto.DataLocation
-_LOCATION_ENTRY = length_delimited(1, b"location")  # what tells where external data is, in graphs of any depth
+_LOCATION = length_delimited(1, b"location")  # the key of what tells where external data is, in graphs of any depth
 
 
 def _with_graph(reader: Reader, changed: Callable[[Reader, Extent], Iterable[bytes]]) -> bytes:

@@ -104,8 +104,8 @@ def open_verified(
     if why.cuda.code != 0:
         raise lifetime.forked_error() or why.unusable()
     _check_tensorrt(requested, why.runtime)
-    asked, chosen, layout = _construct(session, construct, request, given, requested, why)
-    device_bound, placement = _verify(session, asked, chosen, why)
+    asked, gpu, layout = _construct(session, construct, request, given, requested, why)
+    device_bound, placement = _verify(session, asked, gpu, why)
     return Verified(device_bound, placement, {**options_chosen, **layout})
 
 
@@ -134,8 +134,8 @@ def _construct(
     why: _Why,
 ) -> tuple[requests.ProviderList, CudaDevice, dict[str, tuple[str, str]]]:
     """What was asked of ONNX Runtime, on which GPU, and what of it was chosen for this model."""
-    chosen = _choose(why.device, why)
-    asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), chosen)
+    gpu = _choose(why.device, why)
+    asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
     _refuse_providers_in(request.sess_options)
     options = placements.recording(request.sess_options)
     if request.cuda_graph:
@@ -146,9 +146,9 @@ def _construct(
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
 
-    layout = constructed_as_chosen(session, construct, request, given, asked, chosen.compute_capability)
+    layout = constructed_as_chosen(session, construct, request, given, asked, gpu.compute_capability)
     if layout is not None:
-        return asked, chosen, layout
+        return asked, gpu, layout
     try:
         construct_with(asked)
     except Exception as cause:
@@ -157,7 +157,7 @@ def _construct(
         if error is None:
             raise  # not about the GPU: ONNX Runtime's own
         raise lifetime.noted(error) from cause
-    return asked, chosen, {}
+    return asked, gpu, {}
 
 
 def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ortgpu")
 
-# On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in, and those
-# with next to nothing out, are faster from 12 MiB on. Those whose results need new memory, because the caller keeps
-# more of them than the limit has room for, took 1.2 times as long with 12 MiB, as long with 16, and 0.7 with 32. Four
-# threads are best for that little, eight from 64 MiB on.
-STAGED_FROM = 14 << 20  # bytes of one array
-PIECE = 16 << 20  # bytes
+# On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in gain from
+# 2 MiB on, with 8 MiB 0.7 of the time; those with next to nothing out from 8 MiB on. Those whose results need new memory,
+# because the caller keeps more of them than the limit has room for, took 1.4 times as long with 4 MiB, as long with 8,
+# and 0.85 with 12.
+STAGED_FROM = 12 << 20  # bytes of one array
+PIECE = 32 << 20  # bytes
 COPY_THREADS = 8  # fewer where the process has fewer cores
 
 # Captured graphs have rules of their own for the addresses of inputs; with a stream of the caller's, memory may be free
