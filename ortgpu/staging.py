@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ortgpu")
 
 # On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in gain from
-# 2 MiB on, with 8 MiB 0.7 of the time; those with next to nothing out from 8 MiB on. Those whose results need new memory,
-# because the caller keeps more of them than the limit has room for, took 1.4 times as long with 4 MiB, as long with 8,
-# and 0.85 with 12.
+# 2 MiB on, with 8 MiB 0.7 of the time; those with next to nothing out from 8 MiB on. Those whose results need new
+# memory, because the caller keeps more of them than the limit has room for, took 1.4 times as long with 4 MiB, as long
+# with 8, and 0.85 with 12.
 STAGED_FROM = 12 << 20  # bytes of one array
 PIECE = 32 << 20  # bytes
 COPY_THREADS = 8  # fewer where the process has fewer cores
