@@ -54,16 +54,15 @@ class Staging:
         self._threads = threads or min(COPY_THREADS, _cores())
         self._piece = piece
         # Whatever the inputs are: dimensions that are not known are at least 1
-        self._has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
+        self.has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
         self._runs: StagedRuns | None = None
         self.stands_in_for = InferenceSession.run
 
-    def pays(self, feed: Any) -> bool:
-        """Whether an array is large enough. Called before each run: it costs a fraction of a microsecond."""
-        return self.has_input_of(self._staged_from, feed) or self._has_large_outputs
-
-    def has_input_of(self, limit: int, feed: Any) -> bool:
-        """Whether an array has so many bytes, or more."""
+    def has_input_of(self, feed: Any, limit: int | None = None) -> bool:
+        """Whether an array has so many bytes, or more; without ``limit``, enough to be staged. Called before each run:
+        it costs a fraction of a microsecond."""
+        if limit is None:
+            limit = self._staged_from
         try:
             for value in feed.values():
                 if value.nbytes >= limit:
