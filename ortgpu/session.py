@@ -226,9 +226,12 @@ class GPUSession(SessionFacts):
                 results = None
                 if capturing is not None and capturing is self._sess and run is capturing.stands_in_for:
                     results = capturing.replay(output_names, input_feed)
-                elif staging is not None and run is staging.stands_in_for:
-                    if staging.has_large_outputs or staging.has_input_of(input_feed):
-                        results = staging.run(self, output_names, input_feed)
+                elif (
+                    staging is not None
+                    and run is staging.stands_in_for
+                    and (staging.has_large_outputs or staging.has_input_of(input_feed))
+                ):
+                    results = staging.run(self, output_names, input_feed)
                 if results is not None:
                     return results
             return run(self, output_names, input_feed, run_options)
