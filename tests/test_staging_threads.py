@@ -162,6 +162,51 @@ def test_what_another_session_captures_is_not_spoilt(staged_child: Any) -> None:
     assert found == [[0, -1, -2, -3], [True] * 4, True, 0, [2] * 4, 0, 0]
 
 
+def test_two_runs_compute_at_a_time_while_others_copy(staged_child: Any) -> None:
+    found = staged_child("""
+        session, lock, now, most, waiting = staged(NEG), threading.Lock(), [0], [], threading.Barrier(2)
+        class Counting:
+            def __init__(self, inner):
+                self.inner = inner
+            def __getattr__(self, name):
+                return getattr(self.inner, name)
+            def run_with_ortvaluevector(self, *arguments):
+                with lock:
+                    now[0] += 1
+                    most.append(now[0])
+                waiting.wait(20)  # one alone would not go on
+                time.sleep(0.02)
+                try:
+                    return self.inner.run_with_ortvaluevector(*arguments)
+                finally:
+                    with lock:
+                        now[0] -= 1
+        session._sess = Counting(session._sess)
+        results = [int(result[0][0]) for result in session.map([big(number) for number in range(12)])]
+        report([results, sorted(set(most)), all(ran)])
+    """)
+    assert found == [[-n for n in range(12)], [1, 2], True]
+
+
+def test_a_run_that_fails_gives_up_its_turn(staged_child: Any) -> None:
+    found = staged_child("""
+        session, failures = staged(NEG), 5
+        class Failing:
+            def __init__(self, inner):
+                self.inner = inner
+            def __getattr__(self, name):
+                return getattr(self.inner, name)
+            def run_with_ortvaluevector(self, *arguments):
+                raise MemoryError
+        inner = session._sess
+        session._sess = Failing(inner)
+        first = [outcome(lambda: session.run(None, big(3))[0][0].item()) for _ in range(failures)]
+        session._sess = inner
+        report([first, session.run(None, big(4))[0][0].item(), ran])
+    """)
+    assert found == [[{"returned": -3}] * 5, -4, [False] * 5 + [True]]
+
+
 def test_nobody_waits_for_the_copies_of_another_run(staged_child: Any) -> None:
     """What is under way at the same time is in streams of its own, which the next runs use again."""
     found = staged_child("""
