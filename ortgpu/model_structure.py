@@ -70,31 +70,61 @@ def with_values_elsewhere(
     data: Bytes, least: int, data_types: Collection[int]
 ) -> tuple[bytes, list[MovedTensor]] | None:
     """A model as it is, but that the values of initializers of its main graph, those of these types with so many bytes
-    or more, are external: whoever makes a session of it has to bring them.
+    or more, are external: whoever makes a session of it has to bring them. What no node takes stays: ONNX Runtime
+    leaves it out, and refuses values for it.
 
-    None if there is none of them, one of them is an output, or some external data is there already.
+    None if these are less than half of the model, one of them is an output, two have the same name, or some external
+    data is there already.
 
     Raises:
         ValueError, IndexError: it is no such message, or has more fields than are read (TooManyFieldsError).
     """
-    moved: list[MovedTensor] = []
+    reader = Reader(data, _MOST_READ)
+    graphs = [content for number, _, content in reader.fields() if number == 7]
+    found: dict[Extent, MovedTensor] = {}
     outputs: set[bytes] = set()
+    taken: set[bytes] = set()
+    for graph in graphs:
+        for number, _, part in reader.fields(graph):
+            if number == 1:
+                taken.update(_texts(reader, part, 1))
+            elif number == 5 and part[1] - part[0] >= least:
+                tensor = _read_tensor(reader, part)
+                if tensor is not None and tensor.data_type in data_types:
+                    found[part] = tensor
+            elif number == 12:
+                outputs.update(_texts(reader, part, 1))
+    names = {tensor.name for tensor in found.values()}
+    if len(names) < len(found) or not outputs.isdisjoint(names):
+        return None
+    if not taken.issuperset(names):
+        taken.update(name for graph in graphs for name in _taken_inside(reader, graph))
+    moved = {part: tensor for part, tensor in found.items() if tensor.name in taken}
+    if not moved or 2 * sum(end - start for start, end in moved) < len(data):
+        return None  # all that is not moved is copied, several times
 
     def with_values_moved(reader: Reader, graph: Extent) -> Iterator[bytes]:
-        for number, (start, end), whole in _fields(reader, graph):
-            if number == 12:
-                outputs.update(reader.text(part) for inner, _, part in reader.fields((start, end)) if inner == 1)
-            tensor = _read_tensor(reader, (start, end)) if number == 5 and end - start >= least else None
-            if tensor is None or tensor.data_type not in data_types:
-                yield reader.text(whole)
-            else:
-                moved.append(tensor)
-                yield length_delimited(5, _external(tensor))
+        for _, part, whole in _fields(reader, graph):
+            tensor = moved.get(part)
+            yield reader.text(whole) if tensor is None else length_delimited(5, _external(tensor))
 
-    structure = _with_graph(Reader(data, _MOST_READ), with_values_moved)
+    structure = _with_graph(reader, with_values_moved)
     already = structure.count(_LOCATION) > len(moved)
-    is_output = not outputs.isdisjoint(tensor.name for tensor in moved)
-    return (structure, moved) if moved and not already and not is_output else None
+    return None if already else (structure, list(moved.values()))
+
+
+def _texts(reader: Reader, message: Extent, wanted: int) -> Iterator[bytes]:
+    return (reader.text(part) for number, _, part in reader.fields(message) if number == wanted)
+
+
+def _taken_inside(reader: Reader, graph: Extent) -> Iterator[bytes]:
+    """What nodes take that are in graphs of the nodes of this one, at any depth."""
+    for node in (part for number, _, part in reader.fields(graph) if number == 1):
+        for attribute in (part for number, _, part in reader.fields(node) if number == 5):
+            for inner in (part for number, _, part in reader.fields(attribute) if number in (6, 11)):
+                for part in (part for number, _, part in reader.fields(inner) if number == 1):
+                    yield from _texts(reader, part, 1)
+                yield from _taken_inside(reader, inner)
 
 
 def _read_tensor(reader: Reader, message: Extent) -> MovedTensor | None:

@@ -206,10 +206,24 @@ def _own_format(path: Path) -> None:
     on_the_cpu(path.read_bytes(), options)
 
 
+def _mostly_typed(path: Path) -> None:
+    values = TensorProto(name="m", data_type=1, dims=[SIDE, SIDE], float_data=matrix().ravel())
+    small = numpy_helper.from_array(matrix()[:, :100], "n")
+    model = large_model(values, small)
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 100
+    onnx.save(model, path)
+
+
+def _twice(path: Path) -> None:
+    onnx.save(large_model(*(numpy_helper.from_array(matrix(), name) for name in "mnm")), path)
+
+
 UNFIT: dict[str, Callable[[Path], object]] = {
     "external data": _external,
     "some external data": _partly_external,
     "typed values": _typed,
+    "typed values for the most part": _mostly_typed,
+    "two weights of the same name": _twice,
     "ONNX Runtime's own format": _own_format,
     "small": lambda path: path.write_bytes(random_network(0)),
     "no model": lambda path: path.write_bytes(b"\xff" * (9 << 20)),
@@ -231,6 +245,25 @@ def test_others_are_left_to_onnxruntime(tmp_path: Path, kind: str) -> None:
         models.append(path.read_bytes())
     for model in models:
         assert weights_in_place(model) is None
+
+
+@pytest.mark.parametrize("branch", ["then_branch", "else_branch"])
+def test_weights_that_only_a_branch_takes(branch: str) -> None:
+    def taking(weight: str) -> Any:
+        node = helper.make_node("MatMul", ["y", weight], ["z"])
+        return helper.make_graph([node], weight, [], [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)])
+
+    branches = {"then_branch": taking("n"), "else_branch": taking("n"), branch: taking("inside")}
+    names = ("m", "n", "inside")
+    model = large_model(*(numpy_helper.from_array(matrix(seed), name) for seed, name in enumerate(names)))
+    model.graph.node.append(helper.make_node("If", ["c"], ["both"], **branches))
+    model.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    model.graph.output.append(helper.make_tensor_value_info("both", TensorProto.FLOAT, None))
+    data = model.SerializeToString()
+    assert len(found_in(data).structure) < 4096
+    for condition in (False, True):
+        feeds = {"x": FEED, "c": np.array(condition)}
+        assert all(map(np.array_equal, opened(data).run(None, feeds), on_the_cpu(data).run(None, feeds)))
 
 
 def test_weights_that_a_caller_may_override_stay_so(tmp_path: Path) -> None:
