@@ -46,11 +46,12 @@ class ParallelCopy:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        options.enable_mem_pattern = False  # one would be kept for each size that is ever copied, and none is used
         # Awake until the next piece, and not for longer: idle, they must not take a core each
         spins = load_runtime().release >= (1, 31)  # which knows the second of these
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_AWAKE))
-        self._indices = np.arange(threads * _SLICES_OF_A_THREAD)
+        self._indices = np.arange(threads * _SLICES_OF_A_THREAD, dtype=np.int64)
         self._on_host = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self._bindings: deque[Any] = deque()
         # No InferenceSession, which would be one of the process's: for guards, for tracers, in a list of sessions
