@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .layout import options_for_layout
 from .placement import recording
 from .providers import CPU, CUDA, ProviderList
+from .signal_handlers import is_of_a_handler
+from .throughput import InferenceSession
 from .weights import weights_in_place
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ def constructed_as_chosen(
     """
     layout = _layout_for(request, given, capability)
     providers = asked.with_cuda_options({name: value for name, (value, _) in layout.items()}).as_arguments()
-    weights = weights_in_place(request.model) if _takes_weights(request, asked) else None
+    weights = weights_in_place(request.model) if _takes_weights(construct, request, asked) else None
     if weights is not None and _opens(construct, weights.structure, weights.options, providers, request):
         _name_model(session, request.model)
         return layout
@@ -46,8 +49,11 @@ def constructed_as_chosen(
 def _opens(construct: Callable[..., None], model: Any, options: Any, providers: Any, request: SessionRequest) -> bool:
     try:
         construct(model, options, providers=providers, enable_fallback=0, **request.kwargs)
-    except Exception as refusal:  # noqa: BLE001 - what is chosen here must keep no session from opening
-        logger.debug("a session does not open as chosen: %s", refusal)
+    except Exception as refusal:  # what is chosen here must keep no session from opening
+        if is_of_a_handler(refusal):
+            raise
+        # The text alone: a handler may keep what it is given, and an error keeps the session that was half made
+        logger.debug("a session does not open as chosen: %s", str(refusal))
         return False
     return True
 
@@ -60,10 +66,23 @@ def _layout_for(
     return options_for_layout(request.model, given, request.sess_options, capability)
 
 
-def _takes_weights(request: SessionRequest, asked: ProviderList) -> bool:
+def _takes_weights(construct: Callable[..., None], request: SessionRequest, asked: ProviderList) -> bool:
     """Options of the caller would keep them for the next session that is made with these. TensorRT reads weights when
-    it likes."""
-    return request.choose_options and request.sess_options is None and {CUDA, CPU}.issuperset(asked.names)
+    it likes. A tracer in the place of the constructor is to see the model that the caller named."""
+    if request.sess_options is not None or not {CUDA, CPU}.issuperset(asked.names):
+        return False
+    return request.choose_options and _is_onnxruntimes(construct)
+
+
+def _is_onnxruntimes(construct: Callable[..., None]) -> bool:
+    function = getattr(construct, "__func__", None)
+    while type(function) is FunctionType and function.__globals__["__name__"] == _GUARD:
+        function = function.__wrapped__  # type: ignore[attr-defined]  # functools.wraps sets it
+    # Whatever name a wrapper gives itself
+    return type(function) is FunctionType and function.__globals__["__name__"] == InferenceSession.__module__
+
+
+_GUARD = f"{__package__}.guard"
 
 
 def _name_model(session: Any, model: str | bytes | os.PathLike[str]) -> None:

@@ -5,16 +5,15 @@ Made with each session, and asked before each run; what does the work is importe
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
-import signal
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .background import ForkSafeLock
 from .providers import CPU, CUDA
+from .signal_handlers import is_of_a_handler
 from .tensor_types import DTYPES
 from .throughput import InferenceSession
 
@@ -81,7 +80,7 @@ class Staging:
             runs = self._runs or self._make_runs(session)
             return runs.run(session, output_names, feed) if runs is not None else None
         except Exception as error:  # plain run raises what a caller may expect
-            if _is_of_a_signal(error):
+            if is_of_a_handler(error):
                 raise
             logger.debug("a run is not staged: %s", str(error))  # the text alone: an error keeps all that was at work
             return None
@@ -135,21 +134,6 @@ def onnxruntimes_run() -> Any:
     # Whatever name and class a wrapper gives itself
     is_own = type(run) is FunctionType and run.__globals__["__name__"] == InferenceSession.__module__
     return run if is_own else None
-
-
-def _is_of_a_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal raised it, as those of time limits do, and not what was at work then."""
-    codes = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        if callable(handler):
-            codes.add(getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None))
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code not in codes:
-        trace = trace.tb_next
-    return trace is not None
 
 
 def _bytes(value: Any, unknown: int) -> int:

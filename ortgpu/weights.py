@@ -10,6 +10,7 @@ since it holds the tensors (Graph::InjectExternalInitializedTensors in graph.cc)
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -24,6 +25,7 @@ from .model_structure import MovedTensor, open_model, with_values_elsewhere
 from .models import LARGEST, is_ort_format
 from .placement import recording
 from .runtime import load_runtime
+from .signal_handlers import is_of_a_handler
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,12 +53,18 @@ class Weights(NamedTuple):
 
 def weights_in_place(model: str | bytes | os.PathLike[str]) -> Weights | None:
     """None for a model that gains nothing by it, has external data already, or is none: ONNX Runtime says what is
-    wrong with it."""
+    wrong with it.
+
+    Raises:
+        Exception: what a handler of a signal raised meanwhile.
+    """
     try:
         content = _content(model)
         found = None if content is None else with_values_elsewhere(content, _LARGE, _DTYPES.keys())
         return None if content is None or found is None else _with_values(content, *found)
-    except (OSError, ValueError, IndexError, BufferError):
+    except Exception as error:  # whatever it is, memory that is wanting too: ONNX Runtime has a way of its own
+        if is_of_a_handler(error):
+            raise
         return None
 
 
@@ -81,11 +89,22 @@ def _content(model: str | bytes | os.PathLike[str]) -> bytes | mmap.mmap | None:
             return None
         # Writable, or NumPy hands nothing over; the file stays as it is
         content = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    try:
-        content.madvise(_MADV_POPULATE_READ)  # all pages at once: one by one takes longer
-    except OSError:
-        pass
+    _read_all(content)
     return content
+
+
+def _read_all(content: mmap.mmap) -> None:
+    """All pages at once: one by one takes longer. Without the interpreter lock, which mmap's own method keeps: a disk
+    may take seconds.
+
+    Raises:
+        OSError: they cannot be read. Whoever looked at such a page would end the process.
+    """
+    populate = ctypes.CDLL(None, use_errno=True).madvise
+    populate.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    address = np.frombuffer(content, np.uint8).ctypes.data
+    if populate(address, len(content), _MADV_POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:  # older Linux
+        raise OSError(ctypes.get_errno(), "a file that cannot be mapped")
 
 
 def _writable(content: bytes | mmap.mmap) -> Any:

@@ -247,6 +247,43 @@ def test_others_are_left_to_onnxruntime(tmp_path: Path, kind: str) -> None:
         assert weights_in_place(model) is None
 
 
+def test_a_file_that_is_cut_short_meanwhile_ends_no_process(tmp_path: Path) -> None:
+    """Nor does a disk that fails: the system tells of both as soon as the pages are asked for."""
+    path = tmp_path / "model.onnx"
+    onnx.save(large_model(), path)
+    found = child(f"""
+from ortgpu import weights
+class CutShort(weights.mmap.mmap):
+    def __new__(cls, *given, **named):
+        content = super().__new__(cls, *given, **named)
+        os.truncate({str(path)!r}, 100)
+        return content
+weights.mmap.mmap = CutShort
+report(weights.weights_in_place({str(path)!r}))
+""")
+    assert found is None
+
+
+def test_other_threads_go_on_while_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    with path.open("wb") as file:
+        file.truncate(1 << 29)
+    ticks = child(f"""
+from ortgpu.weights import _content
+ticks = []
+def tick():
+    while not ticks or ticks[-1]:
+        time.sleep(0.001)
+        ticks.append(time.perf_counter())
+threading.Thread(target=tick, daemon=True).start()
+begin = time.perf_counter()
+_content({str(path)!r})
+end = time.perf_counter()
+report(sum(begin < moment < end for moment in ticks))
+""")
+    assert ticks > 10
+
+
 @pytest.mark.parametrize("branch", ["then_branch", "else_branch"])
 def test_weights_that_only_a_branch_takes(branch: str) -> None:
     def taking(weight: str) -> Any:

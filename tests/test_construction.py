@@ -1,0 +1,134 @@
+"""Sessions that are made with their weights in place: what a caller, a tracer and a log notice of it. On the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ortgpu.runtime import load_runtime
+from ortgpu.weights import _RELEASES
+from tests.cpu_session import child
+from tests.test_weights import large_model, matrix
+
+pytestmark = pytest.mark.skipif(load_runtime().release not in _RELEASES, reason="only 1.31 is given weights so")
+
+SETUP = """
+import onnxruntime
+from onnxruntime import InferenceSession
+from onnxruntime.capi import onnxruntime_inference_collection as collection
+from ortgpu import providers, weights
+from ortgpu.construction import constructed_as_chosen
+from ortgpu.opening import SessionRequest
+
+CPU = providers.parse(["CPUExecutionProvider"], None)
+path = sys.argv[1]
+
+def construct(model=path, **kwargs):
+    session = InferenceSession.__new__(InferenceSession)
+    request = SessionRequest(model, kwargs=kwargs)
+    return session, constructed_as_chosen(session, session.__init__, request, CPU, CPU, None)
+
+def is_mapped():
+    gc.collect()
+    return os.path.basename(path) in open("/proc/self/maps").read()
+"""
+
+
+def constructed(path: Path, code: str) -> Any:
+    return child(SETUP + code, str(path))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a-model-of-this-test.onnx"
+    onnx.save(large_model(), path)
+    return path
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Path:
+    """Found to be wrong when it is initialised, not when it is read."""
+    path = tmp_path / "a-wrong-model-of-this-test.onnx"
+    model = large_model()
+    model.graph.node[0].op_type = "Unheard"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("where", ["(weights, 'with_values_elsewhere')", "(collection.C, 'InferenceSession')"])
+@pytest.mark.parametrize("kind", ["Exception", "OSError"])
+def test_what_a_handler_of_a_signal_raises_is_not_lost(path: Path, where: str, kind: str) -> None:
+    """The time limit of a job: without it the model would be opened again, without one."""
+    found = constructed(path, f"""
+class TimeLimit({kind}):
+    pass
+def limit(*_):
+    raise TimeLimit("of the job")
+signal.signal(signal.SIGALRM, limit)
+def slow(*_, **__):
+    signal.raise_signal(signal.SIGALRM)
+setattr(*{where}, slow)
+report(outcome(construct))
+""")  # fmt: skip
+    assert found == {"type": "TimeLimit", "text": "of the job"}
+
+
+def test_a_log_that_keeps_its_records_keeps_nothing_of_a_session(refused: Path) -> None:
+    """As those of test runners and error trackers do."""
+    found = constructed(refused, """
+class Keeping(logging.Handler):
+    kept = []
+    def emit(self, record):
+        self.kept.append(record)
+logging.getLogger("ortgpu").addHandler(Keeping())
+logging.getLogger("ortgpu").setLevel(logging.DEBUG)
+session, options = construct()
+del session
+report([options, "Unheard" in Keeping.kept[0].getMessage(), is_mapped()])
+""")  # fmt: skip
+    assert found == [None, True, False]
+
+
+@pytest.mark.parametrize("guard", ["", "ortgpu.install()", "ortgpu.install(); ortgpu.install()"])
+def test_a_guard_is_no_tracer(path: Path, guard: str) -> None:
+    found = constructed(path, f"{guard}\nsession, options = construct()\nreport([options, is_mapped()])")
+    assert found == [{}, True]
+
+
+@pytest.mark.parametrize("guard", ["", "ortgpu.install()"])
+def test_a_tracer_sees_the_model_that_the_caller_named(path: Path, guard: str) -> None:
+    found = constructed(path, f"""
+import functools
+seen, plain = [], InferenceSession.__init__
+@functools.wraps(plain)
+def traced(self, path_or_bytes, *given, **named):
+    seen.append(path_or_bytes)
+    plain(self, path_or_bytes, *given, **named)
+InferenceSession.__init__ = traced
+{guard}
+construct()
+InferenceSession(path, providers=["CPUExecutionProvider"])
+report([each == path for each in seen])
+""")  # fmt: skip
+    assert found == [True]
+
+
+def test_a_model_that_names_a_weight_twice_opens_as_ever(tmp_path: Path) -> None:
+    """With the last of them, says ONNX Runtime."""
+    model = large_model()
+    model.graph.initializer.append(numpy_helper.from_array(matrix(2), "m"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    assert constructed(path, "report(construct()[1])") is None
+
+
+def test_a_weight_that_no_node_takes_costs_no_second_attempt(tmp_path: Path) -> None:
+    model = large_model()
+    model.graph.initializer.append(numpy_helper.from_array(matrix(2)[:500], "unused"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    assert constructed(path, "report(construct()[1])") == {}
