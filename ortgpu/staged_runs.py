@@ -10,8 +10,8 @@ device outputs are wanted (onnxruntime_pybind_state.cc; InferenceSession::Run in
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +50,9 @@ class StagedRuns:
         self._ordinary = OrdinaryMemory(session._pinned_memory_limit)
         self._runtime = runtime
         self._copier = Copier(runtime, threads, piece)
-        self._turns = threading.Semaphore(_AT_A_TIME)
+        self._turns: SimpleQueue[bool] = SimpleQueue()
+        for _ in range(_AT_A_TIME):
+            self._turns.put(True)
 
     def run(self, session: Any, output_names: Any, feed: Any) -> list[Any] | None:
         """What ``run`` gives; None where only plain ``run`` knows what to make of the arguments. Raises anything."""
@@ -68,9 +70,15 @@ class StagedRuns:
             return None
         fetched = native.OrtValueVector()
         places = [self._places[self._outputs[name]] for name in names]
-        with self._turns:
-            # Ends when the outputs are complete, as the run option disable_synchronize_execution_providers is not set.
-            inner.run_with_ortvaluevector(self._options, list(given), values, names, fetched, places)
+        # A semaphore loses a turn to an interrupt, since it is taken in Python, and with the last one everybody waits
+        # for ever. A step of a loop is one of C: the interpreter looks for signals after calls, not between it and try.
+        for turn in iter(self._turns.get, None):
+            try:
+                # Ends when the outputs are complete: disable_synchronize_execution_providers, a run option, is not set.
+                inner.run_with_ortvaluevector(self._options, list(given), values, names, fetched, places)
+            finally:
+                self._turns.put(turn)
+            break
         return self._results(memory, names, fetched)
 
     def close(self) -> None:

@@ -76,3 +76,46 @@ def test_what_a_handler_of_a_signal_raises_is_not_lost(staged_child: Any) -> Non
         report([found, session._pinned.bytes_in_use])
     """)
     assert found == [["TimeLimit"] * 4, 0]
+
+
+def test_an_interrupt_anywhere_costs_no_run_its_turn(staged_child: Any) -> None:
+    """Two runs compute at a time. Were their turns lost, who comes next would wait for ever."""
+    found = staged_child("""
+        from ortgpu import staged_runs
+        session, places = staged(NEG, piece=100_000), set()
+        own = staged_runs.__file__, threading.__file__
+
+        def interrupt(frame, event, argument):
+            if event in ("call", "return", "c_return") and frame.f_code.co_filename in own:
+                place = event, frame.f_lineno, frame.f_code, getattr(argument, "__name__", None)
+                if place not in places:  # each one once
+                    sys.setprofile(None)
+                    places.add(place)
+                    raise KeyboardInterrupt
+
+        session.run(None, big(1))
+        ends = 0
+        while ends < 3:
+            signal.alarm(20)
+            sys.setprofile(interrupt)
+            try:
+                session.run(None, big(1))
+                ends += 1
+            except KeyboardInterrupt:
+                pass
+            sys.setprofile(None)
+        waiting = threading.Barrier(2)
+        class Waiting:
+            def __init__(self, inner):
+                self.inner = inner
+            def __getattr__(self, name):
+                return getattr(self.inner, name)
+            def run_with_ortvaluevector(self, *arguments):
+                waiting.wait(10)  # one alone would not go on
+                return self.inner.run_with_ortvaluevector(*arguments)
+        session._sess = Waiting(session._sess)
+        del ran[:]
+        results = [int(result[0][0]) for result in session.map([big(number) for number in range(6)])]
+        report([results, all(ran), len(places) > 20])
+    """)
+    assert found == [[-n for n in range(6)], True, True]
