@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -38,10 +39,12 @@ class ParallelCopy:
         threads: at most, for one copy, with the one that asks for it.
 
     Raises:
-        Exception: ONNX Runtime's own, where the system gives no such threads.
+        RuntimeError: the system does not give so many threads.
+        Exception: ONNX Runtime's own.
     """
 
     def __init__(self, threads: int) -> None:
+        _check_that_there_can_be(threads)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -90,6 +93,22 @@ def parallel_copy(threads: int, ordinal: int) -> ParallelCopy:
         if found is None:
             found = _shared[key] = ParallelCopy(threads)
         return found
+
+
+def _check_that_there_can_be(threads: int) -> None:
+    """Raises RuntimeError where there can not. ONNX Runtime, given a part of them, waits for these for ever, with the
+    interpreter lock."""
+    over = threading.Event()
+    made: list[threading.Thread] = []
+    try:
+        for _ in range(threads):
+            thread = threading.Thread(target=over.wait, name="ortgpu-room", daemon=True)
+            thread.start()
+            made.append(thread)
+    finally:
+        over.set()
+        for thread in made:
+            thread.join()
 
 
 def _gather() -> bytes:

@@ -105,3 +105,31 @@ target = np.zeros_like(source)
 copies.copy(target.ctypes.data, source.ctypes.data, source.nbytes)
 report([os.waitstatus_to_exitcode(status), bool((target == source).all())])
 """) == [0, True]  # fmt: skip
+
+
+@pytest.mark.parametrize("room", [4, 12, 20, 36, 48, 64])
+def test_where_there_is_room_for_a_part_of_the_threads_it_says_so(room: int) -> None:
+    """MiB of address space; a thread takes as much as its stack. ONNX Runtime would wait for ever for those it made."""
+    outcome, left = reported(f"""
+import resource
+for line in open("/proc/self/status"):
+    if line.startswith("VmSize"):
+        size = int(line.split()[1]) << 10
+before = len(os.listdir("/proc/self/task"))
+limits = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (size + ({room} << 20), limits[1]))
+try:
+    copies = parallel_copy(8, 0)
+    outcome = "made"
+except RuntimeError:
+    outcome = "RuntimeError"
+resource.setrlimit(resource.RLIMIT_AS, limits)
+copies = None
+gc.collect()
+deadline = time.monotonic() + 5  # a thread of Python that has ended is there for a moment
+while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
+    time.sleep(0.01)
+report([outcome, len(os.listdir("/proc/self/task")) - before])
+""")
+    assert outcome in ("made", "RuntimeError")
+    assert left == 0
