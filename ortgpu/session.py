@@ -77,6 +77,8 @@ class GPUSession(SessionFacts):
     Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one handed over to one
     thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
 
+    The file of a large model can stay mapped until ``close()``: change or remove it as you like meanwhile.
+
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
     the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
     without the constructor of the subclass. Of ``sess_options`` it carries the properties and the configuration entries
