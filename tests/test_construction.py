@@ -51,7 +51,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Path:
-    """Found to be wrong when it is initialised, not when it is read."""
+    """ONNX Runtime refuses it however it is opened."""
     path = tmp_path / "a-wrong-model-of-this-test.onnx"
     model = large_model()
     model.graph.node[0].op_type = "Unheard"
