@@ -12,7 +12,7 @@ from .layout import options_for_layout
 from .placement import recording
 from .providers import CPU, CUDA, ProviderList
 from .signal_handlers import is_of_a_handler
-from .throughput import InferenceSession
+from .throughput import is_onnxruntimes
 from .weights import weights_in_place
 
 if TYPE_CHECKING:
@@ -71,15 +71,14 @@ def _takes_weights(construct: Callable[..., None], request: SessionRequest, aske
     it likes. A tracer in the place of the constructor is to see the model that the caller named."""
     if request.sess_options is not None or not {CUDA, CPU}.issuperset(asked.names):
         return False
-    return request.choose_options and _is_onnxruntimes(construct)
+    return request.choose_options and is_onnxruntimes(_behind_the_guard(construct))
 
 
-def _is_onnxruntimes(construct: Callable[..., None]) -> bool:
+def _behind_the_guard(construct: Callable[..., None]) -> Any:
     function = getattr(construct, "__func__", None)
     while type(function) is FunctionType and function.__globals__["__name__"] == _GUARD:
         function = function.__wrapped__  # type: ignore[attr-defined]  # functools.wraps sets it
-    # Whatever name a wrapper gives itself
-    return type(function) is FunctionType and function.__globals__["__name__"] == InferenceSession.__module__
+    return function
 
 
 _GUARD = f"{__package__}.guard"

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from .background import ForkSafeLock
 from .providers import CPU, CUDA
 from .signal_handlers import is_of_a_handler
 from .tensor_types import DTYPES
-from .throughput import InferenceSession
+from .throughput import InferenceSession, is_onnxruntimes
 
 if TYPE_CHECKING:
     from .staged_runs import StagedRuns
@@ -131,9 +130,7 @@ def staging_of(session: Any) -> Staging | None:
 def onnxruntimes_run() -> Any:
     """``InferenceSession.run``; None where it is a tracer's, which is to see each run."""
     run = InferenceSession.run
-    # Whatever name and class a wrapper gives itself
-    is_own = type(run) is FunctionType and run.__globals__["__name__"] == InferenceSession.__module__
-    return run if is_own else None
+    return run if is_onnxruntimes(run) else None
 
 
 def _bytes(value: Any, unknown: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
 else:
     # From where it is defined: under the public name a tracer may have put a function, or a subclass.
     from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
+
+
+def is_onnxruntimes(function: Any) -> bool:
+    """Whether a function is of the module of InferenceSession, and no tracer's, whatever name that gives itself."""
+    return type(function) is FunctionType and function.__globals__["__name__"] == InferenceSession.__module__
 
 
 class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
