@@ -40,7 +40,7 @@ def constructed_as_chosen(
     if weights is not None and _opens(construct, weights.structure, weights.options, providers, request):
         _name_model(session, request.model)
         return layout
-    weights = None
+    weights = None  # and with them the mapping
     if layout and _opens(construct, request.model, recording(request.sess_options), providers, request):
         return layout
     return None

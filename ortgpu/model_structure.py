@@ -87,13 +87,13 @@ def with_values_elsewhere(
     for graph in graphs:
         for number, _, part in reader.fields(graph):
             if number == 1:
-                taken.update(_texts(reader, part, 1))
+                taken.update(_first_texts(reader, part))
             elif number == 5 and part[1] - part[0] >= least:
                 tensor = _read_tensor(reader, part)
                 if tensor is not None and tensor.data_type in data_types:
                     found[part] = tensor
             elif number == 12:
-                outputs.update(_texts(reader, part, 1))
+                outputs.update(_first_texts(reader, part))
     names = {tensor.name for tensor in found.values()}
     if len(names) < len(found) or not outputs.isdisjoint(names):
         return None
@@ -113,8 +113,9 @@ def with_values_elsewhere(
     return None if already else (structure, list(moved.values()))
 
 
-def _texts(reader: Reader, message: Extent, wanted: int) -> Iterator[bytes]:
-    return (reader.text(part) for number, _, part in reader.fields(message) if number == wanted)
+def _first_texts(reader: Reader, message: Extent) -> Iterator[bytes]:
+    """Those of field 1: what a node takes, or the name of an output."""
+    return (reader.text(part) for number, _, part in reader.fields(message) if number == 1)
 
 
 def _taken_inside(reader: Reader, graph: Extent) -> Iterator[bytes]:
@@ -123,7 +124,7 @@ def _taken_inside(reader: Reader, graph: Extent) -> Iterator[bytes]:
         for attribute in (part for number, _, part in reader.fields(node) if number == 5):
             for inner in (part for number, _, part in reader.fields(attribute) if number in (6, 11)):
                 for part in (part for number, _, part in reader.fields(inner) if number == 1):
-                    yield from _texts(reader, part, 1)
+                    yield from _first_texts(reader, part)
                 yield from _taken_inside(reader, inner)
 
 
