@@ -54,11 +54,7 @@ def test_what_a_handler_of_a_signal_raises_is_not_lost(staged_child: Any) -> Non
         import functools
         class TimeLimit(Exception):
             pass
-        class Slow:
-            def __init__(self, inner):
-                self.inner = inner
-            def __getattr__(self, name):
-                return getattr(self.inner, name)
+        class Slow(Before):
             def run_with_ortvaluevector(self, *arguments):
                 signal.raise_signal(signal.SIGALRM)
                 return self.inner.run_with_ortvaluevector(*arguments)
@@ -105,11 +101,7 @@ def test_an_interrupt_anywhere_costs_no_run_its_turn(staged_child: Any) -> None:
                 pass
             sys.setprofile(None)
         waiting = threading.Barrier(2)
-        class Waiting:
-            def __init__(self, inner):
-                self.inner = inner
-            def __getattr__(self, name):
-                return getattr(self.inner, name)
+        class Waiting(Before):
             def run_with_ortvaluevector(self, *arguments):
                 waiting.wait(10)  # one alone would not go on
                 return self.inner.run_with_ortvaluevector(*arguments)

@@ -120,11 +120,7 @@ def test_a_sticky_error_of_a_copy_is_told_by_run_itself(staged_child: Any) -> No
     """A CUDA that is lost fails the copy and then ONNX Runtime, whose words are explained."""
     found = staged_child("""
         session = on_a_gpu(staged(NEG))
-        class Lost:
-            def __init__(self, inner):
-                self.inner = inner
-            def __getattr__(self, name):
-                return getattr(self.inner, name)
+        class Lost(Before):
             def run(self, *arguments):
                 raise RuntimeError("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
         session._sess = Lost(session._sess)
@@ -139,11 +135,7 @@ def test_what_another_session_captures_is_not_spoilt(staged_child: Any) -> None:
     found = staged_child("""
         import ctypes
         modes = []
-        class Noted:
-            def __init__(self, inner):
-                self.inner = inner
-            def __getattr__(self, name):
-                return getattr(self.inner, name)
+        class Noted(Before):
             def run_with_ortvaluevector(self, *arguments):
                 modes.append(stub.stub_capture_mode())
                 return self.inner.run_with_ortvaluevector(*arguments)
@@ -165,11 +157,7 @@ def test_what_another_session_captures_is_not_spoilt(staged_child: Any) -> None:
 def test_two_runs_compute_at_a_time_while_others_copy(staged_child: Any) -> None:
     found = staged_child("""
         session, lock, now, most, waiting = staged(NEG), threading.Lock(), [0], [], threading.Barrier(2)
-        class Counting:
-            def __init__(self, inner):
-                self.inner = inner
-            def __getattr__(self, name):
-                return getattr(self.inner, name)
+        class Counting(Before):
             def run_with_ortvaluevector(self, *arguments):
                 with lock:
                     now[0] += 1
@@ -191,11 +179,7 @@ def test_two_runs_compute_at_a_time_while_others_copy(staged_child: Any) -> None
 def test_a_run_that_fails_gives_up_its_turn(staged_child: Any) -> None:
     found = staged_child("""
         session, failures = staged(NEG), 5
-        class Failing:
-            def __init__(self, inner):
-                self.inner = inner
-            def __getattr__(self, name):
-                return getattr(self.inner, name)
+        class Failing(Before):
             def run_with_ortvaluevector(self, *arguments):
                 raise MemoryError
         inner = session._sess
