@@ -15,14 +15,13 @@ an illegal instruction (error 715, cuDNN 9.19).
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import onnxruntime
 
-from .model_structure import open_model
+from .model_structure import is_so
 from .protobuf import Extent, Reader
 from .providers import CPU, CUDA, ProviderList
 from .runtime import load_runtime
@@ -94,13 +93,7 @@ def gains_channels_last(model: str | bytes | os.PathLike[str]) -> bool:
 
     Reads no weights: a few milliseconds for a network of which a session takes a hundred.
     """
-    try:
-        if isinstance(model, bytes):
-            return _model_gains(Reader(model, _MOST_READ))
-        with open_model(os.fspath(model)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _model_gains(Reader(content, _MOST_READ))
-    except (OSError, ValueError, IndexError, TypeError):
-        return False
+    return is_so(model, _model_gains, _MOST_READ)
 
 
 # Numbers of fields are those of onnx.proto

@@ -30,6 +30,18 @@ def read_structure(model: str | bytes | os.PathLike[str]) -> bytes:
             return _structure(content)
 
 
+def is_so(model: str | bytes | os.PathLike[str], judge: Callable[[Reader], bool], most: int) -> bool:
+    """What ``judge`` says of a reader of a model, which reads ``most`` fields. False for what is no model: ONNX Runtime
+    says what is wrong with it."""
+    try:
+        if isinstance(model, bytes):
+            return judge(Reader(model, most))
+        with open_model(os.fspath(model)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return judge(Reader(content, most))
+    except (OSError, ValueError, IndexError, TypeError):
+        return False
+
+
 def _structure(data: Bytes) -> bytes:
     try:
         return without_weights(data)
