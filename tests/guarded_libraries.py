@@ -183,15 +183,18 @@ def fastembed(folder: Path) -> Callable[[], object]:
     return use
 
 
-def optimum(folder: Path) -> Callable[[], object]:
+def model_class_of_optimum() -> Any:
     library: Any = importlib.import_module("optimum.onnxruntime")
+    return library.ORTModelForFeatureExtraction  # imported when it is asked for
+
+
+def optimum(folder: Path) -> Callable[[], object]:
+    model_class = model_class_of_optimum()
     torch: Any = importlib.import_module("torch")
 
     def use() -> object:
         model = text_model(folder / "optimum" / "model.onnx")
-        kept.append(
-            library.ORTModelForFeatureExtraction.from_pretrained(str(model.parent), provider=CUDA, use_io_binding=False)
-        )
+        kept.append(model_class.from_pretrained(str(model.parent), provider=CUDA, use_io_binding=False))
         if CUDA in kept[-1].providers and not torch.cuda.is_available():
             return str(kept[-1].device)  # it would hand the model to a torch that has no CUDA
         names = ("input_ids", "attention_mask")
@@ -202,7 +205,7 @@ def optimum(folder: Path) -> Callable[[], object]:
 
 
 def sentence_transformers(folder: Path) -> Callable[[], object]:
-    importlib.import_module("optimum.onnxruntime")  # which makes the session
+    model_class_of_optimum()  # which makes the session
     library: Any = importlib.import_module("sentence_transformers")
     torch: Any = importlib.import_module("torch")
 
