@@ -1,4 +1,5 @@
-"""Construct a session with what is chosen for its model here: the layout of images, and how its weights are read."""
+"""Construct a session with what is chosen for its model here: the layout of images, whether cuDNN has a part in it, and
+how its weights are read."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from .cudnn_handles import HANDLES, needs_none, options_without_handles
 from .layout import options_for_layout
 from .placement import recording
 from .providers import CPU, CUDA, ProviderList
@@ -34,15 +36,20 @@ def constructed_as_chosen(
 
     ``given``: what the caller asked for. ``capability``: that of the GPU.
     """
-    layout = _layout_for(request, given, capability)
-    providers = asked.with_cuda_options({name: value for name, (value, _) in layout.items()}).as_arguments()
+    chosen = _chosen_for(request, given, capability)
+    providers = asked.with_cuda_options({name: value for name, (value, _) in chosen.items()}).as_arguments()
+
+    def opens(model: Any, options: Any) -> bool:
+        opened = _opens(construct, model, options, providers, request)
+        return opened and (HANDLES not in chosen or needs_none(session))
+
     weights = weights_in_place(request.model) if _takes_weights(construct, request, asked) else None
-    if weights is not None and _opens(construct, weights.structure, weights.options, providers, request):
+    if weights is not None and opens(weights.structure, weights.options):
         _name_model(session, request.model)
-        return layout
+        return chosen
     weights = None  # and with them the mapping
-    if layout and _opens(construct, request.model, recording(request.sess_options), providers, request):
-        return layout
+    if chosen and opens(request.model, recording(request.sess_options)):
+        return chosen
     return None
 
 
@@ -58,12 +65,13 @@ def _opens(construct: Callable[..., None], model: Any, options: Any, providers: 
     return True
 
 
-def _layout_for(
+def _chosen_for(
     request: SessionRequest, given: ProviderList, capability: tuple[int, int] | None
 ) -> dict[str, tuple[str, str]]:
     if not request.choose_options or request.kwargs:  # they change how the graph is optimised
         return {}
-    return options_for_layout(request.model, given, request.sess_options, capability)
+    layout = options_for_layout(request.model, given, request.sess_options, capability)
+    return layout or options_without_handles(request.model, given, request.sess_options)
 
 
 def _takes_weights(construct: Callable[..., None], request: SessionRequest, asked: ProviderList) -> bool:

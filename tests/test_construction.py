@@ -25,12 +25,13 @@ from ortgpu.construction import constructed_as_chosen
 from ortgpu.opening import SessionRequest
 
 CPU = providers.parse(["CPUExecutionProvider"], None)
+GIVEN = providers.parse([("CUDAExecutionProvider", {"enable_cudnn": "1"}), "CPUExecutionProvider"], None)
 path = sys.argv[1]
 
 def construct(model=path, **kwargs):
     session = InferenceSession.__new__(InferenceSession)
     request = SessionRequest(model, kwargs=kwargs)
-    return session, constructed_as_chosen(session, session.__init__, request, CPU, CPU, None)
+    return session, constructed_as_chosen(session, session.__init__, request, GIVEN, CPU, None)
 
 def is_mapped():
     gc.collect()

@@ -259,6 +259,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 if __name__ == "__main__":
     from tests.gpu import (
         graph_buffers,
+        handles,
         layouts,
         lifetime,
         pooling,
@@ -270,7 +271,9 @@ if __name__ == "__main__":
         weights,
     )
 
-    others = (graph_buffers, layouts, lifetime, pooling, refused, requesting, running, staging, throughput, weights)
+    others = (
+        graph_buffers, handles, layouts, lifetime, pooling, refused, requesting, running, staging, throughput, weights
+    )  # fmt: skip
     try:
         programs = dict(PROGRAMS)
         for module in others:

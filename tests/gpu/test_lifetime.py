@@ -13,12 +13,13 @@ from .children import Report, run_program
 pytestmark = pytest.mark.gpu
 
 COUNT = int(os.environ.get("ORTGPU_CYCLES", "1000"))  # 10000 for a run on its own
-BUDGET = 150.0  # seconds for the thousand; the deadline leaves room for the start and the end
-DEADLINE = 180.0
+BUDGET = max(150.0, COUNT * 0.025)  # seconds; the deadline leaves room for the start and the end
+DEADLINE = BUDGET + 30
 
 # Free memory is the whole GPU's, and CUDA loads kernels when they are first used. Less than this is no leak of a
 # thousand sessions, each of which holds a stream, handles of cuBLAS and an arena of at least 1 MiB.
-MEMORY_MARGIN = 64 * 2**20
+MEMORY_MARGIN = 8 * 2**20
+MARGIN_OF_KERNELS = 64 * 2**20
 
 
 def assert_nothing_left(outcome: dict[str, Any]) -> None:
@@ -66,7 +67,7 @@ def test_close_gives_memory_back(closed: Report) -> None:
     if None in free.values():
         pytest.skip("free memory of the GPU cannot be read here")
     assert free["before"] - free["during"] >= 64 * 2**20, "the session took less than its weights: nothing was measured"
-    assert free["before"] - free["after"] <= MEMORY_MARGIN
+    assert free["before"] - free["after"] <= MARGIN_OF_KERNELS
 
 
 def test_run_after_close(closed: Report) -> None:

@@ -1,0 +1,97 @@
+"""Which models need no handle of cuDNN, so that their sessions do without.
+
+A provider that finds cuDNN makes handles of it for each session, whatever the model is. With cuDNN 9.19 on an H200 that
+was half of the time of a small session (2.7 of 5.5 ms), and 10 KB of the GPU's memory that cudnnDestroy did not give
+back: 100 MB after ten thousand sessions, of plain ONNX Runtime as well.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .model_structure import is_so
+from .placement import RECORDING_KEY, cudnn_operators, read_placement
+from .protobuf import Extent, Reader
+from .providers import CPU, CUDA, ProviderList
+from .runtime import load_runtime
+from .session_options import config_entry
+
+HANDLES = "enable_cudnn"  # the option
+_REASON = "no operator of this model uses cuDNN, whose handles took half of the time of a small session on an H200"
+CHOSEN = {HANDLES: ("0", _REASON)}
+
+_RELEASE = (1, 31)  # where it was measured
+
+# Operators of the standard domain that compute the same bits with cuDNN and without (tests/gpu/test_cudnn_handles.py).
+# Whatever ONNX Runtime fuses of these needs cuDNN as little. Not Softmax and the parts of normalisations: it makes
+# attention of those, and that has a way through cuDNN.
+OPERATORS = frozenset(
+    name.encode()
+    for line in (
+        "MatMul Gemm",
+        "Relu LeakyRelu PRelu ThresholdedRelu Elu Selu Gelu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Erf",
+        "Add Sub Mul Div Neg Abs Reciprocal Sqrt Exp Log Sin Cos Floor Ceil Round Sign Clip",
+        "Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Xor Where",
+        "Shape Reshape Flatten Squeeze Unsqueeze Transpose Concat Split Slice Gather Expand Tile",
+        "Cast Identity Constant ConstantOfShape",
+    )
+    for name in line.split(" ")
+)
+_STANDARD = (b"", b"ai.onnx")  # the domain
+_MOST_READ = 2_000  # fields of the file, some 2 ms: what a larger one would gain is little of what it takes
+
+
+def options_without_handles(
+    model: str | bytes | os.PathLike[str], given: ProviderList, options: Any
+) -> dict[str, tuple[str, str]]:
+    """``CHOSEN`` for a session that needs no handle, else nothing.
+
+    ``given`` and ``options``, which may be None, are what its caller asked for.
+    """
+    if load_runtime().release < _RELEASE or not {CUDA, CPU}.issuperset(given.names):
+        return {}
+    if HANDLES in given.options_of(CUDA):
+        return {}
+    if options is not None and config_entry(options, RECORDING_KEY) not in (None, "1"):  # needs_none could not tell
+        return {}
+    return dict(CHOSEN) if needs_no_cudnn(model) else {}
+
+
+def needs_no_cudnn(model: str | bytes | os.PathLike[str]) -> bool:
+    """Whether all operators of a model are known to compute without cuDNN. False for what is no model, and for one with
+    more parts than are read here."""
+    return is_so(model, _only_such_operators, _MOST_READ)
+
+
+def needs_none(session: object) -> bool:
+    """Whether nothing that ONNX Runtime made of the model needs cuDNN after all."""
+    placement = read_placement(session)
+    placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
+    return placement.known and not cudnn_operators(placed)
+
+
+# Numbers of fields are those of onnx.proto
+
+
+def _only_such_operators(reader: Reader) -> bool:
+    graphs = 0
+    for number, _, extent in reader.fields():
+        if number == 25:  # a function of its own, which may have the name of an operator
+            return False
+        if number == 7:
+            graphs += 1
+            nodes = (node for field, _, node in reader.fields(extent) if field == 1)
+            if not all(_is_such(reader, node) for node in nodes):
+                return False
+    return graphs == 1
+
+
+def _is_such(reader: Reader, node: Extent) -> bool:
+    operator, domain = b"", b""
+    for number, _, extent in reader.fields(node):
+        if number == 4:
+            operator = reader.text(extent)
+        elif number == 7:
+            domain = reader.text(extent)
+    return operator in OPERATORS and domain in _STANDARD
