@@ -591,6 +591,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         (
             "`bound` holds the providers that ONNX Runtime bound; the evidence has its words.",
+            "A failed construction has tried it in a process of its own, too, which takes seconds: the evidence says "
+            "so if a small session opened and ran there. The cause is in this process, then, or in the model.",
             "ONNX Runtime's own log says more with `onnxruntime.set_default_logger_severity(0)`.",
         ),
         (

@@ -261,7 +261,7 @@ class _Why:
             absent = self.runtime.preload.missing if self.runtime.preload is not None else ()
             lacking = any(library.soname.startswith(("libcudnn", "libcufft")) for library in absent)
             operators = read_model(self.model).operators if lacking else frozenset()
-        return why_unusable(
+        error = why_unusable(
             self.runtime,
             device=self.device,
             cuda=self.cuda,
@@ -271,6 +271,11 @@ class _Why:
             collective_operators=read_collective_operators(self.model),
             cudnn_disabled=self.cudnn_disabled,
         )
+        if not isinstance(error, ProviderFallbackError):
+            return error
+        from .diagnosis.elsewhere import explained_elsewhere
+
+        return explained_elsewhere(error, self.cuda)
 
 
 def _all_providers(available: Sequence[str]) -> list[str]:

@@ -189,7 +189,7 @@ def diagnose(
     )
     facts_of_model = read_model(model) if model is not None else None
     request = request_for(facts_of_model)
-    observed = Observed() if result is None else _observed(result)
+    observed = Observed() if result is None else observed_by(result)
     if request.collective_operators:
         from ..runtime import load_runtime
 
@@ -218,7 +218,8 @@ def request_for(model: ModelFacts | None) -> Request:
     )
 
 
-def _observed(result: ProbeResult) -> Observed:
+def observed_by(result: ProbeResult) -> Observed:
+    """What the child of a probe saw, for the checks."""
     from ..registry import sessions
 
     imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
@@ -235,4 +236,4 @@ def _observed(result: ProbeResult) -> Observed:
     )
 
 
-__all__ = ["CHECKS", "Diagnosis", "Facts", "Observed", "Request", "diagnose", "find_problems"]
+__all__ = ["CHECKS", "Diagnosis", "Facts", "Observed", "Request", "diagnose", "find_problems", "observed_by"]

@@ -134,7 +134,23 @@ def transform() -> None:
     report("libraries", mapped_cuda_libraries())
 
 
+def left_in_this_process(model: str) -> None:
+    """As when something between a program and ONNX Runtime takes the GPU out of what is asked for."""
+    import onnxruntime
+
+    from ortgpu import GPUSession
+
+    construct = onnxruntime.InferenceSession.__init__
+
+    def without(self: Any, model: Any, options: Any = None, providers: Any = None, **others: Any) -> None:
+        construct(self, model, options, providers=["CPUExecutionProvider"], **others)
+
+    onnxruntime.InferenceSession.__init__ = without
+    attempt("session", lambda: GPUSession(model).get_providers())
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
+    "left_in_this_process": left_in_this_process,
     "memory_is_full": memory_is_full,
     "cuda_graphs": cuda_graphs,
     "transform": transform,

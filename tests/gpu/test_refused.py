@@ -97,3 +97,10 @@ def test_a_transform_without_cufft_is_refused(without_cufft: Report) -> None:
 
 def test_other_models_need_no_cufft(without_cufft: Report) -> None:
     assert without_cufft.returned("negation") == [-1, 2]
+
+
+def test_what_stands_in_the_way_of_one_process_alone(mlp: Path) -> None:
+    error = run_program("left_in_this_process", {"model": mlp}).error("session")
+    assert error.type == "ProviderFallbackError"
+    assert "a process of its own opened a small session on the GPU and ran it" in error.text
+    assert "start this process anew" in error.text
