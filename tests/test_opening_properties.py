@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ortgpu import opening
 from ortgpu.devices import Device
-from ortgpu.diagnosis import Facts, Observed, Request, find_problems
+from ortgpu.diagnosis import Facts, Observed, Request, elsewhere, find_problems
+from ortgpu.diagnosis.probe import ProbeResult
 from ortgpu.diagnosis.probe_child import RELU
 from ortgpu.environment import inspection
 from ortgpu.environment.catalogue import LIBRARIES
@@ -82,6 +83,9 @@ RUNTIMES = st.builds(
 )
 
 
+NOT_STARTED = ProbeResult((), False, None, None, False, "start", 0.0, "")
+
+
 class OnCuda:
     """What ONNX Runtime would give, if nothing stood in the way. There are ``count`` GPUs."""
 
@@ -122,6 +126,7 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
         mock.patch.object(opening, "initialise", return_value=cuda),
         mock.patch.object(opening, "context_is_active", return_value=None),
         mock.patch.object(inspection, "inspect_environment", return_value=HEALTHY.environment),
+        mock.patch.object(elsewhere, "run_probe", return_value=NOT_STARTED),
     ):
         try:
             return open_verified(session, session.construct, SessionRequest(RELU, device=device)).device
@@ -139,8 +144,9 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
 def test_no_session_opens_while_something_fatal_stands(
     runtime: Runtime, cuda: CudaState, device: int | str | None, operators: list[str]
 ) -> None:
-    shown = HEALTHY.environment.driver.nvml.gpus if cuda.devices is None else cuda.devices
-    opened = outcome(OnCuda(operators, max(len(shown), 1)), runtime, cuda, device)
+    shown = [CUDA_H200] if cuda.devices is None else cuda.devices
+    count = 1 + max((each.ordinal for each in shown), default=0)
+    opened = outcome(OnCuda(operators, count), runtime, cuda, device)
     mixed = runtime.preload.cudnn_mixed if runtime.preload is not None else ()
     observed = Observed(
         None,
