@@ -12,12 +12,12 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 from ortgpu import opening
 from ortgpu.devices import Device
 from ortgpu.diagnosis import Facts, Observed, Request, elsewhere, find_problems
 from ortgpu.diagnosis.probe import ProbeResult
-from ortgpu.diagnosis.probe_child import RELU
 from ortgpu.environment import inspection
 from ortgpu.environment.catalogue import LIBRARIES
 from ortgpu.environment.cuda import CudaDevice, CudaState
@@ -86,6 +86,15 @@ RUNTIMES = st.builds(
 NOT_STARTED = ProbeResult((), False, None, None, False, "start", 0.0, "")
 
 
+DOMAINS = {"Rfft": "com.microsoft"}
+
+
+def model_of(operators: Sequence[str]) -> bytes:
+    """With these, and no more of a model than their names."""
+    nodes = [helper.make_node(op, [], [], domain=DOMAINS.get(op, "")) for op in operators]
+    return bytes(helper.make_model(helper.make_graph(nodes, "graph", [], [])).SerializeToString())
+
+
 class OnCuda:
     """What ONNX Runtime would give, if nothing stood in the way. There are ``count`` GPUs."""
 
@@ -113,8 +122,7 @@ class OnCuda:
     get_outputs = get_inputs
 
     def get_provider_graph_assignment_info(self) -> list[Any]:
-        domains = {"Rfft": "com.microsoft"}
-        nodes = [SimpleNamespace(name=op, op_type=op, domain=domains.get(op, "")) for op in self.operators]
+        nodes = [SimpleNamespace(name=op, op_type=op, domain=DOMAINS.get(op, "")) for op in self.operators]
         return [SimpleNamespace(ep_name=CUDA, get_nodes=lambda: nodes)]
 
 
@@ -129,7 +137,8 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
         mock.patch.object(elsewhere, "run_probe", return_value=NOT_STARTED),
     ):
         try:
-            return open_verified(session, session.construct, SessionRequest(RELU, device=device)).device
+            request = SessionRequest(model_of(session.operators), device=device)
+            return open_verified(session, session.construct, request).device
         except GPUError as error:
             return error
 
