@@ -24,11 +24,11 @@ from .environment.elf import read_elf
 from .environment.libraries import (
     Candidate,
     Resolution,
-    Source,
     folders_of,
     places_for,
     resolve,
 )
+from .environment.library_places import Source
 from .environment.mapped import read_mapped_libraries
 from .environment.packages import Packages, locate_packages
 from .environment.untranslated import untranslated

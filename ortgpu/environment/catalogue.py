@@ -97,6 +97,11 @@ def spec_for(soname: str) -> LibrarySpec | None:
     return BY_STEM.get(soname.split(".so", 1)[0])
 
 
+def canonical(name: str) -> str:
+    """A file name as this table spells it."""
+    return name
+
+
 def major_of(soname: str) -> int | None:
     """The first number behind ``.so.``: 13 for libcublas.so.13, 11 for libcudart.so.11.0."""
     number = soname.partition(".so.")[2].split(".")[0]
