@@ -22,6 +22,7 @@ from ..errors import (
     UnsupportedDeviceError,
     manual,
 )
+from ..preloading import is_of_cudnn
 from . import memory
 from .cuda_codes import RUNTIME_NAMES, STICKY, name_of, poisoned
 from .libraries import by_folder, mixed
@@ -83,7 +84,7 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
 
 
 def _mixed_cudnn(text: str) -> GPUError:
-    mapped = [path for path in read_mapped_libraries() if os.path.basename(path).startswith("libcudnn")]
+    mapped = [path for path in read_mapped_libraries() if is_of_cudnn(path)]
     return mixed(
         [telling_line(text), *by_folder(mapped)],
         fixes=[

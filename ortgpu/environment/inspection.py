@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .driver import Asked, Driver, read_driver
-from .elf import ElfFile, read_elf
 from .host import Host, read_host
 from .installer import Installer, read_installer
 from .libraries import Resolution, places_for, resolve
+from .library_file import LibraryFile, read_library
 from .mapped import read_mapped_libraries
 from .packages import Packages, read_packages
 from .untranslated import untranslated
@@ -27,8 +27,8 @@ class Environment:
     host: Host
     installer: Installer
     packages: Packages
-    extension: ElfFile | None  # ONNX Runtime's Python extension; ELF files are read on Linux only
-    bridge: ElfFile | None  # libonnxruntime_providers_shared, which every provider is opened through
+    extension: LibraryFile | None  # ONNX Runtime's Python extension; read on Linux and Windows only
+    bridge: LibraryFile | None  # libonnxruntime_providers_shared, which every provider is opened through
     provider: ProviderLibrary | None  # None: there is no CUDA provider file
     libraries: tuple[Resolution, ...]
     mapped: tuple[str, ...]  # libraries of this process, by path
@@ -59,8 +59,8 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         host=read_host(),
         installer=read_installer(),
         packages=packages,
-        extension=_read_elf(installed.extension),
-        bridge=_read_elf(bridge_of(provider.path) if provider is not None else None),
+        extension=_read(installed.extension),
+        bridge=_read(bridge_of(provider.path) if provider is not None else None),
         provider=provider,
         libraries=libraries,
         mapped=read_mapped_libraries(),
@@ -69,8 +69,8 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
     )
 
 
-def _read_elf(path: str | None) -> ElfFile | None:
-    return read_elf(path) if path is not None and sys.platform == "linux" else None
+def _read(path: str | None) -> LibraryFile | None:
+    return read_library(path) if path is not None and sys.platform in ("linux", "win32") else None
 
 
 def as_plain(value: Any) -> Any:

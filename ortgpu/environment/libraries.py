@@ -21,13 +21,14 @@ from .catalogue import BY_STEM, LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, canonica
 from .elf import this_machine
 from .library_places import Root, SearchPlaces, Source, System
 from .library_places_linux import LINUX
+from .library_places_windows import WINDOWS
 from .mapped import only_loaded, read_mapped_libraries
 from .metadata import search_path
 from .packages import Torch
 from .variables import read_variables
 from .wheel import ProviderLibrary
 
-_NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)")
+_NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)|(?i:(cu|nv)[\w-]*\.dll$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def resolve(
     cudnn_roots = sorted(roots, key=lambda root: root.source not in ("already loaded", "directory"))
     resolutions: dict[str, Resolution] = {}
     for spec, soname in wanted:
-        if soname is None and cuda_major > TOOLKIT_MAJORS[-1]:
+        if soname is None and cuda_major > TOOLKIT_MAJORS[-1] and system.names(spec):
             soname = _soname_there(roots, spec, cuda_major, system) or system.names(spec).get(TOOLKIT_MAJORS[-1])
         if soname is None:
             continue
@@ -223,5 +224,5 @@ def places_of_this_process() -> SearchPlaces:
         python_prefix=sys.prefix,
         machine=this_machine(),
         mapped=only_loaded(path for path in read_mapped_libraries() if _NVIDIA_FILE.match(os.path.basename(path))),
-        system=LINUX,
+        system=WINDOWS if sys.platform == "win32" else LINUX,
     )
