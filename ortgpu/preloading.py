@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from .background import ForkSafeLock
-from .environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for
+from .environment.catalogue import CUDNN_CORE_PARTS, major_of, stem_of
 from .environment.libraries import (
     Candidate,
     Resolution,
@@ -85,12 +85,12 @@ class PreloadReport:
     @property
     def roots(self) -> tuple[str, ...]:
         """Every root that a toolkit library came from; one, unless libraries are mixed."""
-        toolkit = (lib for lib in self.libraries if (spec := spec_for(lib.soname)) is None or not spec.is_cudnn)
+        toolkit = (lib for lib in self.libraries if not stem_of(lib.soname).startswith("libcudnn"))
         return tuple(dict.fromkeys(library.root for library in toolkit))
 
     def path_of(self, stem: str) -> str | None:
         """Path of a loaded library by the stem of its name: ``libcudnn``, on every system."""
-        return next((lib.path for lib in self.libraries if _stem(lib.soname) == stem), None)
+        return next((lib.path for lib in self.libraries if stem_of(lib.soname) == stem), None)
 
 
 def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
@@ -263,11 +263,6 @@ def _is_file_of(path: str, soname: str) -> bool:
     return os.path.normcase(os.path.basename(path)).startswith(os.path.normcase(soname))
 
 
-def _stem(soname: str) -> str | None:
-    spec = spec_for(soname)
-    return spec.stem if spec is not None else None
-
-
 def open_library(path: str, mode: int = 0, *, loader: Loader | None = None) -> str | None:
     """Open a library and keep it; None, or the loader's words.
 
@@ -318,7 +313,7 @@ def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary], loade
     """
     if cudnn is None or major_of(cudnn.soname) != 9:
         return ()
-    stems = {_stem(library.soname) for library in loaded}
+    stems = {stem_of(library.soname) for library in loaded}
     checks = [function for stem, function in _VERSION_CHECKS.items() if stem in stems]
     if not any(loader.ask(cudnn.path, function) for function in checks):  # None: it is older than the function
         return ()

@@ -12,6 +12,8 @@ import re
 
 from ..devices import Device
 from ..distributed.ranks import current_rank
+from ..environment.catalogue import BY_STEM
+from ..environment.libraries import SYSTEM
 from ..environment.mapped import read_mapped_libraries
 from ..errors import (
     GPUError,
@@ -68,7 +70,7 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         return LibraryNotFoundError(
             "the model reached an operator that needs cuDNN, which is not available to this session",
             evidence=[telling_line(text)],
-            missing=("libcudnn.so.9",),
+            missing=(SYSTEM.name(BY_STEM["libcudnn"], 9),),
         )
     if "cuFFT is unavailable" in text:
         return LibraryNotFoundError(

@@ -119,6 +119,12 @@ def spec_for(name: str) -> LibrarySpec | None:
     return BY_STEM.get(name.split(".so", 1)[0])
 
 
+def stem_of(name: str) -> str:
+    """``libcudnn_ops`` of libcudnn_ops.so.9 and of cudnn_ops64_9.dll; empty for a library that is not CUDA's."""
+    spec = spec_for(name)
+    return spec.stem if spec is not None else ""
+
+
 def is_dll(name: str) -> bool:
     return name[-4:].lower() == ".dll"
 

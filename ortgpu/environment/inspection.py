@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class Environment:
     mapped: tuple[str, ...]  # libraries of this process, by path
     driver: Driver
     variables: Variables
+    system_libraries_missing: tuple[str, ...] = ()  # of Windows and Visual C++, which ONNX Runtime's files link
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -55,22 +57,37 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
     libraries: tuple[Resolution, ...] = ()
     if provider is not None and provider.cuda_major is not None:
         libraries = resolve(places_for(provider, packages.torch), provider.needed, provider.cuda_major)
+    extension = _read(installed.extension)
+    mapped = read_mapped_libraries()
     return Environment(
         host=read_host(),
         installer=read_installer(),
         packages=packages,
-        extension=_read(installed.extension),
+        extension=extension,
         bridge=_read(bridge_of(provider.path) if provider is not None else None),
         provider=provider,
         libraries=libraries,
-        mapped=read_mapped_libraries(),
+        mapped=mapped,
         driver=read_driver(unasked=unasked),
         variables=read_variables(),
+        system_libraries_missing=_missing_from_the_system((extension, provider), mapped),
     )
 
 
 def _read(path: str | None) -> LibraryFile | None:
     return read_library(path) if path is not None and sys.platform in ("linux", "win32") else None
+
+
+def _missing_from_the_system(
+    files: Iterable[LibraryFile | ProviderLibrary | None], mapped: tuple[str, ...]
+) -> tuple[str, ...]:
+    if sys.platform != "win32":
+        return ()
+    from .loader_windows import folders_searched
+    from .windows_runtime import missing_from_the_system
+
+    linked = [(file.path, file.needed) for file in files if file is not None]
+    return missing_from_the_system(linked, mapped, folders_searched(os.environ))
 
 
 def as_plain(value: Any) -> Any:

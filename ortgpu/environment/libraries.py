@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from .catalogue import BY_STEM, LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, canonical, major_of, spec_for
 from .elf import this_machine
@@ -29,6 +30,9 @@ from .variables import read_variables
 from .wheel import ProviderLibrary
 
 _NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)|(?i:(cu|nv)[\w-]*\.dll$)")
+
+
+SYSTEM: Final = WINDOWS if sys.platform == "win32" else LINUX  # of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,5 +228,5 @@ def places_of_this_process() -> SearchPlaces:
         python_prefix=sys.prefix,
         machine=this_machine(),
         mapped=only_loaded(path for path in read_mapped_libraries() if _NVIDIA_FILE.match(os.path.basename(path))),
-        system=WINDOWS if sys.platform == "win32" else LINUX,
+        system=SYSTEM,
     )
