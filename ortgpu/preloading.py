@@ -88,9 +88,12 @@ class PreloadReport:
         toolkit = (lib for lib in self.libraries if not stem_of(lib.soname).startswith("libcudnn"))
         return tuple(dict.fromkeys(library.root for library in toolkit))
 
-    def path_of(self, stem: str) -> str | None:
-        """Path of a loaded library by the stem of its name: ``libcudnn``, on every system."""
-        return next((lib.path for lib in self.libraries if stem_of(lib.soname) == stem), None)
+    def path_of(self, stem: str, *, linked: bool = False) -> str | None:
+        """Path of a loaded library by the stem of its name: ``libcudnn``, on every system. ``linked``: if the provider
+        links it, and has no other built in."""
+        return next(
+            (lib.path for lib in self.libraries if stem_of(lib.soname) == stem and lib.required >= linked), None
+        )
 
 
 def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:

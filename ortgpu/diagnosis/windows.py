@@ -23,7 +23,7 @@ def may_be_visual_c(words: str) -> bool:
 def runtime_missing(facts: Facts) -> GPUError | None:
     """ONNX Runtime's files link libraries of Visual C++ that are not here: LoadLibrary says 126 to that, and no name.
 
-    1.31.1 was the first release to link MSVCP140_ATOMIC_WAIT.dll, which older redistributables do not have.
+    1.31.1 links MSVCP140_ATOMIC_WAIT.dll, which older redistributables do not have, and 1.29.0 does not.
     """
     absent = facts.environment.system_libraries_missing
     if not absent:

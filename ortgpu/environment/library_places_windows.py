@@ -4,8 +4,9 @@ The search order, first to last:
 
 1. already loaded in this process;
 2. the directory that the caller gave;
-3. every folder ``nvidia`` along sys.path (wheels of both layouts: ``nvidia/cublas/bin``, ``nvidia/cu13/bin/x86_64``);
-4. the libraries inside an installed torch of the same CUDA major;
+3. the libraries inside an installed torch of the same CUDA major: it loads its own whatever is there, and Windows gives
+   it those that are in the process by these names, with error 127 where they are others (onnxruntime issue 23674);
+4. every folder ``nvidia`` along sys.path (wheels of both layouts: ``nvidia/cublas/bin``, ``nvidia/cu13/bin/x86_64``);
 5. conda: ``Library/bin`` of CONDA_PREFIX and of the interpreter's own prefix;
 6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, the CUDA_PATH_V13_0 that a toolkit sets, then the folders that
    NVIDIA's installers of CUDA and of cuDNN take;
@@ -145,8 +146,8 @@ WINDOWS = System(
     steps=(
         already_loaded,
         _explicit_directory,
-        _nvidia_wheels,
         torch_folder,
+        _nvidia_wheels,
         _conda,
         _variables,
         _default_toolkits,

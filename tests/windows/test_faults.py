@@ -5,6 +5,7 @@ Nothing here was run on Windows. What plain ONNX Runtime does there is what its 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from ortgpu.preloading import open_library
 from tests.diagnosis_cases import CASES, Case
 from tests.made_facts import CUDA_H200, H200, HEALTHY, part
 from tests.windows.machine import VISUAL_C, Machine
-from tests.windows.trees import NEEDED_12, TOOLKIT, TOOLKITS
+from tests.windows.trees import CUDNN, NEEDED_12, TOOLKIT, TOOLKITS
 
 
 @pytest.fixture
@@ -171,6 +172,22 @@ def test_w03_cuda_path_set_is_no_fault_and_no_cause(machine: Machine) -> None:
     assert said is not None
     assert said.code == "provider-fallback"  # in the place of which the cause is raised, where one is found
     assert only(facts).details()["missing"] == TOOLKIT
+
+
+# B20: torch, imported later, gets the libraries that are loaded already
+
+
+def test_b20_the_libraries_of_an_installed_torch_are_taken(machine: Machine) -> None:
+    machine.wheels()
+    for name in (*TOOLKIT, *CUDNN):
+        machine.write(machine.tmp_path / "torch/lib" / name)
+    machine.changes["torch_folder"] = str(machine.tmp_path / "torch")
+    report = machine.preload(everything=True)
+    assert report.ok
+    assert {os.path.dirname(lib.path) for lib in report.libraries if lib.source != "nvidia wheels"} == {
+        str(machine.tmp_path / "torch/lib")
+    }
+    assert {lib.soname for lib in report.libraries if lib.source == "torch"} == {*TOOLKIT, *CUDNN}
 
 
 # W05: a part of cuDNN missing

@@ -58,7 +58,7 @@ def test_the_whole_order(tmp_path: Path) -> None:
 def test_the_order_is_the_documented_one() -> None:
     documented = re.findall(r"^\d\. (.*)", library_places_windows.__doc__ or "", re.MULTILINE)
     keywords = (
-        *("already loaded", "caller gave", "``nvidia``", "torch", "conda", "CUDA_HOME", "system loader"),
+        *("already loaded", "caller gave", "torch", "``nvidia``", "conda", "CUDA_HOME", "system loader"),
         "has loaded from none of these",
     )
     assert [key in line for key, line in zip(keywords, documented, strict=True)] == [True] * len(keywords)

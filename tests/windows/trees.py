@@ -82,8 +82,8 @@ TOOLKITS = "Program Files/NVIDIA GPU Computing Toolkit/CUDA"
 ORDER = (
     Place("already loaded", "loaded", lambda tmp: {"mapped": tuple(str(tmp / "loaded" / name) for name in ALL)}),
     Place("directory", "given", lambda tmp: {"directory": str(tmp / "given")}),
-    Place("nvidia wheels", "site/nvidia/cu13/bin/x86_64", lambda tmp: {"sys_path": (str(tmp / "site"),)}),
     Place("torch", "torch/lib", lambda tmp: {"torch_folder": str(tmp / "torch")}),
+    Place("nvidia wheels", "site/nvidia/cu13/bin/x86_64", lambda tmp: {"sys_path": (str(tmp / "site"),)}),
     Place("conda", "conda/Library/bin", variable("CONDA_PREFIX", "conda")),
     Place("conda", "python/Library/bin/x64", conda_environment),
     Place("environment variable", "home/bin", variable("CUDA_HOME", "home")),
