@@ -92,7 +92,7 @@ class PreloadReport:
         """Path of a loaded library by the stem of its name: ``libcudnn``, on every system. ``linked``: if the provider
         links it, and has no other built in."""
         return next(
-            (lib.path for lib in self.libraries if stem_of(lib.soname) == stem and lib.required >= linked), None
+            (lib.path for lib in self.libraries if stem_of(lib.soname) == stem and (lib.required or not linked)), None
         )
 
 

@@ -1,6 +1,6 @@
 """What is published for Windows, against the names, the layouts and the reader that this library has for it.
 
-On demand, since the wheels have 3.5 GB, of which 1.5 GB of disk are kept: ``pytest -m matrix``. Nothing of them is opened:
+On demand, since the wheels have 3.5 GB, of which 1.5 GB are kept: ``pytest -m matrix``. Nothing of them is opened:
 it runs on any system. tests/README.md records a run.
 """
 
