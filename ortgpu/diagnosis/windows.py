@@ -23,15 +23,18 @@ def may_be_visual_c(words: str) -> bool:
 def runtime_missing(facts: Facts) -> GPUError | None:
     """ONNX Runtime's files link libraries of Visual C++ that are not here: LoadLibrary says 126 to that, and no name.
 
-    1.31.1 links MSVCP140_ATOMIC_WAIT.dll, which older redistributables do not have, and 1.29.0 does not.
+    1.31.1 links MSVCP140_ATOMIC_WAIT.dll, which older redistributables do not have, and 1.29.0 does not. As long as
+    nothing was tried it is a warning: another package may let Windows look into a folder of its own.
     """
-    absent = facts.environment.system_libraries_missing
-    if not absent:
+    absent, observed = facts.environment.system_libraries_missing, facts.observed
+    failed = observed.import_error or observed.provider_error
+    if not absent or (observed.available_providers is not None and not failed):
         return None
     return LibraryNotFoundError(
         f"ONNX Runtime links {' and '.join(absent)}, not found on this machine",
         evidence=[f"{name}: not beside ONNX Runtime, not beside Python, and not in System32" for name in absent],
         fixes=[remedies.system_package(absent)],
+        severity="fatal" if failed else "warning",
         missing=absent,
     )
 

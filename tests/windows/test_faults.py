@@ -21,7 +21,7 @@ from ortgpu.environment.inspection import as_plain
 from ortgpu.errors import GPUError, Severity, manual, shell
 from ortgpu.preloading import open_library
 from tests.diagnosis_cases import CASES, Case
-from tests.made_facts import CUDA_H200, H200, HEALTHY, part
+from tests.made_facts import AVAILABLE, CUDA_H200, H200, HEALTHY, part
 from tests.windows.machine import VISUAL_C, Machine
 from tests.windows.trees import CUDNN, NEEDED_12, TOOLKIT, TOOLKITS
 
@@ -91,12 +91,13 @@ def test_w01_a_library_of_visual_c_missing(machine: Machine) -> None:
     machine.write(machine.provider, [*TOOLKIT, *VISUAL_C, "KERNEL32.dll", "api-ms-win-crt-heap-l1-1-0.dll"])
     assert find_problems(machine.facts()) == ()
     (machine.system / "MSVCP140_ATOMIC_WAIT.dll").unlink()
-    problem = only(machine.facts())
+    problem = only(machine.facts(), "warning")
     assert problem.code == "library-not-found"
     assert problem.details()["missing"] == ("MSVCP140_ATOMIC_WAIT.dll",)
     assert "Visual C++ Redistributable" in problem.fixes[0]
     said = "ImportError: DLL load failed while importing onnxruntime_pybind11_state: The specified module is missing."
     assert only(machine.facts(import_error=said)).summary == problem.summary
+    assert find_problems(machine.facts(available_providers=AVAILABLE)) == (), "it was found where nobody looks"
 
 
 def test_w01_what_the_loader_says_of_the_provider(machine: Machine) -> None:
