@@ -34,17 +34,19 @@ class PreparedKernel:
 
     def __init__(self, folders: Sequence[str], answers: dict[str, int] | None = None) -> None:
         self.folders = list(folders)
-        self.in_process: dict[str, str] = {}  # by name in small letters
+        self.in_process: dict[str, str] = {}  # by name in small letters, the first of each
+        self.second: list[str] = []
         self.opened: list[str] = []  # by whom this is tested, in order
         self.added: list[str] = []
         self.answers = answers or {}
 
     def load(self, path: str) -> int:
-        found = path if os.path.isabs(path) else self._find(path, ())
-        if os.path.basename(path).lower() in self.in_process:
-            return 0
+        by_name = self.in_process.get(path.lower())
+        found = path if os.path.isabs(path) else by_name or self._find(path, ())
         if found is None or not os.path.isfile(found):
             return 126
+        if found in self.modules():
+            return 0
         code = self._map(found)
         if code == 0:
             self.opened.append(os.path.basename(found))
@@ -54,29 +56,35 @@ class PreparedKernel:
         file = read_pe(path)
         if file.problem or file.machine != "x86_64":
             return 193
-        before = dict(self.in_process)
-        self.in_process[os.path.basename(path).lower()] = path
-        for name in file.needed:
-            if name.lower() in self.in_process or name.startswith("api-ms-"):
-                code = 0
-            else:
-                found = self._find(name, (os.path.dirname(path),))
-                code = 126 if found is None else self._map(found)
-            taken = imported_names(path, name) or frozenset()
-            had = exported_names(self.in_process.get(name.lower(), "")) or frozenset()
-            if code == 0 and had and not taken <= had:
-                code = 127
+        before = dict(self.in_process), list(self.second)
+        name = os.path.basename(path).lower()
+        if self.in_process.setdefault(name, path) != path:
+            self.second.append(path)  # of a name that another file has: nobody gets it who asks by name
+        for library in file.needed:
+            code = self._serve(library, path)
             if code:
-                self.in_process = before
+                self.in_process, self.second = before
                 return code
         return 0
+
+    def _serve(self, library: str, user: str) -> int:
+        if library.startswith("api-ms-"):
+            return 0
+        if library.lower() not in self.in_process:
+            found = self._find(library, (os.path.dirname(user),))
+            code = 126 if found is None else self._map(found)
+            if code:
+                return code
+        had = exported_names(self.in_process[library.lower()]) or frozenset()
+        taken = imported_names(user, library) or frozenset()
+        return 127 if had and not taken <= had else 0
 
     def _find(self, name: str, first: Iterable[str]) -> str | None:
         paths = (os.path.join(folder, name) for folder in (*first, *self.folders, *self.added))
         return next((path for path in paths if os.path.isfile(path)), None)
 
     def modules(self) -> tuple[str, ...]:
-        return tuple(self.in_process.values())
+        return (*self.in_process.values(), *self.second)
 
     def search_also(self, folder: str) -> None:
         self.added.append(folder)
