@@ -17,6 +17,7 @@ _OF_LINUX = re.compile(
     r"|LD_LIBRARY_PATH|LD_PRELOAD|cuda-compat|the loader's configuration|fabricmanager|^or make instances"
 )
 _QUOTED = re.compile(r"'([^'\s]+)'")
+_LOWEST = re.compile(r"(install an NVIDIA driver for CUDA \d+): [\d.]+ or newer")  # the number is that of Linux
 _LAST_RESORT = "restart Windows, and where that does not help install the NVIDIA driver again"
 
 
@@ -31,7 +32,7 @@ def translated(fix: Fix) -> Fix | None:
     if _OF_LINUX.search(fix):
         return None
     if fix.kind == "manual":
-        return manual(_QUOTED.sub(lambda match: quoted(match[1]), fix), needs=fix.needs)
+        return manual(_QUOTED.sub(lambda match: quoted(match[1]), _LOWEST.sub(r"\1", fix)), needs=fix.needs)
     if fix.kind != "shell":
         return fix
     steps = [_step(words) for words in fix.split(" && ")]

@@ -18,8 +18,9 @@ from ortgpu.diagnosis.requirements import check_inference
 from ortgpu.diagnosis.windows_advice import quoted, translated
 from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.inspection import as_plain
-from ortgpu.errors import GPUError, Severity, manual, shell
+from ortgpu.errors import GPUError, LibraryNotFoundError, ProviderRequestError, Severity, manual, shell
 from ortgpu.preloading import open_library
+from ortgpu.tensorrt import check_loadable
 from tests.diagnosis_cases import CASES, Case
 from tests.made_facts import AVAILABLE, CUDA_H200, H200, HEALTHY, part
 from tests.windows.machine import VISUAL_C, Machine
@@ -299,6 +300,26 @@ def test_a_provider_of_before_cuda_13(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "curand" not in problem.fixes[0]
 
 
+# TensorRT
+
+
+def test_tensorrt_is_found_along_path_and_missed_by_its_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortgpu.tensorrt.this_machine", lambda: "AMD64")
+    with pytest.raises(ProviderRequestError, match="is not part of the installed"):
+        check_loadable(str(machine.provider), loader=machine.loader)
+    needs = ["nvinfer_10.dll", "nvonnxparser_10.dll", *TOOLKIT]
+    machine.write(machine.capi / "onnxruntime_providers_tensorrt.dll", needs)
+    with pytest.raises(LibraryNotFoundError) as raised:
+        check_loadable(str(machine.provider), loader=machine.loader)
+    assert raised.value.missing == ("nvinfer_10.dll", "nvonnxparser_10.dll")
+    assert "TensorRT in a release 10.*" in raised.value.fixes[0]
+    assert "nvinfer_10.dll was not found (error 126)" in str(raised.value)
+    machine.write(machine.tmp_path / "trt/nvinfer_10.dll")
+    machine.write(machine.tmp_path / "trt/nvonnxparser_10.dll", ["nvinfer_10.dll"])
+    monkeypatch.setenv("PATH", f"C:\\Tools;{machine.tmp_path / 'trt'}")
+    check_loadable(str(machine.provider), loader=machine.loader)
+
+
 # What is advised
 
 OF_LINUX = re.compile(
@@ -329,10 +350,13 @@ def test_no_advice_for_linux(case: Case) -> None:
         (shell("sudo chmod -R a+rX /x", needs="root"),
          manual("let this user read /x (Properties, Security)", needs="root")),
         (manual("once it is mended, run pip install 'a<2'"), manual('once it is mended, run pip install "a<2"')),
+        (manual("install an NVIDIA driver for CUDA 12: 525.60 or newer", needs="driver"),
+         manual("install an NVIDIA driver for CUDA 12", needs="driver")),
         (shell("sudo modprobe nvidia", needs="root"), None),
         (manual("in a container: give it the GPU", needs="host"), None),
     ],
-    ids=["pip", "rm", "unset", "export", "chmod", "quotes in a sentence", "a module of the kernel", "a container"],
+    ids=["pip", "rm", "unset", "export", "chmod", "a sentence", "a number of Linux", "a module",
+         "a container"],
 )  # fmt: skip
 def test_translations(fix: Any, expected: Any) -> None:
     found = translated(fix)
