@@ -359,7 +359,7 @@ def runtime_of(device: Device) -> CudaRuntime | None:
 def runtime_on(ordinal: int) -> CudaRuntime | None:
     """The CUDA runtime for a session on this GPU; None where the provider links no shared one."""
     report = load_runtime().preload
-    path = report.path_of("libcudart") if report is not None else None
+    path = report.path_of("libcudart", linked=True) if report is not None else None
     return _runtime(path, ordinal) if path is not None else None
 
 

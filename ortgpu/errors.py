@@ -253,7 +253,7 @@ class LibraryError(GPUError, OSError):
 
 
 class LibraryNotFoundError(LibraryError):
-    """Libraries that the provider needs were not found. ``missing``: their sonames, all at once."""
+    """Libraries that the provider needs were not found. ``missing``: their sonames or DLLs, all at once."""
 
     code = "library-not-found"
     fields = ("missing",)
@@ -261,7 +261,7 @@ class LibraryNotFoundError(LibraryError):
 
 
 class LibraryVersionError(LibraryError):
-    """Only other major versions of needed libraries were found. ``found``: soname to path of what there is."""
+    """Only other major versions of needed libraries were found. ``found``: name to path of what there is."""
 
     code = "library-version"
     fields = ("needed", "found")

@@ -20,7 +20,7 @@ from . import providers as requests
 from .background import Task
 from .construction import constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of, unlisted
-from .environment.catalogue import LIBRARIES
+from .environment.catalogue import LIBRARIES, stem_of
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .errors import (
     CollectiveOpsUnavailableError,
@@ -213,7 +213,9 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
     report = why.runtime.preload
     if report is None:
         return
-    lacks_cudnn = report.path_of("libcudnn") is None or any("libcudnn" in lib.soname for lib in report.missing)
+    lacks_cudnn = report.path_of("libcudnn") is None or any(
+        stem_of(lib.soname).startswith("libcudnn") for lib in report.missing
+    )
     if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
         why.operators = frozenset(placed)
         raise why.unusable()
@@ -223,7 +225,7 @@ def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bo
     """Stems of the libraries that these operators will have opened."""
     stems: set[str] = set()
     if cudnn or everything:
-        stems |= {spec.stem for spec in LIBRARIES if spec.is_cudnn} | {"libnvrtc"}
+        stems |= {spec.stem for spec in LIBRARIES if spec.is_cudnn} | {"libnvrtc", "libcudart"}
         if not everything and not {"RNN", "GRU", "LSTM"} & set(cudnn):
             stems -= {"libcudnn_adv", "libcudnn_ext"}  # recurrent networks and attention, causal convolutions
     if cufft or everything:
@@ -259,7 +261,7 @@ class _Why:
         operators = self.operators
         if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
             absent = self.runtime.preload.missing if self.runtime.preload is not None else ()
-            lacking = any(library.soname.startswith(("libcudnn", "libcufft")) for library in absent)
+            lacking = any(stem_of(library.soname).startswith(("libcudnn", "libcufft")) for library in absent)
             operators = read_model(self.model).operators if lacking else frozenset()
         error = why_unusable(
             self.runtime,

@@ -9,27 +9,25 @@ its SONAME. Handles are kept for the life of the process: libraries that registe
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import logging
 import os
 import re
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from .background import ForkSafeLock
-from .environment.catalogue import CUDNN_CORE_PARTS, major_of
-from .environment.elf import read_elf
+from .environment.catalogue import CUDNN_CORE_PARTS, major_of, stem_of
 from .environment.libraries import (
     Candidate,
     Resolution,
-    Source,
     folders_of,
     places_for,
     resolve,
 )
-from .environment.mapped import read_mapped_libraries
+from .environment.library_file import needed_by
+from .environment.library_places import Source
+from .environment.loader import Loader, loader_of_this_process
 from .environment.packages import Packages, locate_packages
 from .environment.untranslated import untranslated
 from .environment.wheel import ProviderLibrary, bridge_of, read_provider
@@ -38,7 +36,6 @@ logger = logging.getLogger("ortgpu")
 
 OPENING = "opening %s"  # logged before the loader is asked: it may end the process, or never return
 
-_handles: dict[str, ctypes.CDLL] = {}
 _lock = ForkSafeLock()
 
 
@@ -88,12 +85,15 @@ class PreloadReport:
     @property
     def roots(self) -> tuple[str, ...]:
         """Every root that a toolkit library came from; one, unless libraries are mixed."""
-        toolkit = (lib for lib in self.libraries if not lib.soname.startswith("libcudnn"))
+        toolkit = (lib for lib in self.libraries if not stem_of(lib.soname).startswith("libcudnn"))
         return tuple(dict.fromkeys(library.root for library in toolkit))
 
-    def path_of(self, stem: str) -> str | None:
-        """Path of a loaded library by the stem of its name: ``libcudnn``."""
-        return next((lib.path for lib in self.libraries if lib.soname.startswith(stem + ".so")), None)
+    def path_of(self, stem: str, *, linked: bool = False) -> str | None:
+        """Path of a loaded library by the stem of its name: ``libcudnn``, on every system. ``linked``: if the provider
+        links it, and has no other built in."""
+        return next(
+            (lib.path for lib in self.libraries if stem_of(lib.soname) == stem and (lib.required or not linked)), None
+        )
 
 
 def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
@@ -106,8 +106,7 @@ def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
     Returns:
         the report. Nothing is raised for what is missing or damaged; :func:`ortgpu.diagnose` judges.
 
-    Not promised: that a library which something else loads later is the same one. On Windows nothing is looked for or
-    loaded: call ``onnxruntime.preload_dlls()`` there, before the first session.
+    Not promised: that a library which something else loads later is the same one.
     """
     return preload_for(locate_packages(), directory)
 
@@ -142,14 +141,14 @@ def plan(
 NOTHING: frozenset[str] = frozenset()
 
 
-def load(found: Plan, *, lazily_opened: frozenset[str] | None = None) -> PreloadReport:
-    """Open what was found, dependencies first.
+def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Loader | None = None) -> PreloadReport:
+    """Open what was found, dependencies first. ``loader`` None: that of this process.
 
     ``lazily_opened`` holds the stems of libraries to open beside those that the provider links and ``libcudnn`` itself;
     None is all. cuDNN's parts, cuFFT, nvRTC and nvJitLink are half of the loading time and of no use to many models.
     """
     with _lock:
-        return _load(found.provider, found.resolutions, lazily_opened)
+        return _load(found.provider, found.resolutions, lazily_opened, loader or loader_of_this_process())
 
 
 def merged(first: PreloadReport, later: PreloadReport) -> PreloadReport:
@@ -160,13 +159,16 @@ def merged(first: PreloadReport, later: PreloadReport) -> PreloadReport:
 
 
 def _load(
-    provider: ProviderLibrary, resolutions: tuple[Resolution, ...], lazily_opened: frozenset[str] | None
+    provider: ProviderLibrary,
+    resolutions: tuple[Resolution, ...],
+    lazily_opened: frozenset[str] | None,
+    loader: Loader,
 ) -> PreloadReport:
     cuda_major = provider.cuda_major or 0
     loaded: list[LoadedLibrary] = []
     missing: list[MissingLibrary] = []
     rejected: list[Candidate] = []
-    driver_missing = open_library("libcuda.so.1") is not None
+    driver_missing = open_library(loader.driver, loader=loader) is not None
     cudnn: LoadedLibrary | None = None
     damaged: set[str] = set()  # sonames of which there are only damaged files
     for resolution in resolutions:
@@ -179,13 +181,13 @@ def _load(
         wanted = lazily_opened is None or stem in lazily_opened or resolution.required or stem == "libcudnn"
         if candidates and not wanted:
             continue
-        found, refused = _load_one(resolution, candidates, damaged)
+        found, refused = _load_one(resolution, candidates, damaged, loader)
         rejected.extend(refused)
         if found is None and resolution.damaged:
             damaged.add(resolution.soname)
         if found is not None:
             loaded.append(found)
-            cudnn = found if found.soname.startswith("libcudnn.so") else cudnn
+            cudnn = found if stem == "libcudnn" else cudnn
         elif not is_part or _part_is_missing(resolution, refused, driver_missing):
             wheel = resolution.spec.wheels.get(cuda_major)
             passed_over = (*resolution.rejected, *refused)
@@ -198,8 +200,8 @@ def _load(
         tuple(missing),
         tuple(dict.fromkeys(rejected)),
         driver_missing,
-        _cuda_major_of_cudnn(cudnn, resolutions, damaged),
-        _mixed_cudnn(cudnn, loaded),
+        _cuda_major_of_cudnn(cudnn, resolutions, damaged, loader),
+        _mixed_cudnn(cudnn, loaded, loader),
     )
 
 
@@ -210,7 +212,7 @@ def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Ca
 
 
 def _part_is_missing(part: Resolution, refused: list[Candidate], driver_missing: bool) -> bool:
-    of_the_driver = r"libcuda\.so\.1" if driver_missing else r"undefined symbol: cu[A-Z]"
+    of_the_driver = r"libcuda\.so\.1|nvcuda\.dll" if driver_missing else r"undefined symbol: cu[A-Z]"
     if any(re.search(of_the_driver, candidate.problem or "") for candidate in refused):
         return False  # cuDNN's run-time compiler links the driver: that is the driver's fault, not its own
     is_core = part.spec.stem in CUDNN_CORE_PARTS.get(major_of(part.soname) or 0, ())
@@ -218,75 +220,62 @@ def _part_is_missing(part: Resolution, refused: list[Candidate], driver_missing:
 
 
 def _load_one(
-    resolution: Resolution, candidates: tuple[Candidate, ...], damaged: Collection[str]
+    resolution: Resolution, candidates: tuple[Candidate, ...], damaged: Collection[str], loader: Loader
 ) -> tuple[LoadedLibrary | None, list[Candidate]]:
     refused: list[Candidate] = []
     for candidate in candidates:
         error = None
         if candidate.source != "already loaded":
-            error = _why_not(candidate.path, damaged) or open_library(candidate.path)
+            error = _why_not(candidate.path, damaged) or open_library(candidate.path, loader=loader)
         if error is None:
             found = LoadedLibrary(
                 resolution.soname, candidate.path, candidate.source, candidate.root, resolution.required
             )
             return found, refused
-        refused.append(dataclasses.replace(candidate, problem=error, unfit_for=_lacking(error, candidate.path)))
-    if resolution.required and not resolution.damaged and not refused and open_library(resolution.soname) is None:
+        refused.append(dataclasses.replace(candidate, problem=error, unfit_for=_lacking(error, candidate.path, loader)))
+    may_be_elsewhere = resolution.required and not resolution.damaged and not refused
+    if may_be_elsewhere and open_library(resolution.soname, loader=loader) is None:
         # Found by the loader where no documented place has it: LD_PRELOAD, a namespace, an unknown cache format.
-        path = next(
-            (p for p in read_mapped_libraries() if os.path.basename(p).startswith(resolution.soname)), resolution.soname
-        )
+        path = next((p for p in loader.loaded() if _is_file_of(p, resolution.soname)), resolution.soname)
         return LoadedLibrary(resolution.soname, path, "system loader", os.path.dirname(path), True), refused
     return None, refused
 
 
 def _why_not(path: str, damaged: Collection[str]) -> str | None:
     """A library that links a damaged one must not be opened: the loader would open that too, and die of SIGBUS."""
-    needed = read_elf(path).needed if damaged else ()
+    needed = needed_by(path) if damaged else ()
     linked = next((soname for soname in needed if soname in damaged), None)
     return f"links {linked}, of which there are only damaged files" if linked else None
 
 
-def _lacking(words: str, path: str) -> str | None:
+def _lacking(words: str, path: str, loader: Loader) -> str | None:
     """The library of this process, from another folder, that has not what the loader wanted of it for this file."""
-    match = re.search(r"undefined symbol: \w+, version (lib\S+)|, version (lib\S+) not defined in file", words)
-    if match is None:
+    name = loader.lacking(words)
+    if name is None:
         return None
-    soname = match[1] or match[2]
-    loaded = (file for file in read_mapped_libraries() if os.path.basename(file).startswith(soname))
+    loaded = (file for file in loader.loaded() if _is_file_of(file, name))
     return next((file for file in loaded if folders_of(file).isdisjoint(folders_of(path))), None)
 
 
-def open_library(path: str, mode: int = 0) -> str | None:
+def is_of_cudnn(path: str) -> bool:
+    """Whether a file of this process is cuDNN's, by its name."""
+    return re.match(r"(lib)?cudnn", os.path.basename(path), re.IGNORECASE) is not None
+
+
+def _is_file_of(path: str, soname: str) -> bool:
+    return os.path.normcase(os.path.basename(path)).startswith(os.path.normcase(soname))
+
+
+def open_library(path: str, mode: int = 0, *, loader: Loader | None = None) -> str | None:
     """Open a library and keep it; None, or the loader's words.
 
     ``mode`` 0 is RTLD_LOCAL: no symbol of the library may shadow another copy's.
     """
-    if path in _handles:
+    by = loader or loader_of_this_process()
+    if path in by.handles:
         return None
     logger.debug(OPENING, path)
-    with untranslated():
-        error = _load_without_interpreter_lock(path, mode)
-    if error is not None:
-        return error
-    try:
-        _handles[path] = ctypes.CDLL(path, mode=mode)
-    except OSError as refusal:
-        return str(refusal)
-    return None
-
-
-def _load_without_interpreter_lock(path: str, mode: int) -> str | None:
-    """Let the C library load it first: ctypes.CDLL holds the interpreter lock for as long as loading takes."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
-    libc.dlerror.restype = ctypes.c_char_p
-    if libc.dlopen(os.fsencode(path), mode | os.RTLD_NOW) is not None:
-        return None
-    words = libc.dlerror()  # of this thread
-    return os.fsdecode(words) if words else f"{path}: the loader refuses it without a word"
+    return by.open(path, mode)
 
 
 def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
@@ -299,20 +288,16 @@ def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
 
 
 def _cuda_major_of_cudnn(
-    cudnn: LoadedLibrary | None, resolutions: tuple[Resolution, ...], damaged: Collection[str]
+    cudnn: LoadedLibrary | None, resolutions: tuple[Resolution, ...], damaged: Collection[str], loader: Loader
 ) -> int | None:
     """``libcudnn`` passes the question on to a part of it, and aborts the process where that part cannot be opened."""
     if cudnn is None:
         return None
     stem = next(iter(CUDNN_CORE_PARTS.get(major_of(cudnn.soname) or 0, ())), None)
     part = next((resolution for resolution in resolutions if resolution.spec.stem == stem), None)
-    if part is None or _load_one(part, _beside(cudnn, part.candidates), damaged)[0] is None:
+    if part is None or _load_one(part, _beside(cudnn, part.candidates), damaged, loader)[0] is None:
         return None
-    try:
-        version: int = ctypes.CDLL(cudnn.path).cudnnGetCudartVersion()
-    except (OSError, AttributeError):
-        return None
-    return version // 1000 or None
+    return (loader.ask(cudnn.path, "cudnnGetCudartVersion") or 0) // 1000 or None
 
 
 # cudnn_version.h of cuDNN 9: each part compares its own release with that of the parts it stands on, without a GPU.
@@ -324,19 +309,18 @@ _VERSION_CHECKS = {
 }
 
 
-def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary]) -> tuple[str, ...]:
+def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary], loader: Loader) -> tuple[str, ...]:
     """What of cuDNN is mapped, where the parts that are loaded say that they do not belong together.
 
     Only parts that are in the process are asked: ``libcudnn`` would open the others, and abort where it cannot.
     """
     if cudnn is None or major_of(cudnn.soname) != 9:
         return ()
-    stems = {library.soname.split(".so")[0] for library in loaded}
-    library = ctypes.CDLL(cudnn.path)
-    checks = [function for stem, function in _VERSION_CHECKS.items() if stem in stems and hasattr(library, function)]
-    if all(getattr(library, function)() == 0 for function in checks):
+    stems = {stem_of(library.soname) for library in loaded}
+    checks = [function for stem, function in _VERSION_CHECKS.items() if stem in stems]
+    if not any(loader.ask(cudnn.path, function) for function in checks):  # None: it is older than the function
         return ()
-    return tuple(path for path in read_mapped_libraries() if os.path.basename(path).startswith("libcudnn"))
+    return tuple(path for path in loader.loaded() if is_of_cudnn(path))
 
 
 __all__ = ["LoadedLibrary", "MissingLibrary", "PreloadReport", "preload"]

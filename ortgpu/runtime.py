@@ -229,6 +229,7 @@ def why_unusable(
     from .devices import DeviceRequest
     from .diagnosis import Facts, Observed, Request, find_problems
     from .diagnosis.messages import of_construction
+    from .diagnosis.windows_advice import windows_words
     from .environment.inspection import inspect_environment
     from .registry import sessions
 
@@ -260,6 +261,8 @@ def why_unusable(
     # Files that are not those of the package seemed to do no harm. They are a better guess than that no check knows.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
     said = of_construction(str(cause), facts) if cause is not None else None
+    if said is not None and facts.environment.host.system == "Windows":
+        windows_words([said])
     if said is None and cause is not None:
         return None
     if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):

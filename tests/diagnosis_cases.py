@@ -33,6 +33,7 @@ from tests.made_facts import (
     all_of,
     cuda_failed,
     engine,
+    environment,
     gpus,
     nvml,
     observed,
@@ -108,6 +109,14 @@ CASES = [
     Case("no InferenceSession", observed(has_session=False), "BrokenPackageError", "InferenceSession"),
     Case("an old C library", observed(import_error="ImportError: /lib/libc.so.6: version `GLIBC_2.34' not found"),
         "UnsupportedPlatformError", "GLIBC_2.34"),
+    Case("a library of Visual C++ missing", all_of(
+        environment(system_libraries_missing=("MSVCP140_ATOMIC_WAIT.dll",)),
+        observed(import_error="ImportError: DLL load failed while importing onnxruntime_pybind11_state: ?")),
+         "LibraryNotFoundError", "Visual C++ Redistributable", details={"missing": ("MSVCP140_ATOMIC_WAIT.dll",)}),
+    Case("an ONNX Runtime of Windows' own", all_of(
+        environment(mapped=(r"C:\Windows\System32\onnxruntime.dll",)),
+        observed(import_error="ImportError: The requested API version [24] is not available, only [1, 17] are")),
+         "LibraryConflictError", r"C:\Windows\System32\onnxruntime.dll"),
     Case("an executable stack", observed(
         import_error="ImportError: cannot enable executable stack as shared object requires: Invalid argument"),
         "BrokenPackageError", "onnxruntime-gpu>=1.28"),

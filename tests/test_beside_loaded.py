@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ortgpu.environment.elf import this_machine
-from ortgpu.environment.libraries import Resolution, SearchPlaces, resolve
+from ortgpu.environment.libraries import Resolution, resolve
+from ortgpu.environment.library_places import SearchPlaces
+from ortgpu.environment.library_places_linux import LINUX
 from tests.lab.fixtures import Lab
 
 NEEDED = ("libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudart.so.13")
@@ -23,7 +25,7 @@ def put(lab: Lab, folder: Path, *sonames: str) -> Path:
 
 def search(site: Path, nothing: Path, *mapped: Path) -> dict[str, Resolution]:
     places = SearchPlaces(
-        (str(site),), {}, "", str(nothing), this_machine(), tuple(map(str, mapped)), filesystem=nothing
+        (str(site),), {}, "", str(nothing), this_machine(), tuple(map(str, mapped)), LINUX, filesystem=nothing
     )
     return {found.soname: found for found in resolve(places, NEEDED, 13)}
 

@@ -17,6 +17,7 @@ from ortgpu.environment.catalogue import (
     LIBRARIES,
     TOOLKIT_MAJORS,
     LibrarySpec,
+    canonical,
     major_of,
     spec_for,
     wheel_name,
@@ -100,6 +101,31 @@ def test_soname(spec: LibrarySpec, major: int) -> None:
     assert re.fullmatch(re.escape(spec.stem) + r"\.so\.\d+(\.\d+)?", soname)
     assert spec_for(soname) is spec
     assert major_of(soname) is not None
+
+
+@EACH_OF_EACH_MAJOR
+def test_dll(spec: LibrarySpec, major: int) -> None:
+    """Names as in the wheels for Windows, which tests/test_windows_wheels.py reads."""
+    name = spec.dlls[major]
+    assert re.fullmatch(re.escape(spec.dll_stem) + r"\d+(_\d)?\.dll", name)
+    assert spec_for(name) is spec_for(name.upper()) is spec
+    assert major_of(name) == major_of(spec.sonames[major])
+    assert canonical(name.upper()) == canonical(name) == name
+
+
+def test_names_of_dlls_are_unique() -> None:
+    for major in TOOLKIT_MAJORS:
+        names = [spec.dlls[major] for spec in LIBRARIES if major in spec.dlls]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "name", ["cudart32_110.dll", "nvrtc64_120_0.alt.dll", "nvrtc-builtins64_129.dll", "cufftw64_12.dll",
+             "cublas64_.dll", "cublas64_13.dll.bak", "nvblas64_13.dll", ".dll", "libcublas.so.13.dll"]
+)  # fmt: skip
+def test_what_is_beside_them_in_the_wheels_is_none_of_them(name: str) -> None:
+    assert spec_for(name) is None
+    assert canonical(name) == name
 
 
 @EACH_OF_EACH_MAJOR

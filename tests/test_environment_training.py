@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.libraries import SearchPlaces
+from ortgpu.environment.library_places import SearchPlaces
+from ortgpu.environment.library_places_linux import LINUX
 from ortgpu.environment.nccl import find_nccl, parse_compiled_cuda, parse_version_number, read_nccl
 from ortgpu.environment.training import (
     Horovod,
@@ -33,6 +34,7 @@ def places(
         python_prefix=str(folder / "python"),
         machine="x86_64",
         mapped=tuple(map(str, mapped)),
+        system=LINUX,
         filesystem=folder / "root",
     )
 

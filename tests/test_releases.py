@@ -50,7 +50,8 @@ def test_the_release_for_a_machine(host: dict[str, Any], cuda: tuple[int, int] |
     assert problem.code == "onnxruntime-not-installed"
     (fix,) = problem.fixes
     assert fix.executable
-    assert fix.endswith(f" install '{release.requirement}'")
+    quote = '"' if host.get("system") == "Windows" else "'"  # cmd.exe knows no other
+    assert fix.endswith(f" install {quote}{release.requirement}{quote}")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from ortgpu.environment.wheel import (
     read_provider,
 )
 from tests.lab.stubs import Stubs
+from tests.made_dlls import ARM64, dll
 
 SASS, PTX = 2, 1
 SPECIFIC = 0x100000
@@ -185,6 +186,9 @@ def test_names_are_those_of_cuobjdump(name: str) -> None:
         (("libcudart.so.11.0",), 11),
         (("cudart64_12.dll",), 12),
         (("cudart64_110.dll",), 11),
+        (("cublasLt64_13.dll", "CUBLAS64_13.dll", "KERNEL32.dll"), 13),  # 1.27 and newer have the runtime built in
+        (("cublas64_12.dll", "cudart64_13.dll"), 13),
+        (("cufft64_12.dll", "KERNEL32.dll"), None),
         (("libcublas.so.13", "libc.so.6"), None),
         ((), None),
     ],
@@ -307,9 +311,20 @@ def test_a_truncated_provider(installed: ProviderLibrary, tmp_path: Path, size: 
     assert (found.needed, found.architectures) == ((), None)
 
 
-def test_the_provider_of_windows_is_only_known_to_be_there(tmp_path: Path) -> None:
+def test_the_provider_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortgpu.environment.wheel.this_machine", lambda: "AMD64")
     path = tmp_path / "onnxruntime_providers_cuda.dll"
-    assert read_provider(path) == ProviderLibrary(str(path), None, (), (), None)
+    held = container(entry(SASS, 75), entry(SASS, 120, flags=SPECIFIC))
+    needs = ["cublasLt64_13.dll", "cublas64_13.dll", "KERNEL32.dll"]
+    path.write_bytes(dll(path.name, needs, sections={".nv_fatb": held}))
+    found = read_provider(path)
+    assert (found.problem, found.needed, found.cuda_major) == (None, tuple(needs), 13)
+    assert [str(each) for each in found.architectures or ()] == ["sm_75", "sm_120a"]
+    path.write_bytes(dll(path.name, needs, machine=ARM64))
+    assert read_provider(path).problem == "built for aarch64, this is x86_64"
+    path.write_bytes(path.read_bytes()[:1200])
+    assert str(read_provider(path).problem).startswith("truncated")
+    assert read_provider(path).architectures is None
 
 
 def test_architectures_of_no_file(tmp_path: Path) -> None:

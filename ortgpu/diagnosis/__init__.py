@@ -27,12 +27,15 @@ from . import (
     libraries,
     packages,
     permissions,
+    provider_file,
     training,
+    windows,
 )
 from . import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
 from .probe import ProbeResult, run_probe
 from .training_attempts import read_training_facts, run_training_probe
+from .windows_advice import windows_words
 
 Check = Callable[[Facts], GPUError | None]
 Profile = Literal["inference", "training"]
@@ -48,10 +51,12 @@ CHECKS: tuple[Check, ...] = (
     packages.provider_missing,
     packages.library_damaged,
     packages.numpy_damaged,
+    windows.runtime_missing,
+    windows.other_engine,
     imports.failed,
     model_checks.collective_ops_missing,  # no library, driver or device would mend it
     libraries.missing,
-    libraries.provider_unloadable,
+    provider_file.unloadable,
     libraries.cudnn_missing,
     libraries.cufft_missing,
     libraries.cudnn_of_other_cuda,
@@ -103,6 +108,8 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
         error = check(facts)
         if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
             found.append(error)
+    if facts.environment.host.system == "Windows":
+        windows_words(found)
     roots: list[GPUError] = []
     for error in (each for each in found if each.severity == "fatal"):
         cause = next((root for root in roots if _explains(root, error)), None)

@@ -18,9 +18,17 @@ from ..errors import (
 )
 from . import driver_library, kernel_module, remedies
 from .cuda_codes import OF_ANOTHER_DRIVER, OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
-from .devices import given_to_container, gpu_asked_for, lacks_memory, named_device, none_visible, unsupported
+from .devices import (
+    given_to_container,
+    gpu_asked_for,
+    lacks_memory,
+    named_device,
+    none_visible,
+    unsupported,
+    visible_gpus,
+)
 from .facts import Facts
-from .releases import FOR_CUDA_12
+from .releases import FOR_CUDA_12, runs_with_cuda_12
 
 _AMD, _NVIDIA = 0x1002, 0x10DE
 _NO_DEVICE = 100  # devices.py judges it
@@ -32,7 +40,9 @@ def not_found(facts: Facts) -> GPUError | None:
     driver, host = environment.driver, environment.host
     if driver.libcuda is not None:
         return None
-    library = "nvcuda.dll" if host.system == "Windows" else "libcuda.so.1"
+    if host.system == "Windows":
+        return _not_found_on_windows(facts)
+    library = "libcuda.so.1"
     evidence = [driver.libcuda_error or f"{library} cannot be loaded"]
     if driver.nvml.available:
         evidence.append(f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault")
@@ -58,6 +68,21 @@ def not_found(facts: Facts) -> GPUError | None:
         ]
     return DriverNotFoundError(
         f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
+    )
+
+
+def _not_found_on_windows(facts: Facts) -> GPUError:
+    """There the driver's files are in System32, where its installer alone puts them."""
+    driver, provider = facts.environment.driver, facts.environment.provider
+    evidence = [driver.libcuda_error or "nvcuda.dll cannot be loaded"]
+    if driver.nvml.available:
+        evidence.append(f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault")
+    elif driver.nvml.error:
+        evidence.append(f"NVML: {driver.nvml.error}")
+    return DriverNotFoundError(
+        "the NVIDIA driver's library nvcuda.dll cannot be loaded",
+        evidence=evidence,
+        fixes=[remedies.update_driver((provider.cuda_major if provider else None) or 13)],
     )
 
 
@@ -98,7 +123,10 @@ def too_old(facts: Facts) -> GPUError | None:
         return None  # what NVML says was said by a libcuda.so.1 that only NVML found
     version = driver.nvml.driver_version or driver.kernel_version
     fixes = [remedies.update_driver(major)]
-    if supported[0] == FOR_CUDA_12.cuda_major and FOR_CUDA_12.why_not_for(environment.host) is None:
+    older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
+        runs_with_cuda_12(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
+    )
+    if supported[0] == FOR_CUDA_12.cuda_major and older:
         fixes.append(remedies.other_release(environment, FOR_CUDA_12))
     return DriverTooOldError(
         f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, "

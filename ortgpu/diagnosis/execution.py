@@ -12,6 +12,8 @@ import re
 
 from ..devices import Device
 from ..distributed.ranks import current_rank
+from ..environment.catalogue import BY_STEM
+from ..environment.libraries import SYSTEM
 from ..environment.mapped import read_mapped_libraries
 from ..errors import (
     GPUError,
@@ -22,6 +24,7 @@ from ..errors import (
     UnsupportedDeviceError,
     manual,
 )
+from ..preloading import is_of_cudnn
 from . import memory
 from .cuda_codes import RUNTIME_NAMES, STICKY, name_of, poisoned
 from .libraries import by_folder, mixed
@@ -67,7 +70,7 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         return LibraryNotFoundError(
             "the model reached an operator that needs cuDNN, which is not available to this session",
             evidence=[telling_line(text)],
-            missing=("libcudnn.so.9",),
+            missing=(SYSTEM.name(BY_STEM["libcudnn"], 9),),
         )
     if "cuFFT is unavailable" in text:
         return LibraryNotFoundError(
@@ -83,7 +86,7 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
 
 
 def _mixed_cudnn(text: str) -> GPUError:
-    mapped = [path for path in read_mapped_libraries() if os.path.basename(path).startswith("libcudnn")]
+    mapped = [path for path in read_mapped_libraries() if is_of_cudnn(path)]
     return mixed(
         [telling_line(text), *by_folder(mapped)],
         fixes=[

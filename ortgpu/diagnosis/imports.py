@@ -15,7 +15,7 @@ from ..errors import (
     UnsupportedPlatformError,
     manual,
 )
-from . import remedies
+from . import remedies, windows
 from .facts import Facts
 
 
@@ -59,7 +59,11 @@ def failed(facts: Facts) -> GPUError | None:
         )
     if unmapped is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
+    if ("DLL load failed" in text and windows.runtime_missing(facts)) or windows.other_engine(facts):
+        return None  # these say it
     fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
+    if facts.environment.host.system == "Windows" and windows.may_be_visual_c(text):
+        fixes.insert(0, remedies.update_visual_c())
     if "sys.modules" in text:
         fixes = [
             manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")

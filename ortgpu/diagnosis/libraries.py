@@ -6,11 +6,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from ..environment.catalogue import CUDNN_CORE_PARTS, major_of, spec_for, wheel_name
+from ..environment.catalogue import CUDNN_CORE_PARTS, canonical, major_of, spec_for, stem_of, wheel_name
 from ..environment.libraries import Candidate, Resolution
 from ..errors import (
     BrokenPackageError,
-    DriverTooOldError,
     Fix,
     GPUError,
     LibraryConflictError,
@@ -21,7 +20,7 @@ from ..errors import (
     shell,
 )
 from ..preloading import MissingLibrary
-from . import driver, remedies
+from . import remedies
 from .facts import Facts
 from .library_symbols import of_another_version
 
@@ -37,7 +36,7 @@ def missing(facts: Facts) -> GPUError | None:
             if file.unfit_for is None and (found := of_another_version(file.problem or "", library.soname, facts)):
                 return found
     further = [library.wheel for library in _missing(facts, required=False) if library.wheel]
-    return _judge_missing(facts, absent, "the CUDA provider needs", "fatal", further)
+    return judge_missing(facts, absent, "the CUDA provider needs", "fatal", further)
 
 
 def cudnn_missing(facts: Facts) -> GPUError | None:
@@ -52,10 +51,10 @@ def cufft_missing(facts: Facts) -> GPUError | None:
 
 
 def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], usual: str) -> GPUError | None:
-    absent = tuple(library for library in _missing(facts, required=False) if library.soname.startswith(stem))
+    absent = tuple(library for library in _missing(facts, required=False) if stem_of(library.soname).startswith(stem))
     if operators:
-        return _judge_missing(facts, absent, f"{_enumerate(operators)} of this model needs", "fatal")
-    return _judge_missing(facts, absent, f"models with {usual} need", "warning")
+        return judge_missing(facts, absent, f"{_enumerate(operators)} of this model needs", "fatal")
+    return judge_missing(facts, absent, f"models with {usual} need", "warning")
 
 
 def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
@@ -85,7 +84,7 @@ def _must_be_there(found: Resolution) -> bool:
     return found.spec.part_of is None or found.spec.stem in CUDNN_CORE_PARTS.get(major_of(found.soname) or 0, ())
 
 
-def _judge_missing(
+def judge_missing(
     facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity, further: Iterable[str] = ()
 ) -> GPUError | None:
     if not absent:
@@ -199,19 +198,31 @@ def _is_dead_link(file: Candidate) -> bool:
     return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
 
 
+# As environment/loader_windows.py has it
+_DLL_NOT_FOUND = r"([^\s\\/]+\.dll), which it links, was not found"
+
+
+def dll_not_found(words: str) -> str | None:
+    """The DLL that a file links and the loader of Windows did not find."""
+    match = re.match(_DLL_NOT_FOUND, words, re.IGNORECASE)
+    return match[1] if match else None
+
+
 def _foreign_dependency(file: Candidate) -> str | None:
     """The library, no CUDA wheel's, that the loader did not find when it opened this file: libgcc_s.so.1, say."""
     name = _not_found_for(file)
-    return name if name and spec_for(name) is None and not name.startswith("libcuda.so") else None
+    of_the_driver = name is not None and name.lower().startswith(("libcuda.so", "nvcuda."))
+    return name if name and spec_for(name) is None and not of_the_driver else None
 
 
 def _not_found_for(file: Candidate) -> str | None:
     """The library that the loader did not find, or would not, if it opened this file."""
     name = r"(lib[\w.+-]+\.so[\w.]*)"
     match = re.match(
-        rf"{name}: cannot open shared object|links {name}, of which there are only damaged", file.problem or ""
+        rf"{name}: cannot open shared object|links {name}, of which there are only damaged|{_DLL_NOT_FOUND}",
+        file.problem or "",
     )
-    return match[1] or match[2] if match else None
+    return match[1] or match[2] or match[3] if match else None
 
 
 def _evidence(library: MissingLibrary) -> list[str]:
@@ -225,10 +236,10 @@ def _reason(candidate: Candidate) -> str:
 
 
 def _other_version(library: MissingLibrary) -> str | None:
-    stem = library.soname.split(".so")[0]
     for candidate in library.rejected:
-        name = os.path.basename(candidate.path)
-        if name.startswith(f"{stem}.so.") and not name.startswith(library.soname):
+        name = canonical(os.path.basename(candidate.path))
+        of_it = major_of(name) is not None and stem_of(name) == stem_of(library.soname)
+        if of_it and not name.startswith(library.soname):
             return candidate.path
     return None
 
@@ -240,67 +251,17 @@ def _where_needed(facts: Facts) -> str:
     return f"{build} is built for CUDA {major or 'of unknown version'}"
 
 
-def provider_unloadable(facts: Facts) -> GPUError | None:
-    """Every library is there and the loader still refuses the provider: for a missing symbol, say."""
-    report = facts.observed.preload
-    text = facts.observed.provider_error
-    if text is None:
-        return None
-    if match := re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text):
-        return _judge_missing(facts, (MissingLibrary(match[1], True, None, ()),), "the CUDA provider needs", "fatal")
-    if match := re.search(r"undefined symbol: (\w+)(?:, version (lib\S+))?|version `(\S+)' not found", text):
-        symbol, library = match[1] or match[3], match[2]
-        if re.fullmatch(r"cu[A-Z]\w*", symbol):
-            return _driver_lacks(symbol, text, facts)
-        if library is not None and (found := of_another_version(text, "the CUDA provider", facts)):
-            return found
-        return LibraryVersionError(
-            f"the loaded libraries lack {symbol}, which the CUDA provider was built against",
-            evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
-            needed=(library or symbol,),
-        )
-    provider = facts.environment.provider
-    if provider is not None and remedies.cannot_be_mapped(text):
-        fix = remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))
-    else:
-        fix = remedies.reinstall_onnxruntime(facts.environment)
-    return BrokenPackageError(
-        "the dynamic loader refuses the CUDA provider library",
-        evidence=[text],
-        fixes=[fix],
-        package=facts.environment.packages.onnxruntime.build_name,
-        files=(provider.path,) if provider is not None else (),
-    )
-
-
-def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
-    """A function of the driver's interface: those of the CUDA libraries begin with cuda, cublas, cudnn and so on."""
-    if driver.too_old(facts) is not None:
-        return None
-    found, provider = facts.environment.driver, facts.environment.provider
-    major = provider.cuda_major if provider is not None else None
-    return DriverTooOldError(
-        f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
-        "it is older than this ONNX Runtime needs, or no driver",
-        evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
-        fixes=[remedies.update_driver(major or 13)],
-        driver_version=found.nvml.driver_version or found.kernel_version,
-        driver_cuda=found.cuda_version,
-        needed_cuda=(major, 0) if major else None,
-    )
-
-
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     """One SONAME, two builds: libcudnn.so.9 exists for CUDA 12 and for CUDA 13, and the first one loaded is used."""
     report = facts.observed.preload
     if report is None or report.provider is None or report.cudnn_cuda_major in (None, report.provider.cuda_major):
         return None
     major = report.provider.cuda_major
-    loaded = next((lib for lib in report.libraries if lib.soname.startswith("libcudnn.so")), None)
+    loaded = next((lib for lib in report.libraries if stem_of(lib.soname) == "libcudnn"), None)
     if loaded is None or major is None:
         return None
     needed = (
-        any(spec_for(s) and s.startswith("libcudnn") for s in report.provider.needed) or facts.request.cudnn_operators
+        any(stem_of(name).startswith("libcudnn") for name in report.provider.needed) or facts.request.cudnn_operators
     )
     wrong, right = f"nvidia-cudnn-cu{report.cudnn_cuda_major}", remedies.wheel_of(loaded.soname, major)
     fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]

@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Iterable
 
+from ..environment.catalogue import canonical
 from ..errors import Fix, LibraryVersionError, manual
 from ..preloading import LoadedLibrary
-from . import remedies
+from . import remedies, windows
 from .facts import Facts
 
 
@@ -16,20 +17,22 @@ def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionErro
     """A loaded library has the right name, and not the functions that ``user`` was built against."""
     report = facts.observed.preload
     match = re.search(r"undefined symbol: (\w+), version (lib\S+)", text)
-    if match is None:
+    lacked = (match[1], match[2]) if match else windows.lacks_function(text)
+    if lacked is None:
         return None
+    function, soname = lacked[0], canonical(lacked[1])
     loaded = report.libraries if report is not None else _that_would_be_loaded(facts)
-    culprits = [library for library in loaded if library.soname == match[2]]
+    culprits = [library for library in loaded if library.soname == soname]
     if not culprits:
         return None
     provider = facts.environment.provider
     major = provider.cuda_major if provider is not None else None
     wheels = dict.fromkeys(wheel for lib in culprits if (wheel := remedies.wheel_of(lib.soname, major)))
     return LibraryVersionError(
-        f"a loaded library lacks {match[1]}, which {user} was built against",
+        f"a loaded library lacks {function}, which {user} was built against",
         evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in culprits)],
         fixes=_ways_to_a_whole_library(facts, culprits, wheels) if wheels else [],
-        needed=(match[2],),
+        needed=(soname,),
         found={lib.soname: lib.path for lib in culprits},
     )
 

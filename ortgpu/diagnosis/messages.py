@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 
 from ..devices import not_found
+from ..environment.catalogue import BY_STEM
+from ..environment.libraries import SYSTEM
 from ..errors import (
     GPUError,
     InsufficientDeviceMemoryError,
@@ -87,6 +89,8 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
         return _cudnn_unavailable(text, facts)
+    if "CUDA_PATH is set but CUDA" in text:  # what ONNX Runtime raises on Windows where it logs without the variable
+        return ProviderFallbackError("ONNX Runtime could not load its CUDA provider", evidence=[telling_line(text)])
     if "cuda_execution_provider.cc" in text or re.search("CUDAExecutionProvider|CUDA EP", _GIVEN_NAMES.sub("", text)):
         return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[telling_line(text)])
     return None
@@ -148,12 +152,13 @@ def _graph_refused(text: str) -> ProviderOptionError:
 def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
     provider = facts.environment.provider
     major = provider.cuda_major if provider else None
-    wheel = remedies.wheel_of("libcudnn.so.9", major)
+    name = SYSTEM.name(BY_STEM["libcudnn"], 9)
+    wheel = remedies.wheel_of(name, major)
     return LibraryNotFoundError(
         "this model needs cuDNN, which cannot be loaded",
         evidence=[telling_line(text)],
         fixes=[remedies.install_libraries(facts.environment, [wheel])] if wheel else [],
-        missing=("libcudnn.so.9",),
+        missing=(name,),
     )
 
 

@@ -6,7 +6,7 @@ import os
 import re
 
 from ..environment.elf import wrong_machine
-from ..environment.packages import Distribution
+from ..environment.packages import Distribution, provider_file_name
 from ..errors import (
     BrokenPackageError,
     ConflictingPackagesError,
@@ -301,7 +301,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
         evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
         fixes=_replace_build(facts) if owner is None else [remedies.reinstall_onnxruntime(facts.environment)],
         package=owner.name if owner else installed.build_name,
-        files=("onnxruntime/capi/libonnxruntime_providers_cuda.so",),
+        files=(f"onnxruntime/capi/{provider_file_name('cuda', facts.environment.host.system)}",),
     )
 
 

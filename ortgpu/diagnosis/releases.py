@@ -63,10 +63,15 @@ FOR_CUDA_12 = Release("onnxruntime-gpu>=1.20,<1.27", 12, ((3, 10), (3, 14)))
 FOR_CUDA_13 = Release("onnxruntime-gpu>=1.28", 13, ((3, 11), (3, 14)))
 FOR_AARCH64 = Release("onnxruntime-gpu>=1.29", 13, ((3, 11), (3, 14)), tuple(_AARCH64.items()))
 
-# For GPUs that the newest holds no code for; newest first.
+# For GPUs that the newest holds no code for; newest first. The wheels of one release hold other code on each system.
+_LINUX, _WINDOWS = tuple(each for each in _X86.items() if each[0][0] == "Linux"), (("Windows", "AMD64"), None)
 FOR_OTHER_GPUS = (
     (Release("onnxruntime-gpu==1.28.0", 13, ((3, 11), (3, 14))), Code((7, 5), ((10, 0), (12, 0)), (12, 0))),
-    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14))), Code((6, 0), (), (9, 0))),
+    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), _LINUX), Code((6, 0), (), (9, 0))),
+    (
+        Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), (_WINDOWS,)),
+        Code((8, 6), ((5, 2), (5, 3), (6, 1), (6, 2), (7, 5)), (9, 0)),
+    ),
     (Release("onnxruntime-gpu==1.19.2", 12, ((3, 8), (3, 12))), Code((5, 2), (), (8, 0))),
 )
 
@@ -78,3 +83,9 @@ def newest_for(host: Host, driver_cuda: tuple[int, int] | None) -> Release:
     if host.python < FOR_CUDA_13.pythons[0]:
         return FOR_CUDA_12
     return FOR_CUDA_12 if driver_cuda is not None and driver_cuda < (13, 0) else FOR_CUDA_13
+
+
+def runs_with_cuda_12(host: Host, capability: tuple[int, int] | None) -> bool:
+    """Whether the newest release for CUDA 12 holds code for a GPU; so, too, where nothing is known of it."""
+    newest = next((c for r, c in FOR_OTHER_GPUS if r.cuda_major == 12 and r.why_not_for(host) is None), None)
+    return newest is None or capability is None or newest.runs_on(capability)

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..environment.catalogue import LIBRARIES, TOOLKIT_MAJORS, spec_for, wheel_name
+from ..environment.catalogue import LIBRARIES, TOOLKIT_MAJORS, is_dll, spec_for, wheel_name
 from ..environment.inspection import Environment
 from ..environment.packages import Packages
 from ..errors import Fix, manual, shell
@@ -195,8 +195,11 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
 
 
 def cannot_be_mapped(words: str) -> bool:
-    """Whether glibc's loader, whose words they are, refuses a file that may be whole."""
-    refusals = r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
+    """Whether the loader, whose words they are, refuses a file that may be whole."""
+    refusals = (
+        r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
+        r"|not enough memory \(error|paging file of Windows"
+    )
     return re.search(refusals, words) is not None
 
 
@@ -234,8 +237,24 @@ _SYSTEM_PACKAGES = {
 }
 
 
+# Of Microsoft: its own link to the newest.
+_REDISTRIBUTABLE = "https://aka.ms/vs/17/release/vc_redist.x64.exe"
+_OF_VISUAL_C = re.compile(r"(msvcp|vcruntime|concrt|vcomp|vccorlib)\d", re.IGNORECASE)
+
+
+def update_visual_c() -> Fix:
+    return manual(
+        f"install the newest Visual C++ Redistributable for x64 ({_REDISTRIBUTABLE}) and start the program again",
+        needs="root",
+    )
+
+
 def system_package(sonames: Iterable[str]) -> Fix:
     wanted = list(dict.fromkeys(sonames))
+    if all(map(_OF_VISUAL_C.match, wanted)):
+        return update_visual_c()
+    if all(map(is_dll, wanted)):
+        return manual(f"install what brings {' and '.join(wanted)}", needs="root")
     known = [_SYSTEM_PACKAGES[soname] for soname in wanted if soname in _SYSTEM_PACKAGES]
     named = f" (Debian and Ubuntu: {' '.join(known)})" if known else ""
     return manual(f"install the system package that has {' and '.join(wanted)}{named}", needs="root")
@@ -256,6 +275,10 @@ def limit_on_memory(environment: Environment) -> str | None:
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     """For files that are whole and that this process may not map: installing them again mends nothing."""
     limit = limit_on_memory(environment)
+    if environment.host.system == "Windows":
+        return manual(
+            "let Windows manage the size of its paging file, or make it larger, or end programs", needs="host"
+        )
     if limit is not None:
         return manual(f"raise {limit}", needs="host")
     return manual(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ..environment.catalogue import major_of
 from ..environment.driver import GPU
 from ..environment.inspection import Environment
 from ..environment.libraries import Resolution
@@ -90,7 +91,7 @@ def _cudnn(environment: Environment) -> Requirement:
     resolution = _library(environment, "libcudnn")
     if resolution is None:
         return Requirement("cuDNN", "8.x, published", "9.x, published", None, "unknown", "unknown")
-    number = resolution.soname.rpartition(".")[2]
+    number = major_of(resolution.soname)
     found = None if resolution.chosen is None else f"{number}.x: {resolution.chosen.path}"
     status: Status = "pass" if found else "fail"
     note = (
@@ -226,7 +227,7 @@ def _release_status(status: Status, version: str | None) -> Status:
 
 def _cudnn_package(environment: Environment) -> Requirement:
     major, resolution = _cuda_major(environment), _library(environment, "libcudnn")
-    cudnn = resolution.soname.rpartition(".")[2] if resolution is not None else "9"
+    cudnn = str(major_of(resolution.soname) if resolution is not None else 9)
     name = f"nvidia-cudnn-cu{major}" if major is not None else "nvidia-cudnn-cu13"
     wheel = next((one for one in environment.packages.nvidia if one.name == name), None)
     found = f"{wheel.version or 'version not known'}" if wheel is not None else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..environment.catalogue import major_of
 from ..environment.inspection import Environment
 from ..environment.network import InfinibandPort, Interface
 from ..environment.training import BuildVariable, TrainingEnvironment
@@ -76,7 +77,7 @@ def _cuda(environment: Environment) -> Requirement:
 
 def _cudnn(environment: Environment) -> Requirement:
     soname = next((library.soname for library in environment.libraries if library.spec.stem == "libcudnn"), None)
-    number = int(soname.rpartition(".")[2]) if soname else None
+    number = major_of(soname) if soname else None
     note = f"onnxruntime-training {LAST_RELEASE} for CUDA links cuDNN 8, against the published 9.x"
     return Requirement(
         "cuDNN",

@@ -7,6 +7,7 @@ needs loaded before it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 TOOLKIT_MAJORS = (11, 12, 13)
@@ -14,13 +15,16 @@ TOOLKIT_MAJORS = (11, 12, 13)
 
 @dataclass(frozen=True, slots=True)
 class LibrarySpec:
-    """One library. ``sonames`` and ``wheels`` are by CUDA major; a major that is absent does not have it.
+    """One library. ``sonames``, ``dlls`` and ``wheels`` are by CUDA major; a major that is absent does not have it.
 
-    ``wheels`` are requirements for pip: the name of the distribution and the versions with that soname.
+    ``dlls`` are the names on Windows. ``wheels`` are requirements for pip, on both systems: the name of the
+    distribution and the versions with that soname.
     """
 
     stem: str
     sonames: dict[int, str]
+    dlls: dict[int, str]
+    dll_stem: str  # what comes before the version in ``dlls``
     wheels: dict[int, str]
     after: tuple[str, ...] = ()  # stems to load before it
     part_of: str | None = None  # stem of the library whose folder it must come from
@@ -31,11 +35,15 @@ class LibrarySpec:
 
 
 def _toolkit(stem: str, wheel: str, versions: dict[int, str], *, wheel_versions: dict[int, str] | None = None,
+             dll_stem: str | None = None, dll_versions: dict[int, str] | None = None,
              after: tuple[str, ...] = ()) -> LibrarySpec:  # fmt: skip
     numbers = wheel_versions or {major: str(major) for major in versions}
+    dll = dll_stem or f"{stem.removeprefix('lib')}64_"
     return LibrarySpec(
         stem=stem,
         sonames={major: f"{stem}.so.{version}" for major, version in versions.items()},
+        dlls={major: f"{dll}{version}.dll" for major, version in (dll_versions or versions).items()},
+        dll_stem=dll,
         # From CUDA 13 on the wheels' names have no suffix, as the METADATA of nvidia-cublas shows
         wheels={m: f"{wheel}~={numbers[m]}.0" if m >= 13 else f"{wheel}-cu{m}~={numbers[m]}.0" for m in versions},
         after=after,
@@ -47,6 +55,8 @@ def _cudnn(part: str, after: tuple[str, ...]) -> LibrarySpec:
     return LibrarySpec(
         stem=stem,
         sonames={11: f"{stem}.so.8", 12: f"{stem}.so.9", 13: f"{stem}.so.9"},
+        dlls={11: f"cudnn{part}64_8.dll", 12: f"cudnn{part}64_9.dll", 13: f"cudnn{part}64_9.dll"},
+        dll_stem=f"cudnn{part}64_",
         wheels={11: "nvidia-cudnn-cu11~=8.0", 12: "nvidia-cudnn-cu12~=9.0", 13: "nvidia-cudnn-cu13~=9.0"},
         after=after,
         part_of="libcudnn" if part else None,
@@ -57,12 +67,21 @@ _EACH = {11: "11", 12: "12", 13: "13"}
 _TEN = dict.fromkeys(_EACH, "10")
 
 LIBRARIES: tuple[LibrarySpec, ...] = (
-    _toolkit("libcudart", "nvidia-cuda-runtime", {11: "11.0", 12: "12", 13: "13"}, wheel_versions=_EACH),
+    _toolkit(
+        "libcudart", "nvidia-cuda-runtime", {11: "11.0", 12: "12", 13: "13"}, wheel_versions=_EACH,
+        dll_versions={11: "110", 12: "12", 13: "13"},
+    ),
     _toolkit("libcublasLt", "nvidia-cublas", _EACH),
     _toolkit("libcublas", "nvidia-cublas", _EACH, after=("libcublasLt",)),
     _toolkit("libcurand", "nvidia-curand", _TEN, wheel_versions=_TEN, after=("libcudart",)),  # since 10.4.5
-    _toolkit("libnvJitLink", "nvidia-nvjitlink", {12: "12", 13: "13"}),
-    _toolkit("libnvrtc", "nvidia-cuda-nvrtc", {11: "11.2", 12: "12", 13: "13"}, wheel_versions=_EACH),
+    _toolkit(
+        "libnvJitLink", "nvidia-nvjitlink", {12: "12", 13: "13"}, dll_stem="nvJitLink_",
+        dll_versions={12: "120_0", 13: "130_0"},
+    ),
+    _toolkit(
+        "libnvrtc", "nvidia-cuda-nvrtc", {11: "11.2", 12: "12", 13: "13"}, wheel_versions=_EACH,
+        dll_versions={11: "112_0", 12: "120_0", 13: "130_0"},
+    ),
     _toolkit(
         "libcufft", "nvidia-cufft", {11: "10", 12: "11", 13: "12"}, wheel_versions={11: "10", 12: "11", 13: "12"},
         after=("libnvJitLink",),
@@ -83,6 +102,7 @@ LIBRARIES: tuple[LibrarySpec, ...] = (
 )  # fmt: skip
 
 BY_STEM = {spec.stem: spec for spec in LIBRARIES}
+_BY_DLL_STEM = {spec.dll_stem.lower(): spec for spec in LIBRARIES}
 
 # By cuDNN major: the parts opened at the first convolution; without one of them the process is aborted (CTranslate2
 # issue 1826). The other parts exist in some releases only.
@@ -92,15 +112,42 @@ CUDNN_CORE_PARTS = {
 }
 
 
-def spec_for(soname: str) -> LibrarySpec | None:
-    """The table's entry for a soname of any version, or None for a library that is not CUDA's."""
-    return BY_STEM.get(soname.split(".so", 1)[0])
+def spec_for(name: str) -> LibrarySpec | None:
+    """The table's entry for a soname or a DLL of any version, or None for a library that is not CUDA's."""
+    if is_dll(name):
+        return _BY_DLL_STEM.get(_parts_of_dll(name)[0].lower())
+    return BY_STEM.get(name.split(".so", 1)[0])
 
 
-def major_of(soname: str) -> int | None:
-    """The first number behind ``.so.``: 13 for libcublas.so.13, 11 for libcudart.so.11.0."""
-    number = soname.partition(".so.")[2].split(".")[0]
+def stem_of(name: str) -> str:
+    """``libcudnn_ops`` of libcudnn_ops.so.9 and of cudnn_ops64_9.dll; empty for a library that is not CUDA's."""
+    spec = spec_for(name)
+    return spec.stem if spec is not None else ""
+
+
+def is_dll(name: str) -> bool:
+    return name[-4:].lower() == ".dll"
+
+
+def canonical(name: str) -> str:
+    """A file name as this table spells it: Windows does not tell CUBLAS64_13.DLL from cublas64_13.dll."""
+    spec = spec_for(name) if is_dll(name) else None
+    return f"{spec.dll_stem}{_parts_of_dll(name)[1]}.dll" if spec is not None else name
+
+
+def major_of(name: str) -> int | None:
+    """The major version in a name: 13 for libcublas.so.13, 11 for libcudart.so.11.0, 12 for nvrtc64_120_0.dll."""
+    if is_dll(name):
+        digits = _parts_of_dll(name)[1].split("_")[0]
+        return int(digits[:-1] if len(digits) > 2 else digits) if digits else None  # 110 is 11.0
+    number = name.partition(".so.")[2].split(".")[0]
     return int(number) if number.isdigit() else None
+
+
+def _parts_of_dll(name: str) -> tuple[str, str]:
+    """What comes before the version in the name of a DLL, and the version: ``cudart64_`` and ``110``."""
+    match = re.fullmatch(r"(.*?_)([0-9]+(?:_[0-9]+)?)\.dll", name, re.IGNORECASE)
+    return (match[1], match[2]) if match else ("", "")
 
 
 def wheel_name(requirement: str) -> str:

@@ -56,7 +56,13 @@ def read_elf(path: str | os.PathLike[str]) -> ElfFile:
 
 
 def this_machine() -> str:
-    return os.uname().machine if hasattr(os, "uname") else platform.machine()
+    """What code in this process runs on: on Windows that of Python, which may be translated from another's."""
+    if hasattr(os, "uname"):
+        return os.uname().machine
+    import sysconfig  # a millisecond, of which Linux has no need
+
+    built_for = {"win-amd64": "x86_64", "win-arm64": "aarch64", "win32": "i386"}
+    return built_for.get(sysconfig.get_platform()) or platform.machine()
 
 
 def wrong_machine(machine: str | None, here: str) -> str | None:

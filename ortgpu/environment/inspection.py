@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from .driver import Asked, Driver, read_driver
-from .elf import ElfFile, read_elf
 from .host import Host, read_host
 from .installer import Installer, read_installer
 from .libraries import Resolution, places_for, resolve
+from .library_file import LibraryFile, read_library
 from .mapped import read_mapped_libraries
 from .packages import Packages, read_packages
 from .untranslated import untranslated
@@ -27,13 +28,14 @@ class Environment:
     host: Host
     installer: Installer
     packages: Packages
-    extension: ElfFile | None  # ONNX Runtime's Python extension; ELF files are read on Linux only
-    bridge: ElfFile | None  # libonnxruntime_providers_shared, which every provider is opened through
+    extension: LibraryFile | None  # ONNX Runtime's Python extension; read on Linux and Windows only
+    bridge: LibraryFile | None  # libonnxruntime_providers_shared, which every provider is opened through
     provider: ProviderLibrary | None  # None: there is no CUDA provider file
     libraries: tuple[Resolution, ...]
     mapped: tuple[str, ...]  # libraries of this process, by path
     driver: Driver
     variables: Variables
+    system_libraries_missing: tuple[str, ...] = ()  # of Windows and Visual C++, which ONNX Runtime's files link
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -55,22 +57,37 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
     libraries: tuple[Resolution, ...] = ()
     if provider is not None and provider.cuda_major is not None:
         libraries = resolve(places_for(provider, packages.torch), provider.needed, provider.cuda_major)
+    extension = _read(installed.extension)
+    mapped = read_mapped_libraries()
     return Environment(
         host=read_host(),
         installer=read_installer(),
         packages=packages,
-        extension=_read_elf(installed.extension),
-        bridge=_read_elf(bridge_of(provider.path) if provider is not None else None),
+        extension=extension,
+        bridge=_read(bridge_of(provider.path) if provider is not None else None),
         provider=provider,
         libraries=libraries,
-        mapped=read_mapped_libraries(),
+        mapped=mapped,
         driver=read_driver(unasked=unasked),
         variables=read_variables(),
+        system_libraries_missing=_missing_from_the_system((extension, provider), mapped),
     )
 
 
-def _read_elf(path: str | None) -> ElfFile | None:
-    return read_elf(path) if path is not None and sys.platform == "linux" else None
+def _read(path: str | None) -> LibraryFile | None:
+    return read_library(path) if path is not None and sys.platform in ("linux", "win32") else None
+
+
+def _missing_from_the_system(
+    files: Iterable[LibraryFile | ProviderLibrary | None], mapped: tuple[str, ...]
+) -> tuple[str, ...]:
+    if sys.platform != "win32":
+        return ()
+    from .loader_windows import folders_searched
+    from .windows_runtime import missing_from_the_system
+
+    linked = [(file.path, file.needed) for file in files if file is not None]
+    return missing_from_the_system(linked, mapped, folders_searched(os.environ))
 
 
 def as_plain(value: Any) -> Any:

@@ -1,8 +1,9 @@
-"""The shared objects that are in this process, as the kernel lists them."""
+"""The libraries that are in this process, as the kernel lists them."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 
 from .elf import read_elf
@@ -15,6 +16,10 @@ def mapped_libraries(maps: str) -> tuple[str, ...]:
 
 
 def read_mapped_libraries() -> tuple[str, ...]:
+    if sys.platform == "win32":
+        from .windows_kernel import Kernel32
+
+        return Kernel32().modules()
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
             return mapped_libraries(file.read())

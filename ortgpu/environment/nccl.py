@@ -14,7 +14,8 @@ from typing import Final
 
 from .child import run_python
 from .elf import find_section
-from .libraries import SearchPlaces, Source, places_of_this_process
+from .libraries import places_of_this_process
+from .library_places import SearchPlaces, Source
 from .loader_cache import read_loader_cache
 
 _SONAME: Final = "libnccl.so.2"

@@ -43,7 +43,7 @@ _OTHER_NAMES: Final = frozenset(
     )
 )
 _OTHER_PREFIXES: Final = ("cupy-", "onnxruntime-", "tensorrt")
-_PROVIDERS: Final = ("lib{}.so", "{}.dll", "lib{}.dylib")
+_PROVIDERS: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}
 _HASHED: Final = re.compile(r"onnxruntime/(__init__|capi/[^/]+)\.py")
 _HASHED_BELOW: Final = 64 * 1024
 _MODULE_ENDINGS: Final = (*importlib.machinery.EXTENSION_SUFFIXES, ".py", ".pyc")
@@ -170,7 +170,7 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
 def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: bool) -> Distribution:
     """A wheel of libraries. What is missing is not said: images are trimmed, and the search sees what is needed."""
     record = (one.read("RECORD") or b"") if compare_files else b""
-    lines = [line for line in record.splitlines(keepends=True) if b".so" in line]
+    lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]
     entries = parse_record(b"".join(lines)) or ()
     altered = tuple(entry.path for entry in entries if _compare(entry, one, compare_contents) == "altered")
     return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
@@ -264,11 +264,20 @@ def _read_onnxruntime(
         build_name=build.get("package_name") or None,
         build_version=build.get("__version__") or None,
         cuda_version=parse_cuda_version(build.get("cuda_version")),
-        provider_library=_first_of(capi, names, [one.format("onnxruntime_providers_cuda") for one in _PROVIDERS]),
+        provider_library=_first_of(capi, names, _provider_names("cuda")),
         extension=_first_of(capi, names, _extension_names(names)),
-        tensorrt_library=_first_of(capi, names, [one.format("onnxruntime_providers_tensorrt") for one in _PROVIDERS]),
+        tensorrt_library=_first_of(capi, names, _provider_names("tensorrt")),
         shadowed_by=package.shadowed_by,
     )
+
+
+def provider_file_name(provider: str, system: str) -> str:
+    """The library of a provider, on one operating system as ``platform.system()`` names it."""
+    return _PROVIDERS.get(system, _PROVIDERS["Linux"]).format(f"onnxruntime_providers_{provider}")
+
+
+def _provider_names(provider: str) -> list[str]:
+    return [provider_file_name(provider, system) for system in _PROVIDERS]
 
 
 def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
@@ -333,7 +342,11 @@ def _compare(entry: RecordEntry, one: MetadataFolder, compare_contents: bool) ->
     algorithm, _, expected = entry.digest.partition("=")
     small = size < _HASHED_BELOW and _HASHED.fullmatch(path)
     # conda edits libraries after it has written RECORD.
-    whole = compare_contents and ".so" in path and b"conda" not in (one.read("INSTALLER") or b"")
+    whole = (
+        compare_contents
+        and any(end in path for end in (".so", ".dll", ".pyd"))
+        and b"conda" not in (one.read("INSTALLER") or b"")
+    )
     if algorithm == "sha256" and (small or whole):
         actual = _hash_of(target)
         if actual is not None:

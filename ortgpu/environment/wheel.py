@@ -1,20 +1,23 @@
 """What the installed provider library needs and which GPUs it holds code for, read from the file itself.
 
 Tables per release go stale; the file cannot. The architectures come from the headers of the first container of the
-section ``.nv_fatbin``: in every wheel examined (1.18.1, 1.22.0, 1.26.0, 1.27.0, 1.31.1; checked against cuobjdump)
-it names each architecture that any later container names.
+section ``.nv_fatbin``: in every wheel for Linux examined (1.18.1, 1.22.0, 1.26.0, 1.27.0, 1.31.1; checked against
+cuobjdump) it names each architecture that any later container names. In those for Windows (1.19.2 to 1.31.1) too, until
+1.28.0; in 1.29.0 and 1.31.1 some kernels are for compute capability 9.0 as well, and most are not.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from .elf import find_section, read_elf, this_machine, wrong_machine
+from . import elf, pe
+from .catalogue import is_dll, major_of, spec_for
+from .elf import this_machine, wrong_machine
+from .library_file import read_library
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
@@ -52,11 +55,11 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class ProviderLibrary:
-    """``libonnxruntime_providers_cuda.so`` as its file describes it."""
+    """``libonnxruntime_providers_cuda.so``, or ``onnxruntime_providers_cuda.dll``, as its file describes it."""
 
     path: str
     problem: str | None  # why the loader would refuse the file
-    needed: tuple[str, ...]  # DT_NEEDED, in the file's order
+    needed: tuple[str, ...]  # DT_NEEDED, or the import table, in the file's order
     search_path: tuple[str, ...]
     architectures: tuple[Architecture, ...] | None  # None: the file has no readable fat binary
 
@@ -78,37 +81,32 @@ class ProviderLibrary:
 
 
 def cuda_major_of(needed: tuple[str, ...]) -> int | None:
-    """The CUDA major version of the runtime library among these sonames."""
+    """The CUDA major version of the runtime library among these names; on Windows, where providers may have it built
+    in (ONNX Runtime 1.27 and newer), that of cuBLAS, which has the same."""
     for soname in needed:
-        if match := re.match(r"libcudart\.so\.(\d+)|cudart64_(\d+)", soname):
-            return int(match[1] or match[2][:2])
-    return None
+        if (spec := spec_for(soname)) is not None and spec.stem == "libcudart":
+            return major_of(soname)
+    cublas = (name for name in needed if is_dll(name) and (spec := spec_for(name)) and spec.stem == "libcublas")
+    return next(map(major_of, cublas), None)
 
 
 def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
-    """Read the provider file: under a millisecond, and never raises for what is in it.
-
-    Of a Windows provider nothing is known but that it is there: its format is not read.
-    """
-    if os.fspath(path).lower().endswith(".dll"):
-        return ProviderLibrary(os.fspath(path), None, (), (), None)
-    elf = read_elf(path)
-    problem = elf.problem or wrong_machine(elf.machine, this_machine())
-    return ProviderLibrary(elf.path, problem, elf.needed, elf.search_path, read_architectures(elf.path))
+    """Read the provider file: under a millisecond, and never raises for what is in it."""
+    file = read_library(path)
+    problem = file.problem or wrong_machine(file.machine, this_machine())
+    folders = file.search_path if isinstance(file, elf.ElfFile) else ()
+    return ProviderLibrary(file.path, problem, file.needed, folders, read_architectures(file.path))
 
 
 def bridge_of(provider: str) -> str:
     """Path of the library that stands between ONNX Runtime and its providers, beside them."""
-    name = (
-        "onnxruntime_providers_shared.dll"
-        if provider.lower().endswith(".dll")
-        else "libonnxruntime_providers_shared.so"
-    )
+    name = "onnxruntime_providers_shared.dll" if is_dll(provider) else "libonnxruntime_providers_shared.so"
     return os.path.join(os.path.dirname(provider), name)
 
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
-    section = find_section(path, ".nv_fatbin")
+    # The linker of Windows keeps eight letters of a section's name
+    section = pe.find_section(path, ".nv_fatb") if is_dll(path) else elf.find_section(path, ".nv_fatbin")
     if section is None:
         return None
     try:

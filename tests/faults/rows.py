@@ -30,17 +30,19 @@ def not_here(id_: str, why: str) -> Row:
 
 
 _GUARD = "tests/test_guard.py"
+_WINDOWS = "tests/windows/test_faults.py"
 
 ROWS: tuple[Row, ...] = (
     not_here("A11", "it takes a machine with an aarch64 processor; the advice for it is judged over made facts"),
     not_here("A14", "glibc refuses an executable stack from 2.41 on; the words are judged in tests/test_diagnosis.py"),
     not_here("A15", "it takes a root folder without /bin, so a container or a root user: an import that ends the "
                     "process is judged in tests/test_diagnosis.py, a driver that does is a case here"),
-    not_here("A17", "Windows"),
+    elsewhere("A17", f"{_WINDOWS}::test_w01_an_import_of_which_no_file_tells_why, on a prepared machine"),
     gpu("B10", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
     gpu("B11", "tests/gpu/test_refused.py::test_a_transform_without_cufft_is_refused"),
     gpu("B13", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
-    not_here("B20", "Windows; its like on Linux is tests/gpu/test_healthy_variations.py::test_torch_afterwards"),
+    elsewhere("B20", f"{_WINDOWS}::test_b20_the_libraries_of_an_installed_torch_are_taken, on a prepared machine; "
+                     "its like on Linux is tests/gpu/test_healthy_variations.py::test_torch_afterwards"),
     not_here("B21", "Windows, and a pair of versions that is not recorded as broken on Linux"),
     not_here("B28", "a provider for another GPU runtime (TensorRT RTX), in releases that are no longer supported"),
     gpu("C11", "tests/gpu/test_refused.py::test_less_than_a_context_takes_is_refused"),
@@ -90,4 +92,12 @@ ROWS: tuple[Row, ...] = (
     gpu("G02", "tests/gpu/test_running.py::test_a_child_forked_after_cuda_is_told"),
     elsewhere("G03", f"{_GUARD}::test_pickling"),
     elsewhere("G08", "tests/test_broken_environments.py, every case: the cause comes without reading the log"),
+    elsewhere("W01", f"{_WINDOWS}, test_w01_..., on a prepared machine: the DLLs of a missing dependency are named"),
+    elsewhere("W02", f"{_WINDOWS}, test_w02_..., on a prepared machine"),
+    elsewhere("W03", f"{_WINDOWS}::test_w03_cuda_path_set_is_no_fault_and_no_cause, on a prepared machine"),
+    not_here("W04", "cuDNN 8 on Windows, which opens zlibwapi.dll itself and ends the process where that is not there"),
+    elsewhere("W05", f"{_WINDOWS}, test_w05_..., on a prepared machine"),
+    elsewhere("W06", f"{_WINDOWS}::test_w06_the_toolkit_of_the_right_major_is_taken_whatever_the_variables_say, on a "
+                     "prepared machine"),
+    elsewhere("W07", f"{_WINDOWS}, test_w07_..., on a prepared machine: the words are judged, no session was opened"),
 )  # fmt: skip

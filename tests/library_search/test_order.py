@@ -37,9 +37,9 @@ def test_the_whole_order(tmp_path: Path, put: Put) -> None:
 
 
 def test_the_order_is_the_documented_one() -> None:
-    from ortgpu.environment import libraries
+    from ortgpu.environment import library_places_linux
 
-    documented = re.findall(r"^\d\. (.*)", libraries.__doc__ or "", re.MULTILINE)
+    documented = re.findall(r"^\d\. (.*)", library_places_linux.__doc__ or "", re.MULTILINE)
     keywords = (
         *("already loaded", "caller gave", "``nvidia``", "torch", "conda", "CUDA_HOME", "system loader"),
         "has loaded from none of these",

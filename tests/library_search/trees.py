@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortgpu.environment.libraries import Resolution, SearchPlaces, resolve
+from ortgpu.environment.libraries import Resolution, resolve
+from ortgpu.environment.library_places import SearchPlaces
+from ortgpu.environment.library_places_linux import LINUX
 
 MACHINE = os.uname().machine
 TOOLKIT = ("libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudart.so.13")
@@ -30,6 +32,7 @@ def places(tmp_path: Path, **changes: Any) -> SearchPlaces:
         "python_prefix": str(tmp_path / "python"),
         "machine": MACHINE,
         "mapped": (),
+        "system": LINUX,
         "filesystem": tmp_path / "filesystem",
     }
     return SearchPlaces(**{**nothing, **changes})

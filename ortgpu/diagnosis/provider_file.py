@@ -1,0 +1,74 @@
+"""Why does the loader refuse the CUDA provider's file, when every library that it needs is there?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ..errors import BrokenPackageError, DriverTooOldError, GPUError, LibraryVersionError, manual
+from ..preloading import MissingLibrary
+from . import driver, remedies, windows
+from .facts import Facts
+from .libraries import dll_not_found, judge_missing
+from .library_symbols import of_another_version
+
+
+def unloadable(facts: Facts) -> GPUError | None:
+    """Every library is there and the loader still refuses the provider: for a missing symbol, say."""
+    report = facts.observed.preload
+    text = facts.observed.provider_error
+    if text is None:
+        return None
+    match = re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text)
+    if (absent := match[1] if match else dll_not_found(text)) is not None:
+        wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
+        missing = MissingLibrary(absent, True, wheel, ())
+        return judge_missing(facts, (missing,), "the CUDA provider needs", "fatal")
+    if (lacked := windows.lacks_function(text)) is not None:
+        return of_another_version(text, "the CUDA provider", facts) or LibraryVersionError(
+            f"a loaded library lacks {lacked[0]}, which the CUDA provider was built against",
+            evidence=[text],
+            fixes=[manual(f"let no other {lacked[1]} be loaded before ONNX Runtime, and none come earlier on PATH")],
+            needed=(lacked[1],),
+        )
+    if match := re.search(r"undefined symbol: (\w+)(?:, version (lib\S+))?|version `(\S+)' not found", text):
+        symbol, library = match[1] or match[3], match[2]
+        if re.fullmatch(r"cu[A-Z]\w*", symbol):
+            return _driver_lacks(symbol, text, facts)
+        if library is not None and (found := of_another_version(text, "the CUDA provider", facts)):
+            return found
+        return LibraryVersionError(
+            f"the loaded libraries lack {symbol}, which the CUDA provider was built against",
+            evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
+            needed=(library or symbol,),
+        )
+    provider = facts.environment.provider
+    fixes = [remedies.reinstall_onnxruntime(facts.environment)]
+    if provider is not None and remedies.cannot_be_mapped(text):
+        fixes = [remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
+    elif windows.may_be_visual_c(text):
+        fixes.insert(0, remedies.update_visual_c())
+    return BrokenPackageError(
+        "the dynamic loader refuses the CUDA provider library",
+        evidence=[text],
+        fixes=fixes,
+        package=facts.environment.packages.onnxruntime.build_name,
+        files=(provider.path,) if provider is not None else (),
+    )
+
+
+def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
+    """A function of the driver's interface: those of the CUDA libraries begin with cuda, cublas, cudnn and so on."""
+    if driver.too_old(facts) is not None:
+        return None
+    found, provider = facts.environment.driver, facts.environment.provider
+    major = provider.cuda_major if provider is not None else None
+    return DriverTooOldError(
+        f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
+        "it is older than this ONNX Runtime needs, or no driver",
+        evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
+        fixes=[remedies.update_driver(major or 13)],
+        driver_version=found.nvml.driver_version or found.kernel_version,
+        driver_cuda=found.cuda_version,
+        needed_cuda=(major, 0) if major else None,
+    )
