@@ -215,8 +215,8 @@ class GPUSession(SessionFacts):
         """As InferenceSession.run; see the class for what is raised.
 
         Also takes arrays of other libraries, anything with ``__dlpack__``, without a copy where they are on this
-        session's GPU. What their library still computes on them is waited for. On another GPU they are refused, with
-        ProviderRequestError.
+        session's GPU. What their library still computes on them is waited for. On another GPU, and where they are on
+        the GPU and not contiguous, they are refused, with ProviderRequestError.
 
         Large NumPy arrays are copied in several threads, through pinned memory. Large results may be in memory that is
         used again when the array and all views of it are gone.

@@ -80,6 +80,48 @@ def test_pinned_memory_and_booleans_of_another_library() -> None:
     assert found == [[False, True]] * 2
 
 
+def test_an_array_that_begins_later_in_its_memory() -> None:
+    """DLPack's byte_offset, which libraries use whose memory cannot be pointed into. ONNX Runtime does not look at it,
+    and read what lies before."""
+    found = with_arrays("""
+        import ctypes
+        from ortgpu.device_arrays import _tensor_in, with_values
+        class Later(Foreign):
+            def __dlpack__(self, **arguments):
+                capsule = super().__dlpack__(**arguments)
+                tensor = _tensor_in(capsule)
+                self.tensor, self.original = tensor, bytes(tensor)
+                tensor.shape[0], tensor.byte_offset = 2, 8
+                self.handed_out = bytes(tensor)
+                return capsule
+        session = GPUSession(NEG)
+        array = Later(np.arange(4, dtype=np.float32))
+        read = session.run(None, {"x": array})[0].tolist()
+        value = with_values(session, {"x": array})["x"]
+        report([read, value.numpy().tolist(), bytes(array.tensor) == array.handed_out])
+    """)
+    assert found == [[-2, -3], [2, 3], True]
+
+
+def test_an_array_that_is_not_contiguous() -> None:
+    found = with_arrays("""
+        from ortgpu import device_arrays
+        session = GPUSession(model("t (float[n,m] x) => (float[n,m] y) { y = Neg(x) }"))
+        array = np.arange(6, dtype=np.float32).reshape(2, 3)
+        given = [array.T, array[:, 1:], array[::-1, ::-1], array[:1].T, array[:0].T, np.broadcast_to(array[:1], (2, 3))]
+        given[-1].flags.writeable = True
+        ran = [session.run(None, {"x": Foreign(each)})[0].tolist() == (-each).tolist() for each in given]
+        mapped = [result[0].tolist() for result in session.map([{"x": Foreign(array.T)}])]
+        kept = session.run_on_device(None, {"x": Foreign(array.T)})[0].numpy().tolist()
+        report([ran, mapped == [(-array.T).tolist()], kept == (-array.T).tolist(),
+                outcome(lambda: device_arrays._in_order("x", Foreign(array.T), on_gpu=True))])
+    """)
+    assert found[:3] == [[True] * 6, True, True]
+    assert found[3]["type"] == "ProviderRequestError"
+    assert "input 'x' is a Foreign that is not contiguous" in found[3]["text"]
+    assert "x.contiguous()" in found[3]["text"]
+
+
 def test_an_array_elsewhere_is_refused() -> None:
     found = with_arrays("""
         session = GPUSession(NEG)
