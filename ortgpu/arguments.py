@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 from .devices import DeviceRequest, check_form, is_cpu
+
+CPUNodes = Literal["allow", "warn", "forbid"]
 
 #: What GPUSession takes and InferenceSession ignores.
 OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")

@@ -17,6 +17,7 @@ import onnxruntime
 from . import lifetime
 from . import placement as placements
 from . import providers as requests
+from .arguments import CPUNodes
 from .background import Task
 from .construction import constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of, unlisted
@@ -32,7 +33,7 @@ from .errors import (
     manual,
 )
 from .models import read_collective_operators, read_model
-from .placement import CPUNodes, CPUNodesWarning, Placement
+from .placement import CPUNodesWarning, Placement
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import CPU_FALLBACK_KEY, keeps_cpu_out
 
