@@ -475,26 +475,28 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         "unsupported-device",
-        "the installed ONNX Runtime has no code for this GPU",
-        "The fat binary of the provider file holds neither machine code nor PTX for the GPU's generation. ONNX "
-        "Runtime would open the session, and fail at the first kernel.",
+        "the installed ONNX Runtime, or its cuDNN, has no code for this GPU",
+        "The fat binary of the provider file, or that of cuDNN, holds neither machine code nor PTX for the GPU's "
+        "generation. ONNX Runtime would open the session, and fail at the first kernel, or the first convolution.",
         (
             "The GPU is older than the build: ONNX Runtime for CUDA 13 begins with compute capability 7.5.",
             "The GPU is newer than the build, or between what it holds: 1.29 to 1.31 have no code for 10.0 (B200, "
             "GB200) and no PTX from which the driver could make it.",
+            "cuDNN 9.11 and newer begin with 7.5, and ONNX Runtime for CUDA 12 with 6.0: what installs both in their "
+            "newest versions gives a V100 or a GTX 1080 a cuDNN without code for it.",
             "CUDA_FORCE_PTX_JIT=1: CUDA passes over the machine code, and there is no PTX.",
         ),
         (
             "`compute_capability` is the GPU's, `architectures` is what the file holds.",
             "Plain ONNX Runtime binds CUDA and raises `no kernel image is available for execution on the device` at "
-            "the first run.",
+            "the first run; where cuDNN has no code, `CUDNN_STATUS_EXECUTION_FAILED`.",
         ),
         (
-            "Install the release that the error names, with its libraries.",
+            "Install the release that the error names, of ONNX Runtime with its libraries or of cuDNN.",
             "Where none is named: build ONNX Runtime for this GPU, or use another GPU.",
         ),
         (
-            f"{_ORT}#26181", f"{_ORT}#26245", f"{_ORT}#27725", f"{_ORT}#27528",
+            f"{_ORT}#26181", f"{_ORT}#26245", f"{_ORT}#27725", f"{_ORT}#27528", f"{_ORT}#25676",
             "CUDA C++ Programming Guide, Binary Compatibility",
         ),
     ),

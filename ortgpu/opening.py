@@ -21,8 +21,9 @@ from .arguments import CPUNodes
 from .background import Task
 from .construction import constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of, unlisted
-from .environment.catalogue import LIBRARIES
+from .environment.catalogue import CUDNN_CODE, LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
+from .environment.wheel import coverage_by, read_architectures
 from .errors import (
     CollectiveOpsUnavailableError,
     GPUError,
@@ -34,6 +35,7 @@ from .errors import (
 )
 from .models import read_collective_operators, read_model
 from .placement import CPUNodesWarning, Placement
+from .preloading import PreloadReport
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import CPU_FALLBACK_KEY, keeps_cpu_out
 
@@ -194,12 +196,13 @@ def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why:
             f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
         )
     placement = placements.read_placement(session)
-    _check_lazily_opened(placement, why)
+    _check_lazily_opened(placement, chosen.compute_capability, why)
     return _describe(chosen), placement
 
 
-def _check_lazily_opened(placement: Placement, why: _Why) -> None:
-    """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them."""
+def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | None, why: _Why) -> None:
+    """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them; so does any release with
+    a cuDNN that has no code for the GPU."""
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
     operators = placements.cudnn_operators(placed)
     if why.cudnn_disabled:
@@ -218,6 +221,16 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
     if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
         why.operators = frozenset(placed)
         raise why.unusable()
+    if (operators or not placement.known) and _cudnn_lacks_code(report, capability):
+        why.operators = frozenset(placed) if placement.known else read_model(why.model).operators
+        if placements.cudnn_operators(why.operators):
+            raise why.unusable()
+
+
+def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None) -> bool:
+    path = report.path_of(CUDNN_CODE)
+    held = read_architectures(path) if path is not None else None
+    return capability is not None and coverage_by(held, capability, os.environ) == "none"
 
 
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:

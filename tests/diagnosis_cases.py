@@ -12,6 +12,7 @@ from ortgpu.environment.driver import RefusedNode
 from ortgpu.environment.libraries import Candidate
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.permissions import RefusedPath
+from ortgpu.environment.wheel import Architecture
 from ortgpu.models import ModelFacts
 from ortgpu.preloading import MissingLibrary
 from tests.made_facts import (
@@ -33,6 +34,7 @@ from tests.made_facts import (
     all_of,
     cuda_failed,
     engine,
+    environment,
     gpus,
     nvml,
     observed,
@@ -49,6 +51,14 @@ from tests.made_facts import (
 
 NO_MODULE: dict[str, Any] = {"available": False, "error": "Driver Not Loaded", "driver_version": None,
     "cuda_version": None, "gpus": (), "code": 9}  # fmt: skip
+
+
+#: ONNX Runtime for CUDA 12 has code for it, and cuDNN 9.11 has none
+OLD_GPU = all_of(
+    gpus((7, 0)),
+    part("provider", architectures=(Architecture(7, 0, False, False),)),
+    environment(cudnn_architectures=(Architecture(7, 5, False, False), Architecture(8, 0, False, False))),
+)
 
 
 @dataclass(frozen=True)
@@ -172,6 +182,9 @@ CASES = [
     Case("machine code that CUDA is told to pass over", variables(CUDA_FORCE_PTX_JIT="1"), "UnsupportedDeviceError",
         "unset CUDA_FORCE_PTX_JIT", details={"compute_capability": (9, 0)}),
     Case("two of them", gpus((6, 1), (7, 0)), "UnsupportedDeviceError", "6.1"),
+    Case("a cuDNN without code for the GPU", all_of(OLD_GPU, request(cudnn_operators=("Conv",))),
+        "UnsupportedDeviceError", "the installed cuDNN holds no code for GPU (7, 0)",
+        details={"compute_capability": (7, 0), "architectures": ("sm_75", "sm_80")}),
     Case("the one that is named", all_of(gpus((9, 0), (7, 0)), request(device="GPU-1")), "UnsupportedDeviceError",
         "7.0"),
     Case("every GPU hidden", variables(CUDA_VISIBLE_DEVICES=""), "NoDeviceError", "unset CUDA_VISIBLE_DEVICES"),

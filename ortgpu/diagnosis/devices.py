@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
 from .. import devices
+from ..environment.catalogue import CUDNN_CODE
 from ..environment.driver import GPU
 from ..environment.inspection import Environment
-from ..environment.wheel import PASSED_OVER
+from ..environment.wheel import PASSED_OVER, coverage_by
 from ..errors import (
     DeviceBusyError,
     DeviceNotFoundError,
@@ -168,6 +170,40 @@ def unsupported(facts: Facts) -> GPUError | None:
     )
 
 
+def cudnn_without_code(facts: Facts) -> GPUError | None:
+    """No code for the GPU's generation in cuDNN, where ONNX Runtime has some (issue 25676: a V100)."""
+    environment, request = facts.environment, facts.request
+    provider, held = environment.provider, environment.cudnn_architectures
+    variables = environment.variables.now
+    # Of the others unsupported() says it, where there are no GPUs but those
+    usable = [
+        (name, capability)
+        for name, capability in _capabilities(facts)
+        if provider is None or provider.coverage(capability, variables) != "none"
+    ]
+    without = [one for one in usable if coverage_by(held, one[1], variables) == "none"]
+    files = (one.chosen for one in environment.libraries if one.spec.stem == CUDNN_CODE)
+    file = next(filter(None, files), None)
+    if not without or len(without) < len(usable) or held is None or file is None or request.cudnn_disabled:
+        return None
+    (name, capability), path = without[0], file.path
+    wheels = [one for one in environment.packages.nvidia if one.name.startswith("nvidia-cudnn-cu")]
+    evidence = [f"{os.path.basename(path)} holds {', '.join(map(str, held))}", f"read from {path}"]
+    evidence += [f"{wheel.name} {wheel.version} in {wheel.location}" for wheel in wheels]
+    if request.cudnn_operators:
+        evidence.append(f"needed by {', '.join(request.cudnn_operators)}")
+    return UnsupportedDeviceError(
+        f"the installed cuDNN holds no code for {name or 'this GPU'} "
+        f"(compute capability {capability[0]}.{capability[1]})",
+        evidence=evidence,
+        fixes=[remedies.another_cudnn(environment, path, capability)],
+        severity="fatal" if request.cudnn_operators else "warning",
+        device=name,
+        compute_capability=capability,
+        architectures=tuple(map(str, held)),
+    )
+
+
 def _passed_over(
     name: str | None, capability: tuple[int, int], held: tuple[str, ...], variables: Mapping[str, str]
 ) -> UnsupportedDeviceError:
@@ -187,12 +223,8 @@ def _passed_over(
 
 def _release_for(facts: Facts, capability: tuple[int, int]) -> Fix | None:
     supported = facts.environment.driver.cuda_version or facts.environment.driver.nvml.cuda_version
-    for release, code in releases.FOR_OTHER_GPUS:
-        if supported is not None and supported[0] < release.cuda_major:
-            continue
-        if code.runs_on(capability) and release.why_not_for(facts.environment.host) is None:
-            return remedies.other_release(facts.environment, release)
-    return None
+    release = releases.for_gpus(facts.environment.host, supported, [capability])
+    return remedies.other_release(facts.environment, release) if release is not None else None
 
 
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:

@@ -12,7 +12,9 @@ import re
 
 from ..devices import Device
 from ..distributed.ranks import current_rank
+from ..environment.catalogue import CUDNN_CODE
 from ..environment.mapped import read_mapped_libraries
+from ..environment.wheel import coverage_by, read_architectures
 from ..errors import (
     GPUError,
     GPUOutOfMemoryError,
@@ -57,6 +59,8 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
             return out_of_memory(None, text, device)
         if failed.is_mixture:
             return _mixed_cudnn(text)
+        if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
+            return error
         return ProviderFailureError(
             f"{failed.library} failed: {failed.status}",
             evidence=[telling_line(text)],
@@ -91,6 +95,23 @@ def _mixed_cudnn(text: str) -> GPUError:
             manual("or make its first GPUSession before this process loads cuDNN by other ways"),
         ],
         libraries=tuple(mapped),
+    )
+
+
+def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
+    """A V100 with cuDNN 9.11 or newer gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
+    path = next((path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)), None)
+    held = read_architectures(path) if path is not None else None
+    capability = device.compute_capability if device is not None else None
+    if path is None or capability is None or coverage_by(held, capability, os.environ) != "none":
+        return None
+    return UnsupportedDeviceError(
+        f"the cuDNN of this process holds no code for {device} (compute capability {capability[0]}.{capability[1]})",
+        evidence=[telling_line(text), f"{path} holds {', '.join(map(str, held or ()))}"],
+        fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
+        device=device.name if device is not None else None,
+        compute_capability=capability,
+        architectures=tuple(map(str, held or ())),
     )
 
 

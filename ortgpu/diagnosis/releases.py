@@ -7,6 +7,7 @@ binaries of its wheels when 1.31.1 was the newest.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..environment.host import Host
@@ -63,18 +64,39 @@ FOR_CUDA_12 = Release("onnxruntime-gpu>=1.20,<1.27", 12, ((3, 10), (3, 14)))
 FOR_CUDA_13 = Release("onnxruntime-gpu>=1.28", 13, ((3, 11), (3, 14)))
 FOR_AARCH64 = Release("onnxruntime-gpu>=1.29", 13, ((3, 11), (3, 14)), tuple(_AARCH64.items()))
 
+_NONE = (1000, 0)
+CODE_FOR_CUDA_13 = Code((7, 5), ((12, 0),), _NONE)
+CODE_FOR_CUDA_12 = Code((6, 0), (), (9, 0))
+
 # For GPUs that the newest holds no code for; newest first.
 FOR_OTHER_GPUS = (
     (Release("onnxruntime-gpu==1.28.0", 13, ((3, 11), (3, 14))), Code((7, 5), ((10, 0), (12, 0)), (12, 0))),
-    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14))), Code((6, 0), (), (9, 0))),
+    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14))), CODE_FOR_CUDA_12),
     (Release("onnxruntime-gpu==1.19.2", 12, ((3, 8), (3, 12))), Code((5, 2), (), (8, 0))),
 )
 
 
-def newest_for(host: Host, driver_cuda: tuple[int, int] | None) -> Release:
-    """The newest release for a machine, as far as its Python and the CUDA of its driver, where it is known, decide."""
+def newest_for(
+    host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]] = ()
+) -> Release:
+    """The newest release for a machine, as far as its Python, and the CUDA of its driver and its GPUs, where they are
+    known, decide."""
     if host.machine == "aarch64":
         return FOR_AARCH64
-    if host.python < FOR_CUDA_13.pythons[0]:
-        return FOR_CUDA_12
-    return FOR_CUDA_12 if driver_cuda is not None and driver_cuda < (13, 0) else FOR_CUDA_13
+    for_cuda_13 = host.python >= FOR_CUDA_13.pythons[0] and (driver_cuda is None or driver_cuda >= (13, 0))
+    newest, code = (FOR_CUDA_13, CODE_FOR_CUDA_13) if for_cuda_13 else (FOR_CUDA_12, CODE_FOR_CUDA_12)
+    if not capabilities or any(map(code.runs_on, capabilities)):
+        return newest
+    return for_gpus(host, driver_cuda, capabilities) or newest
+
+
+def for_gpus(
+    host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]]
+) -> Release | None:
+    """The newest release with code for one of these GPUs, which the newest of all has not; None: there is none."""
+    for release, code in FOR_OTHER_GPUS:
+        if driver_cuda is not None and driver_cuda[0] < release.cuda_major:
+            continue
+        if any(map(code.runs_on, capabilities)) and release.why_not_for(host) is None:
+            return release
+    return None

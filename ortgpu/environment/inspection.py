@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .catalogue import CUDNN_CODE
 from .driver import Asked, Driver, read_driver
 from .elf import ElfFile, read_elf
 from .host import Host, read_host
@@ -17,7 +18,7 @@ from .mapped import read_mapped_libraries
 from .packages import Packages, read_packages
 from .untranslated import untranslated
 from .variables import Variables, read_variables
-from .wheel import ProviderLibrary, bridge_of, read_provider
+from .wheel import Architecture, ProviderLibrary, bridge_of, read_architectures, read_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Environment:
     mapped: tuple[str, ...]  # libraries of this process, by path
     driver: Driver
     variables: Variables
+    cudnn_architectures: tuple[Architecture, ...] | None = None  # that cuDNN holds code for; None: not known
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -66,7 +68,14 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         mapped=read_mapped_libraries(),
         driver=read_driver(unasked=unasked),
         variables=read_variables(),
+        cudnn_architectures=_read_cudnn_architectures(libraries),
     )
+
+
+def _read_cudnn_architectures(libraries: Iterable[Resolution]) -> tuple[Architecture, ...] | None:
+    files = (found.chosen for found in libraries if found.spec.stem == CUDNN_CODE)
+    file = next(files, None)
+    return read_architectures(file.path) if file is not None else None
 
 
 def _read_elf(path: str | None) -> ElfFile | None:
