@@ -552,7 +552,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "A string was passed for the list: ONNX Runtime then takes each letter for a provider.",
             "`set_providers`, `enable_fallback` or `enable_fallback=1` was used: with a GPUSession there is nothing to "
             "fall back to.",
-            "The session options carry providers of their own, which cannot be verified.",
+            "The session options carry providers of their own, which cannot be verified; or, under the guard, they "
+            "leave the session on the CPU, as a policy that prefers a GPU does where it knows none.",
             "`cuda_graph=True`, and the model cannot be captured: it has control flow, inputs that the CPU reads, "
             "or output shapes that depend on data; or a method was called that does not go with it.",
             "An array of another library, passed to `run` or `map`, is on another device than the session.",

@@ -17,7 +17,7 @@ import onnxruntime
 from . import lifetime
 from . import placement as placements
 from . import providers as requests
-from .arguments import CPUNodes
+from .arguments import CPUNodes, cpu_is_allowed_by_variable
 from .background import Task
 from .construction import constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of, unlisted
@@ -37,9 +37,7 @@ from .models import read_collective_operators, read_model
 from .placement import CPUNodesWarning, Placement
 from .preloading import PreloadReport
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
-from .session_options import CPU_FALLBACK_KEY, keeps_cpu_out
-
-_TRUE = ("1", "true", "yes", "on")
+from .session_options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,7 @@ def open_verified(
         Exception: ONNX Runtime's own, for what is not about the GPU.
     """
     check_form(request.device)
+    _refuse_providers_in(request.sess_options)
     requested = given = requests.parse(request.providers, request.provider_options)
     runtime = load_runtime()
     available = runtime.available_providers or ()
@@ -118,7 +117,7 @@ def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
     wrong_in_itself = isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
     if wrong_in_itself or keeps_cpu_out(options):
         return False
-    return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
+    return allow_cpu or cpu_is_allowed_by_variable()
 
 
 def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
@@ -139,7 +138,6 @@ def _construct(
     """What was asked of ONNX Runtime, on which GPU, and what of it was chosen for this model."""
     gpu = _choose(why.device, why)
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
-    _refuse_providers_in(request.sess_options)
     options = placements.recording(request.sess_options)
     if request.cuda_graph:
         from .graph_requests import on_own_stream
@@ -331,12 +329,17 @@ def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
 
 
 def _refuse_providers_in(options: Any) -> None:
-    has_providers = getattr(options, "has_providers", None)
-    if has_providers is not None and has_providers():
+    if carries_providers(options):
         raise ProviderRequestError(
             "the SessionOptions carry execution providers of their own, which cannot be verified",
-            evidence=["set by add_provider, add_provider_for_devices or set_provider_selection_policy"],
-            fixes=[manual("pass them as providers= instead")],
+            evidence=[
+                "set by add_provider, add_provider_for_devices or set_provider_selection_policy",
+                "a GPUSession is on the CUDA provider that is part of onnxruntime-gpu",
+            ],
+            fixes=[
+                manual("leave them out of the SessionOptions, and name those beside CUDA as providers="),
+                manual("or use onnxruntime.InferenceSession for a provider that a plugin brought"),
+            ],
         )
 
 
