@@ -326,7 +326,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "In a container, `echo $NVIDIA_DRIVER_CAPABILITIES` names neither `compute` nor `all`.",
         ),
         (
-            "In a container: start it with `docker run --gpus all`, or in a compose file with `capabilities: [gpu]`; "
+            "In a container: start it with `docker run --gpus all`, or in a compose file with `capabilities: [gpu]`; a "
+            "pod of Kubernetes asks for `nvidia.com/gpu: 1`, Apptainer takes `--nv`; "
             "where capabilities are listed, `compute` has to be among them.",
             "On the machine itself: install the NVIDIA driver; CUDA 13 needs 580 or newer, CUDA 12 needs 525.",
             "In WSL: remove the Linux driver, and put `/usr/lib/wsl/lib` into LD_LIBRARY_PATH.",

@@ -198,6 +198,16 @@ CASES = [
         details={"uuid": UUID}),
     # Driver
     Case("no driver", NO_DRIVER, "DriverNotFoundError", "580.65 or newer"),
+    *(Case(f"no driver in {runtime}", all_of(NO_DRIVER, part("host", container=runtime)), "DriverNotFoundError", how)
+      for runtime, how in (("docker", "--gpus all"), ("kubernetes", "nvidia.com/gpu: 1"), ("apptainer", "--nv"),
+                           ("podman", "--device nvidia.com/gpu=all"), ("systemd-nspawn", "give it the GPU"))),
+    *(Case(f"no GPU on {service}", all_of(NO_DRIVER, part("host", container="docker", service=service)),
+        "DriverNotFoundError", how)
+      for service, how in (("Google Colab", "Change runtime type"), ("AWS Lambda", "AWS Lambda has none"),
+                           ("Hugging Face ZeroGPU", "@spaces.GPU"))),
+    Case("the driver of a service without a GPU", all_of(cuda_failed(100), nvml(gpus=()),
+        part("driver", kernel_version=None, device_nodes=()), part("host", service="Kaggle")), "NoDeviceError",
+        "Settings > Accelerator"),
     Case("no compute in the container", all_of(part("driver", libcuda=None, libcuda_error="not found"),
         part("host", container="docker"), variables(NVIDIA_DRIVER_CAPABILITIES="utility"),), "DriverNotFoundError",
         "NVIDIA_DRIVER_CAPABILITIES=utility"),

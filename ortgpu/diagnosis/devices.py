@@ -25,6 +25,7 @@ from ..errors import (
 from . import memory, releases, remedies
 from .cuda_codes import name_of
 from .facts import Facts
+from .surroundings import give_the_gpu, of_service
 
 _OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
 
@@ -94,8 +95,13 @@ def none_visible(facts: Facts) -> GPUError | None:
         fixes.append(shell("sudo nvidia-smi -mig 0", needs="root"))
         fixes.append(manual("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"))
     elif not hidden:
-        fixes.append(manual("in a container: give it the GPU (docker run --gpus all ...)", needs="host"))
-        fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
+        rented = of_service(environment)
+        if rented is not None:
+            evidence.append(rented[0])
+            fixes.append(rented[1])
+        else:
+            fixes.append(give_the_gpu(environment))
+            fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
     summary = "CUDA_VISIBLE_DEVICES hides every GPU from this process" if hidden else "CUDA sees no GPU"
     return NoDeviceError(summary, evidence=evidence, fixes=fixes)
 
