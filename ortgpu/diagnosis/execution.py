@@ -16,6 +16,8 @@ from ..environment.catalogue import CUDNN_CODE
 from ..environment.mapped import read_mapped_libraries
 from ..environment.wheel import coverage_by, read_architectures
 from ..errors import (
+    DriverTooOldError,
+    DriverUnusableError,
     GPUError,
     GPUOutOfMemoryError,
     LauncherConflictError,
@@ -25,7 +27,7 @@ from ..errors import (
     manual,
 )
 from . import memory
-from .cuda_codes import RUNTIME_NAMES, STICKY, name_of, poisoned
+from .cuda_codes import RUNTIME_NAMES, STICKY, meaning_of, name_of, poisoned
 from .libraries import by_folder, mixed
 from .library_status import read_library_status
 from .messages import ALLOCATION, CUDA_FAILURE, LIMIT, TENSORRT, telling_line, tensorrt_failed
@@ -129,8 +131,27 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
             device=device.name if device is not None else None,
             compute_capability=device.compute_capability if device is not None else None,
         )
+    meaning = meaning_of(code)
+    if code == 222:
+        version = device.driver_version if device is not None else None
+        return DriverTooOldError(
+            f"{meaning.what} ({name_of(code)})",
+            evidence=[*evidence, f"driver {version or 'of unknown version'}"],
+            fixes=meaning.fixes,
+            driver_version=version,
+            driver_cuda=None,
+            needed_cuda=None,
+        )
+    if code in (221, 223):
+        return DriverUnusableError(
+            f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=code
+        )
     return ProviderFailureError(
-        f"CUDA failed: {name_of(code)}", evidence=evidence, library="CUDA", status=name_of(code)
+        f"CUDA failed: {name_of(code)}",
+        evidence=evidence,
+        fixes=meaning.fixes if code in (214, 999) else (),  # of others nobody knows more
+        library="CUDA",
+        status=name_of(code),
     )
 
 
