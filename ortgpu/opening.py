@@ -20,7 +20,7 @@ from . import providers as requests
 from .arguments import CPUNodes, cpu_is_allowed_by_variable
 from .background import Task
 from .construction import constructed_as_chosen
-from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of, unlisted
+from .devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
 from .environment.catalogue import CUDNN_CODE, LIBRARIES
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
 from .environment.wheel import coverage_by, read_architectures
@@ -168,17 +168,12 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
         return unlisted(device)
     if not cuda.devices:
         raise why.unusable()
-    chosen = choose_visible(device, cuda.devices)
+    chosen = choose_visible(device, cuda)
     provider = why.runtime.preload.provider if why.runtime.preload is not None else None
     capability = chosen.compute_capability
     if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
         raise why.unusable()
     return chosen
-
-
-def choose_visible(device: DeviceRequest, devices: Sequence[CudaDevice]) -> CudaDevice:
-    """The device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
-    return choose(device, devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why: _Why) -> tuple[Device, Placement]:
@@ -378,13 +373,6 @@ def _other_providers(asked: tuple[str, ...], bound: tuple[str, ...]) -> Provider
         evidence=[f"asked for: {', '.join(asked)}", f"bound: {', '.join(bound)}"],
         bound=bound,
     )
-
-
-def _free_memory(uuid: str) -> int | None:
-    from .environment.driver import read_gpu_memory
-
-    memory = read_gpu_memory(uuid)
-    return memory[0] if memory is not None else None
 
 
 def _describe(chosen: CudaDevice) -> Device:

@@ -109,6 +109,19 @@ HARMLESS: dict[str, Change] = {
     ),
     "one GPU of two that is held": all_of(processes("exclusive-process"), request(device=0)),
     "one GPU of two that is known": gpus((6, 1), (9, 0)),
+    "a GPU of which less is known beside an old one": all_of(
+        observed(
+            cuda=CudaState(
+                0,
+                (
+                    replace(CUDA_H200, compute_capability=None),
+                    replace(CUDA_H200, ordinal=1, uuid="GPU-2", compute_capability=(6, 1)),
+                ),
+                1,
+            )
+        ),
+        request(device="auto"),
+    ),
     "a GPU that is asked for": request(device=UUID),
     "the emptiest GPU": request(device="auto"),
     "no cuDNN, and none wanted": all_of(without(CUDNN_13), request(cudnn_disabled=True)),

@@ -38,7 +38,7 @@ def named_device(facts: Facts) -> GPUError | None:
         return None
     if cuda is not None and cuda.devices:
         try:
-            devices.choose(requested, cuda.devices, lambda _: None, hidden)
+            devices.choose(requested, cuda.devices, lambda _: None, devices.narrowed_by(hidden, cuda.hidden_by))
         except DeviceNotFoundError as error:
             return error
         return None
@@ -55,7 +55,7 @@ def named_device(facts: Facts) -> GPUError | None:
     if found:
         return None
     available = [devices.describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
-    return devices.not_found(requested, available, visible_devices=hidden)
+    return devices.not_found(requested, available, narrowed=devices.narrowed_by(hidden, hidden))
 
 
 def none_visible(facts: Facts) -> GPUError | None:
@@ -234,7 +234,8 @@ def _release_for(facts: Facts, capability: tuple[int, int]) -> Fix | None:
 
 
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
-    """Name and compute capability of the devices that could be meant, from CUDA where it was asked, else from NVML."""
+    """Name and compute capability of the devices that could be meant, from CUDA where it was asked, else from NVML.
+    Nothing where that of one is unknown: it may be the one that serves."""
     cuda = facts.observed.cuda
     if cuda is not None and cuda.devices:
         try:
@@ -243,8 +244,11 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
             chosen = []
         if facts.request.device == "auto":
             chosen = list(cuda.devices)
-        return [(device.name, device.compute_capability) for device in chosen if device.compute_capability]
-    return [(gpu.name, gpu.compute_capability) for gpu in _meant(facts) if gpu.compute_capability]
+        found = [(device.name, device.compute_capability) for device in chosen]
+    else:
+        found = [(gpu.name, gpu.compute_capability) for gpu in _meant(facts)]
+    known = [(name, capability) for name, capability in found if capability is not None]
+    return known if len(known) == len(found) else []
 
 
 def _meant(facts: Facts) -> list[GPU]:

@@ -84,6 +84,7 @@ class CudaState:
     code: int | None
     devices: tuple[CudaDevice, ...] | None
     pid: int
+    hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES when it was asked: what the variable is set to later is ignored
 
 
 _state: CudaState | None = None
@@ -115,7 +116,7 @@ def initialised_in() -> int | None:
 
 
 def _ask() -> CudaState:
-    pid = os.getpid()
+    pid, visible = os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         driver = _driver()
         code = int(driver.cuInit(0))
@@ -129,7 +130,7 @@ def _ask() -> CudaState:
             return CudaState(code, None, pid)
     except AttributeError:
         return CudaState(code, None, pid)
-    return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid)
+    return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid, visible)
 
 
 @functools.cache
