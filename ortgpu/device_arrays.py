@@ -16,6 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from . import lifetime
 from .cudart import LEGACY_STREAM, runtime_of
 from .errors import ProviderRequestError, manual
+from .tensor_types import DTYPES
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
@@ -98,12 +99,19 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_input(name, value)
         else:
-            binding.bind_cpu_input(name, np.asarray(value, order="C"))
+            binding.bind_cpu_input(name, np.asarray(value, _dtype_of(session, name, value), order="C"))
     for name in output_names or [output.name for output in session.get_outputs()]:
         binding.bind_output(name, session.device.kind, session.device.ordinal or 0)
     session.run_with_iobinding(binding, run_options)
     outputs: list[Any] = binding.get_outputs()
     return outputs
+
+
+def _dtype_of(session: Any, name: str, value: Any) -> Any:
+    """As which numbers that are in no array are meant, which ``run`` knows: the type that the model declares."""
+    if isinstance(value, np.ndarray):
+        return None
+    return next((DTYPES.get(each.type) for each in session.get_inputs() if each.name == name), None)
 
 
 def _is_foreign(value: Any) -> bool:

@@ -174,6 +174,18 @@ def test_results_stay_on_the_device_of_the_session() -> None:
     assert found == [[[-1, 2], [1, 2], [2, 1], -1], "cpu", shared, "RuntimeError"]
 
 
+def test_numbers_in_no_array_are_of_the_type_that_the_model_declares() -> None:
+    found = with_arrays("""
+        session = GPUSession(model("t (float[n] x) => (float[n] y) { y = Neg(x) }"))
+        feeds = {"x": [1.0, 2.0]}, {"x": [3, 4]}, {"x": []}
+        kept = [session.run_on_device(None, feed)[0].numpy().tolist() for feed in feeds]
+        wrong = outcome(lambda: session.run_on_device(None, {"x": np.zeros(2)}))
+        report([kept, [session.run(None, feed)[0].tolist() for feed in feeds], wrong["type"]])
+    """)
+    assert found[0] == found[1] == [[-1, -2], [-3, -4], []]
+    assert found[2] == "RuntimeError"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is in no extra, and not installed here")
 def test_tensors_of_pytorch() -> None:
     found = child(
