@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 from .devices import DeviceRequest, check_form, is_cpu
+
+CPUNodes = Literal["allow", "warn", "forbid"]
 
 #: What GPUSession takes and InferenceSession ignores.
 OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
 NAMES = (*OWN, "sess_options", "providers", "provider_options")
 
 _CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is
+
+
+def cpu_is_allowed_by_variable() -> bool:
+    return os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in ("1", "true", "yes", "on")
 
 
 def checked_flag(name: str, value: Any) -> bool:

@@ -16,6 +16,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 from . import lifetime
 from .cudart import LEGACY_STREAM, runtime_of
 from .errors import ProviderRequestError, manual
+from .tensor_types import DTYPES
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
@@ -28,16 +29,34 @@ class _DLTensor(ctypes.Structure):
         ("device_id", ctypes.c_int32),
         ("ndim", ctypes.c_int32),
         ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in elements; NULL: one after the other
+        ("byte_offset", ctypes.c_uint64),
     )
+
+    def is_contiguous(self) -> bool:
+        """Whether its elements are one after the other, in the order of NumPy's."""
+        expected = 1
+        for axis in reversed(range(self.ndim if self.strides else 0)):
+            size = self.shape[axis]
+            if size == 0:
+                return True
+            if size != 1 and self.strides[axis] != expected:
+                return False
+            expected *= size
+        return True
 
 
 def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
     """``feed`` with the arrays of other libraries as OrtValues that share their memory; None where it has none.
 
-    What their libraries still compute on the GPU is waited for: ONNX Runtime reads in a stream of its own.
+    What their libraries still compute on the GPU is waited for: ONNX Runtime reads in a stream of its own. Of an array
+    on the CPU that is not contiguous, as a transposed one, there is a NumPy array.
 
     Raises:
-        ProviderRequestError: an array is on another device than the session.
+        ProviderRequestError: an array is on another device than the session, or on the GPU and not contiguous.
         ExecutionError: the session is closed, or lost the GPU.
     """
     if not isinstance(feed, Mapping) or not any(map(_is_foreign, feed.values())):
@@ -80,12 +99,19 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_input(name, value)
         else:
-            binding.bind_cpu_input(name, np.asarray(value, order="C"))
+            binding.bind_cpu_input(name, np.asarray(value, _dtype_of(session, name, value), order="C"))
     for name in output_names or [output.name for output in session.get_outputs()]:
         binding.bind_output(name, session.device.kind, session.device.ordinal or 0)
     session.run_with_iobinding(binding, run_options)
     outputs: list[Any] = binding.get_outputs()
     return outputs
+
+
+def _dtype_of(session: Any, name: str, value: Any) -> Any:
+    """As which numbers that are in no array are meant, which ``run`` knows: the type that the model declares."""
+    if isinstance(value, np.ndarray):
+        return None
+    return next((DTYPES.get(each.type) for each in session.get_inputs() if each.name == name), None)
 
 
 def _is_foreign(value: Any) -> bool:
@@ -116,12 +142,33 @@ def _value(session: Any, name: str, array: Any) -> Any:
     # On the legacy stream, which every producer can be made to wait for and which the caller synchronises
     capsule = array.__dlpack__(stream=LEGACY_STREAM) if on_gpu else array.__dlpack__()
     tensor = _tensor_in(capsule)
+    if not tensor.is_contiguous():
+        return _in_order(name, array, on_gpu)
+    original = bytes(tensor)
+    tensor.data = (tensor.data or 0) + tensor.byte_offset or None  # which ONNX Runtime does not look at
+    tensor.byte_offset = 0
     if kind != _CUDA:
         tensor.device_type = _CUDA if kind == _CUDA_MANAGED else _CPU  # all that ONNX Runtime knows
     is_bool = tensor.code == _BOOL
     if is_bool:
         tensor.code = _UNSIGNED  # how DLPack had booleans before 0.8, which ONNX Runtime still expects
-    return onnxruntime.OrtValue(native.OrtValue.from_dlpack(capsule, is_bool))
+    value = onnxruntime.OrtValue(native.OrtValue.from_dlpack(capsule, is_bool))
+    ctypes.memmove(ctypes.byref(tensor), original, len(original))  # as who made it will find it when it is given back
+    return value
+
+
+def _in_order(name: str, array: Any, on_gpu: bool) -> Any:
+    kind = type(array).__name__
+    if not on_gpu:
+        try:
+            return np.from_dlpack(array)  # which ONNX Runtime makes contiguous itself
+        except (BufferError, RuntimeError, TypeError, ValueError):  # types of elements that NumPy does not know
+            pass
+    raise ProviderRequestError(
+        f"input {name!r} is a {kind} that is not contiguous, as a transposed one or a slice of columns is",
+        fixes=[manual("pass a contiguous copy: x.contiguous() in PyTorch, cupy.ascontiguousarray(x) in CuPy")],
+        requested=kind,
+    )
 
 
 def _tensor_in(capsule: Any) -> _DLTensor:

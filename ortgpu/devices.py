@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .environment.cuda import CudaDevice
+from .environment.cuda import CudaDevice, CudaState
 from .errors import DeviceNotFoundError, manual
 
 DeviceRequest = int | str | None
+
+logger = logging.getLogger("ortgpu")
 
 _FORMS = 'an ordinal (0), "cuda", "cuda:0", a UUID ("GPU-...") or "auto"'
 
@@ -66,7 +70,7 @@ def choose(
     requested: DeviceRequest,
     devices: Sequence[CudaDevice],
     free_memory: Callable[[str], int | None],
-    visible_devices: str | None = None,
+    narrowed: str | None = None,
 ) -> CudaDevice:
     """The device that a request names, among those that CUDA shows to this process.
 
@@ -74,7 +78,7 @@ def choose(
         requested: None is ordinal 0; "auto" is the device with the most free memory, the lowest ordinal among equals.
         devices: at least one.
         free_memory: UUID to free bytes, None where unknown; only called for "auto".
-        visible_devices: CUDA_VISIBLE_DEVICES, for the message.
+        narrowed: how CUDA_VISIBLE_DEVICES chose these, for the message: see :func:`narrowed_by`.
 
     Raises:
         DeviceNotFoundError: nothing among ``devices`` has this ordinal or UUID.
@@ -91,7 +95,39 @@ def choose(
     if len(matches) == 1:
         return matches[0]
     available = [describe(device.ordinal, device.name, device.uuid) for device in devices]
-    raise not_found(requested, available, ambiguous=bool(matches), visible_devices=visible_devices)
+    raise not_found(requested, available, ambiguous=bool(matches), narrowed=narrowed)
+
+
+_TOO_LATE = "which came too late"
+
+SET_BEFORE = manual(
+    "or set CUDA_VISIBLE_DEVICES where this program is started, or before anything in it uses CUDA", needs="host"
+)
+
+
+def narrowed_by(now: str | None, then: str | None) -> str | None:
+    """As evidence: what CUDA_VISIBLE_DEVICES is, and what it was when CUDA was initialised in this process."""
+    if now == then:
+        return f"CUDA_VISIBLE_DEVICES={now}" if now is not None else None
+    said = [repr(value) if value is not None else "not set" for value in (then, now)]
+    return f"CUDA_VISIBLE_DEVICES was {said[0]} when this process initialised CUDA; it is {said[1]} now, {_TOO_LATE}"
+
+
+def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
+    """The device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
+    now = os.environ.get("CUDA_VISIBLE_DEVICES")
+    narrowed = narrowed_by(now, cuda.hidden_by)
+    chosen = choose(device, cuda.devices or (), _free_memory, narrowed)
+    if now != cuda.hidden_by:
+        logger.warning("%s; this session is on %s", narrowed, chosen.uuid or f"cuda:{chosen.ordinal}")
+    return chosen
+
+
+def _free_memory(uuid: str) -> int | None:
+    from .environment.driver import read_gpu_memory
+
+    memory = read_gpu_memory(uuid)
+    return memory[0] if memory is not None else None
 
 
 def unlisted(requested: DeviceRequest) -> CudaDevice:
@@ -128,15 +164,17 @@ def not_found(
     *,
     ambiguous: bool = False,
     evidence: Sequence[str] = (),
-    visible_devices: str | None = None,
+    narrowed: str | None = None,
 ) -> DeviceNotFoundError:
     count = f"{len(available)} GPU{'s' if len(available) != 1 else ''}"
-    narrowed = [f"CUDA_VISIBLE_DEVICES={visible_devices}"] if visible_devices is not None else []
     what = "names more than one GPU" if ambiguous else "is not among the GPUs that this process sees"
     return DeviceNotFoundError(
         f"device {requested!r} {what}",
-        evidence=[f"visible to this process: {count}", *available, *narrowed, *evidence],
-        fixes=[manual(f"pass one of the devices listed above: an ordinal below {len(available)}, or a UUID")],
+        evidence=[f"visible to this process: {count}", *available, *filter(None, [narrowed]), *evidence],
+        fixes=[
+            manual(f"pass one of the devices listed above: an ordinal below {len(available)}, or a UUID"),
+            *([SET_BEFORE] if narrowed is not None and narrowed.endswith(_TOO_LATE) else []),
+        ],
         requested=requested,
         available=tuple(available),
     )

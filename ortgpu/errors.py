@@ -343,7 +343,7 @@ class DeviceBusyError(DeviceError):
 
 
 class UnsupportedDeviceError(DeviceError):
-    """The installed ONNX Runtime holds no code for this GPU's generation."""
+    """The installed ONNX Runtime, or the cuDNN that it uses, holds no code for this GPU's generation."""
 
     code = "unsupported-device"
     fields = ("device", "compute_capability", "architectures")

@@ -326,7 +326,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "In a container, `echo $NVIDIA_DRIVER_CAPABILITIES` names neither `compute` nor `all`.",
         ),
         (
-            "In a container: start it with `docker run --gpus all`, or in a compose file with `capabilities: [gpu]`; "
+            "In a container: start it with `docker run --gpus all`, or in a compose file with `capabilities: [gpu]`; a "
+            "pod of Kubernetes asks for `nvidia.com/gpu: 1`, Apptainer takes `--nv`; "
             "where capabilities are listed, `compute` has to be among them.",
             "On the machine itself: install the NVIDIA driver; CUDA 13 needs 580 or newer, CUDA 12 needs 525.",
             "In WSL: remove the Linux driver, and put `/usr/lib/wsl/lib` into LD_LIBRARY_PATH.",
@@ -475,26 +476,28 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         "unsupported-device",
-        "the installed ONNX Runtime has no code for this GPU",
-        "The fat binary of the provider file holds neither machine code nor PTX for the GPU's generation. ONNX "
-        "Runtime would open the session, and fail at the first kernel.",
+        "the installed ONNX Runtime, or its cuDNN, has no code for this GPU",
+        "The fat binary of the provider file, or that of cuDNN, holds neither machine code nor PTX for the GPU's "
+        "generation. ONNX Runtime would open the session, and fail at the first kernel, or the first convolution.",
         (
             "The GPU is older than the build: ONNX Runtime for CUDA 13 begins with compute capability 7.5.",
             "The GPU is newer than the build, or between what it holds: 1.29 to 1.31 have no code for 10.0 (B200, "
             "GB200) and no PTX from which the driver could make it.",
+            "cuDNN 9.11 and newer begin with 7.5, and ONNX Runtime for CUDA 12 with 6.0: what installs both in their "
+            "newest versions gives a V100 or a GTX 1080 a cuDNN without code for it.",
             "CUDA_FORCE_PTX_JIT=1: CUDA passes over the machine code, and there is no PTX.",
         ),
         (
             "`compute_capability` is the GPU's, `architectures` is what the file holds.",
             "Plain ONNX Runtime binds CUDA and raises `no kernel image is available for execution on the device` at "
-            "the first run.",
+            "the first run; where cuDNN has no code, `CUDNN_STATUS_EXECUTION_FAILED`.",
         ),
         (
-            "Install the release that the error names, with its libraries.",
+            "Install the release that the error names, of ONNX Runtime with its libraries or of cuDNN.",
             "Where none is named: build ONNX Runtime for this GPU, or use another GPU.",
         ),
         (
-            f"{_ORT}#26181", f"{_ORT}#26245", f"{_ORT}#27725", f"{_ORT}#27528",
+            f"{_ORT}#26181", f"{_ORT}#26245", f"{_ORT}#27725", f"{_ORT}#27528", f"{_ORT}#25676",
             "CUDA C++ Programming Guide, Binary Compatibility",
         ),
     ),
@@ -550,7 +553,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "A string was passed for the list: ONNX Runtime then takes each letter for a provider.",
             "`set_providers`, `enable_fallback` or `enable_fallback=1` was used: with a GPUSession there is nothing to "
             "fall back to.",
-            "The session options carry providers of their own, which cannot be verified.",
+            "The session options carry providers of their own, which cannot be verified; or, under the guard, they "
+            "leave the session on the CPU, as a policy that prefers a GPU does where it knows none.",
             "`cuda_graph=True`, and the model cannot be captured: it has control flow, inputs that the CPU reads, "
             "or output shapes that depend on data; or a method was called that does not go with it.",
             "An array of another library, passed to `run` or `map`, is on another device than the session.",

@@ -13,6 +13,8 @@ class was imported, when, or whether a subclass of it was defined before. What a
    TensorRT where it is not installed, is left out.
 2. A name that is no provider, or a malformed list: refused with :class:`ProviderRequestError`.
 3. Only the CPU, or only other providers (OpenVINO, say): passes unchanged, and is listed by ``ortgpu.sessions()``.
+4. Providers that its SessionOptions carry, those of plugins: passes without ONNX Runtime's fallback, and is refused
+   where they leave it on the CPU alone.
 
 ``set_providers`` of a session follows the same rule, and a session that was verified refuses what would take it off
 CUDA. Importing this module imports nothing heavy, and not ONNX Runtime, which is changed when it is imported.
@@ -254,12 +256,17 @@ def _guarded_init(original: Any) -> Any:
         if not is_enforced() or _is_gpu_session(self):
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             return
-        from .guard_policy import judge
+        from .guard_policy import check_carried, judge
         from .registry import register
 
-        verdict = judge(providers, provider_options)
+        verdict = judge(providers, provider_options, sess_options)
         if verdict == "guarded":
             open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+        elif verdict == "carried":
+            original(self, path_or_bytes, sess_options, **{**kwargs, "enable_fallback": 0})
+            self.disable_fallback()  # releases before 1.23 ignore that argument
+            check_carried(self)
+            register(self, "other")
         else:
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             register(self, verdict)

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import importlib
 import logging
+import warnings
 from typing import Any, Literal
 
-from .errors import GPUError, ProviderRequestError
+from .arguments import cpu_is_allowed_by_variable
+from .errors import CPUExecutionWarning, GPUError, ProviderRequestError, manual
 from .providers import CPU, CUDA, TENSORRT, ProviderList, parse
+from .session_options import carries_providers
 
 logger = logging.getLogger("ortgpu")
 
 
-Verdict = Literal["guarded", "cpu", "other"]
+Verdict = Literal["guarded", "cpu", "other", "carried"]
 
 
-def judge(providers: Any, provider_options: Any) -> Verdict:
+def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Verdict:
     """What the guard does with a session of these arguments.
 
     "guarded", it is opened and verified, or refused: CUDA or TensorRT, nothing, exactly what
     ``get_available_providers()`` returns, names that no provider has, malformed lists. "cpu" and "other", it passes:
-    the CPU alone; other providers without CUDA.
+    the CPU alone; other providers without CUDA. "carried": providers of the SessionOptions, which ONNX Runtime uses
+    where none are named; which ones only the session can say.
     """
+    if not providers and not provider_options and carries_providers(sess_options):
+        return "carried"
     try:
         names = _parse(providers, provider_options).names
     except ProviderRequestError:
@@ -34,6 +40,38 @@ def judge(providers: Any, provider_options: Any) -> Verdict:
     if names == available or not set(names) <= {*available, *_known()}:
         return "guarded"
     return "other"
+
+
+def check_carried(session: Any) -> None:
+    """Of a session whose providers its SessionOptions chose, and that is open.
+
+    Raises:
+        ProviderRequestError: only the CPU was chosen, as a policy that prefers a GPU does where it knows none. With
+            ORTGPU_ALLOW_CPU that is a CPUExecutionWarning.
+    """
+    if tuple(session.get_providers()) != (CPU,):
+        return
+    if not cpu_is_allowed_by_variable():
+        raise _left_on_cpu()
+    from .registry import stacklevel
+
+    warnings.warn(CPUExecutionWarning(_left_on_cpu()), stacklevel=stacklevel(session))
+
+
+def _left_on_cpu() -> ProviderRequestError:
+    return ProviderRequestError(
+        "the providers that the SessionOptions carry leave this session on the CPU",
+        evidence=[
+            "set by add_provider_for_devices or set_provider_selection_policy",
+            f"devices that they choose from: {', '.join(_names_of_devices()) or 'none'}",
+        ],
+        fixes=[
+            manual('name the provider instead: providers=["CUDAExecutionProvider"], with onnxruntime-gpu'),
+            manual("or register the plugin that has it, before these options are made"),
+            manual('or say that the CPU is meant: providers=["CPUExecutionProvider"]'),
+        ],
+        requested=(CPU,),
+    )
 
 
 def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
@@ -80,8 +118,14 @@ def _known() -> set[str]:
     """Names that any build has, and those of plugins that were registered."""
     onnxruntime: Any = importlib.import_module("onnxruntime")
     built: Any = getattr(onnxruntime, "get_all_providers", tuple)()
-    plugged: Any = getattr(onnxruntime, "get_ep_devices", tuple)()
-    return {*built, *(device.ep_name for device in plugged)}
+    return {*built, *_names_of_devices()}
+
+
+def _names_of_devices() -> list[str]:
+    """Providers that have a device here, those of registered plugins among them."""
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    devices: Any = getattr(onnxruntime, "get_ep_devices", tuple)()
+    return list(dict.fromkeys(device.ep_name for device in devices))
 
 
 def _tensorrt_is_loadable() -> bool:

@@ -28,7 +28,7 @@ class GuardedSession(GPUSession):
         provider_options: Any = None,
         **kwargs: Any,
     ) -> None:
-        if judge(providers, provider_options) == "guarded":
+        if judge(providers, provider_options, sess_options) == "guarded":
             guard.open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
         else:
             self.__class__ = self._guards

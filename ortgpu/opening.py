@@ -17,11 +17,13 @@ import onnxruntime
 from . import lifetime
 from . import placement as placements
 from . import providers as requests
+from .arguments import CPUNodes, cpu_is_allowed_by_variable
 from .background import Task
 from .construction import constructed_as_chosen
-from .devices import CPU, Device, DeviceRequest, check_form, choose, ordinal_of, unlisted
-from .environment.catalogue import LIBRARIES, stem_of
+from .devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
+from .environment.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
+from .environment.wheel import coverage_by, read_architectures
 from .errors import (
     CollectiveOpsUnavailableError,
     GPUError,
@@ -32,11 +34,10 @@ from .errors import (
     manual,
 )
 from .models import read_collective_operators, read_model
-from .placement import CPUNodes, CPUNodesWarning, Placement
+from .placement import CPUNodesWarning, Placement
+from .preloading import PreloadReport
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
-from .session_options import CPU_FALLBACK_KEY, keeps_cpu_out
-
-_TRUE = ("1", "true", "yes", "on")
+from .session_options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def open_verified(
         Exception: ONNX Runtime's own, for what is not about the GPU.
     """
     check_form(request.device)
+    _refuse_providers_in(request.sess_options)
     requested = given = requests.parse(request.providers, request.provider_options)
     runtime = load_runtime()
     available = runtime.available_providers or ()
@@ -115,7 +117,7 @@ def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
     wrong_in_itself = isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
     if wrong_in_itself or keeps_cpu_out(options):
         return False
-    return allow_cpu or os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in _TRUE
+    return allow_cpu or cpu_is_allowed_by_variable()
 
 
 def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
@@ -136,7 +138,6 @@ def _construct(
     """What was asked of ONNX Runtime, on which GPU, and what of it was chosen for this model."""
     gpu = _choose(why.device, why)
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
-    _refuse_providers_in(request.sess_options)
     options = placements.recording(request.sess_options)
     if request.cuda_graph:
         from .graph_requests import on_own_stream
@@ -167,17 +168,12 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
         return unlisted(device)
     if not cuda.devices:
         raise why.unusable()
-    chosen = choose_visible(device, cuda.devices)
+    chosen = choose_visible(device, cuda)
     provider = why.runtime.preload.provider if why.runtime.preload is not None else None
     capability = chosen.compute_capability
     if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
         raise why.unusable()
     return chosen
-
-
-def choose_visible(device: DeviceRequest, devices: Sequence[CudaDevice]) -> CudaDevice:
-    """The device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
-    return choose(device, devices, _free_memory, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why: _Why) -> tuple[Device, Placement]:
@@ -193,12 +189,13 @@ def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why:
             f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
         )
     placement = placements.read_placement(session)
-    _check_lazily_opened(placement, why)
+    _check_lazily_opened(placement, chosen.compute_capability, why)
     return _describe(chosen), placement
 
 
-def _check_lazily_opened(placement: Placement, why: _Why) -> None:
-    """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them."""
+def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | None, why: _Why) -> None:
+    """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them; so does any release with
+    a cuDNN that has no code for the GPU."""
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
     operators = placements.cudnn_operators(placed)
     if why.cudnn_disabled:
@@ -219,6 +216,16 @@ def _check_lazily_opened(placement: Placement, why: _Why) -> None:
     if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
         why.operators = frozenset(placed)
         raise why.unusable()
+    if (operators or not placement.known) and _cudnn_lacks_code(report, capability):
+        why.operators = frozenset(placed) if placement.known else read_model(why.model).operators
+        if placements.cudnn_operators(why.operators):
+            raise why.unusable()
+
+
+def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None) -> bool:
+    path = report.path_of(CUDNN_CODE)
+    held = read_architectures(path) if path is not None else None
+    return capability is not None and coverage_by(held, capability, os.environ) == "none"
 
 
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
@@ -324,12 +331,17 @@ def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
 
 
 def _refuse_providers_in(options: Any) -> None:
-    has_providers = getattr(options, "has_providers", None)
-    if has_providers is not None and has_providers():
+    if carries_providers(options):
         raise ProviderRequestError(
             "the SessionOptions carry execution providers of their own, which cannot be verified",
-            evidence=["set by add_provider, add_provider_for_devices or set_provider_selection_policy"],
-            fixes=[manual("pass them as providers= instead")],
+            evidence=[
+                "set by add_provider, add_provider_for_devices or set_provider_selection_policy",
+                "a GPUSession is on the CUDA provider that is part of onnxruntime-gpu",
+            ],
+            fixes=[
+                manual("leave them out of the SessionOptions, and name those beside CUDA as providers="),
+                manual("or use onnxruntime.InferenceSession for a provider that a plugin brought"),
+            ],
         )
 
 
@@ -368,13 +380,6 @@ def _other_providers(asked: tuple[str, ...], bound: tuple[str, ...]) -> Provider
         evidence=[f"asked for: {', '.join(asked)}", f"bound: {', '.join(bound)}"],
         bound=bound,
     )
-
-
-def _free_memory(uuid: str) -> int | None:
-    from .environment.driver import read_gpu_memory
-
-    memory = read_gpu_memory(uuid)
-    return memory[0] if memory is not None else None
 
 
 def _describe(chosen: CudaDevice) -> Device:

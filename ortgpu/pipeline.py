@@ -36,6 +36,7 @@ def map_session(
 
     lifetime.refuse_if_unusable(session)
     source, ahead = check_arguments(feeds, in_flight, 2 * THREADS)
+    output_names = for_many_runs(output_names)
     # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used.
     converted = (with_values(session, feed) or feed for feed in source)
     run = functools.partial(staged_run, session, output_names)
@@ -97,6 +98,11 @@ def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) 
     if isinstance(feeds, Mapping):
         raise TypeError("feeds must be an iterable of feeds, not one feed: pass that to run, or in a list")
     return iter(feeds), most
+
+
+def for_many_runs(output_names: Any) -> Any:
+    """The names of an iterator as a list: the first run would leave none for the second."""
+    return list(output_names) if isinstance(output_names, Iterator) else output_names
 
 
 def _in_threads(

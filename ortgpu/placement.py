@@ -20,7 +20,6 @@ ALL_ON_CPU = "the whole session is on the CPU"
 PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
 
 NodeKind = Literal["compute", "shape"]
-CPUNodes = Literal["allow", "warn", "forbid"]
 
 # Where one of these is on the CPU, it handles shapes or indices of a few elements: ONNX Runtime moves such nodes there
 # itself (GetCpuPreferredNodes in fallback_cpu_capability.cc), and on numbers all of them have CUDA kernels.

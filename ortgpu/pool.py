@@ -178,13 +178,13 @@ class GPUSessionPool:
             TypeError, ValueError: ``feeds`` is not iterable, or one feed; ``in_flight`` is not a positive int.
             GPUError: as :meth:`submit`.
         """
-        from .pipeline import check_arguments, results_of
+        from .pipeline import check_arguments, for_many_runs, results_of
 
         self._refuse_after_fork()
         if self._is_over:
             raise self._why_over()
         source, ahead = check_arguments(feeds, in_flight, 2 * self._limit)
-        return results_of(functools.partial(self.submit, output_names), source, ahead)
+        return results_of(functools.partial(self.submit, for_many_runs(output_names)), source, ahead)
 
     def close(self) -> None:
         """Give up the sessions and their GPU memory. What is running is waited for; what was waiting gets an

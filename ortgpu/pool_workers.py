@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 from . import registry
 from ._gpu_session import gpu_session_class
 from .background import Task
-from .devices import DeviceRequest, check_form, ordinal_of
+from .devices import DeviceRequest, check_form, choose_visible, ordinal_of
 from .environment.cuda import initialise
 from .errors import GPUError, ProviderRequestError, manual
 from .threads import Threads
@@ -100,13 +100,12 @@ def _choose(devices: str | Iterable[DeviceRequest]) -> list[DeviceRequest]:
         raise _refused("devices names no GPU", named, "name at least one, or leave devices out for all")
     for device in named:
         check_form(device)
-    shown = initialise().devices
+    cuda = initialise()
+    shown = cuda.devices
     if everything:
         return [device.ordinal for device in shown or ()] or [None]
     if shown:
-        from .opening import choose_visible
-
-        requests: list[DeviceRequest] = [choose_visible(device, shown).ordinal for device in named]
+        requests: list[DeviceRequest] = [choose_visible(device, cuda).ordinal for device in named]
     else:  # a session will say why, or be opened on the CPU
         requests = named
     keys = [str(each).lower() if ordinal_of(each) is None else ordinal_of(each) for each in requests]

@@ -18,6 +18,8 @@ if _runtime.module is None:
 import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
 
 from . import arguments, lifetime  # noqa: E402
+from .arguments import CPUNodes  # noqa: E402 - typing.get_type_hints asks for it, as frameworks do
+from .devices import Device, DeviceRequest  # noqa: E402
 from .environment.cuda import initialising  # noqa: E402
 from .errors import CPUExecutionWarning, ExecutionError, GPUError, ProviderRequestError, manual  # noqa: E402
 from .session_facts import SessionFacts  # noqa: E402
@@ -27,10 +29,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
     from .cuda_graph import CapturingSession
-    from .devices import Device, DeviceRequest
     from .opening import SessionRequest, Verified
     from .pinned import PinnedMemory
-    from .placement import CPUNodes, Placement
+    from .placement import Placement
     from .staging import Staging
 
 _PINNED_MEMORY_LIMIT = 2 << 30
@@ -215,8 +216,8 @@ class GPUSession(SessionFacts):
         """As InferenceSession.run; see the class for what is raised.
 
         Also takes arrays of other libraries, anything with ``__dlpack__``, without a copy where they are on this
-        session's GPU. What their library still computes on them is waited for. On another GPU they are refused, with
-        ProviderRequestError.
+        session's GPU. What their library still computes on them is waited for. On another GPU, and where they are on
+        the GPU and not contiguous, they are refused, with ProviderRequestError.
 
         Large NumPy arrays are copied in several threads, through pinned memory. Large results may be in memory that is
         used again when the array and all views of it are gone.

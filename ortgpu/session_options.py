@@ -91,6 +91,13 @@ def keeps_cpu_out(options: Any) -> bool:
     return options is not None and config_entry(options, CPU_FALLBACK_KEY) == "1"
 
 
+def carries_providers(options: Any) -> bool:
+    """Whether execution providers were chosen in the options: add_provider, add_provider_for_devices or
+    set_provider_selection_policy, which releases before 1.22 have not. Which ones cannot be asked."""
+    has_providers = getattr(options, "has_providers", None)
+    return has_providers is not None and bool(has_providers())
+
+
 def config_entry(options: Any, key: str) -> str | None:
     """The value of a configuration entry, or None when it is not set."""
     try:

@@ -12,6 +12,7 @@ from ortgpu.environment.driver import RefusedNode
 from ortgpu.environment.libraries import Candidate
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.permissions import RefusedPath
+from ortgpu.environment.wheel import Architecture
 from ortgpu.models import ModelFacts
 from ortgpu.preloading import MissingLibrary
 from tests.made_facts import (
@@ -50,6 +51,14 @@ from tests.made_facts import (
 
 NO_MODULE: dict[str, Any] = {"available": False, "error": "Driver Not Loaded", "driver_version": None,
     "cuda_version": None, "gpus": (), "code": 9}  # fmt: skip
+
+
+#: ONNX Runtime for CUDA 12 has code for it, and cuDNN 9.11 has none
+OLD_GPU = all_of(
+    gpus((7, 0)),
+    part("provider", architectures=(Architecture(7, 0, False, False),)),
+    environment(cudnn_architectures=(Architecture(7, 5, False, False), Architecture(8, 0, False, False))),
+)
 
 
 @dataclass(frozen=True)
@@ -181,6 +190,9 @@ CASES = [
     Case("machine code that CUDA is told to pass over", variables(CUDA_FORCE_PTX_JIT="1"), "UnsupportedDeviceError",
         "unset CUDA_FORCE_PTX_JIT", details={"compute_capability": (9, 0)}),
     Case("two of them", gpus((6, 1), (7, 0)), "UnsupportedDeviceError", "6.1"),
+    Case("a cuDNN without code for the GPU", all_of(OLD_GPU, request(cudnn_operators=("Conv",))),
+        "UnsupportedDeviceError", "the installed cuDNN holds no code for GPU (7, 0)",
+        details={"compute_capability": (7, 0), "architectures": ("sm_75", "sm_80")}),
     Case("the one that is named", all_of(gpus((9, 0), (7, 0)), request(device="GPU-1")), "UnsupportedDeviceError",
         "7.0"),
     Case("every GPU hidden", variables(CUDA_VISIBLE_DEVICES=""), "NoDeviceError", "unset CUDA_VISIBLE_DEVICES"),
@@ -194,6 +206,16 @@ CASES = [
         details={"uuid": UUID}),
     # Driver
     Case("no driver", NO_DRIVER, "DriverNotFoundError", "580.65 or newer"),
+    *(Case(f"no driver in {runtime}", all_of(NO_DRIVER, part("host", container=runtime)), "DriverNotFoundError", how)
+      for runtime, how in (("docker", "--gpus all"), ("kubernetes", "nvidia.com/gpu: 1"), ("apptainer", "--nv"),
+                           ("podman", "--device nvidia.com/gpu=all"), ("systemd-nspawn", "give it the GPU"))),
+    *(Case(f"no GPU on {service}", all_of(NO_DRIVER, part("host", container="docker", service=service)),
+        "DriverNotFoundError", how)
+      for service, how in (("Google Colab", "Change runtime type"), ("AWS Lambda", "AWS Lambda has none"),
+                           ("Hugging Face ZeroGPU", "@spaces.GPU"))),
+    Case("the driver of a service without a GPU", all_of(cuda_failed(100), nvml(gpus=()),
+        part("driver", kernel_version=None, device_nodes=()), part("host", service="Kaggle")), "NoDeviceError",
+        "Settings > Accelerator"),
     Case("no compute in the container", all_of(part("driver", libcuda=None, libcuda_error="not found"),
         part("host", container="docker"), variables(NVIDIA_DRIVER_CAPABILITIES="utility"),), "DriverNotFoundError",
         "NVIDIA_DRIVER_CAPABILITIES=utility"),

@@ -80,6 +80,48 @@ def test_pinned_memory_and_booleans_of_another_library() -> None:
     assert found == [[False, True]] * 2
 
 
+def test_an_array_that_begins_later_in_its_memory() -> None:
+    """DLPack's byte_offset, which libraries use whose memory cannot be pointed into. ONNX Runtime does not look at it,
+    and read what lies before."""
+    found = with_arrays("""
+        import ctypes
+        from ortgpu.device_arrays import _tensor_in, with_values
+        class Later(Foreign):
+            def __dlpack__(self, **arguments):
+                capsule = super().__dlpack__(**arguments)
+                tensor = _tensor_in(capsule)
+                self.tensor, self.original = tensor, bytes(tensor)
+                tensor.shape[0], tensor.byte_offset = 2, 8
+                self.handed_out = bytes(tensor)
+                return capsule
+        session = GPUSession(NEG)
+        array = Later(np.arange(4, dtype=np.float32))
+        read = session.run(None, {"x": array})[0].tolist()
+        value = with_values(session, {"x": array})["x"]
+        report([read, value.numpy().tolist(), bytes(array.tensor) == array.handed_out])
+    """)
+    assert found == [[-2, -3], [2, 3], True]
+
+
+def test_an_array_that_is_not_contiguous() -> None:
+    found = with_arrays("""
+        from ortgpu import device_arrays
+        session = GPUSession(model("t (float[n,m] x) => (float[n,m] y) { y = Neg(x) }"))
+        array = np.arange(6, dtype=np.float32).reshape(2, 3)
+        given = [array.T, array[:, 1:], array[::-1, ::-1], array[:1].T, array[:0].T, np.broadcast_to(array[:1], (2, 3))]
+        given[-1].flags.writeable = True
+        ran = [session.run(None, {"x": Foreign(each)})[0].tolist() == (-each).tolist() for each in given]
+        mapped = [result[0].tolist() for result in session.map([{"x": Foreign(array.T)}])]
+        kept = session.run_on_device(None, {"x": Foreign(array.T)})[0].numpy().tolist()
+        report([ran, mapped == [(-array.T).tolist()], kept == (-array.T).tolist(),
+                outcome(lambda: device_arrays._in_order("x", Foreign(array.T), on_gpu=True))])
+    """)
+    assert found[:3] == [[True] * 6, True, True]
+    assert found[3]["type"] == "ProviderRequestError"
+    assert "input 'x' is a Foreign that is not contiguous" in found[3]["text"]
+    assert "x.contiguous()" in found[3]["text"]
+
+
 def test_an_array_elsewhere_is_refused() -> None:
     found = with_arrays("""
         session = GPUSession(NEG)
@@ -130,6 +172,18 @@ def test_results_stay_on_the_device_of_the_session() -> None:
     """)
     shared = older_than((1, 26)) is None  # since then its values have __dlpack__
     assert found == [[[-1, 2], [1, 2], [2, 1], -1], "cpu", shared, "RuntimeError"]
+
+
+def test_numbers_in_no_array_are_of_the_type_that_the_model_declares() -> None:
+    found = with_arrays("""
+        session = GPUSession(model("t (float[n] x) => (float[n] y) { y = Neg(x) }"))
+        feeds = {"x": [1.0, 2.0]}, {"x": [3, 4]}, {"x": []}
+        kept = [session.run_on_device(None, feed)[0].numpy().tolist() for feed in feeds]
+        wrong = outcome(lambda: session.run_on_device(None, {"x": np.zeros(2)}))
+        report([kept, [session.run(None, feed)[0].tolist() for feed in feeds], wrong["type"]])
+    """)
+    assert found[0] == found[1] == [[-1, -2], [-3, -4], []]
+    assert found[2] == "RuntimeError"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is in no extra, and not installed here")

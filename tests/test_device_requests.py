@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.devices import CPU, Device, check_form, choose, describe, ordinal_of
-from ortgpu.environment.cuda import CudaDevice
+from ortgpu.devices import CPU, Device, check_form, choose, choose_visible, describe, narrowed_by, ordinal_of
+from ortgpu.environment.cuda import CudaDevice, CudaState
 from ortgpu.errors import DeviceNotFoundError, GPUError
 from tests.made_requests import attempt
 
@@ -48,7 +48,7 @@ def test_a_device_that_is_there(requested: Any, ordinal: int) -> None:
 def test_a_device_that_is_not_there(requested: Any) -> None:
     check_form(requested)
     with pytest.raises(DeviceNotFoundError, match="is not among the GPUs") as caught:
-        choose(requested, GPUS, never, "0,1,2")
+        choose(requested, GPUS, never, narrowed_by("0,1,2", "0,1,2"))
     error = caught.value
     assert error.requested == requested
     assert error.available == tuple(describe(one.ordinal, one.name, one.uuid) for one in GPUS)
@@ -162,3 +162,39 @@ def test_names_of_devices() -> None:
     assert (str(CPU), CPU.is_gpu) == ("cpu", False)
     assert str(Device("cuda", 0, None, None, None, None, None)) == "cuda:0"
     assert describe(0, None, None) == "cuda:0 unnamed GPU"
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "words"),
+    [
+        (None, None, None),
+        ("0", "0", "CUDA_VISIBLE_DEVICES=0"),
+        ("1", None, "CUDA_VISIBLE_DEVICES was not set when this process initialised CUDA; it is '1' now"),
+        (None, "0", "CUDA_VISIBLE_DEVICES was '0' when this process initialised CUDA; it is not set now"),
+    ],
+)
+def test_the_variable_counts_as_it_was_when_cuda_was_initialised(
+    now: str | None, then: str | None, words: str | None
+) -> None:
+    """Seen on an H200: what is set after a cuInit that succeeded changes nothing, what is set after one that found no
+    GPU does."""
+    said = narrowed_by(now, then)
+    assert (said is None) == (words is None)
+    assert (said or "").startswith(words or "")
+
+
+def test_a_session_on_another_gpu_than_the_variable_says_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = CudaState(0, GPUS, 1, None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert choose_visible(None, state) is GPUS[0]
+    assert not caplog.records
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert choose_visible(None, state) is GPUS[0]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "came too late" in record.getMessage()
+    assert UUIDS[0] in record.getMessage()
+    with pytest.raises(DeviceNotFoundError, match="before anything in it uses CUDA"):
+        choose_visible(7, state)

@@ -17,9 +17,10 @@ from ortgpu.environment.driver import GPU, RefusedNode
 from ortgpu.environment.libraries import Candidate, Resolution
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.permissions import RefusedPath
+from ortgpu.environment.wheel import Architecture
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
-from tests.diagnosis_cases import CASES, Case
+from tests.diagnosis_cases import CASES, OLD_GPU, Case
 from tests.made_facts import (
     AVAILABLE,
     CPU_ENGINE,
@@ -108,6 +109,19 @@ HARMLESS: dict[str, Change] = {
     ),
     "one GPU of two that is held": all_of(processes("exclusive-process"), request(device=0)),
     "one GPU of two that is known": gpus((6, 1), (9, 0)),
+    "a GPU of which less is known beside an old one": all_of(
+        observed(
+            cuda=CudaState(
+                0,
+                (
+                    replace(CUDA_H200, compute_capability=None),
+                    replace(CUDA_H200, ordinal=1, uuid="GPU-2", compute_capability=(6, 1)),
+                ),
+                1,
+            )
+        ),
+        request(device="auto"),
+    ),
     "a GPU that is asked for": request(device=UUID),
     "the emptiest GPU": request(device="auto"),
     "no cuDNN, and none wanted": all_of(without(CUDNN_13), request(cudnn_disabled=True)),
@@ -115,6 +129,13 @@ HARMLESS: dict[str, Change] = {
     "CUDA 1.27 in the extension": observed(
         import_error="ImportError: libcudart.so.13: cannot open shared object file: No such file"
     ),
+    "a cuDNN without code for one GPU of two": all_of(
+        gpus((7, 0), (9, 0)),
+        part("provider", architectures=(Architecture(7, 0, False, False), Architecture(9, 0, False, False))),
+        environment(cudnn_architectures=(Architecture(9, 0, False, False),)),
+        request(cudnn_operators=("Conv",)),
+    ),
+    "a cuDNN without code that is not to be used": all_of(OLD_GPU, request(cudnn_disabled=True)),
     "PTX that is not needed is passed over": variables(CUDA_DISABLE_PTX_JIT="1"),
     "machine code is not passed over": variables(CUDA_FORCE_PTX_JIT="0"),
     "a Jetson": part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap")),

@@ -57,6 +57,23 @@ def test_this_machine() -> None:
     assert host.libc is None or host.libc.startswith(("glibc ", "musl"))
 
 
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"COLAB_RELEASE_TAG": "release-colab_20260910"}, "Google Colab"),
+        ({"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "COLAB_RELEASE_TAG": ""}, "Kaggle"),
+        ({"AWS_LAMBDA_FUNCTION_NAME": "f"}, "AWS Lambda"),
+        ({"K_SERVICE": "s"}, "Google Cloud Run"),
+        ({"K_SERVICE": "s", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
+        ({"SPACE_ID": "a/b"}, "Hugging Face Spaces"),
+        ({"SPACE_ID": "a/b", "SPACES_ZERO_GPU": "true"}, "Hugging Face ZeroGPU"),
+        ({"SPACE_ID": ""}, None),
+    ],
+)
+def test_a_service_by_its_variables(tmp_path: Path, variables: dict[str, str], name: str | None) -> None:
+    assert read_host(tmp_path, variables).service == name
+
+
 # Memory
 
 

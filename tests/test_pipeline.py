@@ -26,6 +26,15 @@ def test_results_are_those_of_run_in_order() -> None:
     assert found == [60, True, True, []]
 
 
+def test_names_of_outputs_from_a_generator_are_for_every_feed() -> None:
+    found = child("""
+        session, pool = GPUSession(NEG), ortgpu.GPUSessionPool(NEG)
+        report([[int(result[0][0]) for result in each.map(feeds(3), output_names=(name for name in ["y"]))]
+                for each in (session, pool)])
+    """)
+    assert found == [[0, -1, -2]] * 2
+
+
 @pytest.mark.parametrize("in_flight", [1, 2, 5, None])
 def test_no_more_is_taken_than_in_flight(in_flight: int | None) -> None:
     found = child(f"""

@@ -103,6 +103,37 @@ def test_an_old_gpu_is_given_no_release_that_its_python_cannot_have() -> None:
         assert ("onnxruntime-gpu==1.19.2" in problem.fixes[0]) == advised
 
 
+@pytest.mark.parametrize(
+    ("capability", "requirement"),
+    [
+        ((9, 0), FOR_CUDA_13.requirement),
+        ((7, 0), "onnxruntime-gpu>=1.24,<1.27"),
+        ((5, 2), "onnxruntime-gpu==1.19.2"),
+        ((10, 0), "onnxruntime-gpu==1.28.0"),
+        ((3, 5), FOR_CUDA_13.requirement),  # no release has code for it: the error after the installation says so
+    ],
+)
+def test_where_nothing_is_installed_the_release_is_one_with_code_for_the_gpu(
+    capability: tuple[int, int], requirement: str
+) -> None:
+    here = facts()
+    gpu = replace(HEALTHY.environment.driver.nvml.gpus[0], compute_capability=capability)
+    driver = replace(here.environment.driver, nvml=replace(here.environment.driver.nvml, gpus=(gpu,)))
+    problem = find_problems(replace(here, environment=replace(here.environment, driver=driver)))[0]
+    assert problem.fixes[0].endswith(f" install '{requirement}'") or problem.fixes[0].endswith(f" {requirement}")
+
+
+@pytest.mark.parametrize(("capability", "pinned"), [((7, 0), True), ((7, 5), False)])
+def test_an_old_gpu_is_given_a_cudnn_with_code_for_it(capability: tuple[int, int], pinned: bool) -> None:
+    """cuDNN 9.11 has none for GPUs before 7.5, and an installer takes the newest that it is not kept from."""
+    gpu = replace(HEALTHY.environment.driver.nvml.gpus[0], compute_capability=capability)
+    driver = replace(HEALTHY.environment.driver, nvml=replace(HEALTHY.environment.driver.nvml, gpus=(gpu,)))
+    here = replace(HEALTHY.environment, driver=driver)
+    advised = (remedies.other_release(here, FOR_CUDA_12), remedies.install_libraries(here, ["nvidia-cudnn-cu12~=9.0"]))
+    assert [" 'nvidia-cudnn-cu12~=9.0,<9.11'" in fix for fix in advised] == [pinned] * 2
+    assert all("nvidia-cudnn-cu12~=9.0" in fix for fix in advised)
+
+
 def test_the_same_version_again_needs_no_table() -> None:
     """What is installed had a wheel, wherever it came from."""
     here = replace(HEALTHY.environment, host=replace(HOST, python=(3, 15, 0)))

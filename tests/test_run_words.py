@@ -47,6 +47,24 @@ def test_failures_of_what_stands_beside_the_arena(text: str, error: str, details
 
 
 @pytest.mark.parametrize(
+    ("text", "error", "advice"),
+    [
+        ("CUDA failure 221: PTX JIT compiler library not found", "DriverUnusableError", "libnvidia-ptxjitcompiler"),
+        ("CUDA failure 222: the provided PTX was compiled with an unsupported toolchain.", "DriverTooOldError",
+            "install a newer NVIDIA driver"),
+        ("CUDA failure 223: PTX JIT compilation was disabled", "DriverUnusableError", "unset CUDA_DISABLE_PTX_JIT"),
+        ("radix_sort: cudaErrorUnsupportedPtxVersion: the provided PTX was compiled with an unsupported toolchain.",
+            "DriverTooOldError", "install a newer NVIDIA driver"),
+        ("CUDA failure 999: unknown error", "ProviderFailureError", "grep -i xid"),
+    ],
+)  # fmt: skip
+def test_what_the_driver_did_not_compile_is_its_own_fault(text: str, error: str, advice: str) -> None:
+    found = of_run(NODE.format("conv") + text, "Fail", GPU)
+    assert type(found).__name__ == error
+    assert advice in str(found)
+
+
+@pytest.mark.parametrize(
     "name", ["CUDA failure 700: x", "requested buffer of size 5", "cuDNN is unavailable", "TensorRT EP"]
 )
 def test_the_name_of_a_node_says_nothing_about_the_gpu(name: str) -> None:

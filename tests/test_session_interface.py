@@ -24,6 +24,19 @@ def test_methods_take_the_arguments_that_they_are_documented_with() -> None:
     assert differing == []
 
 
+def test_types_of_the_arguments_can_be_asked_for() -> None:
+    """As frameworks do that make what a constructor wants, or a command line of it."""
+    found = child(
+        """
+        import typing
+        from ortgpu import GPUSessionPool
+        asked = [typing.get_type_hints(each) for each in (GPUSession.__init__, GPUSession.run, GPUSessionPool.__init__)]
+        report([str(asked[0]["device"]), list(typing.get_args(asked[0]["cpu_nodes"]))])
+        """
+    )
+    assert found == ["int | str | None", ["allow", "warn", "forbid"]]
+
+
 def test_run_async_refuses_what_cannot_be_called_back() -> None:
     found = child(
         """

@@ -64,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     libraries.not_as_installed,
     devices.named_device,
     devices.unsupported,
+    devices.cudnn_without_code,
     driver.not_found,
     driver_library.of_linux_in_wsl,
     driver.too_old,

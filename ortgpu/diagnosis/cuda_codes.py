@@ -107,9 +107,20 @@ OF_THE_DEVICE: dict[int, Meaning] = {
         "a kernel of the installed ONNX Runtime has no code for this GPU",
         (manual("use another release of ONNX Runtime, or another GPU"),),
     ),
+    221: Meaning(
+        "code for this GPU has to be compiled, and the driver's libnvidia-ptxjitcompiler.so.1 is not there",
+        (
+            manual("in a container: give it the capability compute (NVIDIA_DRIVER_CAPABILITIES)", needs="host"),
+            manual("else install the driver again, whole", needs="driver"),
+        ),
+    ),
     222: Meaning(
         "code for this GPU would have to be compiled by a newer driver",
         (manual("install a newer NVIDIA driver", needs="driver"),),
+    ),
+    223: Meaning(
+        "code for this GPU has to be compiled, which CUDA_DISABLE_PTX_JIT forbids",
+        (shell("unset CUDA_DISABLE_PTX_JIT"),),
     ),
 }
 
@@ -126,7 +137,8 @@ STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
 
 # By name, as in the exceptions of thrust, which ONNX Runtime passes on (system_error.h, cuda_error_category)
 RUNTIME_NAMES = {
-    "cudaErrorMemoryAllocation": 2, "cudaErrorNoKernelImageForDevice": 209, "cudaErrorContained": 226,
+    "cudaErrorMemoryAllocation": 2, "cudaErrorNoKernelImageForDevice": 209, "cudaErrorJitCompilerNotFound": 221,
+    "cudaErrorUnsupportedPtxVersion": 222, "cudaErrorJitCompilationDisabled": 223, "cudaErrorContained": 226,
     "cudaErrorIllegalAddress": 700, "cudaErrorLaunchTimeout": 702, "cudaErrorAssert": 710,
     "cudaErrorHardwareStackError": 714, "cudaErrorIllegalInstruction": 715, "cudaErrorMisalignedAddress": 716,
     "cudaErrorInvalidAddressSpace": 717, "cudaErrorInvalidPc": 718, "cudaErrorLaunchFailure": 719,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
 from .. import devices
+from ..environment.catalogue import CUDNN_CODE
 from ..environment.driver import GPU
 from ..environment.inspection import Environment
-from ..environment.wheel import PASSED_OVER
+from ..environment.wheel import PASSED_OVER, coverage_by
 from ..errors import (
     DeviceBusyError,
     DeviceNotFoundError,
@@ -23,6 +25,7 @@ from ..errors import (
 from . import memory, releases, remedies
 from .cuda_codes import name_of
 from .facts import Facts
+from .surroundings import give_the_gpu, of_service
 
 _OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
 
@@ -35,7 +38,7 @@ def named_device(facts: Facts) -> GPUError | None:
         return None
     if cuda is not None and cuda.devices:
         try:
-            devices.choose(requested, cuda.devices, lambda _: None, hidden)
+            devices.choose(requested, cuda.devices, lambda _: None, devices.narrowed_by(hidden, cuda.hidden_by))
         except DeviceNotFoundError as error:
             return error
         return None
@@ -52,7 +55,7 @@ def named_device(facts: Facts) -> GPUError | None:
     if found:
         return None
     available = [devices.describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
-    return devices.not_found(requested, available, visible_devices=hidden)
+    return devices.not_found(requested, available, narrowed=devices.narrowed_by(hidden, hidden))
 
 
 def none_visible(facts: Facts) -> GPUError | None:
@@ -92,8 +95,13 @@ def none_visible(facts: Facts) -> GPUError | None:
         fixes.append(shell("sudo nvidia-smi -mig 0", needs="root"))
         fixes.append(manual("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"))
     elif not hidden:
-        fixes.append(manual("in a container: give it the GPU (docker run --gpus all ...)", needs="host"))
-        fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
+        rented = of_service(environment)
+        if rented is not None:
+            evidence.append(rented[0])
+            fixes.append(rented[1])
+        else:
+            fixes.append(give_the_gpu(environment))
+            fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
     summary = "CUDA_VISIBLE_DEVICES hides every GPU from this process" if hidden else "CUDA sees no GPU"
     return NoDeviceError(summary, evidence=evidence, fixes=fixes)
 
@@ -168,6 +176,40 @@ def unsupported(facts: Facts) -> GPUError | None:
     )
 
 
+def cudnn_without_code(facts: Facts) -> GPUError | None:
+    """No code for the GPU's generation in cuDNN, where ONNX Runtime has some (issue 25676: a V100)."""
+    environment, request = facts.environment, facts.request
+    provider, held = environment.provider, environment.cudnn_architectures
+    variables = environment.variables.now
+    # Of the others unsupported() says it, where there are no GPUs but those
+    usable = [
+        (name, capability)
+        for name, capability in _capabilities(facts)
+        if provider is None or provider.coverage(capability, variables) != "none"
+    ]
+    without = [one for one in usable if coverage_by(held, one[1], variables) == "none"]
+    files = (one.chosen for one in environment.libraries if one.spec.stem == CUDNN_CODE)
+    file = next(filter(None, files), None)
+    if not without or len(without) < len(usable) or held is None or file is None or request.cudnn_disabled:
+        return None
+    (name, capability), path = without[0], file.path
+    wheels = [one for one in environment.packages.nvidia if one.name.startswith("nvidia-cudnn-cu")]
+    evidence = [f"{os.path.basename(path)} holds {', '.join(map(str, held))}", f"read from {path}"]
+    evidence += [f"{wheel.name} {wheel.version} in {wheel.location}" for wheel in wheels]
+    if request.cudnn_operators:
+        evidence.append(f"needed by {', '.join(request.cudnn_operators)}")
+    return UnsupportedDeviceError(
+        f"the installed cuDNN holds no code for {name or 'this GPU'} "
+        f"(compute capability {capability[0]}.{capability[1]})",
+        evidence=evidence,
+        fixes=[remedies.another_cudnn(environment, path, capability)],
+        severity="fatal" if request.cudnn_operators else "warning",
+        device=name,
+        compute_capability=capability,
+        architectures=tuple(map(str, held)),
+    )
+
+
 def _passed_over(
     name: str | None, capability: tuple[int, int], held: tuple[str, ...], variables: Mapping[str, str]
 ) -> UnsupportedDeviceError:
@@ -187,16 +229,13 @@ def _passed_over(
 
 def _release_for(facts: Facts, capability: tuple[int, int]) -> Fix | None:
     supported = facts.environment.driver.cuda_version or facts.environment.driver.nvml.cuda_version
-    for release, code in releases.FOR_OTHER_GPUS:
-        if supported is not None and supported[0] < release.cuda_major:
-            continue
-        if code.runs_on(capability) and release.why_not_for(facts.environment.host) is None:
-            return remedies.other_release(facts.environment, release)
-    return None
+    release = releases.for_gpus(facts.environment.host, supported, [capability])
+    return remedies.other_release(facts.environment, release) if release is not None else None
 
 
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
-    """Name and compute capability of the devices that could be meant, from CUDA where it was asked, else from NVML."""
+    """Name and compute capability of the devices that could be meant, from CUDA where it was asked, else from NVML.
+    Nothing where that of one is unknown: it may be the one that serves."""
     cuda = facts.observed.cuda
     if cuda is not None and cuda.devices:
         try:
@@ -205,8 +244,11 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
             chosen = []
         if facts.request.device == "auto":
             chosen = list(cuda.devices)
-        return [(device.name, device.compute_capability) for device in chosen if device.compute_capability]
-    return [(gpu.name, gpu.compute_capability) for gpu in _meant(facts) if gpu.compute_capability]
+        found = [(device.name, device.compute_capability) for device in chosen]
+    else:
+        found = [(gpu.name, gpu.compute_capability) for gpu in _meant(facts)]
+    known = [(name, capability) for name, capability in found if capability is not None]
+    return known if len(known) == len(found) else []
 
 
 def _meant(facts: Facts) -> list[GPU]:

@@ -16,7 +16,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import driver_library, kernel_module, remedies
+from . import driver_library, kernel_module, remedies, surroundings
 from .cuda_codes import OF_ANOTHER_DRIVER, OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
 from .devices import (
     given_to_container,
@@ -58,6 +58,9 @@ def not_found(facts: Facts) -> GPUError | None:
         evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
         evidence += given_to_container(environment)
     fixes = _ways_to_a_driver(facts)
+    if (rented := surroundings.of_service(environment)) is not None:
+        evidence.append(rented[0])
+        fixes = [rented[1]]
     if host.display_vendors and _AMD in host.display_vendors and _NVIDIA not in host.display_vendors:
         evidence.append("the only GPU of this machine is AMD's")
         fixes = [
@@ -98,10 +101,8 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
         ]
     fixes = [] if environment.host.container else [remedies.update_driver(major or 13)]
     fixes.append(
-        manual(
-            "in a container: give it the GPU (docker run --gpus all ...) and the capability compute "
-            "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)",
-            needs="host",
+        surroundings.give_the_gpu(
+            environment, " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
         )
     )
     if environment.host.container:
@@ -168,7 +169,8 @@ def not_accessible(facts: Facts) -> GPUError | None:
         )
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     if has_own and not facts.environment.host.wsl and not driver.is_tegra:
-        in_container = manual(f"in a container: give it {_UVM} too (docker run --gpus all ... does)", needs="host")
+        whole = surroundings.how(facts.environment)
+        in_container = manual(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
         made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
         return DriverUnusableError(
             f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",

@@ -12,10 +12,13 @@ import re
 
 from ..devices import Device
 from ..distributed.ranks import current_rank
-from ..environment.catalogue import BY_STEM
+from ..environment.catalogue import BY_STEM, CUDNN_CODE
 from ..environment.libraries import SYSTEM
 from ..environment.mapped import read_mapped_libraries
+from ..environment.wheel import coverage_by, read_architectures
 from ..errors import (
+    DriverTooOldError,
+    DriverUnusableError,
     GPUError,
     GPUOutOfMemoryError,
     LauncherConflictError,
@@ -26,7 +29,7 @@ from ..errors import (
 )
 from ..preloading import is_of_cudnn
 from . import memory
-from .cuda_codes import RUNTIME_NAMES, STICKY, name_of, poisoned
+from .cuda_codes import RUNTIME_NAMES, STICKY, meaning_of, name_of, poisoned
 from .libraries import by_folder, mixed
 from .library_status import read_library_status
 from .messages import ALLOCATION, CUDA_FAILURE, LIMIT, TENSORRT, telling_line, tensorrt_failed
@@ -60,6 +63,8 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
             return out_of_memory(None, text, device)
         if failed.is_mixture:
             return _mixed_cudnn(text)
+        if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
+            return error
         return ProviderFailureError(
             f"{failed.library} failed: {failed.status}",
             evidence=[telling_line(text)],
@@ -97,6 +102,23 @@ def _mixed_cudnn(text: str) -> GPUError:
     )
 
 
+def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
+    """A V100 with cuDNN 9.11 or newer gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
+    path = next((path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)), None)
+    held = read_architectures(path) if path is not None else None
+    capability = device.compute_capability if device is not None else None
+    if path is None or capability is None or coverage_by(held, capability, os.environ) != "none":
+        return None
+    return UnsupportedDeviceError(
+        f"the cuDNN of this process holds no code for {device} (compute capability {capability[0]}.{capability[1]})",
+        evidence=[telling_line(text), f"{path} holds {', '.join(map(str, held or ()))}"],
+        fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
+        device=device.name if device is not None else None,
+        compute_capability=capability,
+        architectures=tuple(map(str, held or ())),
+    )
+
+
 def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     evidence = [telling_line(text)]
     if code == 2:
@@ -111,8 +133,27 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
             device=device.name if device is not None else None,
             compute_capability=device.compute_capability if device is not None else None,
         )
+    meaning = meaning_of(code)
+    if code == 222:
+        version = device.driver_version if device is not None else None
+        return DriverTooOldError(
+            f"{meaning.what} ({name_of(code)})",
+            evidence=[*evidence, f"driver {version or 'of unknown version'}"],
+            fixes=meaning.fixes,
+            driver_version=version,
+            driver_cuda=None,
+            needed_cuda=None,
+        )
+    if code in (221, 223):
+        return DriverUnusableError(
+            f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=code
+        )
     return ProviderFailureError(
-        f"CUDA failed: {name_of(code)}", evidence=evidence, library="CUDA", status=name_of(code)
+        f"CUDA failed: {name_of(code)}",
+        evidence=evidence,
+        fixes=meaning.fixes if code in (214, 999) else (),  # of others nobody knows more
+        library="CUDA",
+        status=name_of(code),
     )
 
 

@@ -275,6 +275,11 @@ def cpu_only(facts: Facts) -> GPUError | None:
     if available is not None:
         evidence.append(f"providers in this build: {', '.join(available)}")
     evidence += [f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere]
+    evidence += [
+        f"{other.name} {other.version} is a plugin, which only sessions use that are told to; a GPUSession does not"
+        for other in facts.environment.packages.others
+        if other.name.startswith(_PLUGIN_PREFIX)
+    ]
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
@@ -282,6 +287,9 @@ def cpu_only(facts: Facts) -> GPUError | None:
         package=name,
         version=version,
     )
+
+
+_PLUGIN_PREFIX = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-nv-tensorrt-rtx-cu13
 
 
 def provider_missing(facts: Facts) -> GPUError | None:

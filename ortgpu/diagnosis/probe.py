@@ -91,6 +91,7 @@ class ProbeResult:
             step.data["code"],
             None if devices is None else tuple(_device(entry) for entry in devices),
             os.getpid(),
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ binaries of its wheels when 1.31.1 was the newest.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..environment.host import Host
@@ -63,29 +64,57 @@ FOR_CUDA_12 = Release("onnxruntime-gpu>=1.20,<1.27", 12, ((3, 10), (3, 14)))
 FOR_CUDA_13 = Release("onnxruntime-gpu>=1.28", 13, ((3, 11), (3, 14)))
 FOR_AARCH64 = Release("onnxruntime-gpu>=1.29", 13, ((3, 11), (3, 14)), tuple(_AARCH64.items()))
 
-# For GPUs that the newest holds no code for; newest first. The wheels of one release hold other code on each system.
+# Of the newest releases. The wheels of one release hold other code on each system.
+_NONE = (1000, 0)
+_CODE_FOR_CUDA_13 = {
+    "Linux": Code((7, 5), ((12, 0),), _NONE),
+    "Windows": Code(_NONE, ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (12, 0)), _NONE),
+}
+_CODE_FOR_CUDA_12 = {
+    "Linux": Code((6, 0), (), (9, 0)),
+    "Windows": Code((8, 6), ((5, 2), (5, 3), (6, 1), (6, 2), (7, 5)), (9, 0)),
+}
+
+# For GPUs that the newest holds no code for; newest first.
 _LINUX, _WINDOWS = tuple(each for each in _X86.items() if each[0][0] == "Linux"), (("Windows", "AMD64"), None)
 FOR_OTHER_GPUS = (
     (Release("onnxruntime-gpu==1.28.0", 13, ((3, 11), (3, 14))), Code((7, 5), ((10, 0), (12, 0)), (12, 0))),
-    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), _LINUX), Code((6, 0), (), (9, 0))),
-    (
-        Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), (_WINDOWS,)),
-        Code((8, 6), ((5, 2), (5, 3), (6, 1), (6, 2), (7, 5)), (9, 0)),
-    ),
+    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), _LINUX), _CODE_FOR_CUDA_12["Linux"]),
+    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), (_WINDOWS,)), _CODE_FOR_CUDA_12["Windows"]),
     (Release("onnxruntime-gpu==1.19.2", 12, ((3, 8), (3, 12))), Code((5, 2), (), (8, 0))),
 )
 
 
-def newest_for(host: Host, driver_cuda: tuple[int, int] | None) -> Release:
-    """The newest release for a machine, as far as its Python and the CUDA of its driver, where it is known, decide."""
+def newest_for(
+    host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]] = ()
+) -> Release:
+    """The newest release for a machine, as far as its Python, and the CUDA of its driver and its GPUs, where they are
+    known, decide."""
     if host.machine == "aarch64":
         return FOR_AARCH64
-    if host.python < FOR_CUDA_13.pythons[0]:
-        return FOR_CUDA_12
-    return FOR_CUDA_12 if driver_cuda is not None and driver_cuda < (13, 0) else FOR_CUDA_13
+    for_cuda_13 = host.python >= FOR_CUDA_13.pythons[0] and (driver_cuda is None or driver_cuda >= (13, 0))
+    newest, code = (FOR_CUDA_13, _CODE_FOR_CUDA_13) if for_cuda_13 else (FOR_CUDA_12, _CODE_FOR_CUDA_12)
+    if not capabilities or any(map(_here(code, host).runs_on, capabilities)):
+        return newest
+    return for_gpus(host, driver_cuda, capabilities) or newest
+
+
+def _here(codes: Mapping[str, Code], host: Host) -> Code:
+    return codes.get(host.system, codes["Linux"])
 
 
 def runs_with_cuda_12(host: Host, capability: tuple[int, int] | None) -> bool:
     """Whether the newest release for CUDA 12 holds code for a GPU; so, too, where nothing is known of it."""
-    newest = next((c for r, c in FOR_OTHER_GPUS if r.cuda_major == 12 and r.why_not_for(host) is None), None)
-    return newest is None or capability is None or newest.runs_on(capability)
+    return capability is None or _here(_CODE_FOR_CUDA_12, host).runs_on(capability)
+
+
+def for_gpus(
+    host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]]
+) -> Release | None:
+    """The newest release with code for one of these GPUs, which the newest of all has not; None: there is none."""
+    for release, code in FOR_OTHER_GPUS:
+        if driver_cuda is not None and driver_cuda[0] < release.cuda_major:
+            continue
+        if any(map(code.runs_on, capabilities)) and release.why_not_for(host) is None:
+            return release
+    return None

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..environment.catalogue import LIBRARIES, TOOLKIT_MAJORS, is_dll, spec_for, wheel_name
+from ..environment.catalogue import CUDNN_CODE, LIBRARIES, TOOLKIT_MAJORS, is_dll, spec_for, wheel_name
 from ..environment.inspection import Environment
 from ..environment.packages import Packages
 from ..errors import Fix, manual, shell
@@ -141,7 +141,8 @@ def _gpu_versions(environment: Environment) -> list[str]:
 
 
 def newest_release(environment: Environment) -> Release:
-    return newest_for(environment.host, environment.driver.cuda_version or environment.driver.nvml.cuda_version)
+    gpus = [gpu.compute_capability for gpu in environment.driver.nvml.gpus if gpu.compute_capability]
+    return newest_for(environment.host, environment.driver.cuda_version or environment.driver.nvml.cuda_version, gpus)
 
 
 def why_none_fits(environment: Environment) -> Fix | None:
@@ -160,7 +161,32 @@ def why_none_fits(environment: Environment) -> Fix | None:
 def other_release(environment: Environment, release: Release) -> Fix:
     """Install another release of ONNX Runtime with the libraries of its CUDA major."""
     wheels = dict.fromkeys(spec.wheels[release.cuda_major] for spec in LIBRARIES if release.cuda_major in spec.wheels)
-    return install(environment, [release.requirement, *wheels])
+    return install(environment, [release.requirement, *fitting(environment, wheels)])
+
+
+# The first GPUs that cuDNN 9.11 and newer hold code for; 9.10 has it from 5.0 on. Read from both: see wheel.py
+_OF_NEWER_CUDNN = (7, 5)
+
+
+def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[int, int] | None = None) -> list[str]:
+    """Requirements of wheels that hold code for the GPUs of this machine, or for one of this compute capability."""
+    gpus = [gpu.compute_capability for gpu in environment.driver.nvml.gpus]
+    known = [one for one in (*gpus, capability) if one is not None]
+    if not known or min(known) >= _OF_NEWER_CUDNN:
+        return list(wheels)
+    return [f"{wheel},<9.11" if wheel_name(wheel) == "nvidia-cudnn-cu12" else wheel for wheel in wheels]
+
+
+def another_cudnn(environment: Environment, path: str, capability: tuple[int, int]) -> Fix:
+    """A cuDNN with code for GPUs of this compute capability, instead of the one at ``path``."""
+    major = environment.provider.cuda_major if environment.provider is not None else None
+    older = capability < _OF_NEWER_CUDNN
+    which = "9.10 or older, the last with code for such GPUs" if older else "a newer release"
+    wheel = wheel_of(f"{CUDNN_CODE}.so", major)
+    places = [one.location for one in environment.packages.nvidia if one.name.startswith("nvidia-cudnn-cu")]
+    if wheel is None or not any(_is_below(path, os.path.join(place, "nvidia")) for place in places):
+        return manual(f"let {path} be of cuDNN {which}", needs="host")
+    return install(environment, fitting(environment, [wheel], capability), upgrade=not older)
 
 
 def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
@@ -180,7 +206,7 @@ def install_libraries(environment: Environment, wheels: Iterable[str], dead_link
 
     ``dead_links`` are removed first: pip gives up on an installation that has one.
     """
-    wanted = list(wheels)
+    wanted = fitting(environment, wheels)
     if environment.host.frozen:
         return _bundle(wanted)
     present = {wheel.name: wheel.version for wheel in environment.packages.nvidia}

@@ -111,6 +111,8 @@ CUDNN_CORE_PARTS = {
     9: ("libcudnn_graph", "libcudnn_ops", "libcudnn_cnn"),
 }
 
+CUDNN_CODE = "libcudnn_ops"  # the part of cuDNN 9 whose file says for which GPUs all of it holds code
+
 
 def spec_for(name: str) -> LibrarySpec | None:
     """The table's entry for a soname or a DLL of any version, or None for a library that is not CUDA's."""

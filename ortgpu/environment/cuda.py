@@ -32,7 +32,9 @@ RESULT_NAMES = {
     209: "CUDA_ERROR_NO_BINARY_FOR_GPU",
     214: "CUDA_ERROR_ECC_UNCORRECTABLE",
     220: "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    221: "CUDA_ERROR_JIT_COMPILER_NOT_FOUND",
     222: "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+    223: "CUDA_ERROR_JIT_COMPILATION_DISABLED",
     226: "CUDA_ERROR_CONTAINED",
     304: "CUDA_ERROR_OPERATING_SYSTEM",
     500: "CUDA_ERROR_NOT_FOUND",
@@ -82,6 +84,7 @@ class CudaState:
     code: int | None
     devices: tuple[CudaDevice, ...] | None
     pid: int
+    hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES when it was asked: what the variable is set to later is ignored
 
 
 _state: CudaState | None = None
@@ -113,7 +116,7 @@ def initialised_in() -> int | None:
 
 
 def _ask() -> CudaState:
-    pid = os.getpid()
+    pid, visible = os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         driver = _driver()
         code = int(driver.cuInit(0))
@@ -127,7 +130,7 @@ def _ask() -> CudaState:
             return CudaState(code, None, pid)
     except AttributeError:
         return CudaState(code, None, pid)
-    return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid)
+    return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid, visible)
 
 
 @functools.cache

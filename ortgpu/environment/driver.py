@@ -20,6 +20,7 @@ LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 # NixOS, Debian, Jetson.
 _FOLDERS_OF_DRIVERS: Final = (
     "usr/local/nvidia/lib64",
+    "usr/lib64-nvidia",  # Google Colab, by LD_LIBRARY_PATH, which a notebook may set to something else
     "usr/lib/wsl/lib",
     "run/opengl-driver/lib",
     "usr/lib/x86_64-linux-gnu/nvidia/current",

@@ -42,6 +42,7 @@ class Host:
     frozen: bool  # a PyInstaller-like bundle
     address_space: int | None = None  # bytes that this process may map (ulimit -v); None: no limit, or unknown
     data: int | None = None  # bytes of them that may be private and writable (ulimit -d); None: as before
+    service: str | None = None  # that runs this process for its users: "Google Colab"; None: none is known
 
 
 def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> Host:
@@ -68,7 +69,29 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
         frozen=bool(getattr(sys, "frozen", False)),
         address_space=_read_limit("RLIMIT_AS"),
         data=_read_limit("RLIMIT_DATA"),
+        service=_read_service(os.environ if environ is None else environ),
     )
+
+
+# The variables that each sets for its users: kagglehub's env.py; docs.aws.amazon.com/lambda, "Defined runtime
+# environment variables"; Cloud Run's container contract; modal.com/docs, "Environment variables"; the package spaces;
+# huggingface.co/docs/hub, "Spaces Overview". A Space with ZeroGPU is a Space too.
+_SERVICES: Final = (
+    ("Kaggle", "KAGGLE_KERNEL_RUN_TYPE"),
+    ("Google Colab", "COLAB_RELEASE_TAG"),
+    ("AWS Lambda", "AWS_LAMBDA_FUNCTION_NAME"),
+    ("Google Cloud Run", "K_SERVICE"),
+    ("Google Cloud Run", "CLOUD_RUN_JOB"),
+    ("Modal", "MODAL_TASK_ID"),
+    ("Hugging Face ZeroGPU", "SPACES_ZERO_GPU"),
+    ("Hugging Face Spaces", "SPACE_ID"),
+)
+
+
+def _read_service(environ: Mapping[str, str]) -> str | None:
+    if environ.get("KUBERNETES_SERVICE_HOST") and environ.get("K_SERVICE"):
+        return None  # Knative, in a cluster of somebody's own
+    return next((name for name, variable in _SERVICES if environ.get(variable)), None)
 
 
 def _read_limit(name: str) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .catalogue import CUDNN_CODE
 from .driver import Asked, Driver, read_driver
 from .host import Host, read_host
 from .installer import Installer, read_installer
@@ -18,7 +19,7 @@ from .mapped import read_mapped_libraries
 from .packages import Packages, read_packages
 from .untranslated import untranslated
 from .variables import Variables, read_variables
-from .wheel import ProviderLibrary, bridge_of, read_provider
+from .wheel import Architecture, ProviderLibrary, bridge_of, read_architectures, read_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Environment:
     driver: Driver
     variables: Variables
     system_libraries_missing: tuple[str, ...] = ()  # of Windows and Visual C++, which ONNX Runtime's files link
+    cudnn_architectures: tuple[Architecture, ...] | None = None  # that cuDNN holds code for; None: not known
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -71,6 +73,7 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         driver=read_driver(unasked=unasked),
         variables=read_variables(),
         system_libraries_missing=_missing_from_the_system((extension, provider), mapped),
+        cudnn_architectures=_read_cudnn_architectures(libraries),
     )
 
 
@@ -88,6 +91,12 @@ def _missing_from_the_system(
 
     linked = [(file.path, file.needed) for file in files if file is not None]
     return missing_from_the_system(linked, mapped, folders_searched(os.environ))
+
+
+def _read_cudnn_architectures(libraries: Iterable[Resolution]) -> tuple[Architecture, ...] | None:
+    files = (found.chosen for found in libraries if found.spec.stem == CUDNN_CODE)
+    file = next(files, None)
+    return read_architectures(file.path) if file is not None else None
 
 
 def as_plain(value: Any) -> Any:

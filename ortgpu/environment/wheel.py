@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,11 +73,20 @@ class ProviderLibrary:
         ``variables``: of the process, where those by which CUDA passes over one of the two are to count (CUDA
         Programming Guide, "CUDA Environment Variables").
         """
-        if not self.architectures:
-            return None
-        ignored = {code for name, code in PASSED_OVER.items() if (variables or {}).get(name) == "1"}
-        fitting = {"PTX" if a.ptx else "machine code" for a in self.architectures if a.covers(capability)} - ignored
-        return "native" if "machine code" in fitting else "jit" if fitting else "none"
+        return coverage_by(self.architectures, capability, variables)
+
+
+def coverage_by(
+    architectures: Iterable[Architecture] | None,
+    capability: tuple[int, int],
+    variables: Mapping[str, str] | None = None,
+) -> Coverage | None:
+    """As :meth:`ProviderLibrary.coverage`, of any library that holds code for these."""
+    if not architectures:
+        return None
+    ignored = {code for name, code in PASSED_OVER.items() if (variables or {}).get(name) == "1"}
+    fitting = {"PTX" if a.ptx else "machine code" for a in architectures if a.covers(capability)} - ignored
+    return "native" if "machine code" in fitting else "jit" if fitting else "none"
 
 
 def cuda_major_of(needed: tuple[str, ...]) -> int | None:
@@ -105,6 +114,7 @@ def bridge_of(provider: str) -> str:
 
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
+    """Of the provider file; of cuDNN 9's libcudnn_ops too (9.5.1, 9.10.2, 9.11.0 and 9.28.0 were examined)."""
     # The linker of Windows keeps eight letters of a section's name
     section = pe.find_section(path, ".nv_fatb") if is_dll(path) else elf.find_section(path, ".nv_fatbin")
     if section is None:

@@ -86,7 +86,7 @@ CASES = in_group(
         Case(
             "no-driver",
             "DriverNotFoundError",
-            ("libcuda.so.1", "driver", "--gpus all"),
+            ("libcuda.so.1", "driver", "in a container: give it the GPU"),
             rows=("B24",),
             needs=("driver", "host"),
             plain_since=LINKS_DRIVER,
@@ -241,6 +241,18 @@ CASES = in_group(
             **with_gpus(H200, A100),
         ),
         Case(
+            "shown-too-late",
+            "DeviceNotFoundError",
+            ("cuda:1", "CUDA_VISIBLE_DEVICES was '0' when this process initialised CUDA", "'0,1' now", "came too late"),
+            arguments={"device": "cuda:1"},
+            env={"CUDA_VISIBLE_DEVICES": "0"},
+            prelude="import os; from ortgpu.environment.cuda import initialise\n"
+            "initialise(); os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'",
+            plain="printed logged",
+            needs=("", "host"),
+            **with_gpus(H200, A100),
+        ),
+        Case(
             "uuid-unknown",
             "DeviceNotFoundError",
             ("GPU-dead", H200.uuid),
@@ -294,7 +306,7 @@ CASES = in_group(
         Case(
             "driver-file-empty",
             "DriverNotFoundError",
-            ("libcuda.so.1", "file too short", "--gpus all"),
+            ("libcuda.so.1", "file too short", "in a container: give it the GPU"),
             empty_driver_file,
             env=_at("driver"),
             needs=("driver", "host"),
@@ -366,7 +378,7 @@ CASES = in_group(
             ("MIG is enabled", "nvidia-smi -mig 0"),
             cuda=Cuda(init=100),
             nvml=NVML(gpus=(GPU(uuid=H200.uuid, name=H200.name, mig=True),)),
-            silent_about=("--gpus all",),
+            silent_about=("give it the GPU",),
             plain="printed",
             needs=("root", "root"),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 
 from tests.faults.case import H200, MENDED, NEEDED_BY_CONV, Break, Case, in_group, library, own_path, with_gpus
+from tests.faults.driver import STUB_REFUSED, V100
 from tests.faults.package_files import CUDA_PROVIDER
 from tests.lab import Cuda, Overlay
 from tests.lab.fixtures import Lab
@@ -126,6 +127,25 @@ def runtime_of_cuda_12_is_loaded(lab: Lab, overlay: Overlay) -> None:
         (folder / "libcudart.so.12").write_bytes(archive.read("nvidia/cuda_runtime/lib/libcudart.so.12"))
 
 
+CUDA_12_WHEELS = {
+    "nvidia-cublas-cu12": "12.9.3.13",
+    "nvidia-cuda-runtime-cu12": "12.9.79",
+    "nvidia-cuda-nvrtc-cu12": "12.9.86",
+    "nvidia-cudnn-cu12": "9.27.0.42",
+    "nvidia-cufft-cu12": "11.4.1.4",
+    "nvidia-curand-cu12": "10.3.10.19",
+    "nvidia-nvjitlink-cu12": "12.9.86",
+}
+
+
+def newest_of_cuda_12(lab: Lab, overlay: Overlay) -> None:
+    """What an installer takes: this cuDNN has no code for the GPUs before 7.5, and this ONNX Runtime has."""
+    release(LAST_OF_CUDA_12)(lab, overlay)
+    overlay.remove("nvidia", "nvidia_c*.dist-info", "nvidia_nv*.dist-info")
+    for name, version in CUDA_12_WHEELS.items():
+        overlay.add_wheel(lab.wheels.get(name, version))
+
+
 CUDNN = f"nvidia-cudnn-cu{CUDA}"
 OTHER_CUDNN = "9.13.0.50"
 
@@ -245,6 +265,19 @@ CASES = in_group(
             plain="printed logged",
             after="NoDeviceError",
             slow_fix=False,
+        ),
+        Case(
+            "cudnn-without-code-for-the-gpu",
+            "DriverUnusableError",  # as far as the stub goes; a session is refused for it: tests/test_cudnn_code.py
+            ("the installed cuDNN holds no code for Tesla V100 (compute capability 7.0)",),
+            newest_of_cuda_12,
+            others=("UnsupportedDeviceError",),
+            advice_of="UnsupportedDeviceError",
+            after=STUB_REFUSED,
+            plain="printed",
+            slow_break=True,
+            since=FOR_CUDA_13,
+            **with_gpus(V100),
         ),
         Case(
             "cudnn-for-cuda-12-and-a-convolution",

@@ -10,6 +10,8 @@ from tests.faults.package_files import BUILD, CUDA_PROVIDER
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 
+PLUGINS = (1, 24)  # the first release that those of the package index work with
+
 # Older than the package under test, and of the same CUDA: what a dependency with an upper bound brings.
 OLDER_CPU_PACKAGE = "1.30.0"
 
@@ -28,6 +30,12 @@ def gpu_over_cpu(lab: Lab, overlay: Overlay) -> None:
 
 def cpu_only(lab: Lab, overlay: Overlay) -> None:
     overlay.uninstall("onnxruntime-gpu").add_wheel(lab.wheels.cpu_twin)
+
+
+def cpu_only_with_plugin(lab: Lab, overlay: Overlay) -> None:
+    """As the pages of such plugins advise: they serve sessions whose options name their devices, and no others."""
+    cpu_only(lab, overlay)
+    overlay.add_wheel(lab.wheels.get("onnxruntime-ep-webgpu", "0.4.0"))
 
 
 def cpu_only_of_conda(lab: Lab, overlay: Overlay) -> None:
@@ -134,6 +142,15 @@ CASES = in_group(
             plain="warned",
             after=MENDED,
             plain_since=(1, 31),
+        ),
+        Case(
+            "cpu-package-and-a-plugin",
+            "CPUOnlyPackageError",
+            ("built without CUDA", "onnxruntime-ep-webgpu 0.4.0 is a plugin", "onnxruntime-gpu"),
+            cpu_only_with_plugin,
+            plain="warned",
+            after=MENDED,
+            since=PLUGINS,
         ),
         Case(
             "cpu-package-of-conda",

@@ -1,0 +1,50 @@
+"""How a GPU is given to what this process runs in: a container of some runtime, or a service of somebody else's."""
+
+from __future__ import annotations
+
+from ..environment.inspection import Environment
+from ..errors import Fix, manual
+
+# Of the runtimes that environment/host.py knows. docs.nvidia.com/datacenter/cloud-native, "CDI Support" and "NVIDIA
+# device plugin"; apptainer.org/docs, "GPU Support"; documentation.ubuntu.com/lxd, "gpu" and "nvidia.runtime"
+_BY_RUNTIME = {
+    "kubernetes": "resources: limits: nvidia.com/gpu: 1 in the specification of its pod, with NVIDIA's device plugin "
+    "in the cluster, and runtimeClassName: nvidia where that is not the default",
+    "podman": "podman run --device nvidia.com/gpu=all ..., after nvidia-ctk cdi generate on the host",
+    "apptainer": "apptainer exec --nv ...",
+    "containerd": "nerdctl run --gpus all ...",
+    "lxc": "lxc config device add NAME gpu gpu, and lxc config set NAME nvidia.runtime true",
+}
+_BY_DOCKER = "docker run --gpus all ..."
+
+# colab.research.google.com, "Resource limits"; kaggle.com/docs/notebooks; docs.aws.amazon.com/lambda;
+# docs.cloud.google.com/run, "GPU support for services"; modal.com/docs/guide/gpu; huggingface.co/docs/hub, "Using GPU
+# Spaces" and "ZeroGPU"
+_BY_SERVICE = {
+    "Google Colab": "choose a runtime with a GPU: Runtime > Change runtime type, and run the notebook from its start",
+    "Kaggle": "choose a GPU as the notebook's accelerator: Settings > Accelerator, which starts it again",
+    "AWS Lambda": "run it where there are GPUs, on EC2, ECS or SageMaker: AWS Lambda has none",
+    "Google Cloud Run": "deploy it with a GPU: gcloud run deploy --gpu 1 --gpu-type nvidia-l4",
+    "Modal": 'ask for a GPU: @app.function(gpu="T4")',
+    "Hugging Face ZeroGPU": "make the session in a function that has the decorator @spaces.GPU: there is a GPU only "
+    "while one runs",
+    "Hugging Face Spaces": "choose hardware with a GPU in the settings of this Space",
+}
+
+
+def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
+    """To a container, of whatever runtime; ``and_also`` is for those that go by variables, as Docker does."""
+    return manual(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
+
+
+def how(environment: Environment) -> str:
+    """As a command, or what is written in its place."""
+    return _BY_RUNTIME.get(environment.host.container or "", _BY_DOCKER)
+
+
+def of_service(environment: Environment) -> tuple[str, Fix] | None:
+    """Evidence and fix, where nothing is to be seen of a GPU in a service that gives one only to who asks for it."""
+    driver, service = environment.driver, environment.host.service
+    if service is None or driver.device_nodes or driver.kernel_version or (driver.nvml.available and driver.nvml.gpus):
+        return None
+    return f"in {service}", manual(_BY_SERVICE[service], needs="host")
