@@ -31,15 +31,15 @@ CUDA = "CUDAExecutionProvider"
 WHOLE = cast(PreloadReport, SEEN_HEALTHY.observed.preload)
 SONAMES = [spec.sonames[13] for spec in LIBRARIES if 13 in spec.sonames]
 
+# CUDA numbers them from 0 on
 DEVICES = st.lists(
     st.builds(
         CudaDevice,
-        *(st.integers(0, 3), st.none() | st.sampled_from([UUID, "GPU-2"]), st.none() | st.just("NVIDIA H200")),
+        *(st.just(0), st.none() | st.sampled_from([UUID, "GPU-2"]), st.none() | st.just("NVIDIA H200")),
         *(st.none() | st.sampled_from([(9, 0), (8, 0), (6, 1), (12, 1)]), st.none(), st.none()),
     ),
     max_size=3,
-    unique_by=lambda device: device.ordinal,
-).map(tuple)
+).map(lambda found: tuple(replace(device, ordinal=number) for number, device in enumerate(found)))
 RARELY = st.sampled_from([False] * 7 + [True])
 
 
@@ -108,9 +108,12 @@ class OnCuda:
 
     get_outputs = get_inputs
 
+    @property
+    def in_the_model(self) -> frozenset[tuple[str, str]]:
+        return frozenset((op, "com.microsoft" if op == "Rfft" else "") for op in self.operators)
+
     def get_provider_graph_assignment_info(self) -> list[Any]:
-        domains = {"Rfft": "com.microsoft"}
-        nodes = [SimpleNamespace(name=op, op_type=op, domain=domains.get(op, "")) for op in self.operators]
+        nodes = [SimpleNamespace(name=op, op_type=op, domain=domain) for op, domain in sorted(self.in_the_model)]
         return [SimpleNamespace(ep_name=CUDA, get_nodes=lambda: nodes)]
 
 
@@ -120,6 +123,7 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
         mock.patch.object(opening, "open_provider", return_value=runtime),
         mock.patch.object(opening, "load_lazily_opened", return_value=runtime),
         mock.patch.object(opening, "initialise", return_value=cuda),
+        mock.patch.object(opening, "read_model", return_value=SimpleNamespace(operators=session.in_the_model)),
         mock.patch.object(opening, "context_is_active", return_value=None),
         mock.patch.object(inspection, "inspect_environment", return_value=HEALTHY.environment),
     ):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from .catalogue import CUDNN_CODE
 from .elf import find_section, read_elf, this_machine, wrong_machine
 
 _FATBIN_MAGIC = 0xBA55ED50
@@ -117,7 +118,7 @@ def bridge_of(provider: str) -> str:
 
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
-    """Of the provider file; of cuDNN 9's libcudnn_ops too (9.5.1, 9.10.2, 9.11.0 and 9.28.0 were examined)."""
+    """Of the provider file."""
     section = find_section(path, ".nv_fatbin")
     if section is None:
         return None
@@ -126,6 +127,18 @@ def read_architectures(path: str) -> tuple[Architecture, ...] | None:
             return parse_container(lambda offset, length: _read_at(file.fileno(), offset, length), *section)
     except (OSError, ValueError, struct.error):
         return None
+
+
+def read_architectures_of_cudnn(paths: Iterable[str]) -> tuple[Architecture, ...] | None:
+    """Of its parts in CUDNN_CODE; None where one is not there, or says nothing.
+
+    In 9.1.0, 9.3.0, 9.5.1, 9.10.2, 9.11.0, 9.20.0 and 9.28.0 they name what the release notes do; other parts begin
+    with containers for one generation each.
+    """
+    held = [read_architectures(path) for path in paths]
+    if len(held) < len(CUDNN_CODE) or not all(held):
+        return None
+    return tuple(dict.fromkeys(one for architectures in held for one in architectures or ()))
 
 
 def _read_at(descriptor: int, offset: int, length: int) -> bytes:
