@@ -98,8 +98,8 @@ def doctor(
                       status_minimum, status_recommended ("pass", "fail",
                       "unknown"), note
       "environment"   host, installer, packages, extension, bridge, provider,
-                      libraries, mapped, driver, variables: all facts; null is
-                      unknown
+                      libraries, mapped, driver, variables,
+                      cudnn_architectures: all facts; null is unknown
       "probe"         steps (name, ok, detail, data), completed, returncode,
                       signal, timed_out, died_in, opening, seconds, output;
                       null with --no-probe
