@@ -23,7 +23,7 @@ from .construction import constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
 from .environment.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
-from .environment.wheel import coverage_by, read_architectures
+from .environment.wheel import coverage_by, read_architectures_of_cudnn
 from .errors import (
     CollectiveOpsUnavailableError,
     GPUError,
@@ -223,8 +223,7 @@ def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | Non
 
 
 def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None) -> bool:
-    path = report.path_of(CUDNN_CODE)
-    held = read_architectures(path) if path is not None else None
+    held = read_architectures_of_cudnn(filter(None, map(report.path_of, CUDNN_CODE)))
     return capability is not None and coverage_by(held, capability, os.environ) == "none"
 
 

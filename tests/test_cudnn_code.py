@@ -15,7 +15,7 @@ OLD, KNOWN = (3, 5), (9, 0)  # no cuDNN 9 has code for the one, and each for the
 
 def test_the_installed_cudnn_says_which_gpus_it_has_code_for() -> None:
     environment = inspect_environment()
-    assert any(library.spec.stem == CUDNN_CODE for library in environment.libraries)
+    assert {library.spec.stem for library in environment.libraries} >= set(CUDNN_CODE)
     held = environment.cudnn_architectures
     assert [coverage_by(held, capability) for capability in (KNOWN, (8, 6), OLD)] == ["native", "native", "none"]
 
@@ -71,13 +71,12 @@ def test_what_cudnn_fails_with_there_is_told_as_that() -> None:
         before = told({OLD})
         libraries = {{one.spec.stem: one.chosen.path for one in inspect_environment().libraries if one.chosen}}
         ctypes.CDLL(libraries["libcudnn_ops"])
-        report([before, told({OLD}), told({KNOWN}), told(None)])
+        half = told({OLD})
+        ctypes.CDLL(libraries["libcudnn_cnn"])
+        report([before, told({OLD}), told({KNOWN}), told(None), half])
         """
     )
-    assert [kind for kind, _ in found] == [
-        "ProviderFailureError",
-        "UnsupportedDeviceError",
-        *["ProviderFailureError"] * 2,
-    ]
+    other = "ProviderFailureError"
+    assert [kind for kind, _ in found] == [other, "UnsupportedDeviceError", other, other, other]
     assert "holds no code for cuda:0 (Tesla) (compute capability 3.5)" in found[1][1]
     assert "install cuDNN 9.10" in found[1][1]

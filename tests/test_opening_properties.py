@@ -32,6 +32,7 @@ CUDA = "CUDAExecutionProvider"
 WHOLE = cast(PreloadReport, SEEN_HEALTHY.observed.preload)
 SONAMES = [spec.sonames[13] for spec in LIBRARIES if 13 in spec.sonames]
 
+# CUDA numbers them from 0 on
 DEVICES = st.lists(
     st.builds(
         CudaDevice,

@@ -188,7 +188,7 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
         if provider is None or provider.coverage(capability, variables) != "none"
     ]
     without = [one for one in usable if coverage_by(held, one[1], variables) == "none"]
-    files = (one.chosen for one in environment.libraries if one.spec.stem == CUDNN_CODE)
+    files = (one.chosen for one in environment.libraries if one.spec.stem in CUDNN_CODE)
     file = next(filter(None, files), None)
     if not without or len(without) < len(usable) or held is None or file is None or request.cudnn_disabled:
         return None

@@ -15,7 +15,7 @@ from ..distributed.ranks import current_rank
 from ..environment.catalogue import BY_STEM, CUDNN_CODE
 from ..environment.libraries import SYSTEM
 from ..environment.mapped import read_mapped_libraries
-from ..environment.wheel import coverage_by, read_architectures
+from ..environment.wheel import coverage_by, read_architectures_of_cudnn
 from ..errors import (
     DriverTooOldError,
     DriverUnusableError,
@@ -104,14 +104,14 @@ def _mixed_cudnn(text: str) -> GPUError:
 
 def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
     """A V100 with cuDNN 9.11 or newer gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
-    path = next((path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)), None)
-    held = read_architectures(path) if path is not None else None
+    paths = [path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)]
+    held = read_architectures_of_cudnn(paths)
     capability = device.compute_capability if device is not None else None
-    if path is None or capability is None or coverage_by(held, capability, os.environ) != "none":
+    if capability is None or coverage_by(held, capability, os.environ) != "none":
         return None
     return UnsupportedDeviceError(
         f"the cuDNN of this process holds no code for {device} (compute capability {capability[0]}.{capability[1]})",
-        evidence=[telling_line(text), f"{path} holds {', '.join(map(str, held or ()))}"],
+        evidence=[telling_line(text), f"{paths[0]} holds {', '.join(map(str, held or ()))}"],
         fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
         device=device.name if device is not None else None,
         compute_capability=capability,

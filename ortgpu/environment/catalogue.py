@@ -111,7 +111,8 @@ CUDNN_CORE_PARTS = {
     9: ("libcudnn_graph", "libcudnn_ops", "libcudnn_cnn"),
 }
 
-CUDNN_CODE = "libcudnn_ops"  # the part of cuDNN 9 whose file says for which GPUs all of it holds code
+# The parts of cuDNN 9 whose files together say for which GPUs all of it holds code.
+CUDNN_CODE = ("libcudnn_ops", "libcudnn_cnn")
 
 
 def spec_for(name: str) -> LibrarySpec | None:

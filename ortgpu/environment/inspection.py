@@ -19,7 +19,7 @@ from .mapped import read_mapped_libraries
 from .packages import Packages, read_packages
 from .untranslated import untranslated
 from .variables import Variables, read_variables
-from .wheel import Architecture, ProviderLibrary, bridge_of, read_architectures, read_provider
+from .wheel import Architecture, ProviderLibrary, bridge_of, read_architectures_of_cudnn, read_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,8 @@ def _missing_from_the_system(
 
 
 def _read_cudnn_architectures(libraries: Iterable[Resolution]) -> tuple[Architecture, ...] | None:
-    files = (found.chosen for found in libraries if found.spec.stem == CUDNN_CODE)
-    file = next(files, None)
-    return read_architectures(file.path) if file is not None else None
+    files = (found.chosen for found in libraries if found.spec.stem in CUDNN_CODE)
+    return read_architectures_of_cudnn(file.path for file in files if file is not None)
 
 
 def as_plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from . import elf, pe
-from .catalogue import is_dll, major_of, spec_for
+from .catalogue import CUDNN_CODE, is_dll, major_of, spec_for
 from .elf import this_machine, wrong_machine
 from .library_file import read_library
 
@@ -114,7 +114,7 @@ def bridge_of(provider: str) -> str:
 
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
-    """Of the provider file; of cuDNN 9's libcudnn_ops too (9.5.1, 9.10.2, 9.11.0 and 9.28.0 were examined)."""
+    """Of the provider file."""
     # The linker of Windows keeps eight letters of a section's name
     section = pe.find_section(path, ".nv_fatb") if is_dll(path) else elf.find_section(path, ".nv_fatbin")
     if section is None:
@@ -124,6 +124,18 @@ def read_architectures(path: str) -> tuple[Architecture, ...] | None:
             return parse_container(lambda offset, length: _read_at(file.fileno(), offset, length), *section)
     except (OSError, ValueError, struct.error):
         return None
+
+
+def read_architectures_of_cudnn(paths: Iterable[str]) -> tuple[Architecture, ...] | None:
+    """Of its parts in CUDNN_CODE; None where one is not there, or says nothing.
+
+    In 9.1.0, 9.3.0, 9.5.1, 9.10.2, 9.11.0, 9.20.0 and 9.28.0 they name what the release notes do; other parts begin
+    with containers for one generation each. Of those for Windows, which were not examined, nothing is known.
+    """
+    held = [None if is_dll(path) else read_architectures(path) for path in paths]
+    if len(held) < len(CUDNN_CODE) or not all(held):
+        return None
+    return tuple(dict.fromkeys(one for architectures in held for one in architectures or ()))
 
 
 def _read_at(descriptor: int, offset: int, length: int) -> bytes:
