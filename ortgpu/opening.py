@@ -6,6 +6,7 @@ constructor. Needs ``onnxruntime`` to be imported already.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from .construction import constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
 from .environment.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
-from .environment.wheel import coverage_by, read_architectures_of_cudnn
+from .environment.wheel import Architecture, coverage_by, read_architectures_of_cudnn
 from .errors import (
     CollectiveOpsUnavailableError,
     GPUError,
@@ -223,8 +224,13 @@ def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | Non
 
 
 def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None) -> bool:
-    held = read_architectures_of_cudnn(filter(None, map(report.path_of, CUDNN_CODE)))
+    held = _code_of(tuple(filter(None, map(report.path_of, CUDNN_CODE))))
     return capability is not None and coverage_by(held, capability, os.environ) == "none"
+
+
+@functools.cache  # the files are loaded: they stay as they are
+def _code_of(cudnn: tuple[str, ...]) -> tuple[Architecture, ...] | None:
+    return read_architectures_of_cudnn(cudnn)
 
 
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
