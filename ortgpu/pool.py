@@ -123,9 +123,9 @@ class GPUSessionPool:
         """How many sessions serve."""
         return len(self._serving)
 
-    def run(self, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Any:
         """As InferenceSession.run, on the session that is least busy; see the class for what is raised."""
-        future = self.submit(output_names, feed)
+        future = self.submit(output_names, input_feed)
         try:
             return future.result()
         except BaseException:  # an interrupt, while it waits
@@ -134,7 +134,7 @@ class GPUSessionPool:
         finally:
             del future  # it holds the exception, and that this frame
 
-    def submit(self, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Future[Any]:
+    def submit(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Future[Any]:
         """Ask for a run; the future has its outputs, or what it raised.
 
         Where every thread has a request and as many are waiting, this waits for a place among them. A request that has
@@ -144,13 +144,13 @@ class GPUSessionPool:
             ExecutionError: the pool is closed, or none of its GPUs is left; also for a request that was waiting then,
                 as the result of its future. PoisonedContextError, where a sticky CUDA error ended them.
             ForkedSessionError: this process was forked from that of the pool.
-            ProviderRequestError: an array of ``feed`` is on a GPU.
+            ProviderRequestError: an array of ``input_feed`` is on a GPU.
         """
         from .device_arrays import refuse_on_gpu
 
         self._refuse_after_fork()
-        refuse_on_gpu(feed)
-        request = _Request(output_names, feed, Future())
+        refuse_on_gpu(input_feed)
+        request = _Request(output_names, input_feed, Future())
         with self._changed:
             # A callback of a future runs in a thread that serves: it would wait for itself.
             waits = threading.current_thread() not in self._threads

@@ -11,7 +11,7 @@ def test_results_are_those_of_a_session_wherever_it_ran() -> None:
             watched = [Watched(session) for session in made.sessions]
             report("sizes", [len(made), len(made.sessions), len(made.devices), len(made.lost)])
             report("run", value_of(made.run(None, feed(3))))
-            report("named", value_of(made.run(["y"], feed(4))))
+            report("named", value_of(made.run(output_names=["y"], input_feed=feed(4))))
             report("futures", [value_of(made.submit(None, feed(n)).result()) for n in range(20)])
             report("map", [value_of(outputs) for outputs in made.map(feed(n) for n in range(200))])
             report("calls", [each.calls for each in watched])
