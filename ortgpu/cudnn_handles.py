@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from .errors import LibraryNotFoundError, ProviderOptionError, manual
 from .model_structure import is_so
 from .placement import RECORDING_KEY, cudnn_operators, read_placement
 from .protobuf import Extent, Reader
@@ -69,6 +70,18 @@ def needs_none(session: object) -> bool:
     placement = read_placement(session)
     placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
     return placement.known and not cudnn_operators(placed)
+
+
+def with_a_handle(error: LibraryNotFoundError) -> ProviderOptionError:
+    """For a session of these options, what the failure of an operator for want of cuDNN means: OPERATORS is wrong."""
+    return ProviderOptionError(
+        "the model reached an operator that needs cuDNN, and this session was opened without a handle of it",
+        evidence=[f"chosen for speed: {HANDLES}=0", *error.evidence],
+        fixes=[manual(f'open it with one: GPUSession(model, providers=[("{CUDA}", {{"{HANDLES}": "1"}})])')],
+        provider=CUDA,
+        option=HANDLES,
+        value="0",
+    )
 
 
 # Numbers of fields are those of onnx.proto

@@ -12,7 +12,15 @@ import weakref
 from typing import Any, NoReturn
 
 from .environment.cuda import initialised_in
-from .errors import ForkedSessionError, GPUError, PoisonedContextError, ProviderFailureError, manual, python
+from .errors import (
+    ForkedSessionError,
+    GPUError,
+    LibraryNotFoundError,
+    PoisonedContextError,
+    ProviderFailureError,
+    manual,
+    python,
+)
 
 _live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
@@ -129,12 +137,16 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
     from .diagnosis.execution import of_run
 
     error = of_run(text, exception, vars(session).get("device"))
-    may_be_the_layout = isinstance(error, (PoisonedContextError, ProviderFailureError))
-    if error is not None and may_be_the_layout and "prefer_nhwc" in vars(session).get("options_chosen", {}):
+    chosen = vars(session).get("options_chosen", {})
+    if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in chosen:
         from .layout_trials import CHANNELS_FIRST, in_a_program
 
         without = f"if it comes again, do without the layout that was chosen for speed: {in_a_program(CHANNELS_FIRST)}"
         error.fixes = (*error.fixes, manual(without))
+    if isinstance(error, LibraryNotFoundError) and "enable_cudnn" in chosen:
+        from .cudnn_handles import with_a_handle
+
+        return with_a_handle(error)
     return error
 
 

@@ -211,5 +211,6 @@ def test_guide_names_every_example() -> None:
 def test_ci_runs_the_tests_as_the_readme_does() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert "pip install -e '.[cuda,test]' && pytest\n" in README
-    assert "pytest" in lines
+    assert "`pytest -n auto`" in README
+    assert "pytest -n auto --maxprocesses=4" in lines
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], timeout=10, check=False).returncode == 0

@@ -243,6 +243,19 @@ def test_a_layout_that_was_chosen_can_be_done_without() -> None:
     ]
 
 
+def test_cudnn_that_a_session_was_opened_without_is_not_said_to_be_missing() -> None:
+    found = child("""
+        errors = []
+        for chosen in ({}, {"enable_cudnn": ("0", "smaller")}):
+            made = session()
+            made.options_chosen = chosen
+            made._sess = failing(C.NotImplemented, "cuDNN is not available. Install cuDNN, or set enable_cudnn=0")
+            errors.append(outcome(lambda: made.run(None, FEED)))
+        print(json.dumps([[each["type"], "enable_cudnn" in each["text"].partition("To fix")[2]] for each in errors]))
+    """)
+    assert found == [["LibraryNotFoundError", False], ["ProviderOptionError", True]]
+
+
 def test_a_sticky_error_that_a_callback_is_told_of_counts_too() -> None:
     found = child("""
         one = session()
