@@ -11,6 +11,7 @@ import pytest
 
 from ortgpu.environment import library_places_windows
 from ortgpu.environment.libraries import find_roots, resolve
+from tests.library_search.trees import Place, chosen, reasons
 from tests.made_dlls import ARM64, I386, dll, put
 from tests.windows.trees import (
     ALL,
@@ -21,12 +22,9 @@ from tests.windows.trees import (
     ORDER,
     TOOLKIT,
     TOOLKITS,
-    Place,
-    chosen,
     folders_chosen,
     places,
     prepare,
-    reasons,
     search,
 )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ortgpu.environment.libraries import Resolution, resolve
 from ortgpu.environment.library_places import SearchPlaces
 from ortgpu.environment.library_places_windows import WINDOWS
+from tests.library_search.trees import Place, chosen, conda_environment, variable
 from tests.made_dlls import put
 
 TOOLKIT = ("cublasLt64_13.dll", "cublas64_13.dll")
@@ -45,36 +45,8 @@ def search(where: SearchPlaces, needed: Sequence[str] = NEEDED, cuda_major: int 
     return {found.soname: found for found in resolve(where, needed, cuda_major)}
 
 
-def chosen(found: Mapping[str, Resolution], name: str) -> str:
-    candidate = found[name].chosen
-    assert candidate is not None, found[name]
-    return candidate.path
-
-
 def folders_chosen(found: Mapping[str, Resolution], names: Sequence[str] = TOOLKIT) -> set[str]:
     return {os.path.dirname(chosen(found, name)) for name in names}
-
-
-def reasons(found: Resolution) -> dict[str, str | None]:
-    return {candidate.path: candidate.problem for candidate in found.rejected}
-
-
-@dataclass(frozen=True)
-class Place:
-    """One place of the documented order: its folder, and what makes the search look there."""
-
-    source: str
-    folder: str
-    changes: Callable[[Path], dict[str, Any]]
-
-
-def variable(name: str, folder: str) -> Callable[[Path], dict[str, Any]]:
-    return lambda tmp: {"variables": {name: str(tmp / folder)}}
-
-
-def conda_environment(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "python/conda-meta").mkdir(parents=True)
-    return {}
 
 
 TOOLKITS = "Program Files/NVIDIA GPU Computing Toolkit/CUDA"
