@@ -12,7 +12,7 @@ from .environment.library_file import read_library
 from .environment.library_places_windows import path_of
 from .environment.loader import Loader
 from .environment.metadata import search_path
-from .environment.packages import provider_file_name
+from .environment.wheel import provider_beside
 from .errors import BrokenPackageError, LibraryNotFoundError, ProviderRequestError, manual
 from .preloading import open_library
 
@@ -34,7 +34,7 @@ def check_loadable(cuda_provider: str, *, in_wheels: bool = True, loader: Loader
         BrokenPackageError: it has one that is damaged.
         LibraryNotFoundError: libraries of TensorRT that it links are not there.
     """
-    path = os.path.join(os.path.dirname(cuda_provider), _provider_beside(cuda_provider))
+    path = provider_beside(cuda_provider, "tensorrt")
     if not os.path.isfile(path):
         raise ProviderRequestError(
             "TensorRT was asked for and its provider library is not part of the installed ONNX Runtime",
@@ -66,10 +66,6 @@ def check_loadable(cuda_provider: str, *, in_wheels: bool = True, loader: Loader
             ],
             missing=tuple(errors),
         )
-
-
-def _provider_beside(cuda_provider: str) -> str:
-    return provider_file_name("tensorrt", "Windows" if is_dll(cuda_provider) else "Linux")
 
 
 def _open(soname: str, folders: list[str], loader: Loader | None) -> str | None:

@@ -18,6 +18,7 @@ from . import elf, pe
 from .catalogue import CUDNN_CODE, is_dll, major_of, spec_for
 from .elf import this_machine, wrong_machine
 from .library_file import read_library
+from .packages import provider_file_name
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
@@ -109,8 +110,13 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
 
 def bridge_of(provider: str) -> str:
     """Path of the library that stands between ONNX Runtime and its providers, beside them."""
-    name = "onnxruntime_providers_shared.dll" if is_dll(provider) else "libonnxruntime_providers_shared.so"
-    return os.path.join(os.path.dirname(provider), name)
+    return provider_beside(provider, "shared")
+
+
+def provider_beside(provider: str, name: str) -> str:
+    """Path of another of ONNX Runtime's provider libraries, in the folder of this one and for the same system."""
+    system = "Windows" if is_dll(provider) else "Linux"
+    return os.path.join(os.path.dirname(provider), provider_file_name(name, system))
 
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
