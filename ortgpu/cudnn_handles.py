@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from .errors import LibraryNotFoundError, ProviderOptionError, manual
-from .model_structure import is_so
+from .model_structure import STANDARD, is_so
 from .placement import RECORDING_KEY, cudnn_operators, read_placement
 from .protobuf import Extent, Reader
 from .providers import CPU, CUDA, ProviderList
@@ -39,7 +39,6 @@ OPERATORS = frozenset(
     )
     for name in line.split(" ")
 )
-_STANDARD = (b"", b"ai.onnx")  # the domain
 _MOST_READ = 2_000  # fields of the file, some 2 ms: what a larger one would gain is little of what it takes
 
 
@@ -107,4 +106,4 @@ def _is_such(reader: Reader, node: Extent) -> bool:
             operator = reader.text(extent)
         elif number == 7:
             domain = reader.text(extent)
-    return operator in OPERATORS and domain in _STANDARD
+    return operator in OPERATORS and domain in STANDARD

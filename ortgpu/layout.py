@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import onnxruntime
 
-from .model_structure import is_so
+from .model_structure import STANDARD, is_so
 from .protobuf import Extent, Reader
 from .providers import CPU, CUDA, ProviderList
 from .runtime import load_runtime
@@ -43,7 +43,6 @@ _UNRELATED = frozenset(
 # Entries of session options with which weights stay as they are, or the graph was not measured
 _CONTRARY_ENTRIES = ("session.disable_prepacking", "optimization.disable_specified_optimizers")
 
-_STANDARD = (b"", b"ai.onnx")  # the domain
 _OPERATOR_SETS = range(11, 22)  # Conv and the pools have other versions before and after
 
 # What is converted, and computes images from images
@@ -107,7 +106,7 @@ def _model_gains(reader: Reader) -> bool:
             graphs.append(extent)
         elif number == 8:
             domain, version = _read_operator_set(reader, extent)
-            versions += [version] if domain in _STANDARD else []
+            versions += [version] if domain in STANDARD else []
         elif number == 25:  # a function of its own, which may have the name of an operator
             return False
     return len(graphs) == len(versions) == 1 and versions[0] in _OPERATOR_SETS and _graph_gains(reader, graphs[0])
@@ -237,7 +236,7 @@ def _read_node(reader: Reader, message: Extent) -> _Node:
             operator = reader.text(extent)
         elif number == 5:
             attributes.append(extent)
-        elif number == 7 and reader.text(extent) not in _STANDARD:
+        elif number == 7 and reader.text(extent) not in STANDARD:
             return _Node("", [], [], {})
     name = operator.decode(errors="replace")
     read = attributes if name in _READ_CLOSELY else ()

@@ -10,6 +10,8 @@ from typing import BinaryIO, NamedTuple
 
 from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
 
+STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
+
 _MOST_READ = 1_000_000  # fields of the file, a second
 _LARGE = 1024  # bytes of an initializer; smaller ones can be shapes, which shape inference reads
 
