@@ -192,9 +192,7 @@ def diagnose(
     if ssh or shared_folder is not None:
         raise ValueError("ssh and shared_folder belong to the profile 'training'")
     result = run_probe(model, timeout=timeout) if probe else None
-    environment = inspect_environment(
-        unasked=result.deadly if result is not None else (), compare_contents=result is not None and result.crashed
-    )
+    environment = inspect_environment() if result is None else inspect_after(result)
     facts_of_model = read_model(model) if model is not None else None
     request = request_for(facts_of_model)
     observed = Observed() if result is None else observed_by(result)
@@ -226,6 +224,12 @@ def request_for(model: ModelFacts | None) -> Request:
     )
 
 
+def inspect_after(result: ProbeResult) -> Environment:
+    """The environment, without asking for what the child of a probe did not survive; with the contents of files, where
+    it was libraries that ended it."""
+    return inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
+
+
 def observed_by(result: ProbeResult) -> Observed:
     """What the child of a probe saw, for the checks."""
     from ..registry import sessions
@@ -244,4 +248,14 @@ def observed_by(result: ProbeResult) -> Observed:
     )
 
 
-__all__ = ["CHECKS", "Diagnosis", "Facts", "Observed", "Request", "diagnose", "find_problems", "observed_by"]
+__all__ = [
+    "CHECKS",
+    "Diagnosis",
+    "Facts",
+    "Observed",
+    "Request",
+    "diagnose",
+    "find_problems",
+    "inspect_after",
+    "observed_by",
+]

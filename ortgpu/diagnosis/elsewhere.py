@@ -6,9 +6,8 @@ import logging
 import time
 
 from ..environment.cuda import CudaState
-from ..environment.inspection import inspect_environment
 from ..errors import GPUError, ProviderFallbackError, manual
-from . import find_problems, observed_by
+from . import find_problems, inspect_after, observed_by
 from .facts import Facts
 from .probe import ProbeResult, run_probe
 
@@ -29,10 +28,8 @@ def explained_elsewhere(error: ProviderFallbackError, cuda: CudaState | None) ->
     if cuda is not None and any(device.compute_mode not in (None, 0) for device in cuda.devices or ()):
         return error
     probe = _probe()
-    environment = inspect_environment(unasked=probe.deadly, compare_contents=probe.crashed)
-    found = [
-        each for each in find_problems(Facts(environment, observed=observed_by(probe))) if each.severity == "fatal"
-    ]
+    problems = find_problems(Facts(inspect_after(probe), observed=observed_by(probe)))
+    found = [each for each in problems if each.severity == "fatal"]
     known = next((each for each in found if not isinstance(each, ProviderFallbackError)), None)
     if known is not None:
         return known.with_others((*(each for each in found if each is not known), error))
