@@ -48,7 +48,7 @@ class Staging:
     def __init__(
         self, session: Any, *, staged_from: int = STAGED_FROM, threads: int | None = None, piece: int = PIECE
     ) -> None:
-        self._staged_from = staged_from
+        self.staged_from = staged_from
         self._threads = threads or min(COPY_THREADS, _cores())
         self._piece = piece
         # Whatever the inputs are: dimensions that are not known are at least 1
@@ -60,7 +60,7 @@ class Staging:
         """Whether an array has so many bytes, or more; without ``limit``, enough to be staged. Called before each run:
         it costs a fraction of a microsecond."""
         if limit is None:
-            limit = self._staged_from
+            limit = self.staged_from
         try:
             for value in feed.values():
                 if value.nbytes >= limit:
@@ -98,7 +98,7 @@ class Staging:
             if self._runs is None:
                 runtime = runtime_of(vars(session)["device"])
                 if runtime is not None:
-                    self._runs = StagedRuns(session, runtime, self._staged_from, self._threads, self._piece)
+                    self._runs = StagedRuns(session, runtime, self.staged_from, self._threads, self._piece)
             return self._runs
 
 

@@ -41,6 +41,7 @@ def capturing(model, limit=1 << 24):
     session._pinned = memory = PinnedMemory(runtime, limit)
     session._sess = session._capturing = CapturingSession(inner, runtime, session.device, stream, memory)
     session._sess._inner = Recorded(inner, stream.handle)
+    session._direct = None  # as of one that was opened with cuda_graph
     return session
 """
 

@@ -19,6 +19,7 @@ SETUP = """
 import dataclasses
 from ortgpu import parallel_copy
 from ortgpu.copying import Copier
+from ortgpu.direct_runs import direct_runs_of
 from ortgpu.pinned import PinnedMemory
 from ortgpu.staged_runs import StagedRuns
 from ortgpu.staging import Staging
@@ -49,6 +50,7 @@ def staged(model, staged_from=64, threads=3, piece=1000, limit=64 * MIB, **argum
 def stage(session, staged_from, threads, piece):
     session._staging = Noting(session, staged_from=staged_from)
     session._staging._runs = StagedRuns(session, runtime, staged_from, threads, piece)
+    session._direct = direct_runs_of(session)
 
 def same(found, expected):
     assert len(found) == len(expected) and type(found) is type(expected)
