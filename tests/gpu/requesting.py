@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from benchmarks.common import report
 from tests.gpu.programs import CPU, CUDA, attempt, cpu_reference, device_facts, random_feed, relative_error
+
+TENSORRT = "TensorrtExecutionProvider"
 
 
 def choose_devices(model: str, requests: dict[str, Any]) -> None:
@@ -56,7 +59,7 @@ def make_requests(model: str, missing: str) -> None:
     attempt("misspelt provider", lambda: opened(model, providers=["CudaExecutionProvider"]))
     attempt("lengths differ", lambda: opened(model, providers=[CUDA], provider_options=[{}, {}]))
     report("TensorRT loads", tensorrt_loads())
-    attempt("TensorRT", lambda: opened(model, providers=["TensorrtExecutionProvider", CUDA]))
+    attempt("TensorRT", lambda: opened(model, providers=[TENSORRT, CUDA]))
 
     limits = {"gpu_mem_limit": str(2 * 2**30), "arena_extend_strategy": "kSameAsRequested"}
     attempt("options with the provider", lambda: opened(model, providers=[(CUDA, limits)]))
@@ -109,6 +112,37 @@ def make_requests(model: str, missing: str) -> None:
         report("still right", relative_error(session.run(None, feed), plain.run(None, feed)))
 
 
+def tensorrt_before_cuda(model: str, folder: str) -> None:
+    """With a TensorRT in ``folder``, as pip puts it there, and a request in which it may take no node."""
+    from ortgpu import GPUSession
+
+    sys.path.insert(0, folder)
+
+    excluded = {"trt_op_types_to_exclude": "MatMul,Gemm,FusedGemm,FusedMatMul,Add,Relu"}
+    request = [(TENSORRT, excluded), CUDA]
+
+    def opened() -> dict[str, Any]:
+        with GPUSession(model, providers=request) as session:
+            feed = random_feed(session, 3)
+            return {
+                **device_facts(session),
+                "TensorRT options": session.get_provider_options()[TENSORRT],
+                "placement": dict(session.placement.by_provider),
+                "difference": relative_error(session.run(None, feed), cpu_reference(model).run(None, feed)),
+            }
+
+    def providers_of(asked: list[Any]) -> list[str]:
+        with GPUSession(model, providers=asked) as session:
+            return list(session.get_providers())
+
+    attempt("before CUDA", opened)
+    attempt("behind CUDA", lambda: providers_of([CUDA, (TENSORRT, excluded)]))
+    attempt("alone", lambda: providers_of([(TENSORRT, excluded)]))
+    attempt(
+        "on another GPU", lambda: providers_of([(TENSORRT, {**excluded, "device_id": "1"}), (CUDA, {"device_id": "0"})])
+    )
+
+
 def tensorrt_loads() -> bool:
     import ctypes
 
@@ -123,4 +157,5 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "choose_devices": choose_devices,
     "two_devices": two_devices,
     "make_requests": make_requests,
+    "tensorrt_before_cuda": tensorrt_before_cuda,
 }

@@ -139,6 +139,13 @@ class Stubs:
         return self._build("libnccl_stub.c", "nccl/libnccl.so.2", "-Wl,-soname,libnccl.so.2", "-pthread")
 
     @functools.cached_property
+    def tensorrt(self) -> Path:
+        """A folder with libraries where TensorRT's wheels have theirs; it goes on the path of Python."""
+        for name in ("libnvinfer.so.10", "libnvonnxparser.so.10"):
+            self._build("libnvinfer_stub.c", f"tensorrt/tensorrt_libs/{name}", f"-Wl,-soname,{name}")
+        return self.folder / "tensorrt"
+
+    @functools.cached_property
     def hide_from_loader(self) -> Path:
         """The ``LD_AUDIT`` library after which the loader finds nothing of what this machine has of CUDA."""
         return self._build("hide_system_libraries.c", "hide_system_libraries.so", "-nostdlib", "-ffreestanding")
