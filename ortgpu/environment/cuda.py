@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 import uuid as uuids
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..background import ForkSafeLock, Task
@@ -103,11 +104,21 @@ def initialise() -> CudaState:
         return state
 
 
-def initialising() -> Task[CudaState] | None:
-    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done."""
+def initialising(on_failure: Callable[[], object]) -> Task[CudaState] | None:
+    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done.
+
+    Where it fails, ``on_failure`` is called in that thread, too.
+    """
     if _state is not None and _state.pid == os.getpid():
         return None
-    return Task(initialise, "ortgpu-driver")
+
+    def ask() -> CudaState:
+        state = initialise()
+        if state.code != 0:
+            on_failure()
+        return state
+
+    return Task(ask, "ortgpu-driver")
 
 
 def initialised_in() -> int | None:
