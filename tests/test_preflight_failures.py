@@ -99,6 +99,14 @@ def test_another_order_than_planned(machine: Machine) -> None:
 # What the ranks' descriptions show before NCCL is touched
 
 
+@pytest.mark.slow
+def test_a_rank_stands_still_and_goes_on(machine: Machine) -> None:
+    """It learns what was decided meanwhile, and does not put it on rank 0."""
+    job = run(machine, ranks=3, timeout=TIMEOUT, misbehaving={"1": "parent_stopped"})
+    assert_all_raise(job, range(3), "CollectiveTimeoutError", named=[1], phase=COMMUNICATOR)
+    assert job.ranks[1].seconds > TIMEOUT, "it did not stand still"
+
+
 def test_other_calls_than_the_others(machine: Machine) -> None:
     used = Path(str(machine.env["STUB_NCCL_FOLDER"]))
     before = set(used.iterdir())
