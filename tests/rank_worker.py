@@ -73,6 +73,19 @@ def asleep(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: 
     _sleep_in_native_code()
 
 
+def asleep_in_operation(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Hangs between two calls of the first operation: the other ranks have begun the second."""
+    vars(worker)["check"] = lambda *_: _sleep_in_native_code()
+    worker.run_collectives(channel, task, ordinal, unique_id, until)
+
+
+def asleep_with_results(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Has run everything, and hangs before it says so."""
+    send = channel.send
+    vars(channel)["send"] = lambda message: _sleep_in_native_code() if "results" in message else send(message)
+    worker.run_collectives(channel, task, ordinal, unique_id, until)
+
+
 def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """As asleep, with a process of its own that ignores what can be ignored."""
     subprocess.Popen(["/bin/sh", "-c", "trap '' TERM INT HUP; while :; do sleep 1; done"])
@@ -80,7 +93,11 @@ def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: fl
 
 
 RUNS = {
-    run.__name__: run for run in (killed, parent_killed, parent_stopped, idle, never_joins, reordered, asleep, deaf)
+    run.__name__: run
+    for run in (
+        *(killed, parent_killed, parent_stopped, idle, never_joins, reordered),
+        *(asleep, asleep_in_operation, asleep_with_results, deaf),
+    )
 }
 
 

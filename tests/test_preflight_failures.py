@@ -23,6 +23,7 @@ def machine(module_lab: Lab) -> Machine:
 
 COMMUNICATOR = "setting up the communicator"
 FIRST = "all_reduce of 1000 float32"
+LAST = "waiting for the other ranks"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ FIRST = "all_reduce of 1000 float32"
         ("deaf", "CollectiveTimeoutError", COMMUNICATOR),
         ("killed", "CollectiveTimeoutError", COMMUNICATOR),
         ("idle", "CollectiveTimeoutError", FIRST),
+        pytest.param("asleep_with_results", "CollectiveTimeoutError", LAST, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_fails_the_others(machine: Machine, kind: str, error_type: str, phase: str) -> None:
