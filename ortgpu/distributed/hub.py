@@ -45,7 +45,7 @@ class Deadlines:
 
 
 class Hub:
-    """``settling``: seconds from a rank's failure to the verdict, in which the others may say what they see."""
+    """``settling``: seconds from a fault to the verdict, in which the other ranks may say what they see."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class Hub:
             if now >= self._deadlines.arrival:
                 self._decide(verdicts.never_came(self.known, self._refused))
         elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
-            self._decide(verdicts.cause(self.known))
+            self._decide(verdicts.out_of_step(self.known) or verdicts.cause(self.known))
         elif now >= self._deadlines.verdict:
-            self._decide(verdicts.out_of_time(self.known))
+            self._decide(verdicts.out_of_step(self.known) or verdicts.out_of_time(self.known))
 
     @property
     def is_done(self) -> bool:
@@ -213,7 +213,7 @@ class Hub:
             number, step = message["at"]
             self.known.positions[rank] = Position(number, step)
             mismatch = verdicts.out_of_step(self.known)
-            if mismatch is not None:
+            if mismatch is not None and self.known.is_abreast:
                 self._decide(mismatch)
         elif "failed" in message:
             self._note(rank, error_from_message(message["failed"]))
@@ -221,6 +221,8 @@ class Hub:
             gathered = self._gathered.setdefault(message["post"], {})
             gathered[rank] = message["value"]
             if len(gathered) == self.known.world_size:
+            elif mismatch is not None:  # those who have not come to this will tell which of them is the odd one
+                self._settle()
                 self.known.has_exchanged = True
                 values = [gathered[number] for number in range(self.known.world_size)]
                 self._is_over = message["post"] == LAST
@@ -234,6 +236,9 @@ class Hub:
     def _decide(self, error: GPUError) -> None:
         self._is_over = True
         self._stop_listening()
+        self._settle()
+
+    def _settle(self) -> None:
         self._tell({"verdict": error_to_message(error)})
 
     def _tell(self, message: Message) -> None:

@@ -59,6 +59,18 @@ class Known:
         return self.positions.get(rank, NOWHERE)
 
     @property
+    def all_came(self) -> bool:
+        return len(self.hosts) == self.world_size
+
+    def awaits(self, rank: int) -> bool:
+        return 0 <= rank < self.world_size and rank not in self.hosts
+
+    @property
+    def is_abreast(self) -> bool:
+        """Every rank has begun as many steps as the others."""
+        return len({self.position_of(rank).number for rank in range(self.world_size)}) == 1
+
+    @property
     def missing(self) -> tuple[int, ...]:
         return tuple(rank for rank in range(self.world_size) if rank not in self.hosts)
 
@@ -166,7 +178,12 @@ def out_of_step(known: Known) -> CollectiveMismatchError | None:
     for _, found in sorted(by_number.items()):
         if len(found) > 1:
             steps = dict(sorted(found.items(), key=lambda step: min(step[1])))  # the same whoever was heard of first
-            ranks = tuple(sorted(rank for some in steps.values() for rank in some))
+            most, *others = sorted(steps.values(), key=len, reverse=True)
+            ranks = tuple(sorted(rank for some in others for rank in some))
+            summary = f"{named(ranks)} called another operation than {named(most)} in the same place"
+            if len(most) == len(others[0]):  # who is to say which of them is wrong?
+                ranks = tuple(sorted([*most, *ranks]))
+                summary = f"{named(ranks)} called different operations in the same place"
             return CollectiveMismatchError(
                 f"{named(ranks)} called different operations in the same place",
                 evidence=[f"{named(some)}: {step}" for step, some in steps.items()],
