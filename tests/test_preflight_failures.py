@@ -54,6 +54,21 @@ def test_rank_0_never_comes(machine: Machine) -> None:
     assert_all_raise(job, {1, 2}, "RendezvousError", named=[0], phase="rendezvous")
 
 
+def test_as_many_ranks_as_can_be_are_missing(machine: Machine) -> None:
+    """A number that somebody mistyped: it costs no rank its deadline, and nobody a page of numbers."""
+    variables = {str(number): {"WORLD_SIZE": "1000000", "LOCAL_WORLD_SIZE": "1000000"} for number in range(2)}
+    job = run(machine, timeout=ARRIVAL, variables=variables)
+    for number in range(2):
+        error = job.error(number)
+        assert error.type == "RendezvousError"
+        assert error.text.startswith("ranks 2, 3, 4, 5, 6, 7, 8, 9 and 999990 more of 1000000 never came"), error.text[
+            :99
+        ]
+        assert len(error.details["ranks"]) == 999_998
+        assert job.ranks[number].seconds < TIMEOUT + 1
+    assert job.left == ()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpich", "torchrun"])
 def test_under_the_other_launchers(machine: Machine, launcher: str) -> None:
@@ -84,6 +99,14 @@ def test_rank_0_stands_still(machine: Machine) -> None:
     assert job.left == ()
 
 
+@pytest.mark.slow
+def test_a_rank_stands_still_and_goes_on(machine: Machine) -> None:
+    """It learns what was decided meanwhile, and does not put it on rank 0."""
+    job = run(machine, ranks=3, timeout=TIMEOUT, misbehaving={"1": "parent_stopped"})
+    assert_all_raise(job, range(3), "CollectiveTimeoutError", named=[1], phase=COMMUNICATOR)
+    assert job.ranks[1].seconds > TIMEOUT, "it did not stand still"
+
+
 def test_a_launcher_ends_the_job_of_a_rank_that_dies(machine: Machine) -> None:
     """mpirun kills the other ranks, in whatever they are: their children have to go as well."""
     launchers.need("openmpi")
@@ -101,14 +124,6 @@ def test_another_order_than_planned(machine: Machine, ranks: int, named: list[in
 
 
 # What the ranks' descriptions show before NCCL is touched
-
-
-@pytest.mark.slow
-def test_a_rank_stands_still_and_goes_on(machine: Machine) -> None:
-    """It learns what was decided meanwhile, and does not put it on rank 0."""
-    job = run(machine, ranks=3, timeout=TIMEOUT, misbehaving={"1": "parent_stopped"})
-    assert_all_raise(job, range(3), "CollectiveTimeoutError", named=[1], phase=COMMUNICATOR)
-    assert job.ranks[1].seconds > TIMEOUT, "it did not stand still"
 
 
 def test_other_calls_than_the_others(machine: Machine) -> None:

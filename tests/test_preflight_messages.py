@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import selectors
 import socket
 import struct
@@ -180,6 +181,7 @@ def test_a_rank_is_let_in(rank_0: Rank0) -> None:
         ({"seconds": None}, "it is no rank"),
         ({"seconds": ["a", "b"]}, "it is no rank"),
         ({"seconds": 1}, "it is no rank"),
+        ({"seconds": [10**999, 1]}, "it is no rank"),
     ],
 )
 def test_who_is_refused(rank_0: Rank0, changes: dict[str, Any], reason: str) -> None:
@@ -221,6 +223,21 @@ def test_two_ranks_of_one_number(rank_0: Rank0) -> None:
 def test_a_rank_that_there_is_not(rank_0: Rank0, rank: int) -> None:
     assert rank_0.verdict(rank_0.connect(rank=rank))["summary"] == f"rank {rank} is none of this job"
     assert rank_0.hub.known.hosts == {}
+
+
+def test_no_descriptor_is_left_for_a_connection(rank_0: Rank0) -> None:
+    """More ranks than rank 0 may have files open: that is the reason why they never came."""
+    rank_0.open()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        for key, events in rank_0.selector.select(5):
+            key.data(events)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    verdict = rank_0.verdict(rank_0.connect(rank=0, seconds=[0.2, 60]))
+    assert verdict["details"]["ranks"] == [1]
+    assert "refused: a connection: Too many open files" in verdict["evidence"]
 
 
 def test_the_door_is_closed_when_all_are_there(rank_0: Rank0) -> None:

@@ -76,7 +76,7 @@ class Hub:
         if self._is_over:
             return float("inf")
         times = [self._deadlines.verdict, *(guest.until for guest in self._guests.values())]
-        if self.known.missing:
+        if not self.known.all_came:
             times.append(self._deadlines.arrival)
         elif self._settled_at is not None:
             times.append(self._settled_at)
@@ -90,7 +90,7 @@ class Hub:
         if self._is_over:
             return
         everyone_failed = len(self.known.failures) == self.known.world_size
-        if self.known.missing:  # whatever went wrong meanwhile, who comes late has to learn of it too
+        if not self.known.all_came:  # whatever went wrong meanwhile, who comes late has to learn of it too
             if now >= self._deadlines.arrival:
                 self._decide(verdicts.never_came(self.known, self._refused))
         elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
@@ -114,7 +114,10 @@ class Hub:
         assert self._listener is not None
         try:
             connected, _ = self._listener.accept()
-        except OSError:  # it is gone again
+        except (BlockingIOError, ConnectionError):  # it is gone again
+            return
+        except OSError as error:  # this process may have no more files open, for instance
+            self._remember(f"a connection: {error.strerror}")
             return
         if len(self._guests) >= _GUESTS + self.known.world_size:
             connected.close()
@@ -128,7 +131,7 @@ class Hub:
             messages = connection.receive()
             if messages:
                 return self._let_in(connection, messages[0])
-        except (GarbledError, LookupError, TypeError, ValueError) as error:
+        except (GarbledError, LookupError, TypeError, ValueError, OverflowError) as error:
             return self._refuse(connection, f"it is no rank: {error}")
         if not connection.is_open:
             self._drop(connection)
@@ -141,7 +144,7 @@ class Hub:
         if type(rank) is not int:
             return self._refuse(connection, f"it has no rank: {rank!r} on {host}")
         unfit = verdicts.unfit(self.known, rank, str(host), hello.get("ortgpu"), hello.get("world_size"))
-        if unfit is not None and rank not in self.known.missing:
+        if unfit is not None and not self.known.awaits(rank):
             if rank in self._members:
                 self._note(rank, unfit)
             connection.send({"verdict": error_to_message(unfit)})
@@ -156,17 +159,20 @@ class Hub:
         connection.send({"in": True})
         if unfit is not None:  # let in all the same: it and the others learn of it when all have come
             self._note(rank, unfit)
-        if not self.known.missing:
+        if self.known.all_came:
             self._stop_listening()
             self._tell({"welcome": max(0.0, self._deadlines.verdict - now)})
         return None
 
     def _refuse(self, connection: Connection, reason: str) -> None:
+        self._remember(reason)
+        connection.send({"refused": reason})
+        self._drop(connection)
+
+    def _remember(self, reason: str) -> None:
         logger.debug("preflight: a connection was refused: %s", reason)
         if len(self._refused) < _NOTED:
             self._refused[reason[:200]] = None
-        connection.send({"refused": reason})
-        self._drop(connection)
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -215,14 +221,14 @@ class Hub:
             mismatch = verdicts.out_of_step(self.known)
             if mismatch is not None and self.known.is_abreast:
                 self._decide(mismatch)
+            elif mismatch is not None:  # those who have not come to this will tell which of them is the odd one
+                self._settle()
         elif "failed" in message:
             self._note(rank, error_from_message(message["failed"]))
         elif "post" in message:
             gathered = self._gathered.setdefault(message["post"], {})
             gathered[rank] = message["value"]
             if len(gathered) == self.known.world_size:
-            elif mismatch is not None:  # those who have not come to this will tell which of them is the odd one
-                self._settle()
                 self.known.has_exchanged = True
                 values = [gathered[number] for number in range(self.known.world_size)]
                 self._is_over = message["post"] == LAST
@@ -230,15 +236,15 @@ class Hub:
 
     def _note(self, rank: int, error: GPUError) -> None:
         self.known.failures.setdefault(rank, error)
+        self._settle()
+
+    def _settle(self) -> None:
         if self._settled_at is None:
             self._settled_at = time.monotonic() + self._settling
 
     def _decide(self, error: GPUError) -> None:
         self._is_over = True
         self._stop_listening()
-        self._settle()
-
-    def _settle(self) -> None:
         self._tell({"verdict": error_to_message(error)})
 
     def _tell(self, message: Message) -> None:

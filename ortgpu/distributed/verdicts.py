@@ -103,7 +103,7 @@ def unfit(known: Known, rank: int, host: str, release: object, world_size: objec
     elif world_size != known.world_size:
         summary = f"rank {rank} was told of {world_size} ranks in all, and rank 0 of {known.world_size}"
         fix = "tell all processes the same number: WORLD_SIZE, or the launcher's options for hosts and processes"
-    elif rank not in known.missing:
+    elif not known.awaits(rank):
         taken = rank in known.hosts
         summary = f"two processes say that they are rank {rank}" if taken else f"rank {rank} is none of this job"
         fix = "give each process a number of its own: RANK, or the launcher's option for the number of the host"
@@ -185,7 +185,7 @@ def out_of_step(known: Known) -> CollectiveMismatchError | None:
                 ranks = tuple(sorted([*most, *ranks]))
                 summary = f"{named(ranks)} called different operations in the same place"
             return CollectiveMismatchError(
-                f"{named(ranks)} called different operations in the same place",
+                summary,
                 evidence=[f"{named(some)}: {step}" for step, some in steps.items()],
                 fixes=[manual("make the same calls, in the same order, on every rank")],
                 ranks=ranks,
