@@ -225,6 +225,13 @@ def test_a_rank_that_there_is_not(rank_0: Rank0, rank: int) -> None:
     assert rank_0.hub.known.hosts == {}
 
 
+def test_a_crowd_at_the_door(rank_0: Rank0) -> None:
+    """More silent connections than are kept: a rank that comes after them is let in at once."""
+    crowd = [rank_0.open() for _ in range(100)]
+    assert rank_0.answer(rank_0.connect(rank=1)) == {"in": True}
+    assert rank_0.answer(crowd[0]) == {"refused": "it did not say who it is"}
+
+
 def test_no_descriptor_is_left_for_a_connection(rank_0: Rank0) -> None:
     """More ranks than rank 0 may have files open: that is the reason why they never came."""
     rank_0.open()

@@ -119,9 +119,8 @@ class Hub:
         except OSError as error:  # this process may have no more files open, for instance
             self._remember(f"a connection: {error.strerror}")
             return
-        if len(self._guests) >= _GUESTS + self.known.world_size:
-            connected.close()
-            return
+        if len(self._guests) >= _GUESTS + self.known.world_size:  # a rank says at once who it is
+            self._refuse(next(iter(self._guests)), "it did not say who it is")
         connection = Connection(connected)
         self._guests[connection] = _Guest(connection, time.monotonic() + _SILENT)
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read_guest(connection))
