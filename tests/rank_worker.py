@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import resource
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 from ortgpu.distributed import nccl, worker
 from ortgpu.distributed.cuda_runtime import DeviceQueue
@@ -101,10 +103,20 @@ RUNS = {
 }
 
 
+def _make_id_without_files() -> bytes:
+    """A call of the system fails in NCCL: no socket can be opened. The first id is made before, with its interface."""
+    nccl.make_unique_id()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    return nccl.make_unique_id()
+
+
 def main(descriptor: int, parent: int) -> None:
     kind = os.environ["RANK_MISBEHAVES"]
     if kind == "asleep_in_driver":
         vars(worker)["initialise"] = _sleep_in_native_code  # in place of the driver's cuInit
     elif kind == "killed_in_driver":
         vars(worker)["initialise"] = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "without_files":
+        vars(worker)["nccl"] = SimpleNamespace(**{**vars(nccl), "make_unique_id": _make_id_without_files})
     worker.main(descriptor, parent, RUNS.get(kind))
