@@ -43,6 +43,13 @@ def test_no_interface(machine: Machine) -> None:
     assert job.left == ()
 
 
+def test_more_of_what_it_does_where_the_fix_says(machine: Machine, tmp_path: Path) -> None:
+    job = run(machine, NCCL_SOCKET_IFNAME="nope", NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=f"{tmp_path}/nccl.%h.%p")
+    assert any("NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p" in fix for fix in job.error(1).fixes)
+    written = [path.read_text(encoding="utf-8") for path in tmp_path.glob("nccl.*")]
+    assert any("NCCL INFO" in text and "no socket interface found" in text for text in written)
+
+
 def test_the_system_fails_it(machine: Machine) -> None:
     """It says no more than this; from 2.32 on it warns of the files too."""
     job = run(machine, {"0": "without_files"})

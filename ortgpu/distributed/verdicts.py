@@ -25,7 +25,7 @@ BETWEEN_HOSTS = manual(
 _REMOTE_ERROR = 6  # ncclRemoteError
 NCCL_BETWEEN_HOSTS = manual(
     "if NCCL chose a network interface that other hosts do not reach, name the right one: NCCL_SOCKET_IFNAME. "
-    "NCCL_DEBUG=INFO shows its choice"
+    "its choice is in what NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write"
 )
 
 
