@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import GPUError
+from ..errors import CollectiveMismatchError, GPUError
 from . import verdicts
 from .verdicts import Known, Position
 from .wire import Connection, GarbledError, Message, error_from_message, error_to_message
@@ -62,6 +62,7 @@ class Hub:
         self._deadlines = deadlines
         self._settling = settling
         self._settled_at: float | None = None
+        self._mismatch: CollectiveMismatchError | None = None
         self._guests: dict[Connection, _Guest] = {}
         self._members: dict[int, Connection] = {}
         self._gathered: dict[str, dict[int, Any]] = {}
@@ -94,9 +95,9 @@ class Hub:
             if now >= self._deadlines.arrival:
                 self._decide(verdicts.never_came(self.known, self._refused))
         elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
-            self._decide(verdicts.out_of_step(self.known) or verdicts.cause(self.known))
+            self._decide(self._mismatch or verdicts.cause(self.known))
         elif now >= self._deadlines.verdict:
-            self._decide(verdicts.out_of_step(self.known) or verdicts.out_of_time(self.known))
+            self._decide(self._mismatch or verdicts.out_of_time(self.known))
 
     @property
     def is_done(self) -> bool:
@@ -218,10 +219,11 @@ class Hub:
             number, step = message["at"]
             self.known.positions[rank] = Position(number, step)
             mismatch = verdicts.out_of_step(self.known)
-            if mismatch is not None and self.known.is_abreast:
-                self._decide(mismatch)
-            elif mismatch is not None:  # those who have not come to this will tell which of them is the odd one
-                self._settle()
+            if mismatch is not None:
+                self._mismatch = mismatch  # a rank may go on all the same, and be somewhere else when it is judged
+                self._settle()  # those who have not come to this will tell which is the odd one
+                if self.known.is_abreast:
+                    self._decide(mismatch)
         elif "failed" in message:
             self._note(rank, error_from_message(message["failed"]))
         elif "post" in message:
