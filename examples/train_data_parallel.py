@@ -10,7 +10,8 @@ steps alone on the whole batch, and prints how far the parameters are apart.
 
 With --checkpoints, training goes on from the newest checkpoint in DIR, whatever number of ranks wrote it, and ends
 with another one. Every rank has the whole model, and computes on the CPU; examples/TRAINING.md says more. Exit code 0:
-trained. 69 (EX_UNAVAILABLE in sysexits.h): the training API is not here, and the message says why.
+trained. 69 (EX_UNAVAILABLE in sysexits.h): the training API is not here, and the message says why. 1: a rank failed, as
+where a checkpoint cannot be written; it says why, and ends the others.
 """
 
 from __future__ import annotations
@@ -100,28 +101,9 @@ def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.sin(x.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def main(steps: int, checkpoints: Path | None) -> int:
-    rank = current_rank()
-    try:
-        require_training()
-    except ortgpu.GPUError as error:
-        print(f"cannot train: {error}", file=sys.stderr)
-        return 69
-    import onnxruntime
-    from mpi4py import MPI
+def train(world: Any, steps: int, checkpoints: Path | None) -> None:
+    """``world``: the communicator of all ranks."""
     from onnxruntime.training.api import CheckpointState
-
-    onnxruntime.set_default_logger_severity(3)  # 1.19.2 logs its graph transformations on the error stream
-
-    world = MPI.COMM_WORLD
-    if (world.rank, world.size) != (rank.rank, rank.world_size):
-        print(f"MPI counts {world.size} ranks and the launcher {rank.world_size}", file=sys.stderr)
-        return 1
-    if BATCH % world.size:
-        print(
-            f"{world.size} ranks cannot share a batch of {BATCH} evenly: the mean would not be exact", file=sys.stderr
-        )
-        return 2
 
     with tempfile.TemporaryDirectory() as scratch:
         write_artifacts(Path(scratch))
@@ -131,7 +113,9 @@ def main(steps: int, checkpoints: Path | None) -> int:
                 return found.load_state()
             return CheckpointState.load_checkpoint(str(Path(scratch) / "checkpoint"))
 
-        found = checkpoint.load(checkpoints) if checkpoints and checkpoint.steps(checkpoints) else None
+        # A network file system may not show the newest to all of them yet
+        newest = world.bcast(max(checkpoint.steps(checkpoints), default=None) if checkpoints else None)
+        found = checkpoint.load(checkpoints, newest) if checkpoints and newest is not None else None
         first = found.step if found is not None else 0
         trainer = Trainer(Path(scratch), load())
         alone = Trainer(Path(scratch), load()) if world.rank == 0 else None
@@ -155,6 +139,35 @@ def main(steps: int, checkpoints: Path | None) -> int:
             print(
                 f"{world.size} ranks, {steps} steps: parameters moved {moved:.3g}, {apart:.3g} from one process alone"
             )
+
+
+def main(steps: int, checkpoints: Path | None) -> int:
+    rank = current_rank()
+    try:
+        require_training()
+    except ortgpu.GPUError as error:
+        print(f"cannot train: {error}", file=sys.stderr)
+        return 69
+    import onnxruntime
+    from mpi4py import MPI
+
+    onnxruntime.set_default_logger_severity(3)  # 1.19.2 logs its graph transformations on the error stream
+
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (rank.rank, rank.world_size):
+        print(f"MPI counts {world.size} ranks and the launcher {rank.world_size}", file=sys.stderr)
+        return 1
+    if BATCH % world.size:
+        print(
+            f"{world.size} ranks cannot share a batch of {BATCH} evenly: the mean would not be exact", file=sys.stderr
+        )
+        return 2
+
+    try:
+        train(world, steps, checkpoints)
+    except Exception as error:  # noqa: BLE001 - the others wait for this rank, and it would wait for them to leave MPI
+        print(f"rank {rank.rank}: {error}", file=sys.stderr, flush=True)
+        world.Abort(1)
     return 0
 
 

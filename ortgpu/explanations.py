@@ -827,7 +827,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         (
             "`ranks` names who is behind the others, `phase` what they wait in.",
-            "`NCCL_DEBUG=INFO` shows what NCCL waits for.",
+            "`NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p` has NCCL write what it does, a file for each process.",
         ),
         (
             "See why the missing rank is not there; its own output comes first.",

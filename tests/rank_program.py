@@ -126,15 +126,21 @@ def open_session(model: str, **options: Any) -> Any:
 
 
 def place_session(model: str, ranks: int, variables: dict[str, dict[str, str]] | None = None) -> Any:
-    """Where a session of this rank is, while all ranks have theirs: by CUDA's contexts, and by NVML's processes."""
+    """Where a session of this rank is, while all ranks have theirs: by CUDA's contexts, and by NVML: processes, and the
+    GPUs that lost more than 100 MiB while all ranks opened theirs."""
     os.environ.update((variables or {}).get(_number(), {}))
 
     import numpy as np
 
     from ortgpu import GPUSession
     from ortgpu.environment.cuda import context_is_active, initialise
-    from ortgpu.environment.driver import processes_on
+    from ortgpu.environment.driver import processes_on, read_nvml
 
+    def free() -> dict[str, int]:
+        return {gpu.uuid: gpu.memory_free or 0 for gpu in read_nvml().gpus if gpu.uuid is not None}
+
+    before = free()
+    _wait_for_ranks(ranks, "measured")
     try:
         session = GPUSession.for_rank(model)
         feed = {}
@@ -144,12 +150,14 @@ def place_session(model: str, ranks: int, variables: dict[str, dict[str, str]] |
         session.run(None, feed)
     finally:
         _wait_for_ranks(ranks, "opened")
+    after = free()
     devices = initialise().devices or ()
     seen = {
         "uuid": session.device.uuid,
         "pid": os.getpid(),
         "contexts": [device.uuid for device in devices if context_is_active(device.ordinal)],
         "processes": {device.uuid: sorted(processes_on(device.uuid or "")) for device in devices},
+        "filled": [uuid for uuid, bytes_free in before.items() if bytes_free - after[uuid] > 100 << 20],
     }
     _wait_for_ranks(ranks, "looked")
     return seen

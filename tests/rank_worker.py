@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import resource
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 from ortgpu.distributed import nccl, worker
 from ortgpu.distributed.cuda_runtime import DeviceQueue
@@ -73,6 +75,19 @@ def asleep(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: 
     _sleep_in_native_code()
 
 
+def asleep_in_operation(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Hangs between two calls of the first operation: the other ranks have begun the second."""
+    vars(worker)["check"] = lambda *_: _sleep_in_native_code()
+    worker.run_collectives(channel, task, ordinal, unique_id, until)
+
+
+def asleep_with_results(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Has run everything, and hangs before it says so."""
+    send = channel.send
+    vars(channel)["send"] = lambda message: _sleep_in_native_code() if "results" in message else send(message)
+    worker.run_collectives(channel, task, ordinal, unique_id, until)
+
+
 def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """As asleep, with a process of its own that ignores what can be ignored."""
     subprocess.Popen(["/bin/sh", "-c", "trap '' TERM INT HUP; while :; do sleep 1; done"])
@@ -80,8 +95,20 @@ def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: fl
 
 
 RUNS = {
-    run.__name__: run for run in (killed, parent_killed, parent_stopped, idle, never_joins, reordered, asleep, deaf)
+    run.__name__: run
+    for run in (
+        *(killed, parent_killed, parent_stopped, idle, never_joins, reordered),
+        *(asleep, asleep_in_operation, asleep_with_results, deaf),
+    )
 }
+
+
+def _make_id_without_files() -> bytes:
+    """A call of the system fails in NCCL: no socket can be opened. The first id is made before, with its interface."""
+    nccl.make_unique_id()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    return nccl.make_unique_id()
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -90,4 +117,6 @@ def main(descriptor: int, parent: int) -> None:
         vars(worker)["initialise"] = _sleep_in_native_code  # in place of the driver's cuInit
     elif kind == "killed_in_driver":
         vars(worker)["initialise"] = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "without_files":
+        vars(worker)["nccl"] = SimpleNamespace(**{**vars(nccl), "make_unique_id": _make_id_without_files})
     worker.main(descriptor, parent, RUNS.get(kind))

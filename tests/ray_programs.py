@@ -239,7 +239,7 @@ class Counting(ServedGPUSession):
 
 def placed() -> None:
     """Two actors one after the other: which GPU each says it is on, and which one NVML saw fill up meanwhile."""
-    with cluster():
+    with cluster(num_gpus=2):  # no more, so that the last actor has the GPU that one before it had
         actors = []
         for number in range(2):
             before = free_memory()

@@ -81,6 +81,10 @@ def test_one_rank_says_what_it_does_not_cover(machine: Machine) -> None:
     assert "reduce_scatter" in result.stdout
 
 
+def test_all_the_time_in_the_world(machine: Machine) -> None:
+    assert run(machine, timeout=1e30).returned(1)["rank"]["world_size"] == 2
+
+
 def test_differences_are_named(machine: Machine) -> None:
     job = run(machine, variables={"1": {"STUB_NVML_DRIVER": "570.1"}})
     for number in range(2):

@@ -23,6 +23,7 @@ def machine(module_lab: Lab) -> Machine:
 
 COMMUNICATOR = "setting up the communicator"
 FIRST = "all_reduce of 1000 float32"
+LAST = "waiting for the other ranks"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ FIRST = "all_reduce of 1000 float32"
         ("deaf", "CollectiveTimeoutError", COMMUNICATOR),
         ("killed", "CollectiveTimeoutError", COMMUNICATOR),
         ("idle", "CollectiveTimeoutError", FIRST),
+        pytest.param("asleep_with_results", "CollectiveTimeoutError", LAST, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_fails_the_others(machine: Machine, kind: str, error_type: str, phase: str) -> None:
@@ -50,6 +52,21 @@ def test_a_rank_that_fails_the_others(machine: Machine, kind: str, error_type: s
 def test_rank_0_never_comes(machine: Machine) -> None:
     job = run(machine, ranks=3, timeout=ARRIVAL, misbehaving={"0": "absent"})
     assert_all_raise(job, {1, 2}, "RendezvousError", named=[0], phase="rendezvous")
+
+
+def test_as_many_ranks_as_can_be_are_missing(machine: Machine) -> None:
+    """A number that somebody mistyped: it costs no rank its deadline, and nobody a page of numbers."""
+    variables = {str(number): {"WORLD_SIZE": "1000000", "LOCAL_WORLD_SIZE": "1000000"} for number in range(2)}
+    job = run(machine, timeout=ARRIVAL, variables=variables)
+    for number in range(2):
+        error = job.error(number)
+        assert error.type == "RendezvousError"
+        assert error.text.startswith("ranks 2, 3, 4, 5, 6, 7, 8, 9 and 999990 more of 1000000 never came"), error.text[
+            :99
+        ]
+        assert len(error.details["ranks"]) == 999_998
+        assert job.ranks[number].seconds < TIMEOUT + 1
+    assert job.left == ()
 
 
 @pytest.mark.slow
@@ -82,6 +99,14 @@ def test_rank_0_stands_still(machine: Machine) -> None:
     assert job.left == ()
 
 
+@pytest.mark.slow
+def test_a_rank_stands_still_and_goes_on(machine: Machine) -> None:
+    """It learns what was decided meanwhile, and does not put it on rank 0."""
+    job = run(machine, ranks=3, timeout=TIMEOUT, misbehaving={"1": "parent_stopped"})
+    assert_all_raise(job, range(3), "CollectiveTimeoutError", named=[1], phase=COMMUNICATOR)
+    assert job.ranks[1].seconds > TIMEOUT, "it did not stand still"
+
+
 def test_a_launcher_ends_the_job_of_a_rank_that_dies(machine: Machine) -> None:
     """mpirun kills the other ranks, in whatever they are: their children have to go as well."""
     launchers.need("openmpi")
@@ -90,9 +115,11 @@ def test_a_launcher_ends_the_job_of_a_rank_that_dies(machine: Machine) -> None:
     assert job.left == ()
 
 
-def test_another_order_than_planned(machine: Machine) -> None:
-    job = run(machine, misbehaving={"1": "reordered"})
-    assert_all_raise(job, range(2), "CollectiveMismatchError", named=[0, 1], phase=FIRST)
+@pytest.mark.parametrize(("ranks", "named"), [(2, [0, 1]), (3, [1])])
+def test_another_order_than_planned(machine: Machine, ranks: int, named: list[int]) -> None:
+    """Of two, nobody can say which is wrong."""
+    job = run(machine, ranks=ranks, misbehaving={"1": "reordered"})
+    assert_all_raise(job, range(ranks), "CollectiveMismatchError", named=named, phase=FIRST)
     assert "rank 1: reduce_scatter of 10 bfloat16" in job.error(0).evidence
 
 

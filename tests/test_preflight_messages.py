@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import selectors
 import socket
 import struct
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from ortgpu import __version__
 from ortgpu.distributed.hub import Deadlines, Hub
-from ortgpu.distributed.verdicts import Known
+from ortgpu.distributed.verdicts import RUN, Known
 from ortgpu.distributed.wire import (
     FROM_A_RANK,
     Decoder,
@@ -103,22 +104,24 @@ def test_no_error(message: dict[str, Any]) -> None:
 
 
 class Rank0:
-    """A hub for two ranks, and connections to it."""
+    """A hub for ranks, and connections to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int = 2) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         self.selector = selectors.DefaultSelector()
         now = time.monotonic()
-        self.hub = Hub(listener, TOKEN, Known(2, "here"), self.selector, Deadlines(now + 60, now + 60), settling=0.1)
+        known, deadlines = Known(world_size, "here"), Deadlines(now + 60, now + 60)
+        self.world_size = world_size
+        self.hub = Hub(listener, TOKEN, known, self.selector, deadlines, settling=0.5)
         self.opened: list[socket.socket] = []
         self.heard: dict[socket.socket, tuple[Decoder, list[dict[str, Any]]]] = {}
 
     def connect(self, **changes: Any) -> socket.socket:
         """A connection that says who it is; a value None is left out."""
         hello = {
-            "token": TOKEN, "ortgpu": __version__, "world_size": 2, "rank": 0, "host": "here", "seconds": [60, 60],
-            **changes,
+            "token": TOKEN, "ortgpu": __version__, "world_size": self.world_size, "rank": 0, "host": "here",
+            "seconds": [60, 60], **changes,
         }  # fmt: skip
         connected = self.open()
         connected.sendall(encode({name: value for name, value in hello.items() if value is not None}))
@@ -136,12 +139,15 @@ class Rank0:
         until = time.monotonic() + 10
         while not said:
             assert time.monotonic() < until, "the hub said nothing"
-            for key, events in self.selector.select(0.05):
-                key.data(events)
-            self.hub.on_time()
+            self.serve()
             with contextlib.suppress(BlockingIOError):
                 said += decoder.feed(connected.recv(1 << 16))
         return said.pop(0)
+
+    def serve(self) -> None:
+        for key, events in self.selector.select(0.05):
+            key.data(events)
+        self.hub.on_time()
 
     def verdict(self, connected: socket.socket) -> dict[str, Any]:
         """What the hub decided, whatever else it said before."""
@@ -180,6 +186,7 @@ def test_a_rank_is_let_in(rank_0: Rank0) -> None:
         ({"seconds": None}, "it is no rank"),
         ({"seconds": ["a", "b"]}, "it is no rank"),
         ({"seconds": 1}, "it is no rank"),
+        ({"seconds": [10**999, 1]}, "it is no rank"),
     ],
 )
 def test_who_is_refused(rank_0: Rank0, changes: dict[str, Any], reason: str) -> None:
@@ -223,6 +230,28 @@ def test_a_rank_that_there_is_not(rank_0: Rank0, rank: int) -> None:
     assert rank_0.hub.known.hosts == {}
 
 
+def test_a_crowd_at_the_door(rank_0: Rank0) -> None:
+    """More silent connections than are kept: a rank that comes after them is let in at once."""
+    crowd = [rank_0.open() for _ in range(100)]
+    assert rank_0.answer(rank_0.connect(rank=1)) == {"in": True}
+    assert rank_0.answer(crowd[0]) == {"refused": "it did not say who it is"}
+
+
+def test_no_descriptor_is_left_for_a_connection(rank_0: Rank0) -> None:
+    """More ranks than rank 0 may have files open: that is the reason why they never came."""
+    rank_0.open()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        for key, events in rank_0.selector.select(5):
+            key.data(events)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    verdict = rank_0.verdict(rank_0.connect(rank=0, seconds=[0.2, 60]))
+    assert verdict["details"]["ranks"] == [1]
+    assert "refused: a connection: Too many open files" in verdict["evidence"]
+
+
 def test_the_door_is_closed_when_all_are_there(rank_0: Rank0) -> None:
     silent = rank_0.open()
     first = rank_0.connect(rank=0)
@@ -242,3 +271,30 @@ def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0) -> None:
     verdict = rank_0.verdict(second)
     assert verdict["code"] == "rendezvous"
     assert verdict["details"]["ranks"] == [0]
+
+
+# Who called another operation
+
+
+@pytest.mark.parametrize(
+    ("steps", "ranks"),
+    [
+        ([(0, RUN, "a"), (1, RUN, "b"), (2, RUN, "a")], [1]),
+        ([(2, RUN, "b"), (1, RUN, "a"), (0, RUN, "a")], [2]),
+        ([(0, RUN, "a"), (1, RUN, "b")], [0, 1]),  # the third never comes
+        ([(0, RUN, "a"), (1, RUN, "b"), (1, RUN + 1, "a"), (2, RUN - 1, "z")], [0, 1]),  # nothing held it up
+    ],
+)
+def test_another_operation(steps: list[tuple[int, int, str]], ranks: list[int]) -> None:
+    rank_0 = Rank0(3)
+    try:
+        members = [rank_0.connect(rank=number) for number in range(3)]
+        for member in members:
+            rank_0.answer(member)
+        for number, place, step in steps:
+            members[number].sendall(encode({"at": [place, step]}))
+            rank_0.serve()
+        verdict = rank_0.verdict(members[0])
+    finally:
+        rank_0.close()
+    assert (verdict["code"], verdict["details"]["ranks"]) == ("collective-mismatch", ranks)

@@ -154,6 +154,7 @@ def test_contradictions_are_refused_with_all_variables(variables: dict[str, str]
         ({"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_TASK_LOCAL_ID": "1"}, "FLUX_TASK_RANK=1"),
         ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_RANK=0"),
         ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "prterun-1"}, "PMIX_RANK=0"),
+        ({"RANK": "0", "WORLD_SIZE": "999999999", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, "WORLD_SIZE=999999999"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x"}, "SLURM_STEP_TASKS_PER_NODE=2(x"),
         ({**SRUN, "SLURM_NODEID": "7"}, "SLURM_NODEID=7"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_LOCALID"}, "SLURM_PROCID=3"),
@@ -178,6 +179,8 @@ def test_slurm_notations() -> None:
 def test_a_rank_has_to_be_possible() -> None:
     with pytest.raises(ValueError, match="rank 2 of 2"):
         Rank(2, 2, 0, 1)
+    with pytest.raises(ValueError, match="1000001 ranks are more than"):
+        Rank(0, 1_000_001, 0, 1)
 
 
 def test_names_arrive_with_ortgpu() -> None:

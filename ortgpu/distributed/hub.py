@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import GPUError
+from ..errors import CollectiveMismatchError, GPUError
 from . import verdicts
 from .verdicts import Known, Position
 from .wire import Connection, GarbledError, Message, error_from_message, error_to_message
@@ -45,7 +45,7 @@ class Deadlines:
 
 
 class Hub:
-    """``settling``: seconds from a rank's failure to the verdict, in which the others may say what they see."""
+    """``settling``: seconds from a fault to the verdict, in which the other ranks may say what they see."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Hub:
         self._deadlines = deadlines
         self._settling = settling
         self._settled_at: float | None = None
+        self._mismatch: CollectiveMismatchError | None = None
         self._guests: dict[Connection, _Guest] = {}
         self._members: dict[int, Connection] = {}
         self._gathered: dict[str, dict[int, Any]] = {}
@@ -76,7 +77,7 @@ class Hub:
         if self._is_over:
             return float("inf")
         times = [self._deadlines.verdict, *(guest.until for guest in self._guests.values())]
-        if self.known.missing:
+        if not self.known.all_came:
             times.append(self._deadlines.arrival)
         elif self._settled_at is not None:
             times.append(self._settled_at)
@@ -90,13 +91,13 @@ class Hub:
         if self._is_over:
             return
         everyone_failed = len(self.known.failures) == self.known.world_size
-        if self.known.missing:  # whatever went wrong meanwhile, who comes late has to learn of it too
+        if not self.known.all_came:  # whatever went wrong meanwhile, who comes late has to learn of it too
             if now >= self._deadlines.arrival:
                 self._decide(verdicts.never_came(self.known, self._refused))
         elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
-            self._decide(verdicts.cause(self.known))
+            self._decide(self._mismatch or verdicts.cause(self.known))
         elif now >= self._deadlines.verdict:
-            self._decide(verdicts.out_of_time(self.known))
+            self._decide(self._mismatch or verdicts.out_of_time(self.known))
 
     @property
     def is_done(self) -> bool:
@@ -114,11 +115,13 @@ class Hub:
         assert self._listener is not None
         try:
             connected, _ = self._listener.accept()
-        except OSError:  # it is gone again
+        except (BlockingIOError, ConnectionError):  # it is gone again
             return
-        if len(self._guests) >= _GUESTS + self.known.world_size:
-            connected.close()
+        except OSError as error:  # this process may have no more files open, for instance
+            self._remember(f"a connection: {error.strerror}")
             return
+        if len(self._guests) >= _GUESTS + self.known.world_size:  # a rank says at once who it is
+            self._refuse(next(iter(self._guests)), "it did not say who it is")
         connection = Connection(connected)
         self._guests[connection] = _Guest(connection, time.monotonic() + _SILENT)
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read_guest(connection))
@@ -128,7 +131,7 @@ class Hub:
             messages = connection.receive()
             if messages:
                 return self._let_in(connection, messages[0])
-        except (GarbledError, LookupError, TypeError, ValueError) as error:
+        except (GarbledError, LookupError, TypeError, ValueError, OverflowError) as error:
             return self._refuse(connection, f"it is no rank: {error}")
         if not connection.is_open:
             self._drop(connection)
@@ -141,7 +144,7 @@ class Hub:
         if type(rank) is not int:
             return self._refuse(connection, f"it has no rank: {rank!r} on {host}")
         unfit = verdicts.unfit(self.known, rank, str(host), hello.get("ortgpu"), hello.get("world_size"))
-        if unfit is not None and rank not in self.known.missing:
+        if unfit is not None and not self.known.awaits(rank):
             if rank in self._members:
                 self._note(rank, unfit)
             connection.send({"verdict": error_to_message(unfit)})
@@ -156,17 +159,20 @@ class Hub:
         connection.send({"in": True})
         if unfit is not None:  # let in all the same: it and the others learn of it when all have come
             self._note(rank, unfit)
-        if not self.known.missing:
+        if self.known.all_came:
             self._stop_listening()
             self._tell({"welcome": max(0.0, self._deadlines.verdict - now)})
         return None
 
     def _refuse(self, connection: Connection, reason: str) -> None:
+        self._remember(reason)
+        connection.send({"refused": reason})
+        self._drop(connection)
+
+    def _remember(self, reason: str) -> None:
         logger.debug("preflight: a connection was refused: %s", reason)
         if len(self._refused) < _NOTED:
             self._refused[reason[:200]] = None
-        connection.send({"refused": reason})
-        self._drop(connection)
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -214,7 +220,10 @@ class Hub:
             self.known.positions[rank] = Position(number, step)
             mismatch = verdicts.out_of_step(self.known)
             if mismatch is not None:
-                self._decide(mismatch)
+                self._mismatch = mismatch  # a rank may go on all the same, and be somewhere else when it is judged
+                self._settle()  # those who have not come to this will tell which is the odd one
+                if self.known.is_abreast:
+                    self._decide(mismatch)
         elif "failed" in message:
             self._note(rank, error_from_message(message["failed"]))
         elif "post" in message:
@@ -228,6 +237,9 @@ class Hub:
 
     def _note(self, rank: int, error: GPUError) -> None:
         self.known.failures.setdefault(rank, error)
+        self._settle()
+
+    def _settle(self) -> None:
         if self._settled_at is None:
             self._settled_at = time.monotonic() + self._settling
 

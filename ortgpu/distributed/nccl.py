@@ -120,7 +120,11 @@ def error_for(status: int | None, said: str | None = None) -> NCCLError:
     )
 
 
-_SEE_WARNINGS = "read the lines NCCL WARN above; NCCL_DEBUG=INFO shows more"
+# Into files: what NCCL prints of less weight than a warning ends with the process of the preflight that it runs in
+_SEE_WARNINGS = (
+    "read the lines NCCL WARN above, if there are any; NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write more, a "
+    "file for each process"
+)
 
 # nccl.h, and the causes that NCCL's own troubleshooting names
 _MEANINGS: dict[int, tuple[str, tuple[str, ...]]] = {

@@ -286,8 +286,11 @@ class Participant:
         raise self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
 
     def _pump(self, is_done: Callable[[], bool], until: float) -> None:
-        """Serve every socket until ``is_done``, or until the time has come."""
-        while not is_done() and (now := time.monotonic()) < until:
+        """Serve every socket until ``is_done``, or until the time has come. What has arrived by then is heard: a rank
+        that stood still goes on with what the others said meanwhile."""
+        is_over = False
+        while not is_done() and not is_over:
+            is_over = (now := time.monotonic()) >= until
             soonest = min(until, self._hub.next_deadline) if self._hub is not None else until
             for connection in filter(None, (self._link, self._child.channel if self._child is not None else None)):
                 connection.flush()

@@ -15,6 +15,7 @@ from .meeting import meeting_of
 from .ranks import Rank, current_rank
 from .reports import Collective, PreflightReport, default_calls
 
+_LONGEST = 1_000_000.0  # seconds: poll(2) takes milliseconds in 31 bits
 MOST_CALLS = 10_000  # in a preflight: what a message between ranks can hold, with room to spare
 
 
@@ -72,7 +73,7 @@ def preflight(
     planned = tuple(calls) if calls is not None else default_calls(own.world_size)
     from .participant import Participant, Schedule  # Linux only
 
-    participant = Participant(own, planned, meeting_of(own, address), Schedule.of(timeout))
+    participant = Participant(own, planned, meeting_of(own, address), Schedule.of(min(timeout, _LONGEST)))
     try:
         return participant.run()
     except GPUError:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from ..errors import LauncherConflictError, manual
 
+MOST_RANKS = 1_000_000  # more than any job has; what is left over, or mistyped, would cost memory for each
 Launcher = Literal["torchrun", "openmpi", "mpich", "srun", "environment"]
 
 
@@ -34,7 +35,9 @@ class Rank:
     master_address: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for numbers that contradict each other."""
+        """Raises ValueError for numbers that contradict each other, or are more than there can be."""
+        if self.world_size > MOST_RANKS:
+            raise ValueError(f"{self.world_size} ranks are more than {MOST_RANKS}, the most that ortgpu counts")
         if not (0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size <= self.world_size):
             raise ValueError(
                 f"rank {self.rank} of {self.world_size} and local rank {self.local_rank} of {self.local_world_size} "

@@ -11,6 +11,7 @@ from .ranks import Rank
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
+_READABLE = 16  # ranks in a sentence
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
 
@@ -51,7 +52,7 @@ class Collective:
 
 def default_calls(world_size: int) -> tuple[Collective, ...]:
     """Small, odd and large; each type once. The large ones are 32 MiB whatever the number of ranks."""
-    large = (8 << 20) // world_size
+    large = max(1, (8 << 20) // world_size)
     return (
         Collective("all_reduce", "float32", 1),
         Collective("all_reduce", "float32", 65_537),
@@ -144,6 +145,8 @@ def differences(ranks: Sequence[RankFacts]) -> tuple[Difference, ...]:
 
 
 def named(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0, 1"."""
+    """ "rank 3", "ranks 0, 1"; the first ones and how many more there are, where they are too many to read."""
     numbers = sorted(ranks)
-    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers))}"
+    shown = numbers if len(numbers) <= _READABLE else numbers[: _READABLE // 2]
+    more = f" and {len(numbers) - len(shown)} more" if len(shown) < len(numbers) else ""
+    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(map(str, shown))}{more}"

@@ -25,7 +25,7 @@ BETWEEN_HOSTS = manual(
 _REMOTE_ERROR = 6  # ncclRemoteError
 NCCL_BETWEEN_HOSTS = manual(
     "if NCCL chose a network interface that other hosts do not reach, name the right one: NCCL_SOCKET_IFNAME. "
-    "NCCL_DEBUG=INFO shows its choice"
+    "its choice is in what NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write"
 )
 
 
@@ -57,6 +57,18 @@ class Known:
 
     def position_of(self, rank: int) -> Position:
         return self.positions.get(rank, NOWHERE)
+
+    @property
+    def all_came(self) -> bool:
+        return len(self.hosts) == self.world_size
+
+    def awaits(self, rank: int) -> bool:
+        return 0 <= rank < self.world_size and rank not in self.hosts
+
+    @property
+    def is_abreast(self) -> bool:
+        """Every rank has begun as many steps as the others."""
+        return len({self.position_of(rank).number for rank in range(self.world_size)}) == 1
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -91,7 +103,7 @@ def unfit(known: Known, rank: int, host: str, release: object, world_size: objec
     elif world_size != known.world_size:
         summary = f"rank {rank} was told of {world_size} ranks in all, and rank 0 of {known.world_size}"
         fix = "tell all processes the same number: WORLD_SIZE, or the launcher's options for hosts and processes"
-    elif rank not in known.missing:
+    elif not known.awaits(rank):
         taken = rank in known.hosts
         summary = f"two processes say that they are rank {rank}" if taken else f"rank {rank} is none of this job"
         fix = "give each process a number of its own: RANK, or the launcher's option for the number of the host"
@@ -166,9 +178,14 @@ def out_of_step(known: Known) -> CollectiveMismatchError | None:
     for _, found in sorted(by_number.items()):
         if len(found) > 1:
             steps = dict(sorted(found.items(), key=lambda step: min(step[1])))  # the same whoever was heard of first
-            ranks = tuple(sorted(rank for some in steps.values() for rank in some))
+            most, *others = sorted(steps.values(), key=len, reverse=True)
+            ranks = tuple(sorted(rank for some in others for rank in some))
+            summary = f"{named(ranks)} called another operation than {named(most)} in the same place"
+            if len(most) == len(others[0]):  # who is to say which of them is wrong?
+                ranks = tuple(sorted([*most, *ranks]))
+                summary = f"{named(ranks)} called different operations in the same place"
             return CollectiveMismatchError(
-                f"{named(ranks)} called different operations in the same place",
+                summary,
                 evidence=[f"{named(some)}: {step}" for step, some in steps.items()],
                 fixes=[manual("make the same calls, in the same order, on every rank")],
                 ranks=ranks,

@@ -212,8 +212,8 @@ def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes
         for call in task.calls:
             channel.begin(str(call))
             seconds.append(_run(call, task.rank, queue, communicator, until))
-        channel.begin("waiting for the other ranks")
         channel.send({"results": seconds})
+        channel.begin("waiting for the other ranks")  # afterwards: who hangs before this is behind the others
         channel.receive()  # the end: only now no other rank needs this one any more
     except GPUError as error:
         channel.fail(error)  # before the next line, which may hang as well

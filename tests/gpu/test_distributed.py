@@ -10,7 +10,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,11 @@ class Ranks:
         assert rank in self.outcomes, self.child.explain()
         return self.outcomes[rank]
 
-    def assert_all_raise(self, error_type: str, *, named: list[int], phase: str | None = None) -> None:
-        """Every rank that is there raises the same before its deadline, and nothing is left."""
-        assert self.outcomes, self.child.explain()
+    def assert_all_raise(
+        self, there: Iterable[int], error_type: str, *, named: list[int], phase: str | None = None
+    ) -> None:
+        """The ranks that are still there all raise the same before their deadline, and nothing is left."""
+        assert set(self.outcomes) == set(there), self.child.explain()
         for rank, outcome in self.outcomes.items():
             error = self.error(rank)
             assert error.type == error_type, error.text
@@ -149,24 +151,33 @@ def test_twice_in_one_job(preflight: Start) -> None:
         ("asleep", "CollectiveTimeoutError", COMMUNICATOR),
         ("killed", "CollectiveTimeoutError", COMMUNICATOR),
         ("idle", "CollectiveTimeoutError", FIRST),
+        ("asleep_in_operation", "CollectiveTimeoutError", FIRST),
+        ("asleep_with_results", "CollectiveTimeoutError", "waiting for the other ranks"),
     ],
 )
+@pytest.mark.parametrize("count", [2, 4])
 @LAUNCHERS
-def test_a_rank_that_fails_the_other(preflight: Start, launcher: str, kind: str, error_type: str, phase: str) -> None:
-    ranks = preflight(launcher, misbehaving={"1": kind})
-    ranks.assert_all_raise(error_type, named=[1], phase=phase)
+def test_a_rank_that_fails_the_others(
+    preflight: Start, launcher: str, count: int, kind: str, error_type: str, phase: str
+) -> None:
+    ranks = preflight(launcher, count=count, misbehaving={"1": kind})
+    there = set(range(count)) - ({1} if kind == "absent" else set())
+    ranks.assert_all_raise(there, error_type, named=[1], phase=phase)
 
 
+@pytest.mark.parametrize("count", [2, 4])
 @LAUNCHERS
-def test_another_order_than_planned(preflight: Start, launcher: str) -> None:
-    ranks = preflight(launcher, misbehaving={"1": "reordered"})
-    ranks.assert_all_raise("CollectiveMismatchError", named=[0, 1], phase=FIRST)
+def test_another_order_than_planned(preflight: Start, launcher: str, count: int) -> None:
+    ranks = preflight(launcher, count=count, misbehaving={"1": "reordered"})
+    named = [0, 1] if count == 2 else [1]  # of two, nobody can say which is wrong
+    ranks.assert_all_raise(range(count), "CollectiveMismatchError", named=named, phase=FIRST)
 
 
+@pytest.mark.parametrize("count", [2, 4])
 @LAUNCHERS
-def test_a_rank_dies_itself(preflight: Start, launcher: str) -> None:
-    """The launcher may end the other one before it can say so: what has to hold is that nothing is left."""
-    assert preflight(launcher, misbehaving={"1": "parent_killed"}).left == ()
+def test_a_rank_dies_itself(preflight: Start, launcher: str, count: int) -> None:
+    """The launcher may end the others before they can say so: what has to hold is that nothing is left."""
+    assert preflight(launcher, count=count, misbehaving={"1": "parent_killed"}).left == ()
 
 
 @pytest.mark.parametrize("kind", ["idle", "never_joins", "killed"])
@@ -194,7 +205,7 @@ def test_nccl_says_why(preflight: Start) -> None:
 
 def test_one_gpu_for_two_ranks(preflight: Start) -> None:
     ranks = preflight("torchrun", {"CUDA_VISIBLE_DEVICES": "0"})
-    ranks.assert_all_raise("RankDeviceError", named=[0, 1], phase="exchange")
+    ranks.assert_all_raise(range(2), "RankDeviceError", named=[0, 1], phase="exchange")
 
 
 # Sessions by rank
@@ -209,6 +220,7 @@ def test_each_session_is_on_a_gpu_of_its_own(start: Start, conv: Path, gpus: GPU
         uuid = gpus.visible[number].uuid
         assert seen["uuid"] == uuid
         assert seen["contexts"] == [uuid], "it made a context on another GPU as well"
+        assert set(seen["filled"]) >= {gpu.uuid for gpu in gpus.visible[:count]}, "by NVML"
         if any(seen["processes"].values()):  # in most containers NVML shows no processes, or other numbers
             others = [pids for other, pids in seen["processes"].items() if other != uuid]
             assert not any(seen["pid"] in pids for pids in others)

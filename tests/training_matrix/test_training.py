@@ -20,7 +20,7 @@ def losses_in(text: str) -> list[float]:
 EXAMPLE = str(ROOT / "examples/train_data_parallel.py")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_train_what_one_process_trains(ranks: int, training: Path) -> None:
     done = mpirun(training, ranks, EXAMPLE, "--steps", "20")
     words = done.stdout.splitlines()[-1].split()
@@ -30,17 +30,26 @@ def test_ranks_train_what_one_process_trains(ranks: int, training: Path) -> None
 
 
 def test_training_goes_on_with_other_numbers_of_ranks(training: Path, tmp_path: Path) -> None:
-    """2, then 1, then 3 ranks, against one process all the way."""
+    """2, then 1, then 3, then 4 ranks, against one process all the way."""
     found: list[float] = []
-    for ranks in (2, 1, 3):
+    for ranks in (2, 1, 3, 4):
         done = mpirun(training, ranks, EXAMPLE, "--steps", "5", "--checkpoints", str(tmp_path))
         found += losses_in(done.stdout)
-    alone = losses_in(mpirun(training, 1, EXAMPLE, "--steps", "15").stdout)
-    assert len(found) == 15
+    alone = losses_in(mpirun(training, 1, EXAMPLE, "--steps", "20").stdout)
+    assert len(found) == 20
     assert found == pytest.approx(alone, rel=1e-5)
-    assert sorted(os.listdir(tmp_path)) == ["step-10", "step-15", "step-5"]
-    manifest = json.loads((tmp_path / "step-15/manifest.json").read_text(encoding="utf-8"))
-    assert manifest["content"]["world_size"] == 3
+    assert sorted(os.listdir(tmp_path)) == ["step-10", "step-15", "step-20", "step-5"]
+    manifest = json.loads((tmp_path / "step-20/manifest.json").read_text(encoding="utf-8"))
+    assert manifest["content"]["world_size"] == 4
+
+
+def test_a_rank_that_fails_ends_the_others(training: Path, tmp_path: Path) -> None:
+    """Rank 0 cannot write the checkpoint for which the other one waits."""
+    (tmp_path / "file").touch()
+    start = ["mpirun", "--oversubscribe", "-np", "2", str(bin_of(training) / "python"), EXAMPLE, "--steps", "1"]
+    done = call(training, *start, "--checkpoints", str(tmp_path / "file"))
+    assert done.returncode == 1, done
+    assert f"rank 0: the checkpoint of step 1 could not be written to {tmp_path / 'file'}" in done.stderr
 
 
 @pytest.fixture(scope="session")
