@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,20 @@ def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.sin(x.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def train(world: Any, steps: int, checkpoints: Path | None) -> None:
+Mean = Callable[[np.ndarray], np.ndarray]  # of what each rank hands in
+
+
+def mean_by_mpi(world: Any) -> Mean:
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        total = np.empty_like(values)
+        world.Allreduce(values, total)
+        return total / np.float32(world.size)
+
+    return mean
+
+
+def train(world: Any, mean: Mean, steps: int, checkpoints: Path | None) -> None:
     """``world``: the communicator of all ranks."""
     from onnxruntime.training.api import CheckpointState
 
@@ -124,9 +138,7 @@ def train(world: Any, steps: int, checkpoints: Path | None) -> None:
         for step in range(first, first + steps):
             x, target = batch(step)
             loss = world.allreduce(trainer.step(x[part], target[part])) / world.size
-            mean = np.empty_like(trainer.parameters)
-            world.Allreduce(trainer.parameters, mean)
-            trainer.parameters = mean / np.float32(world.size)
+            trainer.parameters = mean(trainer.parameters)
             if alone is not None:
                 alone.step(x, target)
                 print(f"step {step + 1}: loss {loss!r}", flush=True)
@@ -141,7 +153,7 @@ def train(world: Any, steps: int, checkpoints: Path | None) -> None:
             )
 
 
-def main(steps: int, checkpoints: Path | None) -> int:
+def main(steps: int, checkpoints: Path | None, mean_over: Callable[[Any], Mean] = mean_by_mpi) -> int:
     rank = current_rank()
     try:
         require_training()
@@ -164,7 +176,7 @@ def main(steps: int, checkpoints: Path | None) -> int:
         return 2
 
     try:
-        train(world, steps, checkpoints)
+        train(world, mean_over(world), steps, checkpoints)
     except Exception as error:  # noqa: BLE001 - the others wait for this rank, and it would wait for them to leave MPI
         print(f"rank {rank.rank}: {error}", file=sys.stderr, flush=True)
         world.Abort(1)

@@ -163,6 +163,22 @@ def place_session(model: str, ranks: int, variables: dict[str, dict[str, str]] |
     return seen
 
 
+def run_out_of_memory(model: str, limit: int) -> Any:
+    """A session of this rank with so many bytes of GPU memory, and an input that has more."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    options = {"gpu_mem_limit": str(limit)}
+    with GPUSession.for_rank(model, providers=[("CUDAExecutionProvider", options)]) as session:
+        (entry,) = session.get_inputs()
+        _wait_for_ranks(2, "opened")
+        try:
+            return len(session.run(None, {entry.name: np.zeros((limit // 4, *entry.shape[1:]), np.float32)}))
+        finally:
+            _wait_for_ranks(2, "ran")
+
+
 def session_request(model: str, wait_for: int = 1) -> Any:
     """The ordinal that a session of this rank asks for; the lab's driver names devices and opens none."""
     from ortgpu import GPUSession
@@ -196,7 +212,17 @@ def _number() -> str:
 
 ACTIONS: dict[str, Callable[..., Any]] = {
     action.__name__: action
-    for action in (who_am_i, identity, meet, preflight, claim, open_session, place_session, session_request)
+    for action in (
+        who_am_i,
+        identity,
+        meet,
+        preflight,
+        claim,
+        open_session,
+        place_session,
+        run_out_of_memory,
+        session_request,
+    )
 }
 
 
