@@ -102,8 +102,11 @@ def test_sources_and_builds_of_somebody_are_not_deleted() -> None:
 
 
 def test_links_that_stop_pip_are_removed_first() -> None:
-    fix = remedies.install_libraries(HEALTHY.environment, ["nvidia-cublas~=13.0"], ["/a b/libcublas.so.13"])
-    assert fix == f"rm -f '/a b/libcublas.so.13' && {PIP} install --force-reinstall --no-deps nvidia-cublas==13.1.0"
+    fix = remedies.install_libraries(HEALTHY.environment, ["nvidia-cublas~=13.0"], ["/a b/nvidia"])
+    assert fix == (
+        "find '/a b/nvidia' -type l ! -exec test -e {} ';' -delete && "
+        f"{PIP} install --force-reinstall --no-deps nvidia-cublas==13.1.0"
+    )
     assert remedies.install_libraries(HEALTHY.environment, ["nvidia-curand~=10.0"]) == (
         f"{PIP} install 'nvidia-curand~=10.0'"
     )
