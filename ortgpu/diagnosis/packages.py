@@ -65,17 +65,37 @@ def not_installed(facts: Facts) -> GPUError | None:
 
 
 def shadowed(facts: Facts) -> GPUError | None:
-    """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say."""
+    """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say; or
+    a copy in a zip archive."""
     installed = facts.environment.packages.onnxruntime
     stray = installed.shadowed_by
     if stray is None and _is_of_another_python(facts):
         return _of_another_python(facts)
     if stray is None:
         return _checkout(facts) if _is_checkout(facts) else None
+    if os.path.basename(stray).startswith("__init__."):
+        return _in_archive(facts, stray)
     return BrokenPackageError(
         f"import onnxruntime takes {stray} instead of the installed package",
         evidence=[f"it comes before the package on the search path: {stray}"],
         fixes=[manual(f"rename {stray}")],
+        files=(stray,),
+    )
+
+
+def _in_archive(facts: Facts, stray: str) -> GPUError:
+    archive = os.path.dirname(os.path.dirname(stray))
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", archive)
+    return BrokenPackageError(
+        f"import onnxruntime takes {stray}, and nothing that is compiled can be imported from a zip archive",
+        evidence=[f"on the search path: {archive}"],
+        fixes=[
+            off
+            or manual(
+                f"leave onnxruntime and NumPy out of {archive} and install them, or make it an archive that unpacks "
+                "itself (shiv, pex)"
+            )
+        ],
         files=(stray,),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import zipfile
 
 from tests.faults.case import MENDED, Break, Case, edit, in_group, own_path
 from tests.faults.package_files import BUILD, CUDA_PROVIDER
@@ -80,10 +81,16 @@ def another_environment_first(lab: Lab, overlay: Overlay) -> None:
 
 
 def _unpack(lab: Lab, overlay: Overlay, folder: object) -> None:
-    import zipfile
-
     with zipfile.ZipFile(lab.wheels.cpu_twin) as archive:
         archive.extractall(str(folder))
+
+
+def package_in_an_archive(_lab: Lab, overlay: Overlay) -> None:
+    """What python -m zipapp makes of a folder that everything was installed into."""
+    with zipfile.ZipFile(overlay.root / "app.pyz", "w") as made:
+        for folder in ("onnxruntime", "onnxruntime/capi"):
+            for path in (overlay.site / folder).glob("*.py"):
+                made.write(path, path.relative_to(overlay.site))
 
 
 def source_checkout(lab: Lab, overlay: Overlay) -> None:
@@ -258,6 +265,29 @@ CASES = in_group(
             cpu=False,
             plain="raised",
             needs=("",),
+        ),
+        Case(
+            "package-in-an-archive",
+            "BrokenPackageError",
+            ("app.pyz/onnxruntime", "from a zip archive", "shiv"),
+            package_in_an_archive,
+            prelude="import os, sys; sys.path.insert(0, os.path.join(sys.prefix, 'app.pyz'))",
+            silent_about=("-m pip",),
+            cpu=False,
+            plain="raised",
+            needs=("",),
+        ),
+        Case(
+            "archive-first-on-pythonpath",
+            "BrokenPackageError",
+            ("app.pyz/onnxruntime", "unset PYTHONPATH"),
+            package_in_an_archive,
+            env={"PYTHONPATH": "{overlay}/app.pyz"},
+            silent_about=("-m pip",),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+            slow_fix=False,
         ),
         Case(
             "checkout-in-the-working-directory",
