@@ -247,6 +247,17 @@ CASES = [
     ),
     Case("no right to a device file", all_of(refused(RefusedNode("/dev/nvidiactl", "EACCES", "video")),
         cuda_failed(999)), "DriverUnusableError", "make this user a member of video", details={"cuda_code": 999}),
+    *(
+        Case(f"no right to a device file of {group} in {container}", all_of(part("host", container=container),
+            refused(RefusedNode("/dev/nvidiactl", "EACCES", group)), cuda_failed(999)), "DriverUnusableError", word)
+        for container, group, word in (
+            ("docker", "video", "docker run --group-add video"),
+            ("kubernetes", "video", "supplementalGroups"),
+            ("podman", "video", "--group-add keep-groups"),
+            ("podman", "nogroup", "--group-add keep-groups"),  # rootless: the group is none of its user namespace
+            ("docker", "root", "on the host of this container"),
+        )
+    ),
     Case("a right that was withdrawn", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
         cuda_failed(304)), "DriverUnusableError", "daemon-reload", details={"cuda_code": 304}),
     Case("no right to any GPU, and CUDA sees none", all_of(refused(RefusedNode("/dev/nvidia0", "EACCES", "root")),

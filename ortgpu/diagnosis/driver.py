@@ -33,6 +33,8 @@ from .releases import FOR_CUDA_12, runs_with_cuda_12
 _AMD, _NVIDIA = 0x1002, 0x10DE
 _NO_DEVICE = 100  # devices.py judges it
 _UVM = "/dev/nvidia-uvm"
+# The group of a file whose own is none of this user namespace: user_namespaces(7), overflowgid
+_UNMAPPED = frozenset({"nogroup", "nobody", "65534"})
 
 
 def not_found(facts: Facts) -> GPUError | None:
@@ -190,10 +192,27 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
                 needs="host",
             )
         ]
-    groups = sorted({node.group for node in nodes if node.group not in (None, "root")}, key=str)
+    container = facts.environment.host.container
+    groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
+    if _UNMAPPED.intersection(groups):
+        return [
+            manual(
+                "let this container keep the groups of the user who starts it, one that may open these files: "
+                "podman run --group-add keep-groups ...",
+                needs="host",
+            )
+        ]
+    if groups and container is not None:
+        return [manual(surroundings.join_groups(facts.environment, groups), needs="host")]
     if groups:
-        return [manual(f"make this user a member of {' and '.join(map(str, groups))}, and log in again", needs="root")]
-    return [manual("let this user read and write these files: nvidia-modprobe makes them so", needs="root")]
+        return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
+    return [
+        manual(
+            "let this user read and write these files: nvidia-modprobe makes them so"
+            + (" on the host of this container" if container is not None else ""),
+            needs="host" if container is not None else "root",
+        )
+    ]
 
 
 def unusable(facts: Facts) -> GPUError | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..environment.inspection import Environment
 from ..errors import Fix, manual
 
@@ -40,6 +42,16 @@ def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
 def how(environment: Environment) -> str:
     """As a command, or what is written in its place."""
     return _BY_RUNTIME.get(environment.host.container or "", _BY_DOCKER)
+
+
+def join_groups(environment: Environment, groups: Iterable[str]) -> str:
+    """What gives a container the groups that device files belong to: its own /etc/group decides nothing there."""
+    names = list(groups)
+    if environment.host.container == "kubernetes":
+        return f"put the numbers of {' and '.join(names)} into supplementalGroups, in the securityContext of its pod"
+    if environment.host.container == "podman":
+        return "start this container with the groups of its user: podman run --group-add keep-groups ..."
+    return f"start this container with these groups: docker run {' '.join(f'--group-add {name}' for name in names)} ..."
 
 
 def of_service(environment: Environment) -> tuple[str, Fix] | None:
