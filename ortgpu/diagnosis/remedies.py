@@ -337,8 +337,9 @@ def _bundle(requirements: list[str]) -> Fix:
 
 
 def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | None:
-    """Take a folder out of a variable that holds a search path; None where it is not in there."""
-    entries = environment.variables.now.get(variable, "").split(os.pathsep)
+    """Take a folder out of a variable that holds a search path, or a file out of LD_PRELOAD, where spaces separate too;
+    None where it is not in there."""
+    entries = re.split("[: ]" if variable == "LD_PRELOAD" else os.pathsep, environment.variables.now.get(variable, ""))
     kept = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
     if len(kept) == len(list(filter(None, entries))):
         return None
