@@ -192,13 +192,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "The operating system, the processor, or the C library is one that no build with CUDA exists for.",
         (
             "macOS has no CUDA. There is none on 32-bit systems and on other processors than x86_64 and aarch64.",
+            "Python itself is for 32 bits, on a machine with 64: pip finds no wheel then.",
             "The wheels are built for glibc 2.28 and newer; on an older system the import fails with `version "
             "'GLIBC_2.28' not found`, or an installer silently takes a release of years ago. A C++ library that "
             "conda puts before the system's does the same with GLIBCXX.",
         ),
         ("`ortgpu doctor --verbose` shows system, processor and C library.",),
         (
-            "Use Linux or Windows on x86_64, with a system or an image from 2019 or later.",
+            "Use Linux or Windows on x86_64, with a system or an image from 2019 or later, and a Python for 64 bits.",
             "On a machine without CUDA, `allow_cpu=True` runs the model on the CPU, knowingly.",
         ),
         (f"{_ORT}#17961", "meteofrance/py4cast#89", "PEP 600 (manylinux_2_28)"),

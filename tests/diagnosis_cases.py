@@ -77,6 +77,8 @@ CASES = [
     # Packages
     Case("another system", part("host", system="Darwin", machine="arm64"), "UnsupportedPlatformError", "Darwin arm64",
         details={"system": "Darwin", "machine": "arm64"}),
+    Case("a Python for 32 bits", all_of(NO_ENGINE, part("host", system="Windows", machine="x86")),
+        "UnsupportedPlatformError", "use a Python for 64 bits"),
     Case("a package that may not be read", all_of(engine(importable=False),
         part("packages", refused=(RefusedPath(FOLDER, "drwx------", False),))), "BrokenPackageError",
         f"sudo chmod -R a+rX {FOLDER}"),

@@ -39,7 +39,9 @@ def platform_unsupported(facts: Facts) -> GPUError | None:
         f"there is no CUDA on {host.system} {host.machine}",
         evidence=[_WHEELS],
         fixes=[
-            manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
+            manual(f"use a Python for 64 bits: {host.executable or 'this one'} is for 32")
+            if re.fullmatch(r"i\d86|x86|arm(v\dl)?", host.machine)
+            else manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
             manual("or pass allow_cpu=True, to run on the CPU knowingly"),
         ],
         system=host.system,
