@@ -318,7 +318,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "The machine has no NVIDIA GPU, or no driver for it.",
             "The container was started without its GPU, or with the capability `utility` alone. `nvidia-smi` works "
             "then, and CUDA does not.",
-            "In WSL, a Linux driver was installed and hides the one that Windows provides in `/usr/lib/wsl/lib`.",
+            "In WSL, a Linux driver was installed and hides the one that Windows provides in `/usr/lib/wsl/lib`. WSL 1 "
+            "has no GPU.",
+            "A part of the driver is not installed: distributions have libcuda in a package of its own.",
             "The driver is in a folder of its own where the loader does not look, and LD_LIBRARY_PATH was replaced: "
             "`/usr/local/nvidia/lib64` on Kubernetes Engine, `/run/opengl-driver/lib` on NixOS.",
         ),
@@ -331,7 +333,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "pod of Kubernetes asks for `nvidia.com/gpu: 1`, Apptainer takes `--nv`; "
             "where capabilities are listed, `compute` has to be among them.",
             "On the machine itself: install the NVIDIA driver; CUDA 13 needs 580 or newer, CUDA 12 needs 525.",
-            "In WSL: remove the Linux driver, and put `/usr/lib/wsl/lib` into LD_LIBRARY_PATH.",
+            "In WSL: remove the Linux driver, and put `/usr/lib/wsl/lib` into LD_LIBRARY_PATH. Without `/dev/dxg`: "
+            "`wsl --set-version NAME 2`, and NVIDIA's driver in Windows.",
             "On a machine with an AMD GPU alone: ONNX Runtime has another package for it, `onnxruntime-rocm`.",
         ),
         ("mudler/LocalAI#11973", "dusty-nv/jetson-containers#196", f"{_ORT}#8614", "rhasspy/piper#162"),

@@ -96,12 +96,16 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     major = environment.provider.cuda_major if environment.provider else None
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
         return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
-    if environment.host.wsl:
+    if remedies.cannot_be_mapped(environment.driver.libcuda_error or ""):
+        return [remedies.let_it_be_mapped(environment, "libcuda.so.1")]
+    if (none_given := surroundings.of_wsl(environment)) is not None:
+        return [none_given]
+    if environment.host.wsl and not environment.host.container:
         return [
             remedies.look_first_in(remedies.WSL_DRIVER),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
-    fixes = [] if environment.host.container else [remedies.update_driver(major or 13)]
+    fixes = [] if environment.host.container else [_rest_of_the_driver(facts) or remedies.update_driver(major or 13)]
     fixes.append(
         surroundings.give_the_gpu(
             environment, " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
@@ -110,6 +114,19 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     if environment.host.container:
         fixes.append(manual("and on its host, " + remedies.update_driver(major or 13), needs="driver"))
     return fixes
+
+
+def _rest_of_the_driver(facts: Facts) -> Fix | None:
+    """Distributions have its parts in packages of their own, and that of the display needs no CUDA."""
+    environment = facts.environment
+    version, major = environment.driver.version, environment.provider.cuda_major if environment.provider else None
+    if major is None or not driver_library.is_enough(version, major):
+        return None
+    return manual(
+        f"install the part of driver {version} that has libcuda.so.1, in that version (Ubuntu: libnvidia-compute-*, "
+        "Debian: libcuda1, Fedora: xorg-x11-drv-nvidia-cuda-libs, openSUSE: nvidia-compute-*, Arch: nvidia-utils)",
+        needs="driver",
+    )
 
 
 def too_old(facts: Facts) -> GPUError | None:

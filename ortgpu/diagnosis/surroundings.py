@@ -60,3 +60,18 @@ def of_service(environment: Environment) -> tuple[str, Fix] | None:
     if service is None or driver.device_nodes or driver.kernel_version or (driver.nvml.available and driver.nvml.gpus):
         return None
     return f"in {service}", manual(_BY_SERVICE[service], needs="host")
+
+
+def of_wsl(environment: Environment) -> Fix | None:
+    """Where WSL has no device for a GPU, whatever libraries are there.
+
+    learn.microsoft.com/windows/wsl, "GPU accelerated machine learning", "Advanced settings configuration".
+    """
+    host = environment.host
+    if not host.wsl or host.container or "/dev/dxg" in environment.driver.device_nodes:
+        return None
+    return manual(
+        "let WSL have the GPU, of which there is no /dev/dxg here: WSL 2 has it (wsl --set-version NAME 2), with "
+        "NVIDIA's driver installed in Windows, unless /etc/wsl.conf says enabled=false under [gpu]",
+        needs="host",
+    )
