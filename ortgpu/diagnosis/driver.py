@@ -30,7 +30,6 @@ from .devices import (
 from .facts import Facts
 from .releases import FOR_CUDA_12, runs_with_cuda_12
 
-_AMD, _NVIDIA = 0x1002, 0x10DE
 _NO_DEVICE = 100  # devices.py judges it
 _UVM = "/dev/nvidia-uvm"
 # The group of a file whose own is none of this user namespace: user_namespaces(7), overflowgid
@@ -60,17 +59,10 @@ def not_found(facts: Facts) -> GPUError | None:
         evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
         evidence += given_to_container(environment)
     fixes = _ways_to_a_driver(facts)
-    if (rented := surroundings.of_service(environment)) is not None:
-        evidence.append(rented[0])
-        fixes = [rented[1]]
-    if host.display_vendors and _AMD in host.display_vendors and _NVIDIA not in host.display_vendors:
-        evidence.append("the only GPU of this machine is AMD's")
-        fixes = [
-            manual(
-                "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-rocm)",
-                needs="hardware",
-            )
-        ]
+    elsewhere = surroundings.of_service(environment) or surroundings.without_nvidia(environment)
+    if elsewhere is not None:
+        evidence.append(elsewhere[0])
+        fixes = [elsewhere[1]]
     return DriverNotFoundError(
         f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
     )

@@ -115,6 +115,15 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
     if _is_compat(facts):
         everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
         return [off_the_path(facts) or manual(everywhere, needs="root"), *_update(facts)]
+    if host.container == "lxc":  # into which nothing is mounted unless it is told to
+        return [
+            manual(
+                f"install the libraries of driver {driver.version} in this container, without a kernel module "
+                f"(NVIDIA-Linux-*-{driver.version}.run --no-kernel-module): its own are of {driver.libcuda_version}, "
+                "and have to be upgraded whenever its host's are",
+                needs="root",
+            )
+        ]
     if host.container:
         return [
             manual(

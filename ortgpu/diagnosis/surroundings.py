@@ -8,14 +8,16 @@ from ..environment.inspection import Environment
 from ..errors import Fix, manual
 
 # Of the runtimes that environment/host.py knows. docs.nvidia.com/datacenter/cloud-native, "CDI Support" and "NVIDIA
-# device plugin"; apptainer.org/docs, "GPU Support"; documentation.ubuntu.com/lxd, "gpu" and "nvidia.runtime"
+# device plugin"; apptainer.org/docs, "GPU Support"; documentation.ubuntu.com/lxd, "gpu" and "nvidia.runtime";
+# pve.proxmox.com, pct.conf, "dev[n]"
 _BY_RUNTIME = {
     "kubernetes": "resources: limits: nvidia.com/gpu: 1 in the specification of its pod, with NVIDIA's device plugin "
     "in the cluster, and runtimeClassName: nvidia where that is not the default",
     "podman": "podman run --device nvidia.com/gpu=all ..., after nvidia-ctk cdi generate on the host",
     "apptainer": "apptainer exec --nv ...",
     "containerd": "nerdctl run --gpus all ...",
-    "lxc": "lxc config device add NAME gpu gpu, and lxc config set NAME nvidia.runtime true",
+    "lxc": "lxc config device add NAME gpu gpu, and lxc config set NAME nvidia.runtime true; in Proxmox, pct set ID "
+    "--dev0 /dev/nvidia0 and so on, and the libraries of the host's driver installed with --no-kernel-module",
 }
 _BY_DOCKER = "docker run --gpus all ..."
 
@@ -32,6 +34,8 @@ _BY_SERVICE = {
     "while one runs",
     "Hugging Face Spaces": "choose hardware with a GPU in the settings of this Space",
 }
+
+_AMD, _NVIDIA = 0x1002, 0x10DE  # PCI vendors
 
 
 def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
@@ -60,6 +64,24 @@ def of_service(environment: Environment) -> tuple[str, Fix] | None:
     if service is None or driver.device_nodes or driver.kernel_version or (driver.nvml.available and driver.nvml.gpus):
         return None
     return f"in {service}", manual(_BY_SERVICE[service], needs="host")
+
+
+def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
+    """Evidence and fix, where the PCI bus has display controllers, none of them NVIDIA's, and nothing else of NVIDIA is
+    to be seen."""
+    host, driver = environment.host, environment.driver
+    vendors = host.display_vendors if not host.wsl else None  # which has Microsoft's in the place of all
+    if not vendors or _NVIDIA in vendors or driver.device_nodes or driver.kernel_version or driver.nvml.available:
+        return None
+    if _AMD in vendors:
+        return "the only GPU of this machine is AMD's", manual(
+            "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-rocm)", needs="hardware"
+        )
+    return "no GPU of NVIDIA is on the PCI bus of this machine", manual(
+        "use a machine with an NVIDIA GPU; a laptop may have taken its own off the bus (prime-select, supergfxctl, "
+        "system76-power)",
+        needs="hardware",
+    )
 
 
 def of_wsl(environment: Environment) -> Fix | None:
