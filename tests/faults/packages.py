@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import zipfile
+from pathlib import Path
 
 from tests.faults.case import MENDED, Break, Case, edit, in_group, own_path
 from tests.faults.package_files import BUILD, CUDA_PROVIDER
@@ -83,6 +84,14 @@ def another_environment_first(lab: Lab, overlay: Overlay) -> None:
 def _unpack(lab: Lab, overlay: Overlay, folder: object) -> None:
     with zipfile.ZipFile(lab.wheels.cpu_twin) as archive:
         archive.extractall(str(folder))
+
+
+def store_of_the_installer_is_gone(_lab: Lab, overlay: Overlay) -> None:
+    """An environment that uv filled with --link-mode symlink, copied into an image without uv's cache."""
+    files = [path for path in (overlay.site / "onnxruntime").rglob("*") if not path.is_dir()]
+    for path in files:
+        overlay.remove(path.relative_to(overlay.site).as_posix())
+        path.symlink_to(Path("/nonexistent") / path.name)
 
 
 def package_in_an_archive(_lab: Lab, overlay: Overlay) -> None:
@@ -229,9 +238,18 @@ CASES = in_group(
         Case(
             "cpu-twin-uninstalled-again",
             "BrokenPackageError",
-            ("uninstall left behind", "onnxruntime", "onnxruntime-gpu"),
+            ("an uninstall left it behind", "onnxruntime", "onnxruntime-gpu"),
             cpu_twin_gone_again,
             rows=("A04",),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "package-is-links-to-nothing",
+            "BrokenPackageError",
+            ("links to nothing", "onnxruntime-gpu"),
+            store_of_the_installer_is_gone,
             cpu=False,
             plain="raised",
             after=MENDED,
