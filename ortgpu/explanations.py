@@ -167,7 +167,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "A file `onnxruntime.py`, `numpy.py` or `onnx.py` of one's own, in the working directory for instance, is "
             "imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
-            "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
+            "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes. So does "
+            "1.29.0 in an image with neither a shell nor `/etc/machine-id`.",
+            "It is imported from a zip archive, as `python -m zipapp` makes one; what is compiled cannot be.",
             "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
             "another release.",
             "As a warning, of ONNX Runtime: a file was changed, by `patchelf` or an editor for instance, and was tried "
@@ -183,6 +185,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Where a leftover folder is named, delete it before installing again.",
             "Rename the file of your own that stands in the way.",
             "For the executable stack: a newer release, or `patchelf --clear-execstack` on the library.",
+            "For 1.29.0 in an image without a shell: another release, or `ORT_DISABLE_TELEMETRY=1`.",
         ),
         (f"{_ORT}#3326", f"{_ORT}#27377", f"{_ORT}#24911", f"{_ORT}#32501"),
     ),

@@ -201,8 +201,8 @@ def _leftover(facts: Facts) -> GPUError:
     installed = facts.environment.packages.onnxruntime
     names = [f"{owner.name} {owner.version}" for owner in installed.owners]
     return BrokenPackageError(
-        "the folder onnxruntime has no file __init__.py, and importing it gives nothing: an uninstall left it behind, or "
-        "it is made of links to nothing",
+        "the folder onnxruntime has no file __init__.py, and importing it gives nothing: an uninstall left it behind, "
+        "or it is made of links to nothing",
         evidence=[f"folder: {installed.folder}", f"installed on record: {', '.join(names) or 'nothing'}"],
         fixes=[remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)],
         package=installed.owners[0].name if installed.owners else None,
