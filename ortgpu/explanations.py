@@ -167,8 +167,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "A file `onnxruntime.py`, `numpy.py` or `onnx.py` of one's own, in the working directory for instance, is "
             "imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
-            "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes. So does "
-            "1.29.0 in an image with neither a shell nor `/etc/machine-id`.",
+            "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
+            "1.29.0 ends a process that imports it in an image with neither a shell nor `/etc/machine-id`.",
             "It is imported from a zip archive, as `python -m zipapp` makes one; what is compiled cannot be.",
             "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
             "another release.",
