@@ -105,6 +105,15 @@ CASES = [
         "ConflictingPackagesError", "1 of its files missing or overwritten"),
     Case("the CPU package", CPU_ENGINE_THERE, "CPUOnlyPackageError", "pip uninstall -y onnxruntime &&",
         details={"package": "onnxruntime", "version": "1.31.1"}),
+    *(
+        Case(f"{name} in a project of uv", all_of(facts, part("installer", lock="/app/uv.lock")), error,
+            "\"onnxruntime ; sys_platform == 'never'\"")
+        for name, facts, error in (
+            ("the CPU package", CPU_ENGINE_THERE, "CPUOnlyPackageError"),
+            ("two packages", all_of(NO_PROVIDER, engine(owners=(ENGINE, CPU_ENGINE), build_name="onnxruntime")),
+                "ConflictingPackagesError"),
+        )
+    ),
     Case("the CPU package before the GPU one",
         all_of(CPU_ENGINE_THERE, engine(elsewhere=(replace(ENGINE, location="/usr"),))), "CPUOnlyPackageError",
         "shadowed by it: onnxruntime-gpu 1.31.1 in /usr"),

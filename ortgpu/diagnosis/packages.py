@@ -19,7 +19,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import remedies
+from . import locked, remedies
 from .facts import Facts
 from .messages import of_construction
 
@@ -266,7 +266,7 @@ def conflicting(facts: Facts) -> GPUError | None:
     return ConflictingPackagesError(
         summary,
         evidence=evidence,
-        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        fixes=[remedies.reinstall_onnxruntime(facts.environment), *locked.keep_out(facts)],
         severity="warning" if works else "fatal",
         packages=tuple(owner.name for owner in owners),
     )
@@ -306,7 +306,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
-        fixes=_replace_build(facts),
+        fixes=[*_replace_build(facts), *locked.keep_out(facts)],
         package=name,
         version=version,
     )
