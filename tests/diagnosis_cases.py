@@ -284,6 +284,8 @@ CASES = [
             ("docker", "root", "on the host of this container"),
         )
     ),
+    Case("a right that a container of LXC has not got", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
+        part("host", container="lxc"), cuda_failed(999)), "DriverUnusableError", "lxc.cgroup2.devices.allow"),
     Case("a right that was withdrawn", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
         cuda_failed(304)), "DriverUnusableError", "daemon-reload", details={"cuda_code": 304}),
     Case("no right to any GPU, and CUDA sees none", all_of(refused(RefusedNode("/dev/nvidia0", "EACCES", "root")),

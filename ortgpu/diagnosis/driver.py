@@ -193,6 +193,16 @@ def not_accessible(facts: Facts) -> GPUError | None:
 
 
 def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
+    container = facts.environment.host.container
+    if container == "lxc" and any(node.error == "EPERM" for node in nodes):  # linuxcontainers.org, lxc.container.conf
+        return [
+            manual(
+                "let this container open them: lxc.cgroup2.devices.allow = c MAJOR:* rwm in its configuration, for "
+                "each major number that ls -l shows (that of /dev/nvidia-uvm may be another after a reboot), or in "
+                "Proxmox, pct set ID --dev0 /dev/nvidia-uvm and so on",
+                needs="host",
+            )
+        ]
     if any(node.error == "EPERM" for node in nodes):  # NVIDIA/nvidia-container-toolkit issue 48
         return [
             manual(
@@ -201,7 +211,6 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
                 needs="host",
             )
         ]
-    container = facts.environment.host.container
     groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
     if _UNMAPPED.intersection(groups):
         return [
