@@ -405,6 +405,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "999: reload `nvidia_uvm`; if it comes back, look for Xid errors: the hardware may be failing.",
             "802: start the fabric manager of the driver's version.",
             "3, without a fork: `options nvidia_uvm uvm_disable_hmm=1` in /etc/modprobe.d, then reload `nvidia_uvm`.",
+            "A device file that may not be opened: be in its group. A container has it by `docker run --group-add`, a "
+            "rootless one of podman by `--group-add keep-groups`, one of LXC by `lxc.cgroup2.devices.allow`.",
             "Device files: `ls -l /dev/nvidia*`; a container is started again, with `--gpus all`.",
             "34 and 804: take the `stubs` or `cuda-compat` folder out of LD_LIBRARY_PATH.",
             "One bad GPU of several can break `cuInit` for all: hide it with CUDA_VISIBLE_DEVICES.",
