@@ -168,6 +168,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
+            "1.29.0 ends a process that imports it in an image with neither a shell nor `/etc/machine-id`.",
+            "It is imported from a zip archive, as `python -m zipapp` makes one; what is compiled cannot be.",
             "As a warning, of one of NVIDIA's wheels: a library has another size than its package says, so it is of "
             "another release.",
             "As a warning, of ONNX Runtime: a file was changed, by `patchelf` or an editor for instance, and was tried "
@@ -183,6 +185,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Where a leftover folder is named, delete it before installing again.",
             "Rename the file of your own that stands in the way.",
             "For the executable stack: a newer release, or `patchelf --clear-execstack` on the library.",
+            "For 1.29.0 in an image without a shell: another release, or `ORT_DISABLE_TELEMETRY=1`.",
         ),
         (f"{_ORT}#3326", f"{_ORT}#27377", f"{_ORT}#24911", f"{_ORT}#32501"),
     ),
@@ -192,13 +195,14 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "The operating system, the processor, or the C library is one that no build with CUDA exists for.",
         (
             "macOS has no CUDA. There is none on 32-bit systems and on other processors than x86_64 and aarch64.",
+            "Python itself is for 32 bits, on a machine with 64: pip finds no wheel then.",
             "The wheels are built for glibc 2.28 and newer; on an older system the import fails with `version "
             "'GLIBC_2.28' not found`, or an installer silently takes a release of years ago. A C++ library that "
             "conda puts before the system's does the same with GLIBCXX.",
         ),
         ("`ortgpu doctor --verbose` shows system, processor and C library.",),
         (
-            "Use Linux or Windows on x86_64, with a system or an image from 2019 or later.",
+            "Use Linux or Windows on x86_64, with a system or an image from 2019 or later, and a Python for 64 bits.",
             "On a machine without CUDA, `allow_cpu=True` runs the model on the CPU, knowingly.",
         ),
         (f"{_ORT}#17961", "meteofrance/py4cast#89", "PEP 600 (manylinux_2_28)"),
@@ -317,7 +321,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "The machine has no NVIDIA GPU, or no driver for it.",
             "The container was started without its GPU, or with the capability `utility` alone. `nvidia-smi` works "
             "then, and CUDA does not.",
-            "In WSL, a Linux driver was installed and hides the one that Windows provides in `/usr/lib/wsl/lib`.",
+            "In WSL, a Linux driver was installed and hides the one that Windows provides in `/usr/lib/wsl/lib`. WSL 1 "
+            "has no GPU.",
+            "A part of the driver is not installed: distributions have libcuda in a package of its own.",
             "The driver is in a folder of its own where the loader does not look, and LD_LIBRARY_PATH was replaced: "
             "`/usr/local/nvidia/lib64` on Kubernetes Engine, `/run/opengl-driver/lib` on NixOS.",
         ),
@@ -330,7 +336,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "pod of Kubernetes asks for `nvidia.com/gpu: 1`, Apptainer takes `--nv`; "
             "where capabilities are listed, `compute` has to be among them.",
             "On the machine itself: install the NVIDIA driver; CUDA 13 needs 580 or newer, CUDA 12 needs 525.",
-            "In WSL: remove the Linux driver, and put `/usr/lib/wsl/lib` into LD_LIBRARY_PATH.",
+            "In WSL: remove the Linux driver, and put `/usr/lib/wsl/lib` into LD_LIBRARY_PATH. Without `/dev/dxg`: "
+            "`wsl --set-version NAME 2`, and NVIDIA's driver in Windows.",
             "On a machine with an AMD GPU alone: ONNX Runtime has another package for it, `onnxruntime-rocm`.",
         ),
         ("mudler/LocalAI#11973", "dusty-nv/jetson-containers#196", f"{_ORT}#8614", "rhasspy/piper#162"),
@@ -398,6 +405,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "999: reload `nvidia_uvm`; if it comes back, look for Xid errors: the hardware may be failing.",
             "802: start the fabric manager of the driver's version.",
             "3, without a fork: `options nvidia_uvm uvm_disable_hmm=1` in /etc/modprobe.d, then reload `nvidia_uvm`.",
+            "A device file that may not be opened: be in its group. A container has it by `docker run --group-add`, a "
+            "rootless one of podman by `--group-add keep-groups`, one of LXC by `lxc.cgroup2.devices.allow`.",
             "Device files: `ls -l /dev/nvidia*`; a container is started again, with `--gpus all`.",
             "34 and 804: take the `stubs` or `cuda-compat` folder out of LD_LIBRARY_PATH.",
             "One bad GPU of several can break `cuInit` for all: hide it with CUDA_VISIBLE_DEVICES.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ from ortgpu.environment.wheel import Architecture, ProviderLibrary
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
 from ortgpu.preloading import LoadedLibrary, MissingLibrary, PreloadReport
-from tests.made_facts import AVAILABLE, FOLDER, HEALTHY, PROVIDER, SITE, SYMBOL, UUID, assert_in_order
+from tests.made_facts import AVAILABLE, FOLDER, H200, HEALTHY, PROVIDER, SITE, SYMBOL, UUID, assert_in_order
 
 TEXT = st.sampled_from(["", "x", "1.31.1", "a b", "naïve\n", "None", "libcudart.so.13"])
 NAMES = st.sampled_from(["onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "nvidia-cudnn-cu12", "x"])
@@ -70,6 +70,12 @@ def shown(problems: tuple[GPUError, ...]) -> list[tuple[Any, ...]]:
     return [(type(one), str(one), one.severity, one.consequence_of, one.details(), one.fixes) for one in problems]
 
 
+def rest(cls: type[Any], given: int) -> dict[str, st.SearchStrategy[Any]]:
+    """For every field of a dataclass after so many: anything of its type, so that none is left at its default."""
+    types = get_type_hints(cls)
+    return {field.name: st.from_type(types[field.name]) for field in fields(cls)[given:]}
+
+
 def some(strategy: st.SearchStrategy[Any], most: int = 2) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(strategy, max_size=most).map(tuple)
 
@@ -108,10 +114,12 @@ ENVIRONMENTS = st.builds(
         st.builds(
             OnnxRuntime,
             *(st.none() | PATHS, FLAGS, some(DISTRIBUTIONS), some(DISTRIBUTIONS), st.none() | NAMES, st.none() | TEXT),
-            *(VERSIONS, st.none() | PATHS, st.none() | PATHS, st.none() | PATHS, st.none() | PATHS),
+            *(VERSIONS, st.none() | PATHS, st.none() | PATHS, st.none() | PATHS),
+            st.none() | PATHS | st.just("/app.pyz/onnxruntime/__init__.py"),
         ),
         st.none() | st.builds(Torch, st.none() | TEXT, VERSIONS, PATHS),
         *(some(DISTRIBUTIONS), some(DISTRIBUTIONS)),
+        **rest(Packages, 4),
     ),
     extension=ELF_FILES,
     bridge=ELF_FILES,
@@ -123,8 +131,11 @@ ENVIRONMENTS = st.builds(
     driver=st.builds(
         Driver,
         *(st.none() | PATHS, st.none() | TEXT, VERSIONS, st.none() | TEXT, some(PATHS)),
-        st.builds(Nvml, FLAGS, st.none() | TEXT, st.none() | TEXT, VERSIONS, some(GPUS)),
+        st.builds(
+            Nvml, FLAGS, st.none() | TEXT, st.none() | TEXT, VERSIONS, some(GPUS), st.sampled_from([None, 4, 9, 15, 18])
+        ),
         some(st.builds(RefusedNode, PATHS, st.sampled_from(["EACCES", "EPERM"]), st.none() | TEXT)),
+        **rest(Driver, 7),
     ),
     variables=st.builds(
         Variables,
@@ -158,6 +169,7 @@ PROBES = st.none() | st.builds(
     *(FLAGS, st.none() | st.integers(-11, 1), st.none() | st.just("SIGBUS"), FLAGS),
     *(st.none() | st.sampled_from(["start", "driver", "libraries", "import", "provider", "session", "model"]),),
     *(st.just(1.0), TEXT),
+    **rest(ProbeResult, 8),
 )
 FACTS = st.builds(
     Facts,
@@ -187,8 +199,18 @@ FACTS = st.builds(
         st.none() | MESSAGES,
         CUDA_STATES,
         PROBES,
+        st.none() | FLAGS,
+        st.none() | some(st.builds(MissingLibrary, SONAMES, FLAGS, st.none() | TEXT, some(CANDIDATES))),
+        numpy_error=st.none() | MESSAGES,
     ),
 )
+
+
+@st.composite
+def any_facts(draw: st.DrawFn) -> Facts:
+    """By this name hypothesis tells of it: written out at its length, a strategy is a warning."""
+    return draw(FACTS)
+
 
 THOROUGH = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -196,7 +218,7 @@ THOROUGH = settings(
 
 
 @THOROUGH
-@given(FACTS)
+@given(any_facts())
 def test_any_facts_are_judged(facts: Facts) -> None:
     problems = find_problems(facts)
     assert shown(problems) == shown(find_problems(facts)), "judging is deterministic and changes no facts"
@@ -211,7 +233,7 @@ def test_any_facts_are_judged(facts: Facts) -> None:
 
 
 @THOROUGH
-@given(facts=FACTS, text=MESSAGES | st.text(max_size=40))
+@given(facts=any_facts(), text=MESSAGES | st.text(max_size=40))
 def test_any_words_are_translated_or_left_alone(facts: Facts, text: str) -> None:
     found = of_construction(text, facts)
     if found is not None:
@@ -220,15 +242,49 @@ def test_any_words_are_translated_or_left_alone(facts: Facts, text: str) -> None
         assert json.dumps(found.as_dict())
 
 
+OTHER_GPU = st.builds(
+    replace,
+    st.just(H200),
+    uuid=st.sampled_from(["GPU-22222222-2222-3333-4444-555555555555", None]),
+    compute_capability=PAIRS,
+    compute_mode=st.none() | st.sampled_from(["default", "exclusive-process", "prohibited"]),
+    mig_enabled=st.none() | FLAGS,
+)
+
+
 @settings(THOROUGH, max_examples=60)
-@given(FACTS)
-def test_a_healthy_environment_stays_healthy_whatever_else_is_installed(facts: Facts) -> None:
-    """Packages that are not ONNX Runtime, mapped libraries and the machine's name decide nothing."""
-    other = facts.environment
+@given(facts=any_facts(), others=some(OTHER_GPU), nvml=FLAGS, data=st.data())
+def test_a_healthy_environment_stays_healthy_whatever_else_is_there(
+    facts: Facts, others: tuple[GPU, ...], nvml: bool, data: st.DataObject
+) -> None:
+    """Packages that are not ONNX Runtime, mapped libraries, the machine's name, what it runs in and GPUs beside the one
+    that serves decide nothing. Nor does what is not known."""
+    other, healthy = facts.environment, HEALTHY.environment
+    driver = data.draw(st.sampled_from(["580.65.06", "590.44.01", None]))
+    gpus = (*others, H200) if nvml else ()
+    shown = data.draw(st.sampled_from([{}, {"CUDA_VISIBLE_DEVICES": UUID}, {"CUDA_VISIBLE_DEVICES": str(len(others))}]))
     changed = replace(
-        HEALTHY.environment,
+        healthy,
         mapped=other.mapped,
-        packages=replace(HEALTHY.environment.packages, torch=other.packages.torch, others=other.packages.others),
-        host=replace(HEALTHY.environment.host, os_name=other.host.os_name, libc=other.host.libc),
+        installer=other.installer,
+        packages=replace(healthy.packages, torch=other.packages.torch, others=other.packages.others),
+        host=replace(
+            healthy.host,
+            os_name=other.host.os_name,
+            libc=other.host.libc,
+            kernel=other.host.kernel,
+            memory_total=other.host.memory_total,
+            container=other.host.container,
+            service=other.host.service,
+            display_vendors=data.draw(st.sampled_from([None, frozenset(), frozenset({0x10DE, 0x8086})])),
+        ),
+        driver=replace(
+            healthy.driver,
+            kernel_version=driver,
+            libcuda_entry=other.driver.libcuda_entry,
+            cuda_version=data.draw(st.sampled_from([(13, 0), (13, 4), None])),
+            nvml=Nvml(nvml, None if nvml else "NVML Shared Library Not Found", driver, None, gpus),
+        ),
+        variables=Variables(shown, None),
     )
     assert find_problems(Facts(changed)) == ()

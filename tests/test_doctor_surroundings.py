@@ -92,3 +92,32 @@ def test_files_that_must_be_small(tmp_path: Path) -> None:
         result = subprocess.run(command, stdout=small, stderr=subprocess.PIPE, timeout=100, check=False)
     assert result.returncode == 1
     assert result.stderr == b"ortgpu: the output cannot be written: File too large\n"
+
+
+def test_on_macos(lab: Lab) -> None:
+    """As far as another system can stand for it: what Python says of itself, and nothing below /proc and /sys."""
+    code = """
+import builtins, ctypes, io, json, os, platform, rich.progress, subprocess, sys, sysconfig
+sysconfig.get_config_vars()  # of the real system: they are read by its name
+platform.system, platform.machine = lambda: "Darwin", lambda: "arm64"
+sys.platform = "darwin"
+def without_linux(function):
+    def called(path=".", *arguments, **options):
+        if not isinstance(path, int) and os.fsdecode(path).startswith(("/proc", "/sys", "/etc/ld.so")):
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return function(path, *arguments, **options)
+    return called
+of_os = [(os, name) for name in ("open", "listdir", "scandir", "stat")]
+for module, name in ((builtins, "open"), (io, "open"), *of_os):
+    setattr(module, name, without_linux(getattr(module, name)))
+from ortgpu.__main__ import main
+sys.stdout = io.StringIO()
+code = main(["doctor", "--json"])
+report({"code": code, "problems": json.loads(sys.stdout.getvalue())["problems"]})
+"""
+    found = lab.machine().run(code).ok().json
+    assert found["code"] == 1
+    first, second = found["problems"]
+    assert (first["code"], first["summary"]) == ("unsupported-platform", "there is no CUDA on Darwin arm64")
+    assert (second["code"], second["consequence_of"]) == ("driver-not-found", "unsupported-platform")
+    assert second["evidence"][0] == "no CUDA on macOS"

@@ -203,6 +203,10 @@ def test_the_driver_that_a_libcuda_belongs_to_and_how_it_was_found(tmp_path: Pat
     code = "found = driver.read_driver(); show([found.libcuda, found.libcuda_version, found.libcuda_entry])"
     real = os.path.realpath(tmp_path / "cuda-12.4" / "libcuda.so.550.54.14")
     assert child(code, library=tmp_path / "cuda") == [real, "550.54.14", str(tmp_path / "cuda")]
+    linked = str(tmp_path / "cuda" / "libcuda.so.1")
+    for preloaded in (f"/nonexistent.so:{linked}", f"/nonexistent.so {linked}", linked):
+        code = "show(driver.read_driver().libcuda_preload)"
+        assert child(code, library=tmp_path / "cuda", environ={"LD_PRELOAD": preloaded}) == linked
 
 
 @needs_stubs

@@ -37,6 +37,15 @@ def test_an_empty_tree_is_all_unknown(tmp_path: Path) -> None:
     assert host.frozen is False
 
 
+@pytest.mark.parametrize(("machine", "own"), [("x86_64", "i686"), ("AMD64", "x86"), ("riscv64", "riscv64")])
+def test_a_python_for_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, own: str) -> None:
+    """The system is asked for the machine, and says what the kernel runs on."""
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert read_host(tmp_path, NOWHERE).machine == machine
+    monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
+    assert read_host(tmp_path, NOWHERE).machine == own
+
+
 def test_a_tree_of_wrong_things_is_unknown_too(tmp_path: Path) -> None:
     for path in ("etc/os-release", "proc/meminfo", "proc/self/cgroup", "sys/fs/cgroup/memory.max"):
         (tmp_path / path).mkdir(parents=True)  # a folder where a file is expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import zipfile
 from pathlib import Path
 
 from tests.made_packages import BUILD_INFO, ENGINE, engine, install, names, read
@@ -85,6 +86,17 @@ def test_a_module_file_shadows_the_package(tmp_path: Path) -> None:
     assert engine(site, scripts).shadowed_by is None
     (site / "onnxruntime.py").touch()  # beside it, the package is taken
     assert engine(site, scripts).shadowed_by is None
+
+
+def test_a_zip_archive_shadows_the_package(tmp_path: Path) -> None:
+    archive, site = tmp_path / "app.pyz", tmp_path / "site"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("onnxruntime/__init__.py", "")
+    install(site, "onnxruntime_gpu", "1.31.1", ENGINE)
+    inside = str(archive / "onnxruntime" / "__init__.py")
+    assert (engine(archive, site).folder, engine(archive, site).shadowed_by) == (str(site / "onnxruntime"), inside)
+    assert engine(site, archive).shadowed_by is None
+    assert (engine(archive).folder, engine(archive).shadowed_by) == (None, inside)
 
 
 def test_where_import_really_goes(tmp_path: Path) -> None:

@@ -48,6 +48,18 @@ def test_without_pip_and_uv_pip_comes_first(bare_python: Path) -> None:
     assert "ensurepip" not in read(bare_python, "/nowhere")[1], "pip is there now"
 
 
+def test_the_lock_file_of_a_project_of_uv(bare_python: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom ortgpu.environment.installer import read_installer\n"
+    command = [str(bare_python), "-c", f"{code}print(read_installer().lock)"]
+    lock = bare_python.parents[2] / "uv.lock"
+    for expected in (None, lock):
+        if expected is not None:
+            expected.touch()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout.strip() == str(expected)
+    lock.unlink()
+
+
 @pytest.mark.skipif(PathFinder.find_spec("setuptools") is None, reason="setuptools is not installed here")
 def test_reading_leaves_the_process_as_it_was() -> None:
     """setuptools takes importlib.util.find_spec("pip") for pip at work: distutils is the standard library's then."""

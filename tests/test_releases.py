@@ -63,6 +63,7 @@ def test_the_release_for_a_machine(host: dict[str, Any], cuda: tuple[int, int] |
         ({"python": (3, 15, 0)}, None, "use Python 3.11 to 3.14"),
         ({"python": (3, 15, 0)}, (12, 8), "use Python 3.10 to 3.14"),
         ({"libc": "musl"}, None, "glibc 2.28"),
+        ({"implementation": "PyPy"}, None, "use CPython"),
         ({"libc": "glibc 2.17"}, None, "glibc 2.28"),
         ({"libc": "glibc 2.31", "machine": "aarch64"}, None, "glibc 2.34"),
         ({"machine": "aarch64"}, (12, 6), "this machine's vendor"),  # a Jetson

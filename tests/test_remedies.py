@@ -45,6 +45,11 @@ def test_a_folder_is_not_on_a_path_that_is_not_set() -> None:
     assert remedies.off_the_path(environment(), "PYTHONPATH", "/a") is None
 
 
+def test_a_file_is_not_loaded_at_the_start() -> None:
+    preloaded = environment(LD_PRELOAD="/a/libcuda.so /b.so:/c.so")
+    assert remedies.off_the_path(preloaded, "LD_PRELOAD", "/a/libcuda.so") == "export LD_PRELOAD=/b.so:/c.so"
+
+
 def test_a_frozen_program_is_not_told_to_run_pip() -> None:
     """Its executable is the program: with `-m pip install` it would start once more."""
     frozen = replace(HEALTHY.environment, host=replace(HEALTHY.environment.host, frozen=True))
@@ -102,8 +107,11 @@ def test_sources_and_builds_of_somebody_are_not_deleted() -> None:
 
 
 def test_links_that_stop_pip_are_removed_first() -> None:
-    fix = remedies.install_libraries(HEALTHY.environment, ["nvidia-cublas~=13.0"], ["/a b/libcublas.so.13"])
-    assert fix == f"rm -f '/a b/libcublas.so.13' && {PIP} install --force-reinstall --no-deps nvidia-cublas==13.1.0"
+    fix = remedies.install_libraries(HEALTHY.environment, ["nvidia-cublas~=13.0"], ["/a b/nvidia"])
+    assert fix == (
+        "find '/a b/nvidia' -type l ! -exec test -e {} ';' -delete && "
+        f"{PIP} install --force-reinstall --no-deps nvidia-cublas==13.1.0"
+    )
     assert remedies.install_libraries(HEALTHY.environment, ["nvidia-curand~=10.0"]) == (
         f"{PIP} install 'nvidia-curand~=10.0'"
     )

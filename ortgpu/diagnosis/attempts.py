@@ -15,6 +15,7 @@ from ..errors import (
     ProviderError,
     ProviderFallbackError,
     manual,
+    shell,
 )
 from . import remedies
 from .facts import Facts
@@ -58,6 +59,11 @@ def died(facts: Facts) -> GPUError | None:
         if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
             # The loader and what it loads take no mapping for granted, and touch what was not mapped.
             patience = [remedies.let_it_be_mapped(facts.environment, "")]
+        version = facts.environment.packages.onnxruntime.version
+        if (probe.died_in, probe.signal, version) == ("import", "SIGSEGV", "1.29.0"):
+            # Its telemetry asks a shell for an identity of the machine: onnxruntime issues 32173 and 32501.
+            evidence.append("1.29.0 does so where there is neither a shell nor /etc/machine-id")
+            patience = [shell("export ORT_DISABLE_TELEMETRY=1")]
         return BrokenPackageError(
             f"{_DOING[probe.died_in]} {how}",
             evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],

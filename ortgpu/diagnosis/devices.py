@@ -25,7 +25,7 @@ from ..errors import (
 from . import memory, releases, remedies
 from .cuda_codes import name_of
 from .facts import Facts
-from .surroundings import give_the_gpu, of_service
+from .surroundings import give_the_gpu, of_service, of_wsl
 
 _OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
 
@@ -99,6 +99,8 @@ def none_visible(facts: Facts) -> GPUError | None:
         if rented is not None:
             evidence.append(rented[0])
             fixes.append(rented[1])
+        elif (none_given := of_wsl(environment)) is not None:
+            fixes.append(none_given)
         else:
             fixes.append(give_the_gpu(environment))
             fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))

@@ -30,9 +30,10 @@ from .devices import (
 from .facts import Facts
 from .releases import FOR_CUDA_12, runs_with_cuda_12
 
-_AMD, _NVIDIA = 0x1002, 0x10DE
 _NO_DEVICE = 100  # devices.py judges it
 _UVM = "/dev/nvidia-uvm"
+# The group of a file whose own is none of this user namespace: user_namespaces(7), overflowgid
+_UNMAPPED = frozenset({"nogroup", "nobody", "65534"})
 
 
 def not_found(facts: Facts) -> GPUError | None:
@@ -58,17 +59,10 @@ def not_found(facts: Facts) -> GPUError | None:
         evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
         evidence += given_to_container(environment)
     fixes = _ways_to_a_driver(facts)
-    if (rented := surroundings.of_service(environment)) is not None:
-        evidence.append(rented[0])
-        fixes = [rented[1]]
-    if host.display_vendors and _AMD in host.display_vendors and _NVIDIA not in host.display_vendors:
-        evidence.append("the only GPU of this machine is AMD's")
-        fixes = [
-            manual(
-                "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-rocm)",
-                needs="hardware",
-            )
-        ]
+    elsewhere = surroundings.of_service(environment) or surroundings.without_nvidia(environment)
+    if elsewhere is not None:
+        evidence.append(elsewhere[0])
+        fixes = [elsewhere[1]]
     return DriverNotFoundError(
         f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
     )
@@ -94,12 +88,16 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     major = environment.provider.cuda_major if environment.provider else None
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
         return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
-    if environment.host.wsl:
+    if remedies.cannot_be_mapped(environment.driver.libcuda_error or ""):
+        return [remedies.let_it_be_mapped(environment, "libcuda.so.1")]
+    if (none_given := surroundings.of_wsl(environment)) is not None:
+        return [none_given]
+    if environment.host.wsl and not environment.host.container:
         return [
             remedies.look_first_in(remedies.WSL_DRIVER),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
-    fixes = [] if environment.host.container else [remedies.update_driver(major or 13)]
+    fixes = [] if environment.host.container else [_rest_of_the_driver(facts) or remedies.update_driver(major or 13)]
     fixes.append(
         surroundings.give_the_gpu(
             environment, " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
@@ -108,6 +106,19 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     if environment.host.container:
         fixes.append(manual("and on its host, " + remedies.update_driver(major or 13), needs="driver"))
     return fixes
+
+
+def _rest_of_the_driver(facts: Facts) -> Fix | None:
+    """Distributions have its parts in packages of their own, and that of the display needs no CUDA."""
+    environment = facts.environment
+    version, major = environment.driver.version, environment.provider.cuda_major if environment.provider else None
+    if major is None or not driver_library.is_enough(version, major):
+        return None
+    return manual(
+        f"install the part of driver {version} that has libcuda.so.1, in that version (Ubuntu: libnvidia-compute-*, "
+        "Debian: libcuda1, Fedora: xorg-x11-drv-nvidia-cuda-libs, openSUSE: nvidia-compute-*, Arch: nvidia-utils)",
+        needs="driver",
+    )
 
 
 def too_old(facts: Facts) -> GPUError | None:
@@ -182,6 +193,16 @@ def not_accessible(facts: Facts) -> GPUError | None:
 
 
 def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
+    container = facts.environment.host.container
+    if container == "lxc" and any(node.error == "EPERM" for node in nodes):  # linuxcontainers.org, lxc.container.conf
+        return [
+            manual(
+                "let this container open them: lxc.cgroup2.devices.allow = c MAJOR:* rwm in its configuration, for "
+                "each major number that ls -l shows (that of /dev/nvidia-uvm may be another after a reboot), or in "
+                "Proxmox, pct set ID --dev0 /dev/nvidia-uvm and so on",
+                needs="host",
+            )
+        ]
     if any(node.error == "EPERM" for node in nodes):  # NVIDIA/nvidia-container-toolkit issue 48
         return [
             manual(
@@ -190,10 +211,26 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
                 needs="host",
             )
         ]
-    groups = sorted({node.group for node in nodes if node.group not in (None, "root")}, key=str)
+    groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
+    if _UNMAPPED.intersection(groups):
+        return [
+            manual(
+                "let this container keep the groups of the user who starts it, one that may open these files: "
+                "podman run --group-add keep-groups ...",
+                needs="host",
+            )
+        ]
+    if groups and container is not None:
+        return [manual(surroundings.join_groups(facts.environment, groups), needs="host")]
     if groups:
-        return [manual(f"make this user a member of {' and '.join(map(str, groups))}, and log in again", needs="root")]
-    return [manual("let this user read and write these files: nvidia-modprobe makes them so", needs="root")]
+        return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
+    return [
+        manual(
+            "let this user read and write these files: nvidia-modprobe makes them so"
+            + (" on the host of this container" if container is not None else ""),
+            needs="host" if container is not None else "root",
+        )
+    ]
 
 
 def unusable(facts: Facts) -> GPUError | None:

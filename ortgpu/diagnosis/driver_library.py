@@ -92,9 +92,12 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
 
 
 def off_the_path(facts: Facts) -> Fix | None:
-    """Take the folder of the loaded libcuda out of LD_LIBRARY_PATH; None where that does not lead there."""
-    entry = facts.environment.driver.libcuda_entry
-    return remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", entry) if entry is not None else None
+    """Take the loaded libcuda out of LD_PRELOAD, or its folder out of LD_LIBRARY_PATH; None where neither has it."""
+    environment, driver = facts.environment, facts.environment.driver
+    if driver.libcuda_preload is not None:
+        return remedies.off_the_path(environment, "LD_PRELOAD", driver.libcuda_preload)
+    entry = driver.libcuda_entry
+    return remedies.off_the_path(environment, "LD_LIBRARY_PATH", entry) if entry is not None else None
 
 
 def _is_compat(facts: Facts) -> bool:
@@ -112,6 +115,15 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
     if _is_compat(facts):
         everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
         return [off_the_path(facts) or manual(everywhere, needs="root"), *_update(facts)]
+    if host.container == "lxc":  # into which nothing is mounted unless it is told to
+        return [
+            manual(
+                f"install the libraries of driver {driver.version} in this container, without a kernel module "
+                f"(NVIDIA-Linux-*-{driver.version}.run --no-kernel-module): its own are of {driver.libcuda_version}, "
+                "and have to be upgraded whenever its host's are",
+                needs="root",
+            )
+        ]
     if host.container:
         return [
             manual(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 
 from ..environment.catalogue import CUDNN_CORE_PARTS, canonical, major_of, spec_for, stem_of, wheel_name
 from ..environment.libraries import Candidate, Resolution
@@ -105,7 +106,7 @@ def judge_missing(
         library for library in absent if library.soname not in {**unmapped, **late, **unfit, **foreign, **closed}
     ]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
-    dead = [file.path for _, file in passed_over if _is_dead_link(file)]
+    dead = dict.fromkeys(_folder_of_wheels(file.path) for _, file in passed_over if _is_dead_link(file))
     fixes = []
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
@@ -196,6 +197,11 @@ def _is_dead_link(file: Candidate) -> bool:
     """A link to nothing, or to itself, in the folder of a wheel."""
     problem = (file.problem or "").lower()
     return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
+
+
+def _folder_of_wheels(path: str) -> str:
+    """The folder nvidia above nvidia/cublas/lib/libcublas.so.12."""
+    return str(PurePath(path).parents[2])
 
 
 # As environment/loader_windows.py has it

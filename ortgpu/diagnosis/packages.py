@@ -19,7 +19,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import remedies
+from . import locked, remedies
 from .facts import Facts
 from .messages import of_construction
 
@@ -39,7 +39,9 @@ def platform_unsupported(facts: Facts) -> GPUError | None:
         f"there is no CUDA on {host.system} {host.machine}",
         evidence=[_WHEELS],
         fixes=[
-            manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
+            manual(f"use a Python for 64 bits: {host.executable or 'this one'} is for 32")
+            if re.fullmatch(r"i\d86|x86|arm(v\dl)?", host.machine)
+            else manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
             manual("or pass allow_cpu=True, to run on the CPU knowingly"),
         ],
         system=host.system,
@@ -65,17 +67,37 @@ def not_installed(facts: Facts) -> GPUError | None:
 
 
 def shadowed(facts: Facts) -> GPUError | None:
-    """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say."""
+    """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say; or
+    a copy in a zip archive."""
     installed = facts.environment.packages.onnxruntime
     stray = installed.shadowed_by
     if stray is None and _is_of_another_python(facts):
         return _of_another_python(facts)
     if stray is None:
         return _checkout(facts) if _is_checkout(facts) else None
+    if os.path.basename(stray).startswith("__init__."):
+        return _in_archive(facts, stray)
     return BrokenPackageError(
         f"import onnxruntime takes {stray} instead of the installed package",
         evidence=[f"it comes before the package on the search path: {stray}"],
         fixes=[manual(f"rename {stray}")],
+        files=(stray,),
+    )
+
+
+def _in_archive(facts: Facts, stray: str) -> GPUError:
+    archive = os.path.dirname(os.path.dirname(stray))
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", archive)
+    return BrokenPackageError(
+        f"import onnxruntime takes {stray}, and nothing that is compiled can be imported from a zip archive",
+        evidence=[f"on the search path: {archive}"],
+        fixes=[
+            off
+            or manual(
+                f"leave onnxruntime and NumPy out of {archive} and install them, or make it an archive that unpacks "
+                "itself (shiv, pex)"
+            )
+        ],
         files=(stray,),
     )
 
@@ -179,7 +201,8 @@ def _leftover(facts: Facts) -> GPUError:
     installed = facts.environment.packages.onnxruntime
     names = [f"{owner.name} {owner.version}" for owner in installed.owners]
     return BrokenPackageError(
-        "the folder onnxruntime is what an uninstall left behind, without __init__.py: importing it gives nothing",
+        "the folder onnxruntime has no file __init__.py, and importing it gives nothing: an uninstall left it behind, "
+        "or it is made of links to nothing",
         evidence=[f"folder: {installed.folder}", f"installed on record: {', '.join(names) or 'nothing'}"],
         fixes=[remedies.reinstall_onnxruntime(facts.environment, leftover=installed.folder)],
         package=installed.owners[0].name if installed.owners else None,
@@ -243,7 +266,7 @@ def conflicting(facts: Facts) -> GPUError | None:
     return ConflictingPackagesError(
         summary,
         evidence=evidence,
-        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        fixes=[remedies.reinstall_onnxruntime(facts.environment), *locked.keep_out(facts)],
         severity="warning" if works else "fatal",
         packages=tuple(owner.name for owner in owners),
     )
@@ -283,7 +306,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
-        fixes=_replace_build(facts),
+        fixes=[*_replace_build(facts), *locked.keep_out(facts)],
         package=name,
         version=version,
     )

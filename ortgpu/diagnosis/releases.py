@@ -27,6 +27,8 @@ class Release:
 
     def why_not_for(self, host: Host) -> str | None:
         """What to use instead of this machine or this Python, where there is no wheel for it; else None."""
+        if host.implementation != "CPython":
+            return f"use CPython: the package index has no wheel of {self.requirement} for {host.implementation}"
         for platform, glibc in self.platforms:
             if platform == (host.system, host.machine):
                 return self._why_not_on(host, glibc)

@@ -201,17 +201,20 @@ def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
     return fixes
 
 
-def install_libraries(environment: Environment, wheels: Iterable[str], dead_links: Iterable[str] = ()) -> Fix:
+def install_libraries(environment: Environment, wheels: Iterable[str], with_dead_links: Iterable[str] = ()) -> Fix:
     """Install wheels, again where the installer has them on record and their libraries are still not there.
 
-    ``dead_links`` are removed first: pip gives up on an installation that has one.
+    Links to nothing are removed first, in the folders ``with_dead_links``: pip leaves them there when it uninstalls,
+    and gives up when it writes through one.
     """
     wanted = fitting(environment, wheels)
     if environment.host.frozen:
         return _bundle(wanted)
     present = {wheel.name: wheel.version for wheel in environment.packages.nvidia}
     damaged = [name for name in map(wheel_name, wanted) if name in present]
-    first = [f"rm -f {' '.join(map(shlex.quote, links))}"] if (links := list(dead_links)) else []
+    folders = " ".join(map(shlex.quote, with_dead_links))
+    # Not -xtype l, which fails on a link to itself.
+    first = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
     if not damaged:
         return _past_the_obstacle(environment, " && ".join([*first, _install(environment, wanted)]))
     pinned = [f"{name}=={present[name]}" if present[name] else name for name in damaged]
@@ -334,8 +337,9 @@ def _bundle(requirements: list[str]) -> Fix:
 
 
 def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | None:
-    """Take a folder out of a variable that holds a search path; None where it is not in there."""
-    entries = environment.variables.now.get(variable, "").split(os.pathsep)
+    """Take a folder out of a variable that holds a search path, or a file out of LD_PRELOAD, where spaces separate too;
+    None where it is not in there."""
+    entries = re.split("[: ]" if variable == "LD_PRELOAD" else os.pathsep, environment.variables.now.get(variable, ""))
     kept = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
     if len(kept) == len(list(filter(None, entries))):
         return None

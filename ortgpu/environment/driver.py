@@ -81,6 +81,7 @@ class Driver:
     refused_nodes: tuple[RefusedNode, ...] = ()  # of device_nodes
     libcuda_elsewhere: tuple[str, ...] = ()  # where it lies and the loader does not look, if it cannot be loaded
     libcuda_entry: str | None = None  # of LD_LIBRARY_PATH, which leads to it; the path is that behind all links
+    libcuda_preload: str | None = None  # the entry of LD_PRELOAD that is it
 
     @property
     def version(self) -> str | None:
@@ -120,7 +121,8 @@ def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> D
         nvml=Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml(),
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
         libcuda_elsewhere=_find_elsewhere(root) if path is None else (),
-        libcuda_entry=_entry_of(path, os.environ.get("LD_LIBRARY_PATH", "")),
+        libcuda_entry=_entry_of(path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), LIBCUDA),
+        libcuda_preload=_entry_of(path, re.split("[: ]", os.environ.get("LD_PRELOAD", ""))),  # ld.so(8)
     )
 
 
@@ -241,12 +243,11 @@ def _find_elsewhere(root: Path) -> tuple[str, ...]:
     return tuple(f"/{name}/{LIBCUDA}" for name in _FOLDERS_OF_DRIVERS if (root / name / LIBCUDA).is_file())
 
 
-def _entry_of(path: str | None, search_path: str) -> str | None:
-    """The entry of a search path that leads to a library."""
+def _entry_of(path: str | None, entries: list[str], name: str = "") -> str | None:
+    """The entry that leads to a library: a folder that holds it by its name, or the file itself."""
     if path is None or not os.path.isabs(path):
         return None
-    entries = (entry for entry in search_path.split(os.pathsep) if entry)
-    return next((each for each in entries if os.path.realpath(os.path.join(each, LIBCUDA)) == path), None)
+    return next((one for one in entries if one and os.path.realpath(os.path.join(one, name)) == path), None)
 
 
 def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:

@@ -20,6 +20,8 @@ _CGROUP_CONTAINERS: Final = (
     ("containerd", re.compile(r"cri-containerd|/containerd/")),
 )
 _DISPLAY_CLASS: Final = 0x03
+# By what the system says of a machine: what Python is built for, where it is for 32 bits all the same
+_OF_32_BITS: Final = {"x86_64": "i686", "AMD64": "x86", "aarch64": "armv7l", "ARM64": "arm"}
 _NO_LIMIT: Final = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 
 
@@ -28,7 +30,7 @@ class Host:
     """The machine as this process sees it. None means unknown."""
 
     system: str  # platform.system(): "Linux", "Windows", "Darwin"
-    machine: str  # platform.machine(): "x86_64", "aarch64", "AMD64"
+    machine: str  # platform.machine(): "x86_64", "aarch64", "AMD64"; where Python is for 32 bits, that: "i686", "x86"
     os_name: str | None  # PRETTY_NAME of /etc/os-release
     kernel: str | None
     libc: str | None  # "glibc 2.36", "musl"
@@ -55,7 +57,7 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
     version = sys.version_info
     return Host(
         system=platform.system(),
-        machine=platform.machine(),
+        machine=_read_machine(),
         os_name=parse_os_release(_text(root / "etc/os-release") or _text(root / "usr/lib/os-release") or ""),
         kernel=kernel,
         libc=_read_libc(root),
@@ -71,6 +73,11 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
         data=_read_limit("RLIMIT_DATA"),
         service=_read_service(os.environ if environ is None else environ),
     )
+
+
+def _read_machine() -> str:
+    machine = platform.machine()
+    return machine if sys.maxsize > 1 << 32 else _OF_32_BITS.get(machine, machine)
 
 
 # The variables that each sets for its users: kagglehub's env.py; docs.aws.amazon.com/lambda, "Defined runtime

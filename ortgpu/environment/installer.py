@@ -31,6 +31,7 @@ class Installer:
     own: tuple[str, ...] = (os.sep,)  # below which it removes and replaces
     hidden: tuple[str, ...] = ()  # of the search path, behind ``folder``: what it installs is imported instead
     obstacle: str | None = None  # what keeps this user from running these words here, and how to get past it
+    lock: str | None = None  # the uv.lock that `uv run` first makes this environment agree with
 
     def owns(self, folder: str) -> bool:
         return _is_below(os.path.realpath(folder), self.own)
@@ -52,6 +53,7 @@ def read_installer() -> Installer:
             f"uv pip install --python {python}{managed}",
             f"uv pip uninstall --python {python}{managed}",
             *_reach(packages[0], packages),
+            lock=_lock(),
         )
     pip, obstacle = f"{python} -m pip", None
     if not has_pip and not managed and PathFinder.find_spec("ensurepip") is not None:
@@ -67,7 +69,13 @@ def read_installer() -> Installer:
     seen = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     prefix = _resolved(sys.prefix) if _is_virtual() else (os.sep,)
     own = (folder,) if folder not in packages else tuple(one for one in seen if _is_below(one, prefix))
-    return Installer("pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", *_reach(folder, own, obstacle))
+    install, uninstall = f"{pip} install{managed}", f"{pip} uninstall -y{managed}"
+    return Installer("pip", install, uninstall, *_reach(folder, own, obstacle), lock=_lock())
+
+
+def _lock() -> str | None:
+    path = os.path.join(os.path.dirname(sys.prefix), "uv.lock")
+    return path if _is_virtual() and os.path.isfile(path) else None
 
 
 def _reach(

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import sys
+import zipimport
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -76,8 +77,8 @@ class OnnxRuntime:
     provider_library: str | None  # path of libonnxruntime_providers_cuda.so / .dll, if it is there
     extension: str | None  # path of onnxruntime_pybind11_state
     tensorrt_library: str | None  # path of libonnxruntime_providers_tensorrt.so / .dll, if it is there
-    # A module file (somebody's own onnxruntime.py) that `import onnxruntime` takes instead of `folder`. Without this
-    # field that environment would look healthy.
+    # What `import onnxruntime` takes instead of `folder`: a module file (somebody's own onnxruntime.py), or the package
+    # in a zip archive. Without this field that environment would look healthy.
     shadowed_by: str | None = None
 
     @property
@@ -113,8 +114,8 @@ def read_packages(
     RECORD read. Each owner is compared with the disk on its own: existence and size of every file, the hash of a few
     small Python files; scripts, caches and metadata are left out, and so is everything with ``compare_files=False``.
     Same size with other bytes in a library is therefore not seen, unless ``compare_contents`` has the hash of every
-    library taken, those of the NVIDIA wheels and of NumPy too: that reads gigabytes, so for a crash to explain. Eggs
-    and zip files on the path are not looked into.
+    library taken, those of the NVIDIA wheels and of NumPy too: that reads gigabytes, so for a crash to explain. Of
+    what zip files on the path hold, only ONNX Runtime is seen.
     """
     places, package = _arrive(search_path)
     found = [one for place in places for one in list_distributions(place)]
@@ -139,11 +140,15 @@ def read_packages(
 
 
 def _file_of_module(name: str, search_path: Sequence[str] | None) -> str | None:
+    spec = _spec_of(name, search_path)
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _spec_of(name: str, search_path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
     try:
-        spec = importlib.machinery.PathFinder.find_spec(name, None if search_path is None else list(search_path))
+        return importlib.machinery.PathFinder.find_spec(name, None if search_path is None else list(search_path))
     except Exception:  # noqa: BLE001 - hooks of others on the path may raise anything
         return None
-    return spec.origin if spec is not None and spec.has_location else None
 
 
 def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
@@ -158,7 +163,10 @@ def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
 def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
     places = list_places(sys.path if search_path is None else search_path)
     package = _find_onnxruntime(places)
-    if search_path is None:
+    spec = _spec_of("onnxruntime", search_path)
+    if spec is not None and isinstance(spec.loader, zipimport.zipimporter):
+        package = _Package(package.folder, package.importable, spec.origin)
+    elif search_path is None:
         package = _loaded_onnxruntime() or (package if package.importable else _specified_onnxruntime() or package)
         if package.folder:  # loaded from a place that has left sys.path since
             known = {os.path.realpath(place.folder) for place in places}

@@ -29,6 +29,14 @@ def compat(version: str) -> Break:
     return breaks
 
 
+def linking_stub(lab: Lab, overlay: Overlay) -> None:
+    """The toolkit's, whose file has no number in its name, in a folder behind a link."""
+    folder = overlay.root / "cuda-13.0" / "lib64" / "stubs"
+    folder.mkdir(parents=True)
+    (overlay.root / "cuda").symlink_to("cuda-13.0")
+    (folder / "libcuda.so").write_bytes(lab.stubs.cuda.read_bytes())
+
+
 COMPAT_FIRST = {"LD_LIBRARY_PATH": "{overlay}/cuda/compat:{overlay}/nvml"}
 
 CASES = in_group(
@@ -95,6 +103,19 @@ CASES = in_group(
                 ),
                 ("host-memory-limited", 2, NVML(gpus=(H200,)), ("host memory", "ulimit", "overcommit"), ("host",)),
             )
+        ),
+        Case(
+            "linking-stub-in-ld-preload",
+            "DriverUnusableError",
+            ("34", "linking stub", "unset LD_PRELOAD"),
+            linking_stub,
+            nvml=NVML(gpus=(H200,)),
+            env={**Cuda(init=34).variables(), "LD_PRELOAD": "{overlay}/cuda/lib64/stubs/libcuda.so"},
+            silent_about=("LD_LIBRARY_PATH",),
+            details={"cuda_code": 34},
+            plain="printed",
+            after=MENDED,
+            slow_fix=False,
         ),
         Case(
             "job-without-a-gpu",

@@ -67,6 +67,16 @@ def link_to_itself(_lab: Lab, overlay: Overlay) -> None:
     (overlay.site / path).symlink_to(Path(path).name)
 
 
+def store_of_the_installer_is_gone(_lab: Lab, overlay: Overlay) -> None:
+    """uv with --link-mode symlink, and its cache emptied: of a library that is needed, and of a wheel beside it with
+    files that no search knows."""
+    for pattern in (library("libcudart"), "nvidia/*/lib/libnvrtc*"):
+        for path in overlay.site.glob(pattern):
+            name = path.relative_to(overlay.site).as_posix()
+            overlay.remove(name)
+            path.symlink_to(Path("/nonexistent") / path.name)
+
+
 def folder_in_its_place(_lab: Lab, overlay: Overlay) -> None:
     path = own_path(overlay, library("libcurand"))
     overlay.remove(path)
@@ -255,6 +265,14 @@ CASES = in_group(
                 ("library-is-a-link-to-itself", link_to_itself, "symbolic links"),
                 ("library-is-a-folder", folder_in_its_place, "is a directory"),
             )
+        ),
+        Case(
+            "wheels-are-links-to-nothing",
+            "LibraryNotFoundError",
+            (soname("libcudart"), "no such file", "-delete && ", "nvidia-cuda-nvrtc"),
+            store_of_the_installer_is_gone,
+            plain="printed logged",
+            after=MENDED,
         ),
         Case(
             "nvidia-is-a-package-of-somebody-else",

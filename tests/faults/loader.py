@@ -24,6 +24,16 @@ def without_system_library(name: str) -> Break:
     return breaks
 
 
+def without_shell_and_identity(lab: Lab, overlay: Overlay) -> None:
+    """A distroless image: no /etc/machine-id, and no shell that popen(3) could start; with the release that minds."""
+    overlay.uninstall("onnxruntime-gpu").add_wheel(lab.wheels.get("onnxruntime-gpu", "1.29.0"))
+    code = (SOURCES / "hide_system_files.c").read_text(encoding="utf-8")
+    code = code.replace('"/etc/ld.so.cache",', '"/etc/ld.so.cache", "/etc/machine-id", "/var/lib/dbus/machine-id",', 1)
+    code += "FILE *popen(const char *command, const char *mode) { return (void)command, (void)mode, NULL; }\n"
+    made = lab.stubs.compile("without_a_shell", code)
+    (overlay.root / "hiding.so").write_bytes(made.read_bytes())
+
+
 def cudnn_elsewhere(_lab: Lab, overlay: Overlay) -> None:
     overlay.rename("nvidia/cudnn/lib", "elsewhere/cudnn")
 
@@ -68,6 +78,23 @@ CASES = [
                 needs=("root",),
             )
             for name, package in (("libstdc++.so.6", "libstdc++6"), ("libgcc_s.so.1", "libgcc-s1"))
+        ]
+        + [
+            Case(
+                "neither-shell-nor-identity",
+                "BrokenPackageError",
+                ("import onnxruntime ended the process (SIGSEGV)", "neither a shell nor", "ORT_DISABLE_TELEMETRY=1"),
+                without_shell_and_identity,
+                rows=("A15",),
+                env={"LD_PRELOAD": "{overlay}/hiding.so"},
+                ask="probe",
+                cpu=False,
+                plain="aborted",
+                after="DriverUnusableError",  # of the stub
+                slow_break=True,
+                since=(1, 28),  # the libraries of the environment are for CUDA 13 then, as those of 1.29.0 are
+                **with_gpus(H200),
+            ),
         ],
     ),
     *in_group(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import zipfile
+from pathlib import Path
 
 from tests.faults.case import MENDED, Break, Case, edit, in_group, own_path
 from tests.faults.package_files import BUILD, CUDA_PROVIDER
@@ -80,10 +82,24 @@ def another_environment_first(lab: Lab, overlay: Overlay) -> None:
 
 
 def _unpack(lab: Lab, overlay: Overlay, folder: object) -> None:
-    import zipfile
-
     with zipfile.ZipFile(lab.wheels.cpu_twin) as archive:
         archive.extractall(str(folder))
+
+
+def store_of_the_installer_is_gone(_lab: Lab, overlay: Overlay) -> None:
+    """An environment that uv filled with --link-mode symlink, copied into an image without uv's cache."""
+    files = [path for path in (overlay.site / "onnxruntime").rglob("*") if not path.is_dir()]
+    for path in files:
+        overlay.remove(path.relative_to(overlay.site).as_posix())
+        path.symlink_to(Path("/nonexistent") / path.name)
+
+
+def package_in_an_archive(_lab: Lab, overlay: Overlay) -> None:
+    """What python -m zipapp makes of a folder that everything was installed into."""
+    with zipfile.ZipFile(overlay.root / "app.pyz", "w") as made:
+        for folder in ("onnxruntime", "onnxruntime/capi"):
+            for path in (overlay.site / folder).glob("*.py"):
+                made.write(path, path.relative_to(overlay.site))
 
 
 def source_checkout(lab: Lab, overlay: Overlay) -> None:
@@ -222,9 +238,18 @@ CASES = in_group(
         Case(
             "cpu-twin-uninstalled-again",
             "BrokenPackageError",
-            ("uninstall left behind", "onnxruntime", "onnxruntime-gpu"),
+            ("an uninstall left it behind", "onnxruntime", "onnxruntime-gpu"),
             cpu_twin_gone_again,
             rows=("A04",),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "package-is-links-to-nothing",
+            "BrokenPackageError",
+            ("links to nothing", "onnxruntime-gpu"),
+            store_of_the_installer_is_gone,
             cpu=False,
             plain="raised",
             after=MENDED,
@@ -258,6 +283,29 @@ CASES = in_group(
             cpu=False,
             plain="raised",
             needs=("",),
+        ),
+        Case(
+            "package-in-an-archive",
+            "BrokenPackageError",
+            ("app.pyz/onnxruntime", "from a zip archive", "shiv"),
+            package_in_an_archive,
+            prelude="import os, sys; sys.path.insert(0, os.path.join(sys.prefix, 'app.pyz'))",
+            silent_about=("-m pip",),
+            cpu=False,
+            plain="raised",
+            needs=("",),
+        ),
+        Case(
+            "archive-first-on-pythonpath",
+            "BrokenPackageError",
+            ("app.pyz/onnxruntime", "unset PYTHONPATH"),
+            package_in_an_archive,
+            env={"PYTHONPATH": "{overlay}/app.pyz"},
+            silent_about=("-m pip",),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+            slow_fix=False,
         ),
         Case(
             "checkout-in-the-working-directory",

@@ -35,8 +35,6 @@ _WINDOWS = "tests/windows/test_faults.py"
 ROWS: tuple[Row, ...] = (
     not_here("A11", "it takes a machine with an aarch64 processor; the advice for it is judged over made facts"),
     not_here("A14", "glibc refuses an executable stack from 2.41 on; the words are judged in tests/test_diagnosis.py"),
-    not_here("A15", "it takes a root folder without /bin, so a container or a root user: an import that ends the "
-                    "process is judged in tests/test_diagnosis.py, a driver that does is a case here"),
     elsewhere("A17", f"{_WINDOWS}::test_w01_an_import_of_which_no_file_tells_why, on a prepared machine"),
     gpu("B10", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
     gpu("B11", "tests/gpu/test_refused.py::test_a_transform_without_cufft_is_refused"),

@@ -16,7 +16,7 @@
 static const char *const hidden[] = {
     "/etc/ld.so.cache", "/usr/local/cuda", "/opt/cuda", "/usr/lib/wsl", "/proc/driver/nvidia",
     "/dev/nvidia", "/dev/dxg", "/dev/nvmap", "/sys/module/nvidia", "/usr/bin/nvidia-", "/usr/local/nvidia",
-    "/run/opengl-driver",
+    "/run/opengl-driver", "/sys/bus/pci/devices",
 };
 static const char *const system_folders[] = {"/usr/lib", "/usr/lib64", "/lib/", "/lib64/"};
 static const char *const libraries[] = {
