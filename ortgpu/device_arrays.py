@@ -100,7 +100,7 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
             binding.bind_ortvalue_input(name, value)
         else:
             binding.bind_cpu_input(name, np.asarray(value, _dtype_of(session, name, value), order="C"))
-    for name in output_names or [output.name for output in session.get_outputs()]:
+    for name in output_names or [output.name for output in session._outputs_meta]:
         binding.bind_output(name, session.device.kind, session.device.ordinal or 0)
     session.run_with_iobinding(binding, run_options)
     outputs: list[Any] = binding.get_outputs()
@@ -111,7 +111,7 @@ def _dtype_of(session: Any, name: str, value: Any) -> Any:
     """As which numbers that are in no array are meant, which ``run`` knows: the type that the model declares."""
     if isinstance(value, np.ndarray):
         return None
-    return next((DTYPES.get(each.type) for each in session.get_inputs() if each.name == name), None)
+    return next((DTYPES.get(each.type) for each in session._inputs_meta if each.name == name), None)
 
 
 def _is_foreign(value: Any) -> bool:
