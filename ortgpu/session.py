@@ -94,6 +94,7 @@ class GPUSession(SessionFacts):
     placement: Placement
     options_chosen: Mapping[str, tuple[str, str]]
     _request: SessionRequest
+    _verified: Verified  # a derived class may keep something of its own under the three names above
     _sess: Any
     _chooses_options = True
     _stream: Any = None  # of a session that captures, while it is being made
@@ -372,7 +373,12 @@ class GPUSession(SessionFacts):
 
     def _keep(self, verified: Verified) -> None:
         """Not by assignment: a class that the guard takes in may have a property of such a name."""
-        self.__dict__.update({name: getattr(verified, name) for name in ("device", "placement", "options_chosen")})
+        self.__dict__.update(
+            _verified=verified,
+            device=verified.device,
+            placement=verified.placement,
+            options_chosen=verified.options_chosen,
+        )
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
             self._request = dataclasses.replace(self._request, model=os.path.abspath(os.fsdecode(model)))

@@ -42,6 +42,54 @@ report([state(again), state(arrived(again)), state(copy.deepcopy(detector)),
     assert by_protocol == [EXPECTED] * len(by_protocol)
 
 
+def test_a_class_that_says_itself_what_is_carried() -> None:
+    """As for an InferenceSession, which cannot be pickled otherwise."""
+    found = child(
+        DETECTOR
+        + """
+class Pickable(GPUSession):
+    def __new__(cls, path):
+        made = super().__new__(cls)
+        made.named = path
+        return made
+    def __init__(self, path):
+        super().__init__(path)
+        self.made = os.getpid()
+    def __getnewargs__(self):
+        return (self.named,)
+    def __getstate__(self):
+        return ("state", self.named)
+    def __setstate__(self, state):
+        calls.append(state[0])
+        self.__init__(state[1])
+
+calls = []
+session = Pickable(NEG)
+again = [arrived(session), arrived(session, 2), copy.copy(session), copy.deepcopy(session)]
+report([calls, [each.run(None, feeds(2)[1])[0].tolist() for each in again]])
+"""
+    )
+    assert found == [["state"] * 4, [[-1] * 4] * 4]
+
+
+def test_an_attribute_called_as_one_of_ours_is_the_subclass_s() -> None:
+    found = child(
+        DETECTOR
+        + """
+class Named(GPUSession):
+    def __init__(self, path, device):
+        self.placement = "set before"
+        super().__init__(path)
+        self.device = device
+
+again = arrived(Named(NEG, "mine"))
+twice = arrived(again)
+report([again.device, twice.device, type(again.placement).__name__, again.placement is again._verified.placement])
+"""
+    )
+    assert found == ["mine", "mine", "Placement", True]
+
+
 def test_what_a_run_left_behind_stays() -> None:
     found = child(
         DETECTOR
