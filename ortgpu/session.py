@@ -396,5 +396,5 @@ def _no_fallback(what: str) -> ProviderRequestError:
     return ProviderRequestError(
         "a GPUSession does not fall back to the CPU",
         evidence=[what],
-        fixes=[manual("pass allow_cpu=True to accept the CPU where the GPU cannot be had")],
+        fixes=[manual("leave it out; allow_cpu=True, or ORTGPU_ALLOW_CPU=1, accepts the CPU where there is no GPU")],
     )
