@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from . import session_options
 from .opening import Verified
+from .session_options import Carried
 
 if TYPE_CHECKING:
     from .session import GPUSession
@@ -26,7 +26,7 @@ def reduced(session: GPUSession) -> tuple[Any, ...]:
     request = session._request
     arguments = (
         request.model,
-        session_options.state_of(request.sess_options),
+        Carried(request.sess_options),
         request.providers,
         request.provider_options,
     )
@@ -64,5 +64,5 @@ def new(cls: type[Any], *arguments: Any) -> Any:
 def _opened_again(cls: type[GPUSession], arguments: tuple[Any, ...], settings: dict[str, Any]) -> GPUSession:
     model, options, providers, provider_options = arguments
     session = cls.__new__(cls)
-    session._open_again(model, session_options.from_state(options), providers, provider_options, **settings)
+    session._open_again(model, options.options, providers, provider_options, **settings)
     return session

@@ -82,9 +82,9 @@ class GPUSession(SessionFacts):
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
     the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
-    without the constructor of the subclass. Of ``sess_options`` it carries the properties and the configuration entries
-    that the installed release knows, not registered libraries, initialisers or overrides of free dimensions, which
-    cannot be read back.
+    without the constructor of the subclass, unless that has ``__getstate__`` and ``__setstate__`` of its own. Of
+    ``sess_options`` it carries the properties and the configuration entries that the installed release knows, not
+    registered libraries, initialisers or overrides of free dimensions, which cannot be read back; a copy has them all.
 
     Not promised: that two runs give the same bits, or those of plain ONNX Runtime: ``options_chosen`` has the provider
     options that are set where the caller set none, each with its value and the reason.

@@ -129,6 +129,25 @@ report({name: carried.get_session_config_entry(name) for name in entries})
     assert found == entries
 
 
+def test_a_copy_has_all_of_the_session_options() -> None:
+    """Also what cannot be read back: without the initialiser, a copy gave other results, and said nothing."""
+    found = child(
+        DETECTOR
+        + """
+import onnxruntime
+ADD = model("add (float[n] x) => (float[n] y) <float[1] w = {1.0}> { y = Add(x, w) }")
+ten = onnxruntime.OrtValue.ortvalue_from_numpy(np.full(1, 10, np.float32))
+options = onnxruntime.SessionOptions()
+options.add_initializer("w", ten)
+options.add_free_dimension_override_by_name("n", 4)
+session = GPUSession(ADD, options)
+copies = [copy.copy(session), copy.deepcopy(session), copy.copy(copy.deepcopy(session))]
+report([[each.run(None, feeds(1)[0])[0].tolist(), each.get_inputs()[0].shape] for each in (session, *copies)])
+"""
+    )
+    assert found == [[[10] * 4, [4]]] * 4
+
+
 def test_a_relative_path_is_that_of_the_process_that_opened_it(tmp_path: Path) -> None:
     found = child(
         DETECTOR
