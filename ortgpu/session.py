@@ -333,6 +333,7 @@ class GPUSession(SessionFacts):
                 self._pinned.close()
 
     def __enter__(self) -> Self:
+        lifetime.refuse_if_unusable(self)
         return self
 
     def __exit__(self, *_: object) -> None:
