@@ -373,13 +373,13 @@ class GPUSession(SessionFacts):
         )
 
     def _keep(self, verified: Verified) -> None:
-        """Not by assignment: a class that the guard takes in may have a property of such a name."""
-        self.__dict__.update(
-            _verified=verified,
-            device=verified.device,
-            placement=verified.placement,
-            options_chosen=verified.options_chosen,
-        )
+        """Not by assignment, and not over what is not ours: a class that the guard takes in may have a property of such
+        a name, or have set an attribute."""
+        held, before = self.__dict__, self.__dict__.get("_verified")
+        for name in ("device", "placement", "options_chosen"):
+            if name not in held or (before is not None and held[name] is getattr(before, name)):
+                held[name] = getattr(verified, name)
+        held["_verified"] = verified
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
             self._request = dataclasses.replace(self._request, model=os.path.abspath(os.fsdecode(model)))

@@ -43,8 +43,12 @@ class Theirs(Plain):
     "attributes called device and placement": """
 class Theirs(Plain):
     def __init__(self, path):
+        self.device = "cuda"
         super().__init__(path)
-        self.device, self.placement, self.options_chosen = "cuda", None, 3
+        self.placement, self.options_chosen = None, 3
+    def run(self, *arguments):
+        assert (self.device, self.placement, self.options_chosen) == ("cuda", None, 3)
+        return super().run(*arguments)
 """,
     "answers of its own": """
 class Theirs(Plain):

@@ -78,16 +78,21 @@ def test_an_attribute_called_as_one_of_ours_is_the_subclass_s() -> None:
         + """
 class Named(GPUSession):
     def __init__(self, path, device):
-        self.placement = "set before"
+        self.placement, self.options_chosen = "set before", None
         super().__init__(path)
         self.device = device
 
 again = arrived(Named(NEG, "mine"))
 twice = arrived(again)
-report([again.device, twice.device, type(again.placement).__name__, again.placement is again._verified.placement])
+again.__init__(NEG, "anew")
+others = Detector(NEG)
+first = others.placement
+others.__init__(NEG)
+report([twice.device, twice.placement, twice.options_chosen, again.device, again.placement,
+        type(first).__name__, others.placement is first, others.placement is others._verified.placement])
 """
     )
-    assert found == ["mine", "mine", "Placement", True]
+    assert found == ["mine", "set before", None, "anew", "set before", "Placement", False, True]
 
 
 def test_what_a_run_left_behind_stays() -> None:
