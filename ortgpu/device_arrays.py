@@ -64,7 +64,7 @@ def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
     lifetime.refuse_if_unusable(session)
     values = {name: _value(session, name, value) if _is_foreign(value) else value for name, value in feed.items()}
     if any(_is_foreign(value) and _device_of(value)[0] in (_CUDA, _CUDA_MANAGED) for value in feed.values()):
-        runtime = runtime_of(session.device)
+        runtime = runtime_of(lifetime.device_of(session))
         if runtime is None:
             raise ProviderRequestError(
                 "arrays on the GPU cannot be waited for: the CUDA runtime is not among the libraries of this process",
@@ -100,8 +100,9 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
             binding.bind_ortvalue_input(name, value)
         else:
             binding.bind_cpu_input(name, np.asarray(value, _dtype_of(session, name, value), order="C"))
-    for name in output_names or [output.name for output in session.get_outputs()]:
-        binding.bind_output(name, session.device.kind, session.device.ordinal or 0)
+    device = lifetime.device_of(session)
+    for name in output_names or [output.name for output in session._outputs_meta]:
+        binding.bind_output(name, device.kind, device.ordinal or 0)
     session.run_with_iobinding(binding, run_options)
     outputs: list[Any] = binding.get_outputs()
     return outputs
@@ -111,7 +112,7 @@ def _dtype_of(session: Any, name: str, value: Any) -> Any:
     """As which numbers that are in no array are meant, which ``run`` knows: the type that the model declares."""
     if isinstance(value, np.ndarray):
         return None
-    return next((DTYPES.get(each.type) for each in session.get_inputs() if each.name == name), None)
+    return next((DTYPES.get(each.type) for each in session._inputs_meta if each.name == name), None)
 
 
 def _is_foreign(value: Any) -> bool:
@@ -131,7 +132,7 @@ def _value(session: Any, name: str, array: Any) -> Any:
         )
     kind, ordinal = _device_of(array)
     on_gpu = kind in (_CUDA, _CUDA_MANAGED)
-    device = session.device
+    device = lifetime.device_of(session)
     if kind not in (_CPU, _CUDA_HOST) and not (on_gpu and device.is_gpu and ordinal == device.ordinal):
         where = f"cuda:{ordinal}" if on_gpu else f"a device of DLPack's type {kind}"
         raise ProviderRequestError(

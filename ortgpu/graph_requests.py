@@ -13,6 +13,7 @@ from .cuda_graph import LEAVE_OUT, CapturingSession
 from .cudart import CudaCallError, Stream, runtime_of, runtime_on
 from .diagnosis.messages import telling_line
 from .errors import GPUError, PlacementError, ProviderRequestError, manual
+from .lifetime import device_of
 from .models import read_model
 from .pinned import memory_of
 from .providers import CUDA, ProviderList
@@ -105,7 +106,7 @@ def captured(session: Any) -> CapturingSession:
     Raises:
         ProviderRequestError: it has inputs or outputs that cannot be captured, or this process lacks what it takes.
     """
-    inner, device = session._sess, session.device
+    inner, device = session._sess, device_of(session)
     runtime = runtime_of(device)
     if runtime is None:
         raise _impossible("the provider's CUDA runtime is not among the libraries of this process")
@@ -130,8 +131,9 @@ def captured(session: Any) -> CapturingSession:
 
 
 def _operators_of(session: Any) -> frozenset[str]:
-    if session.placement.known:
-        return frozenset(node.op_type for node in session.placement.nodes)
+    placement = session._verified.placement
+    if placement.known:
+        return frozenset(node.op_type for node in placement.nodes)
     facts = read_model(session._request.model)
     if not facts.opsets:  # a model in ONNX Runtime's own format
         raise _impossible("its operators are not known, and some give wrong results when they are replayed")

@@ -10,7 +10,7 @@ class was imported, when, or whether a subclass of it was defined before. What a
    ``get_available_providers()`` returns, which is asking for nothing in more words: it is opened and verified as a
    GPUSession is, and becomes one (of a class of the same name, so that ``isinstance`` holds for both); or the
    constructor raises the error that names the cause. What stands beside CUDA in the list and cannot be had, as
-   TensorRT where it is not installed, is left out.
+   TensorRT where it is not installed, is left out, and so is ``enable_fallback``.
 2. A name that is no provider, or a malformed list: refused with :class:`ProviderRequestError`.
 3. Only the CPU, or only other providers (OpenVINO, say): passes unchanged, and is listed by ``ortgpu.sessions()``.
 4. Providers that its SessionOptions carry, those of plugins: passes without ONNX Runtime's fallback, and is refused
@@ -308,6 +308,7 @@ def open_verified(
 
     for name in (*arguments.OWN, *arguments.misspelt(kwargs)):
         kwargs.pop(name, None)  # an InferenceSession ignores them
+    kwargs.pop("enable_fallback", None)  # 1 is what an InferenceSession has where nothing is said
     providers, provider_options = attainable(providers, provider_options)
     before = type(session)
     session.__class__ = guarded_class(before)

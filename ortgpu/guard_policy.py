@@ -11,6 +11,7 @@ from .arguments import cpu_is_allowed_by_variable
 from .errors import CPUExecutionWarning, GPUError, ProviderRequestError, manual
 from .providers import CPU, CUDA, TENSORRT, ProviderList, parse
 from .session_options import carries_providers
+from .throughput import InferenceSession
 
 logger = logging.getLogger("ortgpu")
 
@@ -49,7 +50,7 @@ def check_carried(session: Any) -> None:
         ProviderRequestError: only the CPU was chosen, as a policy that prefers a GPU does where it knows none. With
             ORTGPU_ALLOW_CPU that is a CPUExecutionWarning.
     """
-    if tuple(session.get_providers()) != (CPU,):
+    if tuple(InferenceSession.get_providers(session)) != (CPU,):
         return
     if not cpu_is_allowed_by_variable():
         raise _left_on_cpu()

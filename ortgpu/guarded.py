@@ -8,6 +8,7 @@ from typing import Any, cast
 from . import guard
 from .background import ForkSafeLock
 from .guard_policy import judge
+from .pickling import by_its_state, has_own_state, new
 from .session import GPUSession
 from .throughput import InferenceSession
 
@@ -59,8 +60,8 @@ class _Front(InferenceSession):  # type: ignore[misc]  # a session's class can o
         for name, arguments in (("__reduce_ex__", (protocol,)), ("__reduce__", ())):
             if getattr(cls, name) is not getattr(InferenceSession, name):
                 return _renamed(getattr(cls, name)(self, *arguments), type(self), cls)
-        if getattr(cls, "__getstate__", None) is not getattr(InferenceSession, "__getstate__", None):
-            return _new, (cls,), self.__getstate__()
+        if has_own_state(cls):
+            return by_its_state(self, cls)
         if cls is InferenceSession:
             return _renamed(super().__reduce_ex__(protocol), type(self), GPUSession)
         raise TypeError(f"cannot pickle {cls.__name__!r} object")
@@ -71,13 +72,9 @@ def _renamed(reduced: Any, before: type[Any], after: type[Any]) -> Any:
         return reduced
     function, arguments, *rest = reduced
     if getattr(function, "__name__", "") == "__newobj__":
-        function = _new  # pickle insists that the other one gets the very class of the object
+        function = new  # pickle insists that the other one gets the very class of the object
     function, *arguments = (after if one is before else one for one in (function, *arguments))
     return function, tuple(arguments), *rest
-
-
-def _new(cls: type[Any], *arguments: Any) -> Any:
-    return cls.__new__(cls, *arguments)
 
 
 def guarded_class(cls: type[Any]) -> type[Any]:

@@ -11,6 +11,7 @@ import os
 import weakref
 from typing import Any, NoReturn
 
+from .devices import Device
 from .environment.cuda import initialised_in
 from .errors import (
     ForkedSessionError,
@@ -54,6 +55,20 @@ def anew(error: GPUError) -> GPUError:
     rebuild, arguments = error.__reduce__()[:2]
     copy: GPUError = rebuild(*arguments)
     return copy
+
+
+def device_of(session: Any) -> Device:
+    """``session.device``, where a derived class keeps nothing of its own under that name; else what that was.
+
+    Raises:
+        KeyError: the session was not verified.
+    """
+    held = vars(session)
+    device = held.get("device")
+    if isinstance(device, Device):
+        return device
+    verified: Device = held["_verified"].device
+    return verified
 
 
 def watch(session: Any) -> None:
@@ -136,8 +151,8 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
         return None
     from .diagnosis.execution import of_run
 
-    error = of_run(text, exception, vars(session).get("device"))
-    chosen = vars(session).get("options_chosen", {})
+    error = of_run(text, exception, device_of(session))
+    chosen = getattr(vars(session).get("_verified"), "options_chosen", {})
     if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in chosen:
         from .layout_trials import CHANNELS_FIRST, in_a_program
 
@@ -168,8 +183,10 @@ def _never_destroy(inner: object) -> None:
 
 
 def _is_on_gpu(session: Any) -> bool:
-    device = vars(session).get("device")  # a guarded class may have a property of this name
-    return bool(getattr(device, "is_gpu", False))
+    try:
+        return device_of(session).is_gpu
+    except KeyError:
+        return False
 
 
 def _watched() -> list[Any]:

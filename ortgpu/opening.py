@@ -39,6 +39,7 @@ from .placement import CPUNodesWarning, Placement
 from .preloading import PreloadReport
 from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
 from .session_options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
+from .throughput import InferenceSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +179,12 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
 
 
 def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why: _Why) -> tuple[Device, Placement]:
-    bound = tuple(session.get_providers())
+    bound = tuple(InferenceSession.get_providers(session))  # a class that somebody derived may have answers of its own
     if requests.CUDA not in bound:
         raise why.unusable()
     if bound[: len(asked.names)] != asked.names:
         raise _other_providers(asked.names, bound)
-    ordinal = session.get_provider_options()[requests.CUDA].get("device_id", "0")
+    ordinal = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
     listed = why.cuda is not None and why.cuda.devices is not None
     if ordinal != str(chosen.ordinal) or (listed and context_is_active(chosen.ordinal) is False):
         raise ProviderFallbackError(

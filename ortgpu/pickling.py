@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from . import session_options
+from .opening import Verified
+from .session_options import Carried
 
 if TYPE_CHECKING:
     from .session import GPUSession
 
+_FACTS = frozenset(each.name for each in fields(Verified))
+
 
 def reduced(session: GPUSession) -> tuple[Any, ...]:
-    """For ``__reduce__``: the model and the arguments, and as state what is neither ours nor ONNX Runtime's."""
+    """For ``__reduce__``: the model and the arguments, and as state what is neither ours nor ONNX Runtime's.
+
+    A class with ``__getstate__`` and ``__setstate__`` of its own, as classes of InferenceSession are made picklable,
+    opens itself again.
+    """
+    cls = type(session)
+    if has_own_state(cls) and hasattr(cls, "__setstate__"):
+        return by_its_state(session, cls)
     request = session._request
     arguments = (
         request.model,
-        session_options.state_of(request.sess_options),
+        Carried(request.sess_options),
         request.providers,
         request.provider_options,
     )
@@ -27,12 +38,31 @@ def reduced(session: GPUSession) -> tuple[Any, ...]:
         "pinned_memory_limit": session._pinned_memory_limit,
         **request.kwargs,
     }
-    state = {name: value for name, value in vars(session).items() if name not in session._own_names}
-    return _opened_again, (type(session), arguments, settings), state or None
+    state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
+    return _opened_again, (cls, arguments, settings), state or None
+
+
+def _is_added(session: GPUSession, name: str, value: Any) -> bool:
+    if name in _FACTS:  # under which a class may keep something of its own
+        return value is not getattr(session._verified, name)
+    return name not in session._own_names
+
+
+def has_own_state(cls: type[Any]) -> bool:
+    return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)  # which came with 3.11
+
+
+def by_its_state(session: Any, cls: type[Any]) -> tuple[Any, ...]:
+    """As Python pickles what has ``__getstate__``; on arrival it is a ``cls``."""
+    return new, (cls, *getattr(session, "__getnewargs__", tuple)()), session.__getstate__()
+
+
+def new(cls: type[Any], *arguments: Any) -> Any:
+    return cls.__new__(cls, *arguments)
 
 
 def _opened_again(cls: type[GPUSession], arguments: tuple[Any, ...], settings: dict[str, Any]) -> GPUSession:
     model, options, providers, provider_options = arguments
     session = cls.__new__(cls)
-    session._open_again(model, session_options.from_state(options), providers, provider_options, **settings)
+    session._open_again(model, options.options, providers, provider_options, **settings)
     return session

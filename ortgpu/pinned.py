@@ -112,7 +112,7 @@ def memory_of(session: Any) -> PinnedMemory:
     lifetime.refuse_if_unusable(session)
     with _creating:
         if session._pinned is None:
-            device = vars(session)["device"]  # a guarded class may have a property of this name
+            device = lifetime.device_of(session)
             runtime = runtime_of(device)
             if runtime is None:
                 logger.debug("nothing is pinned for a session on %s", device)

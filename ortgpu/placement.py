@@ -130,7 +130,8 @@ def read_placement(session: Any) -> Placement:
     if _is_of_ort_format(session):  # nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)
         return UNKNOWN_IN_OWN_FORMAT
     try:
-        assigned = session.get_provider_graph_assignment_info()
+        # Not by methods: a class that somebody derived may have answers of its own
+        assigned = session._sess.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError, TypeError):
         return UNKNOWN
     except Exception as error:  # ONNX Runtime's Fail when recording is off: its classes derive from Exception alone
@@ -174,7 +175,7 @@ def _nodes_on_strings(session: Any) -> frozenset[tuple[str, str]]:
 
     The model is read again for that, but only where strings go in or come out.
     """
-    if not any("string" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
+    if not any("string" in value.type for value in (*session._inputs_meta, *session._outputs_meta)):
         return frozenset()
     model = _model_of(session)
     return nodes_on_strings(model) if model else frozenset()

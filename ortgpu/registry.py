@@ -14,7 +14,7 @@ from typing import Any, Literal
 from .devices import CPU as CPU_DEVICE
 from .devices import Device
 from .errors import ForkedSessionError, PoisonedContextError
-from .lifetime import Refusal, watch
+from .lifetime import Refusal, device_of, watch
 from .placement import Placement, read_placement
 from .providers import CPU
 
@@ -111,11 +111,11 @@ def sessions() -> tuple[SessionRecord, ...]:
 def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
     held = vars(session)
     providers = tuple(held.get("_providers") or ())
-    device, placement = held.get("device"), held.get("placement")
-    if not isinstance(device, Device):  # a subclass may have an attribute of this name that is something else
-        device = CPU_DEVICE if providers == (CPU,) else None
-    if not isinstance(placement, Placement):
-        placement = read_placement(session)
+    device: Device | None
+    try:
+        device, placement = device_of(session), held["_verified"].placement
+    except KeyError:
+        device, placement = CPU_DEVICE if providers == (CPU,) else None, read_placement(session)
     path = held.get("_model_path")
     return SessionRecord(
         model=os.fsdecode(path) if path else "<bytes>",

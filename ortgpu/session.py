@@ -83,9 +83,9 @@ class GPUSession(SessionFacts):
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
     the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
-    without the constructor of the subclass. Of ``sess_options`` it carries the properties and the configuration entries
-    that the installed release knows, not registered libraries, initialisers or overrides of free dimensions, which
-    cannot be read back.
+    without the constructor of the subclass, unless that has ``__getstate__`` and ``__setstate__`` of its own. Of
+    ``sess_options`` it carries the properties and the configuration entries that the installed release knows, not
+    registered libraries, initialisers or overrides of free dimensions, which cannot be read back; a copy has them all.
 
     Not promised: that two runs give the same bits, or those of plain ONNX Runtime: ``options_chosen`` has the provider
     options that are set where the caller set none, each with its value and the reason.
@@ -95,6 +95,7 @@ class GPUSession(SessionFacts):
     placement: Placement
     options_chosen: Mapping[str, tuple[str, str]]
     _request: SessionRequest
+    _verified: Verified  # a derived class may keep something of its own under the three names above
     _sess: Any
     _chooses_options = True
     _stream: Any = None  # of a session that captures, while it is being made
@@ -338,6 +339,7 @@ class GPUSession(SessionFacts):
                 self._pinned.close()
 
     def __enter__(self) -> Self:
+        lifetime.refuse_if_unusable(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -377,8 +379,13 @@ class GPUSession(SessionFacts):
         )
 
     def _keep(self, verified: Verified) -> None:
-        """Not by assignment: a class that the guard takes in may have a property of such a name."""
-        self.__dict__.update({name: getattr(verified, name) for name in ("device", "placement", "options_chosen")})
+        """Not by assignment, and not over what is not ours: a class that the guard takes in may have a property of such
+        a name, or have set an attribute."""
+        held, before = self.__dict__, self.__dict__.get("_verified")
+        for name in ("device", "placement", "options_chosen"):
+            if name not in held or (before is not None and held[name] is getattr(before, name)):
+                held[name] = getattr(verified, name)
+        held["_verified"] = verified
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
             self._request = dataclasses.replace(self._request, model=os.path.abspath(os.fsdecode(model)))
@@ -401,5 +408,5 @@ def _no_fallback(what: str) -> ProviderRequestError:
     return ProviderRequestError(
         "a GPUSession does not fall back to the CPU",
         evidence=[what],
-        fixes=[manual("pass allow_cpu=True to accept the CPU where the GPU cannot be had")],
+        fixes=[manual("leave it out; allow_cpu=True, or ORTGPU_ALLOW_CPU=1, accepts the CPU where there is no GPU")],
     )

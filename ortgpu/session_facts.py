@@ -40,7 +40,7 @@ class SessionFacts(ThroughputMethods):
 
         lifetime.refuse_if_unusable(self)
         of: Any = self  # a GPUSession, which has these two
-        return explain_placement(of._request.model, device=of.device.ordinal)
+        return explain_placement(of._request.model, device=lifetime.device_of(self).ordinal)
 
 
 def _refusing(name: str) -> Callable[..., Any]:

@@ -44,6 +44,23 @@ _ENTRY = re.compile(rb"\0((?:session|ep|optimization|mlas)\.[a-z0-9_.]{3,100})(?
 CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
 
 
+class Carried:
+    """SessionOptions on their way: into a copy as they are, into another process without what cannot be read back."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def __deepcopy__(self, memo: object) -> Carried:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (state_of(self.options),)
+
+
+def _arrived(state: dict[str, dict[str, Any]] | None) -> Carried:
+    return Carried(from_state(state))
+
+
 def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
     """Plain data; None for no options."""
     if options is None:

@@ -20,6 +20,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from .copying import Copier, Transfer
 from .cudart import CudaRuntime
+from .lifetime import device_of
 from .pinned import PinnedMemory, memory_of
 from .recycling import OrdinaryMemory
 from .tensor_types import DTYPES
@@ -38,7 +39,7 @@ class StagedRuns:
     """Of one session. Threads may share it."""
 
     def __init__(self, session: Any, runtime: CudaRuntime, staged_from: int, threads: int, piece: int) -> None:
-        inner, device = session._sess, vars(session)["device"]
+        inner, device = session._sess, device_of(session)
         self._staged_from = staged_from
         self._inputs = _on_device(inner.inputs_meta, inner.input_meminfos, device.kind)
         self._outputs = _on_device(inner.outputs_meta, inner.output_meminfos, device.kind)

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .background import ForkSafeLock
+from .lifetime import device_of
 from .providers import CPU, CUDA
 from .signal_handlers import is_of_a_handler
 from .tensor_types import DTYPES
@@ -96,7 +97,7 @@ class Staging:
 
         with _creating:
             if self._runs is None:
-                runtime = runtime_of(vars(session)["device"])
+                runtime = runtime_of(device_of(session))
                 if runtime is not None:
                     self._runs = StagedRuns(session, runtime, self.staged_from, self._threads, self._piece)
             return self._runs
@@ -107,8 +108,7 @@ def staging_of(session: Any) -> Staging | None:
     inner = session._sess
     # ONNX Runtime has the first since 1.23 and the second since 1.30.
     has_what_it_takes = hasattr(inner, "input_meminfos") and hasattr(inner, "create_ortvalue_from_shape_and_type")
-    device = vars(session)["device"]  # a guarded class may have a property of this name
-    if not has_what_it_takes or not device.is_gpu or not session._pinned_memory_limit:
+    if not has_what_it_takes or not device_of(session).is_gpu or not session._pinned_memory_limit:
         return None
     if onnxruntimes_run() is None:
         return None

@@ -123,8 +123,9 @@ def test_what_else_the_options_carry_passes_without_a_fallback() -> None:
         CARRIED
         + """
 class Other(InferenceSession):
-    def get_providers(self):
-        return ["PluginExecutionProvider", *super().get_providers()]
+    def _create_inference_session(self, *arguments):
+        super()._create_inference_session(*arguments)
+        self._providers = ["PluginExecutionProvider", *self._providers]
 with ortgpu.enforce():
     session = Other(NEG, carrying(cpu))
     report([type(session) is Other, session._enable_fallback, [record.kind for record in ortgpu.sessions()],

@@ -40,6 +40,23 @@ class Theirs(Plain):
     @property
     def device(self): return "mine"
 """,
+    "attributes called device and placement": """
+class Theirs(Plain):
+    def __init__(self, path):
+        self.device = "cuda"
+        super().__init__(path)
+        self.placement, self.options_chosen = None, 3
+    def run(self, *arguments):
+        assert (self.device, self.placement, self.options_chosen) == ("cuda", None, 3)
+        return super().run(*arguments)
+""",
+    "answers of its own": """
+class Theirs(Plain):
+    def get_inputs(self): return [each.name for each in super().get_inputs()]
+    get_outputs = get_provider_graph_assignment_info = get_inputs
+    def get_providers(self): return ["mine"]
+    def get_provider_options(self): return {}
+""",
     "methods called as ours": """
 class Theirs(Plain):
     def close(self): return "mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import sys
 import time
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.lab import NVML, Cuda, LabError, Overlay, Stubs
 from tests.lab import overlay as overlay_module
 from tests.lab.fixtures import Lab
+from tests.lab.wheels import Wheels
 
 CURAND = "nvidia/*/lib/libcurand.so.*"
 CUBLAS_LT = "nvidia/*/lib/libcublasLt.so.*"
@@ -237,3 +239,15 @@ def test_what_this_machine_has_of_cuda_is_hidden(lab: Lab) -> None:
     assert not [*devices, *toolkits, *libraries]
     assert "/etc/passwd" in others
     assert "No such file" in lab.machine().run("open('/etc/ld.so.cache', 'rb')").stderr
+
+
+# Wheels
+
+
+def test_wheels_of_another_interpreter_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache stays when the virtual environment is made anew with another Python."""
+    here = Wheels(tmp_path)
+    (here.folder / "some_thing-1.0-cp312-cp312-linux_x86_64.whl").touch()
+    assert here.get("some-thing", "1.0").parent == here.folder
+    monkeypatch.setattr(sys.implementation, "cache_tag", "another")
+    assert list(Wheels(tmp_path).folder.iterdir()) == []

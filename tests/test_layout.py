@@ -13,11 +13,13 @@ from onnx import helper
 from ortgpu.layout import LAYOUT_OPTIONS, gains_channels_last
 from ortgpu.protobuf import length_delimited
 from tests.lab.fixtures import Lab
+from tests.lab.installed import older_than
 from tests.lab.stubs import GPU, Cuda
 from tests.networks import CHANNELS, Network, random_network
 from tests.test_chosen_options import WATCHED
 
 CUDA = "CUDAExecutionProvider"
+chooses = pytest.mark.skipif(older_than((1, 31)) is not None, reason=str(older_than((1, 31))))
 CHOSEN = {name: value for name, (value, _) in LAYOUT_OPTIONS.items()}
 
 
@@ -226,6 +228,7 @@ def asked(lab: Lab, capability: tuple[int, int], code: str, tmp_path: Path) -> l
     return found
 
 
+@chooses
 def test_it_is_chosen_where_it_was_measured(lab: Lab, tmp_path: Path) -> None:
     (options,) = asked(lab, (9, 0), "report(ask()[0])", tmp_path)
     assert options == {"cudnn_conv_algo_search": "HEURISTIC", **CHOSEN}
@@ -242,6 +245,7 @@ def test_a_caller_who_chose_keeps_the_layout(lab: Lab, tmp_path: Path, option: d
     assert options == {"cudnn_conv_algo_search": "HEURISTIC", **option}
 
 
+@chooses
 def test_options_that_say_nothing_of_convolutions_change_nothing(lab: Lab, tmp_path: Path) -> None:
     (options,) = asked(lab, (9, 0), f"report(ask([({CUDA!r}, {{'gpu_mem_limit': 2 << 30}})])[0])", tmp_path)
     assert options.items() >= CHOSEN.items()
@@ -268,6 +272,7 @@ def test_arguments_that_say_what_the_graph_is_to_be(lab: Lab, tmp_path: Path) ->
     assert options == {"cudnn_conv_algo_search": "HEURISTIC"}
 
 
+@chooses
 def test_a_session_that_does_not_open_with_it_opens_without(lab: Lab, tmp_path: Path) -> None:
     code = "refusals.append('no kernel for this')\nreport(ask()[0])"
     first, second = asked(lab, (9, 0), code, tmp_path)

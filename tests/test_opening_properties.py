@@ -101,25 +101,15 @@ class OnCuda:
     def __init__(self, operators: Sequence[str], count: int) -> None:
         self.operators = operators
         self.count = count
-        self.options: dict[str, dict[str, str]] = {}
+        self._inputs_meta = self._outputs_meta = ()
+        self._sess = self
 
     def construct(self, _model: Any, _options: Any, *, providers: Sequence[Any], **_others: Any) -> None:
         pairs = (entry if isinstance(entry, tuple) else (entry, {}) for entry in providers)
         options = {name: {"device_id": "0", **given} if name == CUDA else given for name, given in pairs}
         if int(options[CUDA]["device_id"]) >= self.count:
             raise RuntimeError("CUDA failure 101: invalid device ordinal")
-        self.options = options
-
-    def get_providers(self) -> list[str]:
-        return list(self.options)
-
-    def get_provider_options(self) -> dict[str, dict[str, str]]:
-        return self.options
-
-    def get_inputs(self) -> list[Any]:
-        return []
-
-    get_outputs = get_inputs
+        self._providers, self._provider_options = list(options), options
 
     def get_provider_graph_assignment_info(self) -> list[Any]:
         nodes = [SimpleNamespace(name=op, op_type=op, domain=DOMAINS.get(op, "")) for op in self.operators]
@@ -201,4 +191,4 @@ def test_a_driver_that_does_not_list_its_gpus(device: int | str | None, ordinal:
     else:
         assert isinstance(opened, Device), opened
         assert opened.ordinal == ordinal
-        assert session.options[CUDA]["device_id"] == str(ordinal)
+        assert session._provider_options[CUDA]["device_id"] == str(ordinal)

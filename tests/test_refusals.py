@@ -40,7 +40,7 @@ def asked():
     names = [name for name in dir(GPUSession) if not name.startswith("_") and callable(getattr(GPUSession, name))]
     return {
         name: outcome(lambda name=name: repr(getattr(session, name)(*arguments.get(name, ()))))
-        for name in names if name not in others
+        for name in [*names, "__enter__"] if name not in others
     }
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 PRELUDE = """
-import json, os, pickle, signal, sys, warnings
+import dataclasses, json, os, pickle, signal, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np, onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as C
@@ -230,7 +230,7 @@ def test_a_layout_that_was_chosen_can_be_done_without() -> None:
         for chosen in ({}, {"prefer_nhwc": ("1", "faster")}):
             for text in ("CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED", "CUDA failure 2: out of memory"):
                 made = session()
-                made.options_chosen = chosen
+                made._verified = dataclasses.replace(made._verified, options_chosen=chosen)
                 made._sess = failing(C.Fail, text)
                 texts.append(outcome(lambda: made.run(None, FEED)))
         print(json.dumps([[each["type"], "prefer_nhwc" in each["text"]] for each in texts]))
@@ -248,7 +248,7 @@ def test_cudnn_that_a_session_was_opened_without_is_not_said_to_be_missing() -> 
         errors = []
         for chosen in ({}, {"enable_cudnn": ("0", "smaller")}):
             made = session()
-            made.options_chosen = chosen
+            made._verified = dataclasses.replace(made._verified, options_chosen=chosen)
             made._sess = failing(C.NotImplemented, "cuDNN is not available. Install cuDNN, or set enable_cudnn=0")
             errors.append(outcome(lambda: made.run(None, FEED)))
         print(json.dumps([[each["type"], "enable_cudnn" in each["text"].partition("To fix")[2]] for each in errors]))

@@ -42,6 +42,59 @@ report([state(again), state(arrived(again)), state(copy.deepcopy(detector)),
     assert by_protocol == [EXPECTED] * len(by_protocol)
 
 
+def test_a_class_that_says_itself_what_is_carried() -> None:
+    """As for an InferenceSession, which cannot be pickled otherwise."""
+    found = child(
+        DETECTOR
+        + """
+class Pickable(GPUSession):
+    def __new__(cls, path):
+        made = super().__new__(cls)
+        made.named = path
+        return made
+    def __init__(self, path):
+        super().__init__(path)
+        self.made = os.getpid()
+    def __getnewargs__(self):
+        return (self.named,)
+    def __getstate__(self):
+        return ("state", self.named)
+    def __setstate__(self, state):
+        calls.append(state[0])
+        self.__init__(state[1])
+
+calls = []
+session = Pickable(NEG)
+again = [arrived(session), arrived(session, 2), copy.copy(session), copy.deepcopy(session)]
+report([calls, [each.run(None, feeds(2)[1])[0].tolist() for each in again]])
+"""
+    )
+    assert found == [["state"] * 4, [[-1] * 4] * 4]
+
+
+def test_an_attribute_called_as_one_of_ours_is_the_subclass_s() -> None:
+    found = child(
+        DETECTOR
+        + """
+class Named(GPUSession):
+    def __init__(self, path, device):
+        self.placement, self.options_chosen = "set before", None
+        super().__init__(path)
+        self.device = device
+
+again = arrived(Named(NEG, "mine"))
+twice = arrived(again)
+again.__init__(NEG, "anew")
+others = Detector(NEG)
+first = others.placement
+others.__init__(NEG)
+report([twice.device, twice.placement, twice.options_chosen, again.device, again.placement,
+        type(first).__name__, others.placement is first, others.placement is others._verified.placement])
+"""
+    )
+    assert found == ["mine", "set before", None, "anew", "set before", "Placement", False, True]
+
+
 def test_what_a_run_left_behind_stays() -> None:
     found = child(
         DETECTOR
@@ -79,6 +132,25 @@ report({name: carried.get_session_config_entry(name) for name in entries})
         json.dumps(entries),
     )
     assert found == entries
+
+
+def test_a_copy_has_all_of_the_session_options() -> None:
+    """Also what cannot be read back: without the initialiser, a copy gave other results, and said nothing."""
+    found = child(
+        DETECTOR
+        + """
+import onnxruntime
+ADD = model("add (float[n] x) => (float[n] y) <float[1] w = {1.0}> { y = Add(x, w) }")
+ten = onnxruntime.OrtValue.ortvalue_from_numpy(np.full(1, 10, np.float32))
+options = onnxruntime.SessionOptions()
+options.add_initializer("w", ten)
+options.add_free_dimension_override_by_name("n", 4)
+session = GPUSession(ADD, options)
+copies = [copy.copy(session), copy.deepcopy(session), copy.copy(copy.deepcopy(session))]
+report([[each.run(None, feeds(1)[0])[0].tolist(), each.get_inputs()[0].shape] for each in (session, *copies)])
+"""
+    )
+    assert found == [[[10] * 4, [4]]] * 4
 
 
 def test_a_relative_path_is_that_of_the_process_that_opened_it(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from tests.cpu_session import child
+from tests.lab.installed import older_than
+from tests.staged_sessions import STAGES
+
+stages = pytest.mark.skipif(older_than(STAGES) is not None, reason=str(older_than(STAGES)))
 
 
 def test_results_are_those_of_run(staged_child: Any) -> None:
@@ -174,6 +178,7 @@ def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(staged_child: Any) ->
     assert found == [[{"x": True, "z": False}, {"y": True, "s": False}], [True, True], [True, True]]
 
 
+@stages
 def test_which_sessions_stage() -> None:
     found = child("""
         from ortgpu import staging
@@ -229,6 +234,7 @@ def test_a_tracer_sees_each_run(staged_child: Any) -> None:
     assert found == [-1, -2, -3, [True, True], 1]
 
 
+@stages
 @pytest.mark.parametrize("where", ["InferenceSession", "Session"])
 def test_nothing_is_staged_where_a_tracer_was_first(where: str) -> None:
     found = child(

@@ -1,4 +1,4 @@
-"""Wheels that the test environment does not have, downloaded once and kept."""
+"""Wheels that the test environment does not have, downloaded once for each interpreter and kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Wheels:
     """A folder of wheels, filled by pip when one is asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder / str(sys.implementation.cache_tag)
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, distribution: str, version: str) -> Path:
         """The wheel of one version for this interpreter."""
