@@ -43,6 +43,17 @@ heavy = sorted({{"numpy", "onnx", "onnxruntime", "rich"}} & set(sys.modules))
 print("RESULT", json.dumps({{"seconds": seconds, "heavy": heavy, "version": getattr({module}, "__version__", None)}}))
 """
 
+# As pip does when it installs: what is on the path alone is not byte-compiled.
+COMPILE = """
+import compileall, importlib.util
+for name in ("ortgpu", "onnxruntime", "elftools", "pynvml"):
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations:
+        compileall.compile_dir(spec.submodule_search_locations[0], quiet=2)
+    elif spec is not None:
+        compileall.compile_file(spec.origin, quiet=2)
+"""
+
 FIRST_RUN = """
 import numpy
 shapes = {each.name: [n if isinstance(n, int) else 1 for n in each.shape] for each in session.get_inputs()}
@@ -138,6 +149,7 @@ class Benchmark:
         self.repeats = repeats
         self.scratch = scratch
         self._plain_libraries: list[str] | None = None
+        self._compiled = False
 
     # Warm: one process
 
@@ -185,7 +197,6 @@ class Benchmark:
     def _cold(self, name: str, pairs: int) -> Figure:
         model = made_model(name)
         told = self._libraries_for_plain()
-        self._compile_packages()
         phases: dict[str, list[dict[str, float]]] = {"ours": [], "plain": []}
 
         def child(which: str, code: str, *arguments: str) -> Callable[[], float]:
@@ -204,15 +215,6 @@ class Benchmark:
         }
         notes["plain was told where its libraries are"] = bool(told)
         return Figure(seconds["ours"], seconds["plain"], {**notes, **self._recipe(name)})
-
-    def _compile_packages(self) -> None:
-        """Byte-compile both, as pip does when it installs: on the path alone, neither is."""
-        code = (
-            "import compileall, importlib.util as u; "
-            "[compileall.compile_dir(u.find_spec(name).submodule_search_locations[0], quiet=2) "
-            "for name in ('ortgpu', 'onnxruntime')]; print('RESULT', '{}')"
-        )
-        self._python(code)
 
     def _libraries_for_plain(self) -> list[str]:
         """Nothing where ``preload_dlls()`` finds the libraries by itself, else the folders it has to be told."""
@@ -302,8 +304,11 @@ class Benchmark:
         return lambda: float(result_of(self._python(IMPORT.format(module=module)))["seconds"])
 
     def _children_in_turns(self, actions: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+        if not self._compiled:
+            self._python(COMPILE)
+            self._compiled = True
         for action in actions.values():
-            action()  # the first of each reads the files into the page cache, and writes bytecode
+            action()  # the first of each reads the files into the page cache
         return in_turns(actions, rounds)
 
 

@@ -251,7 +251,7 @@ class GPUSession(SessionFacts):
             values = with_values(self, input_feed)
             if values is None:
                 raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
-        return self.run(output_names, values, run_options)
+        return GPUSession.run(self, output_names, values, run_options)  # a derived class has had its say
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
         """As InferenceSession.run_with_ort_values; see the class for what is raised."""

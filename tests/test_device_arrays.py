@@ -39,6 +39,19 @@ def test_run_and_map_take_them_beside_numpy_arrays() -> None:
     assert found == [[10, 11, 12, 13], [{}], [[10, 10, 10, 10], [10, 11, 12, 13], [10, 12, 14, 16]]]
 
 
+def test_a_run_of_a_derived_class_is_called_once() -> None:
+    found = with_arrays("""
+        class Counting(GPUSession):
+            runs = 0
+            def run(self, feed):
+                self.runs += 1
+                return super().run(None, feed)
+        session = Counting(NEG)
+        report([session.run({"x": Foreign(np.ones(2, np.float32))})[0].tolist(), session.runs])
+    """)
+    assert found == [[-1, -1], 1]
+
+
 def test_map_converts_them_in_the_thread_that_iterates() -> None:
     """A library may know by thread which stream it works in."""
     found = with_arrays("""
