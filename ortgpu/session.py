@@ -148,7 +148,7 @@ class GPUSession(SessionFacts):
         driver = None
         try:
             self._refuse_if_lost()
-            driver = initialising(_import_diagnosis) if load_runtime().provider_library is not None else None
+            driver = initialising() if load_runtime().provider_library is not None else None
             # Imported while the driver is being initialised: neither waits for the other.
             from . import registry
             from .opening import SessionRequest, check_cpu_nodes, open_verified
@@ -397,11 +397,6 @@ class GPUSession(SessionFacts):
     def _let_go(self) -> None:
         for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
             self.__dict__.pop(name, None)
-
-
-def _import_diagnosis() -> None:
-    """It will be needed, and imports while libraries are loaded: neither waits for the other."""
-    from . import diagnosis  # noqa: F401 - to have it imported
 
 
 def _no_fallback(what: str) -> ProviderRequestError:

@@ -12,7 +12,6 @@ import functools
 import os
 import sys
 import uuid as uuids
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..background import ForkSafeLock, Task
@@ -104,21 +103,11 @@ def initialise() -> CudaState:
         return state
 
 
-def initialising(on_failure: Callable[[], object]) -> Task[CudaState] | None:
-    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done.
-
-    Where it fails, ``on_failure`` is called in that thread, too.
-    """
+def initialising() -> Task[CudaState] | None:
+    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done."""
     if _state is not None and _state.pid == os.getpid():
         return None
-
-    def ask() -> CudaState:
-        state = initialise()
-        if state.code != 0:
-            on_failure()
-        return state
-
-    return Task(ask, "ortgpu-driver")
+    return Task(initialise, "ortgpu-driver")
 
 
 def initialised_in() -> int | None:
