@@ -33,7 +33,7 @@ from .cudart import (
     CudaRuntime,
     Stream,
 )
-from .diagnosis.messages import telling_line
+from .diagnosis import messages
 from .errors import GPUError, ProviderRequestError, manual
 from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
 from .lifetime import anew
@@ -321,7 +321,7 @@ def _failed(cause: BaseException) -> ProviderRequestError:
     return ProviderRequestError(
         "a run of this model could not be captured as a CUDA graph, and this session is of no further use",
         evidence=[
-            telling_line(str(cause)),
+            messages.telling_line(str(cause)),
             "either an operator waits for the GPU while it runs, as those do whose output shapes depend on data",
             "or another thread of this process used CUDA at that moment, for memory or to wait, which spoils a capture",
         ],

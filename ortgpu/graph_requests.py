@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cuda_graph import LEAVE_OUT, CapturingSession
 from .cudart import CudaCallError, Stream, runtime_of, runtime_on
-from .diagnosis.messages import telling_line
+from .diagnosis import messages
 from .errors import GPUError, PlacementError, ProviderRequestError, manual
 from .lifetime import device_of
 from .models import read_model
@@ -88,13 +88,13 @@ def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> 
         operators = sorted({"If", "Loop", "Scan"} & {name for name, _ in read_model(model).operators})
         return ProviderRequestError(
             summary + "it has control flow" + (f", {', '.join(operators)}" if operators else ""),
-            evidence=[telling_line(str(cause))],
+            evidence=[messages.telling_line(str(cause))],
             fixes=[LEAVE_OUT],
         )
     nodes = placement.cpu_compute_nodes or tuple(node for node in placement.nodes if node.provider != CUDA)
     return PlacementError(
         summary + "nodes of it are on the CPU, with copies in between",
-        evidence=[*(f"{node}: {node.reason}" for node in nodes[:12]), telling_line(str(cause))],
+        evidence=[*(f"{node}: {node.reason}" for node in nodes[:12]), messages.telling_line(str(cause))],
         fixes=[LEAVE_OUT, manual("or export the model with operators that have CUDA kernels")],
         nodes=nodes,
     )

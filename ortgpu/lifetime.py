@@ -149,9 +149,9 @@ def note_text(session: Any, text: str) -> None:
 def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
     if not _is_on_gpu(session):  # where the CPU was allowed: the same words mean its memory there
         return None
-    from .diagnosis.execution import of_run
+    from .diagnosis import execution
 
-    error = of_run(text, exception, device_of(session))
+    error = execution.of_run(text, exception, device_of(session))
     chosen = getattr(vars(session).get("_verified"), "options_chosen", {})
     if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in chosen:
         from .layout_trials import CHANNELS_FIRST, in_a_program

@@ -100,7 +100,7 @@ def open_verified(
     if requests.CUDA not in available:
         raise why.unusable()
     lifetime.refuse_if_lost()
-    why.runtime = open_provider()
+    why.runtime = open_provider(lambda: driver is None or not driver.is_done or driver.result().code == 0)
     why.cuda = driver.result() if driver is not None else initialise()
     report = why.runtime.preload
     if report is None or not report.ok or report.driver_missing or why.runtime.provider_error is not None:
@@ -202,9 +202,9 @@ def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | Non
     operators = placements.cudnn_operators(placed)
     if why.cudnn_disabled:
         if operators:
-            from .diagnosis.messages import cudnn_disabled
+            from .diagnosis import messages
 
-            raise cudnn_disabled(operators, [])
+            raise messages.cudnn_disabled(operators, [])
         return
     transforms = placements.cufft_operators(placed)
     if operators or transforms or not placement.known:
@@ -288,9 +288,9 @@ class _Why:
         )
         if not isinstance(error, ProviderFallbackError):
             return error
-        from .diagnosis.elsewhere import explained_elsewhere
+        from .diagnosis import elsewhere
 
-        return explained_elsewhere(error, self.cuda)
+        return elsewhere.explained_elsewhere(error, self.cuda)
 
 
 def _all_providers(available: Sequence[str]) -> list[str]:

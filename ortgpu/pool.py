@@ -351,8 +351,8 @@ def _by_load(worker: Worker) -> int:
 
 def _is_lost(error: ExecutionError) -> bool:
     """Whether the error says that the GPU, or the process's use of it, is at its end."""
-    from .diagnosis.cuda_codes import LOST, name_of
+    from .diagnosis import cuda_codes
 
     if isinstance(error, ProviderFailureError):
-        return error.library == "CUDA" and error.status in [name_of(code) for code in LOST]
+        return error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
     return isinstance(error, PoisonedContextError)

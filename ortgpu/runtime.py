@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -133,8 +134,11 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
     return None, found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
 
 
-def open_provider() -> Runtime:
-    """Load what the provider links, then the provider file itself: once per process."""
+def open_provider(is_of_use: Callable[[], bool] = lambda: True) -> Runtime:
+    """Load what the provider links, then the provider file itself: once per process.
+
+    ``is_of_use`` is asked in between: without a driver that works, the file would be opened for nothing.
+    """
     global _runtime
     from .preloading import NOTHING, PreloadReport, load, plan, why_provider_does_not_load
 
@@ -149,7 +153,7 @@ def open_provider() -> Runtime:
             found = plan(runtime.packages)
             report = found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
         error, opened = None, False
-        if report.ok and report.provider is not None and not report.driver_missing:
+        if report.ok and report.provider is not None and not report.driver_missing and is_of_use():
             error = why_provider_does_not_load(report.provider)
             opened = error is None
         _runtime = dataclasses.replace(
@@ -227,9 +231,7 @@ def why_unusable(
     is always an error, at the last a :class:`ProviderFallbackError`.
     """
     from .devices import DeviceRequest
-    from .diagnosis import Facts, Observed, Request, find_problems
-    from .diagnosis.messages import of_construction
-    from .diagnosis.windows_advice import windows_words
+    from .diagnosis import Facts, Observed, Request, find_problems, messages, windows_advice
     from .environment.inspection import inspect_environment
     from .registry import sessions
 
@@ -260,9 +262,9 @@ def why_unusable(
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Files that are not those of the package seemed to do no harm. They are a better guess than that no check knows.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
-    said = of_construction(str(cause), facts) if cause is not None else None
+    said = messages.of_construction(str(cause), facts) if cause is not None else None
     if said is not None and facts.environment.host.system == "Windows":
-        windows_words([said])
+        windows_advice.windows_words([said])
     if said is None and cause is not None:
         return None
     if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):

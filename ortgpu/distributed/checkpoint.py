@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from ..diagnosis.refusals import refuse
+from ..diagnosis import refusals
 from ..errors import DistributedError, Fix, manual, python
 from .ranks import Rank, current_rank
 
@@ -157,7 +157,7 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     root = Path(folder)
     known = steps(root)
     if not known and any(name.endswith(".ort.pt") for name in _names(root)):
-        raise refuse("checkpoint shards")
+        raise refusals.refuse("checkpoint shards")
     wanted = operator.index(step) if step is not None else max(known, default=None)
     if wanted is None or wanted not in known:
         what = f"no checkpoint of step {wanted}" if wanted is not None else "no checkpoint"

@@ -9,9 +9,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..cudart import CudaCallError, CudaRuntime
-from ..diagnosis import Facts
-from ..diagnosis.driver import for_code
-from ..diagnosis.remedies import install_libraries, wheel_of
+from ..diagnosis import Facts, driver, remedies
 from ..environment.catalogue import BY_STEM
 from ..environment.inspection import inspect_environment
 from ..environment.packages import locate_packages
@@ -34,12 +32,12 @@ def load_runtime_library() -> str:
         refused.append(f"{candidate.path}: {error}")
     environment = inspect_environment()
     major = environment.provider.cuda_major if environment.provider is not None else None
-    wheel = wheel_of(f"{_RUNTIME}.so", major)
+    wheel = remedies.wheel_of(f"{_RUNTIME}.so", major)
     raise LibraryNotFoundError(
         "the CUDA runtime, which the collective operations need, was not found",
         evidence=refused or ["there is no file of it in any place where libraries are looked for"],
         fixes=[
-            install_libraries(environment, [wheel])
+            remedies.install_libraries(environment, [wheel])
             if wheel is not None
             else manual("install an ONNX Runtime that is built with CUDA")
         ],
@@ -100,4 +98,4 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except CudaCallError as failure:
-        raise for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure
+        raise driver.for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final, Literal, get_args
 
-from ..diagnosis import training_packages
-from ..diagnosis.refusals import Missing, refuse
+from ..diagnosis import refusals, training_packages
 from ..environment.inspection import inspect_environment
 from ..environment.training import read_training_packages
 from ..errors import TrainingUnavailableError
@@ -16,7 +15,7 @@ _MODULES: Final = {
     "ORTModule": ("onnxruntime.training.ortmodule",),
 }
 
-Feature = Literal["on-device", "ORTModule"] | Missing
+Feature = Literal["on-device", "ORTModule"] | refusals.Missing
 
 
 def require_training(feature: Feature = "on-device") -> None:
@@ -35,10 +34,10 @@ def require_training(feature: Feature = "on-device") -> None:
         ConflictingPackagesError, BrokenPackageError: the training package is there, and damaged.
         ValueError: there is no such feature.
     """
-    if feature in get_args(Missing):
-        raise refuse(feature)  # type: ignore[arg-type] # mypy does not narrow a Literal by get_args
+    if feature in get_args(refusals.Missing):
+        raise refusals.refuse(feature)  # type: ignore[arg-type] # mypy does not narrow a Literal by get_args
     if feature not in _MODULES:
-        raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(Missing)))}; not {feature!r}")
+        raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(refusals.Missing)))}; not {feature!r}")
     environment = inspect_environment()
     packages = read_training_packages(environment.packages.onnxruntime.folder)
     found = [error for check in training_packages.CHECKS if (error := check(environment, packages)) is not None]
