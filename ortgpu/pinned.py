@@ -85,7 +85,7 @@ class PinnedMemory(RecycledMemory):
         copy = self.try_empty(value.shape, value.dtype)
         if copy is None:
             return value
-        np.copyto(copy, value)  # without the interpreter lock
+        np.copyto(copy, np.asarray(value))  # without the interpreter lock, and whatever a subclass makes of copies
         return copy
 
     def _allocate(self, size: int) -> int:

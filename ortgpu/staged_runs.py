@@ -97,7 +97,7 @@ class StagedRuns:
         for name, array in given.items():
             if not isinstance(array, np.ndarray) or array.dtype not in _KINDS:
                 return None
-            host = None
+            array, host = np.asarray(array), None  # a subclass may have ideas of its own of copies
             if array.nbytes >= self._staged_from and self._inputs.get(name, False) and not memory.is_pinned(array):
                 host = memory.try_empty(array.shape, array.dtype)
             if host is None:  # ONNX Runtime copies it in the stream of the run: from pinned memory nothing is faster

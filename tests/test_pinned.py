@@ -185,6 +185,21 @@ def test_a_result_is_not_the_memory_of_its_feed(with_stub: Any) -> None:
     assert found == [True] * 30
 
 
+def test_an_array_that_copies_in_its_own_way_is_taken_as_it_is(with_stub: Any) -> None:
+    """As astropy's, which converts units when it is copied into another: plain ``run`` reads its memory."""
+    found = with_stub("""
+        class Percent(np.ndarray):
+            def __array_function__(self, function, types, arguments, options):
+                raise TypeError(function.__name__)
+        session = GPUSession(NEG)
+        session._pinned = PinnedMemory(runtime, 64 * MIB)
+        x = np.arange(100_000, dtype=np.float32).view(Percent)
+        [[mapped]] = session.map([{"x": x}])
+        report([bool((mapped == session.run(None, {"x": x})[0]).all()), stub.stub_allocations()])
+    """)
+    assert found == [True, 1]
+
+
 def test_a_map_beyond_the_limit_works_without(with_stub: Any) -> None:
     found = with_stub("""
         session = GPUSession(NEG)
