@@ -138,7 +138,7 @@ class GPUSessionPool:
         """Ask for a run; the future has its outputs, or what it raised.
 
         Where every thread has a request and as many are waiting, this waits for a place among them. A request that has
-        not begun can be cancelled.
+        not begun can be cancelled. Callbacks of the future run in a thread that serves, and must not wait for requests.
 
         Raises:
             ExecutionError: the pool is closed, or none of its GPUs is left; also for a request that was waiting then,

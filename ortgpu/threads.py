@@ -7,6 +7,7 @@ threads for as long as it likes: a server that is started in one, say. These end
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -18,6 +19,8 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 Task = Callable[[], object]
+
+logger = logging.getLogger("ortgpu")
 
 
 class Threads:
@@ -38,7 +41,7 @@ class Threads:
             self.threads.append(thread)
 
     def put(self, task: Task) -> None:
-        """Have a thread call ``task``, which must not raise."""
+        """Have a thread call ``task``. What that raises is logged."""
         self._tasks.put(task)
 
     def stop(self) -> None:
@@ -131,7 +134,10 @@ def _work(tasks: SimpleQueue[Task | None], first: Task | None) -> None:
     if first is not None:
         first()
     while (task := tasks.get()) is not None:
-        task()
+        try:
+            task()
+        except BaseException:  # SystemExit, say, of a callback of a future: others wait for this thread
+            logger.exception("what a thread was given raised")
         del task  # it holds who gave it, and arrays
     tasks.put(None)  # for the next one
 

@@ -171,6 +171,28 @@ def test_a_callback_may_submit_and_close() -> None:
     assert found["closed"]["type"] == "ExecutionError"
 
 
+def test_what_a_callback_raises_ends_no_thread() -> None:
+    """Also what is no Exception: SystemExit, or that with which a test or a task of another library is ended."""
+    found = child("""
+        logged = []
+        handler = logging.Handler()
+        handler.emit = lambda record: logged.append(repr(record.exc_info[1]))
+        logging.getLogger("ortgpu").addHandler(handler)
+        with open_pool(1) as made:
+            count = len(pool_threads())
+            for number in range(2 * count):
+                future = made.submit(None, feed(number))
+                future.add_done_callback(lambda _: sys.exit("enough"))
+                future.result(30)
+            report("value", value_of(made.submit(None, feed(7)).result(30)))
+            report("threads", [count, len(pool_threads())])
+        report("logged", logged)
+    """)
+    assert found["value"] == 7
+    assert found["threads"] == [3, 3]
+    assert set(found["logged"]) == {"SystemExit('enough')"}
+
+
 def test_everything_resolves_under_load() -> None:
     found = child("""
         made = open_pool(3)
