@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from . import lifetime
 from .pinned import is_to_be_staged, memory_of
-from .threads import Executor
+from .threads import Executor, waiting_is_safe
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -37,6 +37,7 @@ def map_session(
     lifetime.refuse_if_unusable(session)
     source, ahead = check_arguments(feeds, in_flight, 2 * THREADS)
     output_names = for_many_runs(output_names)
+
     # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used.
     converted = (with_values(session, feed) or feed for feed in source)
     run = functools.partial(staged_run, session, output_names)
@@ -152,4 +153,5 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
         if os.getpid() == pid:
             for future in pending:
                 future.cancel()
-            wait(pending)
+            if waiting_is_safe():
+                wait(pending)

@@ -36,7 +36,7 @@ class Threads:
         for _ in range(count):
             # Daemons: whoever forgets to end them must not wait for them at the end of the program.
             name = f"{self._name}_{len(self.threads)}"
-            thread = threading.Thread(target=_work, args=(self._tasks, first), name=name, daemon=True)
+            thread = _Thread(target=_work, args=(self._tasks, first), name=name, daemon=True)
             thread.start()
             self.threads.append(thread)
 
@@ -104,7 +104,10 @@ class Executor(Threads):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if waiting_is_safe():
+            self.close()
+        else:
+            self.stop()
 
 
 class _Call:
@@ -140,6 +143,16 @@ def _work(tasks: SimpleQueue[Task | None], first: Task | None) -> None:
             logger.exception("what a thread was given raised")
         del task  # it holds who gave it, and arrays
     tasks.put(None)  # for the next one
+
+
+class _Thread(threading.Thread):
+    pass
+
+
+def waiting_is_safe() -> bool:
+    """Whether this thread may wait for what such threads do: not from one of them, wherever the garbage collector ends
+    an iteration that was dropped. It may be the one that is waited for, or hold a lock that others need."""
+    return not isinstance(threading.current_thread(), _Thread)
 
 
 def _end(executor: weakref.ref[Executor], tasks: SimpleQueue[Task | None]) -> None:

@@ -99,6 +99,38 @@ def test_ended_early_it_leaves_nothing_running(end: str) -> None:
     assert found == [[], True, []]
 
 
+@pytest.mark.parametrize("kind", ["GPUSession", "ortgpu.GPUSessionPool"])
+def test_collected_in_a_thread_that_it_waits_for(kind: str) -> None:
+    """The garbage collector works in any thread: also in one that runs a feed of an iteration that was dropped."""
+    found = child(f"""
+        from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
+        gc.disable()
+        plain, dropped, begun, ended = InferenceSession.run, threading.Event(), [], []
+        def run(self, *given):
+            if given[1]["x"][0] > 0:
+                begun.append(0)
+                dropped.wait()
+                gc.collect()
+                ended.append(0)
+            return plain(self, *given)
+        InferenceSession.run = run
+        session = {kind}(NEG)
+        results = session.map(feeds(100))
+        cycle = [results]
+        cycle.append(cycle)
+        next(results)
+        del results, cycle
+        dropped.set()
+        deadline = time.monotonic() + 10
+        while len(ended) < max(len(begun), 1) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        report([len(ended) > 0, len(begun) - len(ended)])
+        sys.stdout.flush()
+        os._exit(0)  # a thread that waits for itself would be waited for
+    """)
+    assert found == [True, 0]
+
+
 def test_the_interpreter_ends_while_an_iteration_stands_still() -> None:
     assert (
         child("""
