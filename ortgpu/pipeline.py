@@ -38,8 +38,12 @@ def map_session(
     source, ahead = check_arguments(feeds, in_flight, 2 * THREADS)
     output_names = for_many_runs(output_names)
 
-    # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used.
-    converted = (with_values(session, feed) or feed for feed in source)
+    def convert(feed: Any) -> Any:
+        return with_values(session, feed) or feed
+
+    # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used. Not in
+    # a generator, which keeps a feed until it is asked for the next.
+    converted = map(convert, source)
     run = functools.partial(staged_run, session, output_names)
     if session._capturing is None:
         return in_order(run, converted, ahead, THREADS)

@@ -131,6 +131,28 @@ def test_collected_in_a_thread_that_it_waits_for(kind: str) -> None:
     assert found == [True, 0]
 
 
+def test_a_feed_is_let_go_before_the_next_is_taken() -> None:
+    found = child("""
+        import weakref
+        taken, kept = [], []
+        class Source:
+            def __iter__(self):
+                return self
+            def __next__(self):
+                deadline = time.monotonic() + 20  # a result is there before its thread lets go
+                while taken and taken[-1]() is not None and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                kept.append(sum(each() is not None for each in taken))
+                if len(taken) == 5:
+                    raise StopIteration
+                array = np.ones(4, np.float32)
+                taken.append(weakref.ref(array))
+                return {"x": array}
+        report([len(list(GPUSession(NEG).map(Source(), in_flight=1))), kept])
+    """)
+    assert found == [5, [0] * 6]
+
+
 def test_the_interpreter_ends_while_an_iteration_stands_still() -> None:
     assert (
         child("""
