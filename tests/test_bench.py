@@ -356,6 +356,35 @@ def test_plot_of_a_measurement(fixed: Path, tmp_path: Path) -> None:
     assert "fixed.onnx on the CPU" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("needs_matplotlib")
+@pytest.mark.parametrize("name", ["$\\frac$ 模型", "two\nlines\x1b[31m"], ids=["formula", "control"])
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_plot_of_a_model_with_any_name(tmp_path: Path, name: str, suffix: str) -> None:
+    from ortgpu.cli.bench_plot import draw
+
+    path = tmp_path / f"figures{suffix}"
+    draw([figure("plain", 1, 100, None)], name, path)  # warnings are errors here
+    if suffix == ".svg":
+        words = {element.text for element in ElementTree.parse(path).iter()}
+        assert name.replace("\n", "\ufffd").replace("\x1b", "\ufffd") in words
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is full")
+@pytest.mark.usefixtures("needs_matplotlib")
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_figures_are_shown_where_the_plot_cannot_be_written(fixed: Path, tmp_path: Path, form: tuple[str, ...]) -> None:
+    path = tmp_path / "figures.svg"
+    path.symlink_to("/dev/full")
+    result = ortgpu("bench", str(fixed), "--allow-cpu", "--rounds", "5", "--plot", str(path), *form, env=NO_GPU)
+    assert result.returncode == 1
+    assert "cannot be written: No space left on device" in result.stderr
+    if form:
+        assert json.loads(result.stdout)["figures"]
+    else:
+        assert "items/s" in result.stdout
+        assert "Written" not in result.stdout
+
+
 # With a GPU
 
 

@@ -126,10 +126,6 @@ def bench(
     for warning in caught:
         if isinstance(warning.message, CPUExecutionWarning):
             on_cpu_because = warning.message.error
-    if found is not None and plot is not None:
-        from ortgpu.cli.bench_plot import draw
-
-        draw([*found.figures, *found.layouts], f"{model.name} on {found.where}", plot)
     if as_json:
         document = output.document(ok=problem is None, model=str(model))
         if problem:
@@ -142,6 +138,8 @@ def bench(
                 **found.as_dict(),
             }
         output.write_json(document)
+        if found:
+            found.draw(model.name, plot)
         return 1 if problem else 0
     console = output.stdout()
     if problem:
@@ -151,6 +149,7 @@ def bench(
         output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
     if found:
         found.show(console, str(model))
+        found.draw(model.name, plot)
     if plot is not None:
         output.line(console, f"Written: {plot}")
     return 0
@@ -198,6 +197,13 @@ class _Results:
             "left_out": [{"way": each.way, "batch": each.batch, "why": each.why} for each in self.left_out],
             "recommended": self.recommended,
         }
+
+    def draw(self, model: str, path: Path | None) -> None:
+        """After the figures themselves: a full disk must not lose them."""
+        if path is not None:
+            from ortgpu.cli.bench_plot import draw
+
+            draw([*self.figures, *self.layouts], f"{model} on {self.where}", path)
 
     def show(self, console: Console, model: str) -> None:
         output.heading(console, f"{model} on {self.where}")

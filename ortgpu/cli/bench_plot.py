@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,10 @@ _BARS = (*WAYS, *LAYOUTS)
 def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
     """Write a .png, an .svg, or an .html page with the latter in it."""
     # A canvas of its own, not pyplot: that would look for a window system. Text stays text, to be found and copied.
-    with mpl.rc_context({"svg.fonttype": "none"}):
+    # Nor is it a formula, which a name with two dollars would be.
+    with mpl.rc_context({"svg.fonttype": "none", "text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # boxes in a picture, and text all the same in the others
+        title = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in title)
         canvas = Canvas(figsize=(10, 4.5), layout="constrained")
         canvas.suptitle(title)
         rate, latency = canvas.subplots(1, 2)
