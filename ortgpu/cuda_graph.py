@@ -37,7 +37,6 @@ from .diagnosis import messages
 from .errors import GPUError, ProviderRequestError, manual
 from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
 from .lifetime import anew
-from .staging import onnxruntimes_run
 from .threads import Executor
 
 if TYPE_CHECKING:
@@ -87,15 +86,24 @@ class CapturingSession:
     thread's are made in it, those of all others in one thread that the session keeps: each thread that runs costs
     ONNX Runtime a context and captured graphs of its own, for the life of the session.
 
-    ``stream`` is the one that ``inner`` runs in, ``memory`` for what is pinned beside it.
+    ``stream`` is the one that ``inner`` runs in, ``memory`` for what is pinned beside it, ``stands_in_for`` the ``run``
+    for which :meth:`replay` may be called, if there is one.
     """
 
-    def __init__(self, inner: Any, runtime: CudaRuntime, device: Device, stream: Stream, memory: PinnedMemory) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        runtime: CudaRuntime,
+        device: Device,
+        stream: Stream,
+        memory: PinnedMemory,
+        stands_in_for: Any,
+    ) -> None:
         self._inner = inner
         self._runtime = runtime
         self._relaxed = runtime.relaxed()
         self._memory = memory
-        self.stands_in_for = onnxruntimes_run()
+        self.stands_in_for = stands_in_for
         self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         self._input_names = [each.name for each in inner.inputs_meta]
         self._known_inputs = frozenset(self._input_names)

@@ -51,7 +51,7 @@ class DirectRuns:
 
 def direct_runs_of(session: Any) -> DirectRuns | None:
     """For a session that was opened; None where each run is to go through ``InferenceSession.run``."""
-    run, staging = onnxruntimes_run(), session._staging
+    run, staging = onnxruntimes_run(session), session._staging
     if run is None or not _READ.issuperset(run.__code__.co_names):
         return None
     if staging is not None and staging.has_large_outputs:

@@ -17,6 +17,7 @@ from .lifetime import device_of
 from .models import read_model
 from .pinned import memory_of
 from .providers import CUDA, ProviderList
+from .staging import onnxruntimes_run
 from .tensor_types import DTYPES
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def captured(session: Any) -> CapturingSession:
         raise _impossible(f"output shapes depend on data: of {', '.join(sorted(counting))}")
     if session._stream is None:
         raise _impossible("no stream could be made on the GPU")
-    session_on_device = CapturingSession(inner, runtime, device, session._stream, memory_of(session))
+    run = onnxruntimes_run(session)
+    session_on_device = CapturingSession(inner, runtime, device, session._stream, memory_of(session), run)
     session._stream = None  # from now on it lives as long as the C++ session
     if session_on_device.computes_nothing:
         raise _impossible("all its outputs are computed on the CPU")

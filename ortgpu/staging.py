@@ -15,7 +15,7 @@ from .lifetime import device_of
 from .providers import CPU, CUDA
 from .signal_handlers import is_of_a_handler
 from .tensor_types import DTYPES
-from .throughput import InferenceSession, is_onnxruntimes
+from .throughput import InferenceSession, ThroughputMethods, is_onnxruntimes
 
 if TYPE_CHECKING:
     from .staged_runs import StagedRuns
@@ -110,7 +110,7 @@ def staging_of(session: Any) -> Staging | None:
     has_what_it_takes = hasattr(inner, "input_meminfos") and hasattr(inner, "create_ortvalue_from_shape_and_type")
     if not has_what_it_takes or not device_of(session).is_gpu or not session._pinned_memory_limit:
         return None
-    if onnxruntimes_run() is None:
+    if onnxruntimes_run(session) is None:
         return None
     providers = InferenceSession.get_provider_options(session)  # and methods of its own
     if not {CUDA, CPU}.issuperset(providers):
@@ -127,10 +127,11 @@ def staging_of(session: Any) -> Staging | None:
     return None if are_small else Staging(session)
 
 
-def onnxruntimes_run() -> Any:
-    """``InferenceSession.run``; None where it is a tracer's, which is to see each run."""
-    run = InferenceSession.run
-    return run if is_onnxruntimes(run) else None
+def onnxruntimes_run(session: Any) -> Any:
+    """``InferenceSession.run``; None where it is a tracer's, which is to see each run, or where the class of
+    ``session`` has another one in between."""
+    run, found = InferenceSession.run, super(ThroughputMethods, session).run
+    return run if getattr(found, "__func__", None) is run and is_onnxruntimes(run) else None
 
 
 def _bytes(value: Any, unknown: int) -> int:

@@ -118,6 +118,24 @@ def test_a_tracer_sees_each_run() -> None:
     assert found == [[True, False, False], True, 2]
 
 
+def test_a_class_in_between_sees_each_run() -> None:
+    """One that InferenceSession is the base of, and that comes after GPUSession: as of its other methods."""
+    found = direct_child("""
+        seen = []
+        class Logged(InferenceSession):
+            def run(self, *given):
+                seen.append(len(given))
+                return super().run(*given)
+        class After(GPUSession, Logged):
+            pass
+        class Before(Logged, GPUSession):
+            pass
+        feed = feeds(3)[2]
+        report([[each(NEG).run(None, feed)[0].tolist() for each in (After, Before)], seen])
+    """)
+    assert found == [[[-2] * 4] * 2, [3, 2]]
+
+
 def test_a_run_that_does_something_new_is_called() -> None:
     """As a later release may: what it does there has to be read first."""
     found = direct_child("""

@@ -235,6 +235,24 @@ def test_a_tracer_sees_each_run(staged_child: Any) -> None:
 
 
 @stages
+@pytest.mark.parametrize("bases", ["GPUSession, Logged", "GPUSession"])
+def test_nothing_is_staged_where_a_class_in_between_has_a_run(bases: str) -> None:
+    found = child(
+        TRACER
+        + textwrap.dedent(f"""
+        from ortgpu import staging
+        class Logged(InferenceSession):
+            def run(self, *given):
+                return super().run(*given)
+        class Session({bases}):
+            pass
+        report(staging.onnxruntimes_run(Session(NEG)) is None)
+    """)
+    )
+    assert found == ("Logged" in bases)
+
+
+@stages
 @pytest.mark.parametrize("where", ["InferenceSession", "Session"])
 def test_nothing_is_staged_where_a_tracer_was_first(where: str) -> None:
     found = child(
