@@ -386,6 +386,8 @@ class GPUSession(SessionFacts):
             if name not in held or (before is not None and held[name] is getattr(before, name)):
                 held[name] = getattr(verified, name)
         held["_verified"] = verified
+        for name in ("_capturing", "_direct", "_pinned", "_staging"):  # of what it was, if it is constructed again
+            held.pop(name, None)
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
             self._request = dataclasses.replace(self._request, model=os.path.abspath(os.fsdecode(model)))

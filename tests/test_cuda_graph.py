@@ -223,6 +223,23 @@ def test_closed_it_says_so(with_stub: Any) -> None:
     assert [each["type"] for each in found] == ["ExecutionError"] * 3
 
 
+def test_constructed_again_it_is_what_it_was_constructed_as(with_stub: Any) -> None:
+    """By a class that unpickles itself, say: nothing is left of the session that it was."""
+    found = with_stub("""
+        session = capturing(NEG)
+        session.run(None, feeds(1)[0])
+        other = model("double (float[n] x) => (float[n] y, float[n] z) { y = Add(x, x) z = Neg(x) }")
+        session.__init__(other)
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", np.ones(4, np.float32))
+        binding.bind_output("y")
+        session.run_with_iobinding(binding)
+        report([len(bound), [each.tolist() for each in session.run(None, feeds(2)[1])],
+                [len(each) for each in session.map(feeds(3))], binding.copy_outputs_to_cpu()[0].tolist(), len(bound)])
+    """)
+    assert found == [1, [[2] * 4, [-1] * 4], [2] * 3, [2] * 4, 1]
+
+
 def test_the_callers_arrays_are_free_when_a_run_has_ended(with_stub: Any) -> None:
     """Copies from pinned memory go on after the call that begins them."""
     found = with_stub("""
