@@ -6,17 +6,20 @@ that call ``run`` are therefore all it takes; pinned memory lets the copies run 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
+from types import FrameType
 from typing import Any, TypeVar
 
 from . import lifetime
 from .pinned import is_to_be_staged, memory_of
-from .threads import Executor, waiting_is_safe
+from .threads import Executor
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -26,6 +29,15 @@ THREADS = 4
 
 # Bytes of an array from which on `run` copies it in threads. Smaller ones each of our threads copies for its own feed.
 _COPIED_BY_RUN_FROM = 32 << 20
+
+# Where a thread works at a feed, or holds a lock that such threads need.
+_AT_WORK = frozenset(
+    f"{__package__}.{name}"
+    for name in (
+        "copying", "cuda_graph", "graph_buffers", "parallel_copy", "pinned", "pool", "recycling", "staged_runs",
+        "staging", "threads",
+    )
+)  # fmt: skip
 
 
 def map_session(
@@ -72,7 +84,7 @@ def _captured_in_order(
 
     What is not to be staged goes straight there: the way through two threads takes longer than many a replay.
     """
-    with Executor(THREADS, "ortgpu-map") as executor:
+    with _threads(THREADS) as executor:
 
         def submit(feed: Any) -> Future[Result]:
             capturing = session._capturing
@@ -113,7 +125,7 @@ def for_many_runs(output_names: Any) -> Any:
 def _in_threads(
     function: Callable[[Feed], Result], feeds: Iterator[Feed], in_flight: int, threads: int
 ) -> Iterator[Result]:
-    with Executor(threads, "ortgpu-map") as executor:
+    with _threads(threads) as executor:
         yield from results_of(lambda feed: executor.submit(function, feed), feeds, in_flight)
 
 
@@ -157,5 +169,29 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
         if os.getpid() == pid:
             for future in pending:
                 future.cancel()
-            if waiting_is_safe():
+            if _may_wait():
                 wait(pending)
+
+
+@contextlib.contextmanager
+def _threads(most: int) -> Iterator[Executor]:
+    executor = Executor(most, "ortgpu-map")
+    try:
+        yield executor
+    finally:
+        if _may_wait():
+            executor.close()
+        else:
+            executor.stop()
+
+
+def _may_wait() -> bool:
+    """Whether this thread may wait for those of an iteration.
+
+    The garbage collector ends one that was dropped in whatever thread it works, and wherever that is: one that runs a
+    feed would wait for itself, and with a lock held for who waits for that.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") not in _AT_WORK:
+        frame = frame.f_back
+    return frame is None

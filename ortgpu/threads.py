@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -36,7 +35,7 @@ class Threads:
         for _ in range(count):
             # Daemons: whoever forgets to end them must not wait for them at the end of the program.
             name = f"{self._name}_{len(self.threads)}"
-            thread = _Thread(target=_work, args=(self._tasks, first), name=name, daemon=True)
+            thread = threading.Thread(target=_work, args=(self._tasks, first), name=name, daemon=True)
             thread.start()
             self.threads.append(thread)
 
@@ -98,17 +97,6 @@ class Executor(Threads):
         self.stop()
         self.wait()
 
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if waiting_is_safe():
-            self.close()
-        else:
-            self.stop()
-
 
 class _Call:
     """A function to be called, and the future of its result."""
@@ -143,16 +131,6 @@ def _work(tasks: SimpleQueue[Task | None], first: Task | None) -> None:
             logger.exception("what a thread was given raised")
         del task  # it holds who gave it, and arrays
     tasks.put(None)  # for the next one
-
-
-class _Thread(threading.Thread):
-    pass
-
-
-def waiting_is_safe() -> bool:
-    """Whether this thread may wait for what such threads do: not from one of them, wherever the garbage collector ends
-    an iteration that was dropped. It may be the one that is waited for, or hold a lock that others need."""
-    return not isinstance(threading.current_thread(), _Thread)
 
 
 def _end(executor: weakref.ref[Executor], tasks: SimpleQueue[Task | None]) -> None:

@@ -223,6 +223,33 @@ def test_closed_it_says_so(with_stub: Any) -> None:
     assert [each["type"] for each in found] == ["ExecutionError"] * 3
 
 
+def test_a_map_that_is_collected_while_a_graph_is_replayed(with_stub: Any) -> None:
+    """It waits for what is under way, which needs the lock of the replay."""
+    found = with_stub("""
+        gc.disable()
+        session = capturing(NEG)
+        session.run(None, feeds(1)[0])
+        replay, copied = session._capturing.replay, runtime.synchronise
+        def slow(*given):
+            threading.current_thread() is threading.main_thread() or time.sleep(0.1)
+            return replay(*given)
+        def collecting(stream):
+            copied(stream)
+            if threading.current_thread() is threading.main_thread():
+                collected.append(gc.collect() > 0)
+        collected, session._capturing.replay = [], slow
+        results = session.map(feeds(100))
+        cycle = [results]
+        cycle.append(cycle)
+        next(results)
+        runtime.synchronise = collecting
+        del results, cycle
+        found = session.run(None, feeds(3)[2])[0].tolist()
+        report([found, collected[0]])
+    """)
+    assert found == [[-2] * 4, True]
+
+
 def test_constructed_again_it_is_what_it_was_constructed_as(with_stub: Any) -> None:
     """By a class that unpickles itself, say: nothing is left of the session that it was."""
     found = with_stub("""

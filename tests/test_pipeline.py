@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.pipeline import in_order
+from ortgpu.pipeline import _AT_WORK, in_order
 from tests.cpu_session import child
 
 
@@ -129,6 +130,37 @@ def test_collected_in_a_thread_that_it_waits_for(kind: str) -> None:
         os._exit(0)  # a thread that waits for itself would be waited for
     """)
     assert found == [True, 0]
+
+
+def test_collected_with_a_lock_held_that_its_threads_need() -> None:
+    found = child("""
+        from collections import deque
+        from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
+        gc.disable()
+        plain, dropped = InferenceSession.run, threading.Event()
+        def run(self, *given):
+            given[1]["x"][0] == 0 or dropped.wait()
+            return plain(self, *given)
+        InferenceSession.run = run
+        class Waiting(deque):
+            def append(self, request):  # called with the lock
+                super().append(request)
+                dropped.set()
+                gc.collect()
+        pool = ortgpu.GPUSessionPool(NEG)
+        results = pool.map(feeds(100), in_flight=2)
+        cycle = [results]
+        cycle.append(cycle)
+        next(results)
+        del results, cycle
+        pool._waiting = Waiting(pool._waiting)
+        report(int(pool.run(None, feeds(3)[2])[0][0]))
+    """)
+    assert found == -2
+
+
+def test_modules_in_which_it_does_not_wait_are_there() -> None:
+    assert all(importlib.util.find_spec(name) for name in _AT_WORK)
 
 
 def test_a_feed_is_let_go_before_the_next_is_taken() -> None:

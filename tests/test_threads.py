@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -17,7 +18,7 @@ SECONDS = 20  # until something that must come is given up
 
 @pytest.fixture
 def executor() -> Iterator[Executor]:
-    with Executor(3, "ortgpu-test") as executor:
+    with contextlib.closing(Executor(3, "ortgpu-test")) as executor:
         yield executor
 
 
