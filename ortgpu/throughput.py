@@ -48,7 +48,8 @@ class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime 
 
         The first exception, of ``run`` or of ``feeds``, comes out at its place, after the results of the feeds before
         it, and ends the iteration. Ending it early, by ``break``, ``close()`` or dropping it, waits for the runs under
-        way and leaves nothing running.
+        way and leaves nothing running. Not so where the garbage collector ends it in the middle of another run: these
+        runs then end by themselves. As of any generator, one thread at a time may ask for the next result.
 
         Raises:
             ExecutionError: the session is closed.
