@@ -150,6 +150,20 @@ def test_other_values_in_a_feed(staged_child: Any) -> None:
     assert found[1:] == [4, [False, False, False, True, False, True]]
 
 
+def test_an_array_that_copies_in_its_own_way_is_taken_as_it_is(staged_child: Any) -> None:
+    found = staged_child("""
+        class Percent(np.ndarray):
+            def __array_function__(self, function, types, arguments, options):
+                if function is np.copyto:
+                    return np.copyto(arguments[0], np.asarray(arguments[1]) / 100)  # as astropy's
+                raise TypeError(function.__name__)
+        x = np.arange(100_000, dtype=np.float32).view(Percent)
+        session = staged(NEG)
+        report([[bool((session.run(None, {"x": each})[0] == -np.asarray(each)).all()) for each in (x, x[::2])], ran])
+    """)
+    assert found == [[True, True], [True, True]]
+
+
 def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(staged_child: Any) -> None:
     """On a GPU some are, beside others that are not; told here by a session that says so of its own."""
     found = staged_child("""
