@@ -83,7 +83,7 @@ def statuses(environment: Environment, name: str) -> tuple[str, str]:
 
 
 def with_gpus(*gpus: GPU, cuda: tuple[int, int] | None = (13, 0), version: str | None = "580.65.06") -> Environment:
-    driver = replace(healthy().driver, nvml=Nvml(True, None, version, cuda, gpus))
+    driver = replace(healthy().driver, nvml=Nvml(True, None, version, cuda, gpus), kernel_version=version)
     return replace(healthy(), driver=driver)
 
 
@@ -176,7 +176,7 @@ def test_a_gpu_that_is_hidden_does_not_count() -> None:
 )
 def test_driver(cuda: tuple[int, int] | None, version: str | None, expected: tuple[str, str]) -> None:
     environment = with_gpus(H200, cuda=cuda, version=version)
-    environment = replace(environment, driver=replace(environment.driver, cuda_version=None, kernel_version=None))
+    environment = replace(environment, driver=replace(environment.driver, cuda_version=None))
     assert statuses(environment, "driver") == expected
 
 

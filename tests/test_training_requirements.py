@@ -32,7 +32,7 @@ def with_gpus(*gpus: GPU, available: bool = True) -> Environment:
     environment = inspect_environment()
     nvml = Nvml(available, None, "580.0", (13, 0), gpus)
     variables = dataclasses.replace(environment.variables, now={})
-    driver = dataclasses.replace(environment.driver, nvml=nvml)
+    driver = dataclasses.replace(environment.driver, nvml=nvml, kernel_version=None)
     return dataclasses.replace(environment, driver=driver, variables=variables)
 
 

@@ -58,14 +58,12 @@ def _system(environment: Environment, verbose: bool) -> str:
 
 
 def _onnxruntime(environment: Environment) -> Iterator[str]:
-    installed, provider = environment.packages.onnxruntime, environment.provider
+    installed = environment.packages.onnxruntime
     if installed.folder is None:
         yield "not installed"
     else:
         name = " ".join(filter(None, (installed.build_name, installed.build_version))) or "of unknown build"
-        cuda = (
-            f"for CUDA {provider.cuda_major}" if provider and provider.cuda_major else "without a known CUDA provider"
-        )
+        cuda = f"for CUDA {environment.cuda_major}" if environment.cuda_major else "without a known CUDA provider"
         yield f"{name}, {cuda}, in {installed.folder}"
     if len(installed.owners) > 1 or installed.folder is None:
         for owner in installed.owners:
@@ -88,8 +86,7 @@ def _packages(environment: Environment, verbose: bool) -> Iterator[str]:
 
 def _driver(environment: Environment, verbose: bool) -> Iterator[str]:
     driver = environment.driver
-    version = driver.nvml.driver_version or driver.kernel_version
-    cuda = driver.cuda_version or driver.nvml.cuda_version
+    version, cuda = driver.version, driver.supported_cuda
     parts = [version or "version not known"] if version or driver.libcuda else []
     parts += [f"for CUDA up to {_dotted(cuda)}"] if cuda else []
     parts += [driver.libcuda or "libcuda cannot be loaded"]

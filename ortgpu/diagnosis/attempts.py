@@ -132,10 +132,9 @@ def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -
 def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
     """The package to install again for a file: the wheel of a CUDA library, else ONNX Runtime."""
     environment = facts.environment
-    provider = environment.provider
     soname = os.path.basename(path or "")
     for wheel in environment.packages.nvidia:
-        requirement = remedies.wheel_of(soname, provider.cuda_major if provider is not None else None)
+        requirement = remedies.wheel_of(soname, environment.cuda_major)
         if path and requirement and wheel_name(requirement) == wheel.name and path.startswith(wheel.location + os.sep):
             return wheel.name, remedies.install_libraries(environment, [requirement])
     installed = environment.packages.onnxruntime
@@ -145,10 +144,10 @@ def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
 def _another_release(environment: Environment) -> Fix | None:
     """For a package whose files are as they were installed: the same again would do the same. None: they are not, or no
     release for this CUDA is known."""
-    installed, provider = environment.packages.onnxruntime, environment.provider
+    installed = environment.packages.onnxruntime
     owners = [owner for owner in installed.owners if not (owner.missing_files or owner.altered_files)]
     known = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}
-    release = known.get(provider.cuda_major or 0) if provider is not None else None
+    release = known.get(environment.cuda_major or 0)
     if len(owners) != 1 or owners != list(installed.owners) or release is None or release.why_not_for(environment.host):
         return None
     return remedies.install(environment, [f"{release.requirement},!={owners[0].version}"])

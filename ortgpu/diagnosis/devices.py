@@ -230,9 +230,9 @@ def _passed_over(
 
 
 def _release_for(facts: Facts, capability: tuple[int, int]) -> Fix | None:
-    supported = facts.environment.driver.cuda_version or facts.environment.driver.nvml.cuda_version
-    release = releases.for_gpus(facts.environment.host, supported, [capability])
-    return remedies.other_release(facts.environment, release) if release is not None else None
+    environment = facts.environment
+    release = releases.for_gpus(environment.host, environment.driver.supported_cuda, [capability])
+    return remedies.other_release(environment, release) if release is not None else None
 
 
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:

@@ -70,7 +70,7 @@ def not_found(facts: Facts) -> GPUError | None:
 
 def _not_found_on_windows(facts: Facts) -> GPUError:
     """There the driver's files are in System32, where its installer alone puts them."""
-    driver, provider = facts.environment.driver, facts.environment.provider
+    driver = facts.environment.driver
     evidence = [driver.libcuda_error or "nvcuda.dll cannot be loaded"]
     if driver.nvml.available:
         evidence.append(f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault")
@@ -79,13 +79,13 @@ def _not_found_on_windows(facts: Facts) -> GPUError:
     return DriverNotFoundError(
         "the NVIDIA driver's library nvcuda.dll cannot be loaded",
         evidence=evidence,
-        fixes=[remedies.update_driver((provider.cuda_major if provider else None) or 13)],
+        fixes=[remedies.update_driver(facts.environment.cuda_major or 13)],
     )
 
 
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     environment = facts.environment
-    major = environment.provider.cuda_major if environment.provider else None
+    major = environment.cuda_major
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
         return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
     if remedies.cannot_be_mapped(environment.driver.libcuda_error or ""):
@@ -111,7 +111,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
 def _rest_of_the_driver(facts: Facts) -> Fix | None:
     """Distributions have its parts in packages of their own, and that of the display needs no CUDA."""
     environment = facts.environment
-    version, major = environment.driver.version, environment.provider.cuda_major if environment.provider else None
+    version, major = environment.driver.version, environment.cuda_major
     if major is None or not driver_library.is_enough(version, major):
         return None
     return manual(
@@ -124,16 +124,13 @@ def _rest_of_the_driver(facts: Facts) -> Fix | None:
 def too_old(facts: Facts) -> GPUError | None:
     environment = facts.environment
     driver, provider = environment.driver, environment.provider
-    major = provider.cuda_major if provider else None
-    # libcuda's own word counts before NVML's: a forward-compatibility libcuda is newer than the kernel's driver.
-    supported = driver.cuda_version or driver.nvml.cuda_version
+    major, supported = environment.cuda_major, driver.supported_cuda
     if major is None or supported is None or supported[0] >= major:
         return None
     if (other := driver_library.older(facts, major)) is not None:
         return other
     if driver.cuda_version is None and driver_library.is_enough(driver.version, major):
         return None  # what NVML says was said by a libcuda.so.1 that only NVML found
-    version = driver.nvml.driver_version or driver.kernel_version
     fixes = [remedies.update_driver(major)]
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
         runs_with_cuda_12(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
@@ -144,12 +141,12 @@ def too_old(facts: Facts) -> GPUError | None:
         f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, "
         f"the installed ONNX Runtime needs CUDA {major}",
         evidence=[
-            f"driver {version or 'of unknown version'}",
+            f"driver {driver.version or 'of unknown version'}",
             f"needed: {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer",
             f"provider: {provider.path if provider else ''}",
         ],
         fixes=fixes,
-        driver_version=version,
+        driver_version=driver.version,
         driver_cuda=supported,
         needed_cuda=(major, 0),
     )
@@ -274,12 +271,12 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         better = not_found(facts) or too_old(facts)
         if better is not None:
             return better
-        major = facts.environment.provider.cuda_major if facts.environment.provider else None
+        major = facts.environment.cuda_major
         return DriverTooOldError(
             "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with",
             evidence=evidence,
             fixes=[remedies.update_driver(major or 13)],
-            driver_version=driver.nvml.driver_version,
+            driver_version=driver.version,
             driver_cuda=driver.cuda_version,
             needed_cuda=(major, 0) if major else None,
         )
@@ -302,7 +299,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     if code in OF_ANOTHER_DRIVER and (other := driver_library.of_another_driver(code, facts, evidence)) is not None:
         return other
     meaning = meaning_of(code)
-    evidence = [*evidence, f"driver {driver.nvml.driver_version or driver.kernel_version or 'of unknown version'}"]
+    evidence = [*evidence, f"driver {driver.version or 'of unknown version'}"]
     if driver.libcuda:
         evidence.append(f"libcuda: {driver.libcuda}")
     if driver.nvml.error:

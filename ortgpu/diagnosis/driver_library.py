@@ -73,7 +73,7 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
     """A driver package inside WSL hides the driver of Windows, which is the only one there (faults C15)."""
     environment, cuda = facts.environment, facts.observed.cuda
     path, supported = environment.driver.libcuda or "", environment.driver.cuda_version
-    major = environment.provider.cuda_major if environment.provider is not None else None
+    major = environment.cuda_major
     too_old = major is not None and supported is not None and supported[0] < major
     code = cuda.code if cuda is not None else None
     if not environment.host.wsl or not path.startswith("/") or "/wsl/" in path or not (code or too_old):
@@ -140,8 +140,7 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
 
 def _update(facts: Facts) -> list[Fix]:
     """Without cuda-compat a driver that is too old stays too old."""
-    provider, version = facts.environment.provider, facts.environment.driver.version
-    major = provider.cuda_major if provider is not None else None
+    major, version = facts.environment.cuda_major, facts.environment.driver.version
     if major is None or version is None or is_enough(version, major):
         return []
     return [remedies.update_driver(major)]

@@ -122,15 +122,16 @@ def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
     """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
     absent = re.search(r"No module named '(\w+)", text)
     packages = facts.environment.packages
-    installed_numpy = next((one.version for one in packages.others if one.name == "numpy"), None)
+    numpy = packages.other("numpy")
     # 1.19 was the first release for NumPy 2. Before it NumPy prints why, and raises an ImportError without a word.
-    numpy_too_new = _before(packages.onnxruntime.version, (1, 19)) and not _before(installed_numpy or "1", (2,))
+    is_2 = numpy is not None and numpy.version is not None and not _before(numpy.version, (2,))
+    numpy_too_new = is_2 and _before(packages.onnxruntime.version, (1, 19))
     at_fault = numpy_too_new or re.search(r"numpy\S* failed|_ARRAY_API not found", text)
     module = absent[1] if absent else "numpy" if at_fault else None
     if module in (None, "onnxruntime"):
         return None
     name = _DISTRIBUTIONS.get(module, module)
-    found = next((one for one in packages.others if one.name == name), None)
+    found = packages.other(name)
     own = remedies.in_the_way(packages, name)
     if own is not None:
         return BrokenPackageError(

@@ -66,8 +66,7 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
         own = _only_in_this_process(facts)
         tried = facts.observed.not_loaded
         return tuple(library for library in tried if library.required == required and library.soname not in own)
-    provider = facts.environment.provider
-    major = provider.cuda_major if provider else None
+    major = facts.environment.cuda_major
     return tuple(
         MissingLibrary(found.soname, required, found.spec.wheels.get(major) if major else None, found.rejected)
         for found in facts.environment.libraries
@@ -251,10 +250,9 @@ def _other_version(library: MissingLibrary) -> str | None:
 
 
 def _where_needed(facts: Facts) -> str:
-    provider, installed = facts.environment.provider, facts.environment.packages.onnxruntime
-    major = provider.cuda_major if provider else None
+    installed = facts.environment.packages.onnxruntime
     build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
-    return f"{build} is built for CUDA {major or 'of unknown version'}"
+    return f"{build} is built for CUDA {facts.environment.cuda_major or 'of unknown version'}"
 
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
@@ -303,7 +301,7 @@ def cudnn_mixed(facts: Facts) -> GPUError | None:
 def not_as_installed(facts: Facts) -> GPUError | None:
     """A whole library in the place of another, seen by nothing else: cuDNN's parts have one name in all releases."""
     environment = facts.environment
-    major = environment.provider.cuda_major if environment.provider else None
+    major = environment.cuda_major
     right = {wheel_name(found.spec.wheels[major]) for found in environment.libraries if major in found.spec.wheels}
     used = {found.chosen.path for found in environment.libraries if found.chosen is not None}
     names = [wheel.name for wheel in environment.packages.nvidia]

@@ -25,8 +25,7 @@ def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionErro
     culprits = [library for library in loaded if library.soname == soname]
     if not culprits:
         return None
-    provider = facts.environment.provider
-    major = provider.cuda_major if provider is not None else None
+    major = facts.environment.cuda_major
     wheels = dict.fromkeys(wheel for lib in culprits if (wheel := remedies.wheel_of(lib.soname, major)))
     return LibraryVersionError(
         f"a loaded library lacks {function}, which {user} was built against",

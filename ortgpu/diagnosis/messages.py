@@ -150,10 +150,8 @@ def _graph_refused(text: str) -> ProviderOptionError:
 
 
 def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
-    provider = facts.environment.provider
-    major = provider.cuda_major if provider else None
     name = SYSTEM.name(BY_STEM["libcudnn"], 9)
-    wheel = remedies.wheel_of(name, major)
+    wheel = remedies.wheel_of(name, facts.environment.cuda_major)
     return LibraryNotFoundError(
         "this model needs cuDNN, which cannot be loaded",
         evidence=[telling_line(text)],

@@ -360,7 +360,7 @@ def library_damaged(facts: Facts) -> GPUError | None:
 
 def numpy_damaged(facts: Facts) -> GPUError | None:
     """Seen only where its files were compared, after a crash: ONNX Runtime imports it."""
-    numpy = next((one for one in facts.environment.packages.others if one.name == "numpy"), None)
+    numpy = facts.environment.packages.other("numpy")
     if numpy is None or not numpy.altered_files:
         return None
     return BrokenPackageError(

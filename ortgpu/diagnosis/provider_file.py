@@ -61,14 +61,13 @@ def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
     """A function of the driver's interface: those of the CUDA libraries begin with cuda, cublas, cudnn and so on."""
     if driver.too_old(facts) is not None:
         return None
-    found, provider = facts.environment.driver, facts.environment.provider
-    major = provider.cuda_major if provider is not None else None
+    found, major = facts.environment.driver, facts.environment.cuda_major
     return DriverTooOldError(
         f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
         "it is older than this ONNX Runtime needs, or no driver",
         evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
         fixes=[remedies.update_driver(major or 13)],
-        driver_version=found.nvml.driver_version or found.kernel_version,
+        driver_version=found.version,
         driver_cuda=found.cuda_version,
         needed_cuda=(major, 0) if major else None,
     )

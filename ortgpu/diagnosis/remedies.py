@@ -142,15 +142,15 @@ def _gpu_versions(environment: Environment) -> list[str]:
 
 def newest_release(environment: Environment) -> Release:
     gpus = [gpu.compute_capability for gpu in environment.driver.nvml.gpus if gpu.compute_capability]
-    return newest_for(environment.host, environment.driver.cuda_version or environment.driver.nvml.cuda_version, gpus)
+    return newest_for(environment.host, environment.driver.supported_cuda, gpus)
 
 
 def why_none_fits(environment: Environment) -> Fix | None:
     """What to do where the package index has no wheel of ONNX Runtime for this machine; None: it has."""
     release = newest_release(environment)
-    driver = environment.driver.cuda_version or environment.driver.nvml.cuda_version
+    supported = environment.driver.supported_cuda
     instead = release.why_not_for(environment.host)
-    if instead is None and driver is not None and driver[0] < release.cuda_major:
+    if instead is None and supported is not None and supported[0] < release.cuda_major:
         instead = (
             f"take the build of this machine's vendor, or a driver for CUDA {release.cuda_major}: "
             f"the wheels for {environment.host.machine} need that"
@@ -179,7 +179,7 @@ def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[i
 
 def another_cudnn(environment: Environment, path: str, capability: tuple[int, int]) -> Fix:
     """A cuDNN with code for GPUs of this compute capability, instead of the one at ``path``."""
-    major = environment.provider.cuda_major if environment.provider is not None else None
+    major = environment.cuda_major
     older = capability < _OF_NEWER_CUDNN
     which = "9.10 or older, the last with code for such GPUs" if older else "a newer release"
     wheel = wheel_of(f"{CUDNN_CODE[0]}.so", major)
@@ -191,7 +191,7 @@ def another_cudnn(environment: Environment, path: str, capability: tuple[int, in
 
 def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
     """For libraries of a CUDA that came after this version of ortgpu: the names of its wheels are not known here."""
-    major = environment.provider.cuda_major if environment.provider is not None else None
+    major = environment.cuda_major
     if major is None or major <= TOOLKIT_MAJORS[-1] or not all(map(spec_for, sonames)):
         return []
     fixes: list[Fix] = [manual(f"install CUDA {major}, as NVIDIA's wheels or its toolkit: {', '.join(sonames)}")]
@@ -349,7 +349,7 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
 def in_the_way(packages: Packages, name: str) -> str | None:
     """The file that is imported as numpy or onnx, where that is another than the installed one."""
     file = {"numpy": packages.numpy_file, "onnx": packages.onnx_file}.get(name)
-    installed = next((one for one in packages.others if one.name == name), None)
+    installed = packages.other(name)
     return None if file is None or installed is None or _is_below(file, installed.location) else file
 
 

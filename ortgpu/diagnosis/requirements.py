@@ -72,7 +72,7 @@ def _compute_capability(environment: Environment) -> Requirement:
 
 
 def _cuda(environment: Environment) -> Requirement:
-    major = _cuda_major(environment)
+    major = environment.cuda_major
     linked = [library for library in environment.libraries if library.required and not library.spec.is_cudnn]
     found = [library for library in linked if library.chosen is not None]
     status: Status = "unknown" if major is None else "pass" if len(found) == len(linked) else "fail"
@@ -103,9 +103,8 @@ def _cudnn(environment: Environment) -> Requirement:
 
 
 def _driver(environment: Environment) -> Requirement:
-    driver, major = environment.driver, _cuda_major(environment)
-    version = driver.nvml.driver_version or driver.kernel_version
-    supported = driver.cuda_version or driver.nvml.cuda_version
+    driver, major = environment.driver, environment.cuda_major
+    version, supported = driver.version, driver.supported_cuda
     lowest = remedies.LOWEST_DRIVER.get(major or 0)
     recommended = "535" if major == 12 else lowest
     found = f"{version or 'version not known'}" + (f", CUDA up to {dotted(supported)}" if supported else "")
@@ -226,7 +225,7 @@ def _release_status(status: Status, version: str | None) -> Status:
 
 
 def _cudnn_package(environment: Environment) -> Requirement:
-    major, resolution = _cuda_major(environment), _library(environment, "libcudnn")
+    major, resolution = environment.cuda_major, _library(environment, "libcudnn")
     cudnn = str(major_of(resolution.soname) if resolution is not None else 9)
     name = f"nvidia-cudnn-cu{major}" if major is not None else "nvidia-cudnn-cu13"
     wheel = next((one for one in environment.packages.nvidia if one.name == name), None)
@@ -276,7 +275,7 @@ _CHECKS: tuple[Callable[[Environment], Requirement], ...] = (
 
 
 def _package(environment: Environment, name: str, lowest: str | None, note: str) -> Requirement:
-    installed = next((one for one in environment.packages.others if one.name == name), None)
+    installed = environment.packages.other(name)
     version = installed.version if installed is not None else None
     status: Status = "unknown"
     if installed is not None and lowest is None:
@@ -312,10 +311,6 @@ def _any(answers: Iterable[bool | None]) -> Status:
 def _all(answers: Iterable[bool]) -> Status:
     found = list(answers)
     return "unknown" if not found else "pass" if all(found) else "fail"
-
-
-def _cuda_major(environment: Environment) -> int | None:
-    return environment.provider.cuda_major if environment.provider is not None else None
 
 
 def _library(environment: Environment, stem: str) -> Resolution | None:

@@ -59,14 +59,14 @@ def _gpus(environment: Environment) -> Requirement:
 
 def _driver(environment: Environment) -> Requirement:
     driver = environment.driver
-    version = driver.nvml.driver_version or driver.kernel_version
+    version = driver.version
     status = _judge(version is not None and at_least(version, "470"), version is not None)
     note = "for CUDA 11.8, which the last training package links; the CUDA that is used here may need a newer one"
     return Requirement("driver", "470", "470", version, status, status, note)
 
 
 def _cuda(environment: Environment) -> Requirement:
-    major = environment.provider.cuda_major if environment.provider is not None else None
+    major = environment.cuda_major
     status = _judge(major is not None and major >= 12, major is not None)
     minimum = _judge(major is not None and major >= 11, major is not None)
     note = f"the last onnxruntime-training for CUDA, {LAST_RELEASE}, is built for CUDA 11.8 and no other"

@@ -89,6 +89,12 @@ class Driver:
         return self.kernel_version or self.nvml.driver_version
 
     @property
+    def supported_cuda(self) -> tuple[int, int] | None:
+        """The newest CUDA that it supports. libcuda's own word counts before NVML's: a forward-compatibility libcuda is
+        newer than the driver in the kernel."""
+        return self.cuda_version or self.nvml.cuda_version
+
+    @property
     def libcuda_version(self) -> str | None:
         """Of the driver that the loaded libcuda belongs to, which its file is named after."""
         return parse_library_version(self.libcuda or "")

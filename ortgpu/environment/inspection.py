@@ -39,6 +39,11 @@ class Environment:
     system_libraries_missing: tuple[str, ...] = ()  # of Windows and Visual C++, which ONNX Runtime's files link
     cudnn_architectures: tuple[Architecture, ...] | None = None  # that cuDNN holds code for; None: not known
 
+    @property
+    def cuda_major(self) -> int | None:
+        """Of the CUDA that the provider file links; None: there is none, or it does not say."""
+        return self.provider.cuda_major if self.provider is not None else None
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         plain: dict[str, Any] = as_plain(self)

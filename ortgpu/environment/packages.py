@@ -104,6 +104,10 @@ class Packages:
     numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
     onnx_file: str | None = None  # the same of onnx
 
+    def other(self, name: str) -> Distribution | None:
+        """The first of this name on the search path, of ``others``."""
+        return next((one for one in self.others if one.name == name), None)
+
 
 def read_packages(
     search_path: Sequence[str] | None = None, *, compare_files: bool = True, compare_contents: bool = False
