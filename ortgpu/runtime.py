@@ -239,20 +239,20 @@ def why_unusable(
     facts = Facts(
         inspect_environment(),
         Request(
-            requested,
-            cudnn_operators,
-            cufft_operators,
+            device=requested,
+            cudnn_operators=cudnn_operators,
+            cufft_operators=cufft_operators,
             cudnn_disabled=cudnn_disabled,
             collective_operators=collective_operators,
         ),
         Observed(
-            runtime.import_error,
-            None if runtime.import_error else runtime.module is not None,
-            runtime.available_providers,
-            runtime.preload,
-            runtime.preload.cudnn_mixed if runtime.preload is not None else (),
-            runtime.provider_error,
-            cuda,
+            import_error=runtime.import_error,
+            has_session=None if runtime.import_error else runtime.module is not None,
+            available_providers=runtime.available_providers,
+            preload=runtime.preload,
+            cudnn_mixed=runtime.preload.cudnn_mixed if runtime.preload is not None else (),
+            provider_error=runtime.provider_error,
+            cuda=cuda,
             has_collective_ops=runtime.has_collective_ops if collective_operators else None,
             sessions=sessions(),
             numpy_error=runtime.numpy_error,
@@ -264,7 +264,7 @@ def why_unusable(
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
     said = messages.of_construction(str(cause), facts) if cause is not None else None
     if said is not None and facts.environment.host.system == "Windows":
-        windows_advice.windows_words([said])
+        windows_advice.advise_for_windows([said])
     if said is None and cause is not None:
         return None
     if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):

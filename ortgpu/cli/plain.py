@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortgpu.environment.child import Ended, interpreter, run, signal_name
+from ortgpu.providers import CPU, CUDA
 
-REQUEST = ("CUDAExecutionProvider", "CPUExecutionProvider")
+REQUEST = (CUDA, CPU)
 
 # The usual program. It reports through a file, because what ONNX Runtime writes to stdout and stderr is observed too.
 _PROGRAM = """\

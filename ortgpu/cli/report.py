@@ -17,13 +17,12 @@ from rich.console import Console
 
 from ortgpu.cli import output
 from ortgpu.errors import GPUError
+from ortgpu.providers import CUDA
 
 if TYPE_CHECKING:
     from ortgpu import GPUSession
     from ortgpu.devices import Device
     from ortgpu.placement import Placement
-
-_CUDA = "CUDAExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class SessionReport:
         for text in str(self.placement).splitlines():
             output.line(console, f"  {text}".rstrip())
         if options and self.options:
-            output.heading(console, f"Options bound to {_CUDA}")
+            output.heading(console, f"Options bound to {CUDA}")
             output.facts(console, dict(sorted(self.options.items())))
 
     def _facts(self) -> dict[str, object]:
@@ -144,7 +143,7 @@ def read(
         device=session.device,
         placement=session.placement,
         providers=tuple(session.get_providers()),
-        options=dict(session.get_provider_options().get(_CUDA, {})),
+        options=dict(session.get_provider_options().get(CUDA, {})),
         gpu_memory=_memory_of_this_process(session.device),
         latency=latency,
         latency_error=reason,

@@ -35,7 +35,7 @@ from . import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
 from .probe import ProbeResult, run_probe
 from .training_attempts import read_training_facts, run_training_probe
-from .windows_advice import windows_words
+from .windows_advice import advise_for_windows
 
 Check = Callable[[Facts], GPUError | None]
 Profile = Literal["inference", "training"]
@@ -110,7 +110,7 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
         if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
             found.append(error)
     if facts.environment.host.system == "Windows":
-        windows_words(found)
+        advise_for_windows(found)
     roots: list[GPUError] = []
     for error in (each for each in found if each.severity == "fatal"):
         cause = next((root for root in roots if _explains(root, error)), None)

@@ -21,7 +21,7 @@ from . import remedies
 from .facts import Facts
 from .messages import of_construction
 from .model import custom_domains, not_loaded, unreadable
-from .probe import NVML, ProbeResult, ProbeStep
+from .probe import NVML, ProbeResult
 from .releases import FOR_CUDA_12, FOR_CUDA_13
 
 _DOING = {
@@ -159,7 +159,7 @@ def ending(probe: ProbeResult) -> str:
 
 def session_failed(facts: Facts) -> GPUError | None:
     """Driver, libraries and provider are there, and the session of a model of one node still failed."""
-    step = _failed(facts, "session")
+    step = facts.observed.failed("session")
     if step is None:
         return None
     fixes = [remedies.let_it_have_threads()] if remedies.lacks_threads(step.detail) else []
@@ -171,18 +171,12 @@ def session_failed(facts: Facts) -> GPUError | None:
 def model_failed(facts: Facts) -> GPUError | None:
     """The small session works and that of the caller's model does not; or no session does, and the model cannot even be
     read by ONNX Runtime."""
-    step = _failed(facts, "load")
+    step = facts.observed.failed("load")
     if step is not None:
         # Of what has a finding of its own: a file that is none, operators that a registered library may bring
         known = unreadable(facts) or ("not a registered function/op" in step.detail and custom_domains(facts))
         return None if known else of_construction(step.detail, facts) or not_loaded(step.detail)
-    step = _failed(facts, "model")
-    if step is None or _failed(facts, "session") is not None:
+    step = facts.observed.failed("model")
+    if step is None or facts.observed.failed("session") is not None:
         return None
     return of_construction(step.detail, facts) or not_loaded(step.detail)
-
-
-def _failed(facts: Facts, name: str) -> ProbeStep | None:
-    probe = facts.observed.probe
-    step = probe.step(name) if probe is not None else None
-    return step if step is not None and not step.ok else None

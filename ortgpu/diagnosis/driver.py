@@ -242,8 +242,7 @@ def unusable(facts: Facts) -> GPUError | None:
 
 def _printed_by_it(facts: Facts) -> list[str]:
     """What the driver says for itself, as that of a Jetson does: "NvRmMemInitNvmap failed with Permission denied"."""
-    step = facts.observed.probe.step("driver") if facts.observed.probe is not None else None
-    return [f"it printed: {line}" for line in step.data.get("printed", ())[-5:]] if step is not None else []
+    return [f"it printed: {line}" for line in facts.observed.printed("driver")[-5:]]
 
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:

@@ -13,7 +13,7 @@ from ..environment.ssh import SshAttempt
 from ..environment.training import TrainingEnvironment
 from ..models import ModelFacts
 from ..preloading import MissingLibrary, PreloadReport
-from .probe import ProbeResult
+from .probe import ProbeResult, ProbeStep
 
 if TYPE_CHECKING:
     from ..registry import SessionRecord
@@ -51,6 +51,20 @@ class Observed:
     @property
     def crashed(self) -> bool:
         return self.probe is not None and self.probe.crashed
+
+    def step(self, name: str) -> ProbeStep | None:
+        """What came of one step of the probe; None: it was not tried, or not finished."""
+        return self.probe.step(name) if self.probe is not None else None
+
+    def failed(self, name: str) -> ProbeStep | None:
+        """The step, where it was finished without success."""
+        step = self.step(name)
+        return step if step is not None and not step.ok else None
+
+    def printed(self, name: str) -> tuple[str, ...]:
+        """The lines that libraries wrote while a step failed."""
+        step = self.step(name)
+        return tuple(step.data.get("printed", ())) if step is not None else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,9 +87,7 @@ def failed(facts: Facts) -> GPUError | None:
 def _printed_meanwhile(facts: Facts) -> list[str]:
     """What was written while the probe imported it: NumPy's traceback among it, of which the import's own text says
     "import numpy failed"."""
-    step = facts.observed.probe.step("import") if facts.observed.probe is not None else None
-    printed = list(step.data.get("printed", ())) if step is not None else []
-    return [*printed, *filter(None, [facts.observed.numpy_error])]
+    return [*facts.observed.printed("import"), *filter(None, [facts.observed.numpy_error])]
 
 
 def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:

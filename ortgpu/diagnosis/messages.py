@@ -21,6 +21,7 @@ from ..errors import (
     ProviderOptionError,
     manual,
 )
+from ..providers import CUDA
 from . import driver, libraries, remedies
 from .devices import lacks_memory, named_device, none_visible
 from .facts import Facts
@@ -60,7 +61,7 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
             f"the CUDA provider knows no option {match[1]!r}",
             evidence=[telling_line(text)],
             fixes=[manual(f"remove {match[1]!r} from the provider options")],
-            provider="CUDAExecutionProvider",
+            provider=CUDA,
             option=match[1],
         )
     if match := _OPTION_VALUE.search(text):
@@ -69,7 +70,7 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
             f"the CUDA provider refuses the value of its option {option!r}",
             evidence=[telling_line(text)],
             fixes=[manual(f"correct the value of {option!r}")],
-            provider="CUDAExecutionProvider",
+            provider=CUDA,
             option=option,
         )
     if match := LIMIT.search(text):
@@ -132,7 +133,7 @@ def cudnn_disabled(operators: tuple[str, ...], evidence: list[str]) -> ProviderO
         + (f": {', '.join(operators)}" if operators else ""),
         evidence=evidence,
         fixes=[manual("leave enable_cudnn at 1")],
-        provider="CUDAExecutionProvider",
+        provider=CUDA,
         option="enable_cudnn",
         value="0",
     )
@@ -143,7 +144,7 @@ def _graph_refused(text: str) -> ProviderOptionError:
         "this model cannot be captured as a CUDA graph",
         evidence=[telling_line(text)],
         fixes=[manual("leave enable_cuda_graph out: every node has to be on the GPU, without copies and control flow")],
-        provider="CUDAExecutionProvider",
+        provider=CUDA,
         option="enable_cuda_graph",
         value="1",
     )

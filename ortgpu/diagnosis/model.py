@@ -162,8 +162,7 @@ def collective_ops_missing(facts: Facts) -> GPUError | None:
 
 def on_cpu(facts: Facts) -> GPUError | None:
     """Where the probe opened the model: the nodes that ONNX Runtime keeps on the CPU."""
-    probe = facts.observed.probe
-    step = probe.step("model") if probe is not None else None
+    step = facts.observed.step("model")
     nodes = step.data.get("nodes") if step is not None else None
     if not nodes:
         return None

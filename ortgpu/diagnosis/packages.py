@@ -19,6 +19,7 @@ from ..errors import (
     manual,
     shell,
 )
+from ..providers import CUDA
 from . import locked, remedies
 from .facts import Facts
 from .messages import of_construction
@@ -224,19 +225,18 @@ def is_vital(name: str) -> bool:
 def did_its_work(facts: Facts, name: str) -> bool:
     """Whether what this file is for was tried, and succeeded, so that it can be no obstacle. False: nobody tried."""
     observed = facts.observed
-    probe, preload = observed.probe, observed.preload
-    session = probe.step("session") if probe is not None else None
+    session, preload = observed.step("session"), observed.preload
     if session is not None and not session.ok:  # with words that say why, it is none of the package's doing
         said = of_construction(session.detail, facts)
         return said is not None and not isinstance(said, ProviderFallbackError)
     if session is not None:
         return True
-    imported = "CUDAExecutionProvider" in (observed.available_providers or ())
+    imported = CUDA in (observed.available_providers or ())
     if not imported or observed.import_error is not None or observed.has_session is False:
         return False
     if "onnxruntime_providers_" not in name:
         return True
-    provider = probe.step("provider") if probe is not None else None
+    provider = observed.step("provider")
     if provider is not None:
         return provider.ok
     opened = preload is not None and preload.provider is not None and preload.ok and not preload.driver_missing
@@ -286,12 +286,12 @@ def cpu_only(facts: Facts) -> GPUError | None:
         not installed.importable
         or _is_checkout(facts)
         or _is_of_another_python(facts)
-        or (has_provider and (available is None or "CUDAExecutionProvider" in available))
+        or (has_provider and (available is None or CUDA in available))
     ):
         return None
     owner = installed.owners[0] if len(installed.owners) == 1 else None
     name = installed.build_name or (owner.name if owner else "onnxruntime")
-    if _is_for_cuda(name) and (available is None or "CUDAExecutionProvider" in available):
+    if _is_for_cuda(name) and (available is None or CUDA in available):
         return None  # a GPU build whose provider file is gone: provider_missing says it
     version = installed.build_version or (owner.version if owner else None)
     evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..environment.driver import LIBCUDA, load_libcuda, read_nvml
 from ..preloading import OPENING, logger, preload
+from ..providers import CPU, CUDA
 from .probe import MARK, NVML
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
@@ -114,7 +115,7 @@ def _import() -> Outcome:
     import onnxruntime
 
     providers = list(onnxruntime.get_available_providers())
-    return "CUDAExecutionProvider" in providers, f"onnxruntime {onnxruntime.__version__}", {"providers": providers}
+    return CUDA in providers, f"onnxruntime {onnxruntime.__version__}", {"providers": providers}
 
 
 def _training() -> Outcome:
@@ -157,16 +158,14 @@ def _session(model: str | bytes, *, run: bool = False) -> Outcome:
     uninstall()  # the question is what ONNX Runtime does by itself, also under `ortgpu exec`
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(RECORDING_KEY, "1")
-    session = onnxruntime.InferenceSession(
-        model, options, providers=["CUDAExecutionProvider", "CPUExecutionProvider"], enable_fallback=0
-    )
+    session = onnxruntime.InferenceSession(model, options, providers=[CUDA, CPU], enable_fallback=0)
     bound = list(session.get_providers())
     placement = read_placement(session)
     data: dict[str, Any] = {
         "providers": bound,
         "nodes": [asdict(node) for node in placement.nodes] if placement.known else None,
     }
-    if "CUDAExecutionProvider" not in bound:
+    if CUDA not in bound:
         return False, f"bound: {', '.join(bound)}", data
     if run:
         import numpy

@@ -54,12 +54,11 @@ def _platform(facts: Facts, _: TrainingFacts) -> GPUError | None:
 
 def _import_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
     """The import was tried and failed, and what is installed does not say why."""
-    probe = facts.observed.probe
-    step = probe.step("training") if probe is not None else None
+    probe, step = facts.observed.probe, facts.observed.failed("training")
     if probe is not None and probe.died_in == "training":
         how = "did not end in time" if probe.timed_out else f"ended its process ({attempts.ending(probe)})"
         lines = [f"import onnxruntime.training {how}", *probe.output.splitlines()[-3:]]
-    elif step is not None and not step.ok:
+    elif step is not None:
         lines = [step.detail]
     else:
         return None
@@ -157,7 +156,7 @@ def _mpi_of_two_kinds(facts: Facts, training: TrainingFacts) -> GPUError | None:
         evidence=[
             f"launcher: {mpi.mpirun}",
             f"mpi4py {mpi.mpi4py} loads {mpi.library}",
-            *_words_of_mpi(_failed_step(facts)),
+            *_words_of_mpi(facts.observed.failed("mpi")),
         ],
         fixes=[manual("keep one MPI, or put the launcher of the other first on PATH")],
         phase="starting processes",
@@ -172,7 +171,7 @@ def _is_of_two_kinds(mpi: Mpi) -> bool:
 
 
 def _mpi_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
-    step, mpi = _failed_step(facts), training.environment.mpi
+    step, mpi = facts.observed.failed("mpi"), training.environment.mpi
     if step is None or _is_of_two_kinds(mpi):
         return None
     return MPIInitError(
@@ -181,12 +180,6 @@ def _mpi_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
         fixes=_ways_to_mpi(step.data["errors"], training),
         phase="MPI_Init",
     )
-
-
-def _failed_step(facts: Facts) -> ProbeStep | None:
-    probe = facts.observed.probe
-    step = probe.step("mpi") if probe is not None else None
-    return step if step is not None and not step.ok else None
 
 
 def _words_of_mpi(step: ProbeStep | None) -> list[str]:

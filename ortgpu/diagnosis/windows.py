@@ -43,9 +43,7 @@ def other_engine(facts: Facts) -> GPUError | None:
     """Windows 11 has an onnxruntime.dll of its own in System32, an older one, which a program may bind by its name
     (microsoft/winml-cli issue 689)."""
     observed, installed = facts.observed, facts.environment.packages.onnxruntime
-    step = observed.probe.step("import") if observed.probe is not None else None
-    printed = step.data.get("printed", ()) if step is not None else ()
-    words = (observed.import_error, observed.provider_error, *printed)
+    words = (observed.import_error, observed.provider_error, *observed.printed("import"))
     wanted = re.compile(r"requested API version \[\d+\] is not available")
     said = next((each for each in words if each and wanted.search(each)), None)
     if said is None:

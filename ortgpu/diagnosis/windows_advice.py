@@ -21,10 +21,11 @@ _LOWEST = re.compile(r"(install an NVIDIA driver for CUDA \d+): [\d.]+ or newer"
 _LAST_RESORT = "restart Windows, and where that does not help install the NVIDIA driver again"
 
 
-def fit_for_windows(error: GPUError) -> None:
-    """Give an error the fixes of Windows in the place of its own."""
-    fixes = tuple(dict.fromkeys(each for fix in error.fixes if (each := translated(fix)) is not None))
-    error.fixes = fixes or ((manual(_LAST_RESORT, needs="reboot"),) if error.fixes else ())
+def advise_for_windows(errors: Iterable[GPUError]) -> None:
+    """Give errors the fixes of Windows in the place of their own."""
+    for error in errors:
+        fixes = tuple(dict.fromkeys(each for fix in error.fixes if (each := translated(fix)) is not None))
+        error.fixes = fixes or ((manual(_LAST_RESORT, needs="reboot"),) if error.fixes else ())
 
 
 def translated(fix: Fix) -> Fix | None:
@@ -67,8 +68,3 @@ def _step(command: str) -> tuple[str, bool] | None:
 def quoted(word: str) -> str:
     """One word of a command line, for cmd.exe and for a POSIX shell."""
     return word if re.fullmatch(r"[\w.:\\/=~+,@-]+", word) else f'"{word}"'
-
-
-def windows_words(errors: Iterable[GPUError]) -> None:
-    for error in errors:
-        fit_for_windows(error)
