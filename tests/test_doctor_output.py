@@ -97,10 +97,19 @@ def test_root_first_then_consequences_then_warnings(
         "To fix it:\n"
         "    get one\n"
         "More: ortgpu explain driver-not-found\n"
-        "Follows from it:\n"
+        "\nFollows from it:\n"
         "  - no-device: no GPU (because of driver-not-found)\n"
-        "warning: cuDNN is not there (library-not-found)\n"
+        "\nwarning: cuDNN is not there (library-not-found)\n"
         "    pip install it\n"
+    )
+
+
+def test_two_causes_are_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    give_diagnosis(monkeypatch, LibraryNotFoundError("cuBLAS is not there"), DriverNotFoundError("there is no driver"))
+    assert main([*LOOK]) == 1
+    assert capsys.readouterr().out.partition("\nWhat was found")[0] == (
+        "LibraryNotFoundError: cuBLAS is not there\nMore: ortgpu explain library-not-found\n"
+        "\nDriverNotFoundError: there is no driver\nMore: ortgpu explain driver-not-found\n"
     )
 
 

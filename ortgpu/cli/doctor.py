@@ -193,12 +193,17 @@ class Report:
         warnings = [each for each in problems if each.severity != "fatal" and each.consequence_of is None]
         if not causes:
             self._show_verdict(console)
-        for cause in causes:
+        for number, cause in enumerate(causes):
+            if number:
+                output.line(console)
             _show_cause(console, cause, verbose)
         if consequences:
+            output.line(console)
             output.heading(console, "Follows from it:")
         for each in consequences:
             output.line(console, f"  - {each.code}: {each.summary} (because of {each.consequence_of})")
+        if causes and warnings:
+            output.line(console)
         for each in warnings:
             _show_warning(console, each, verbose)
 
@@ -222,29 +227,13 @@ class Report:
 def _show_cause(console: Console, problem: GPUError, verbose: bool) -> None:
     """What is wrong, why, what to do."""
     output.line(console, f"{type(problem).__name__}: {problem.summary}", style="bold red")
-    _show_evidence(console, problem, "  - ", verbose)
-    if problem.fixes:
-        output.heading(console, "To fix it:")
-    _show_fixes(console, problem)
+    output.show_reasons(console, problem, most_facts=None if verbose else _FACTS_SHOWN)
     output.line(console, f"More: ortgpu explain {problem.code}", style="dim")
 
 
 def _show_warning(console: Console, problem: GPUError, verbose: bool) -> None:
     output.line(console, f"warning: {problem.summary} ({problem.code})", style="yellow")
     if verbose:
-        _show_evidence(console, problem, "  - ", verbose)
-    _show_fixes(console, problem)
-
-
-def _show_evidence(console: Console, problem: GPUError, bullet: str, verbose: bool) -> None:
-    shown = problem.evidence if verbose else problem.evidence[:_FACTS_SHOWN]
-    for fact in shown:
-        output.line(console, f"{bullet}{fact}")
-    if len(shown) < len(problem.evidence):
-        output.line(console, f"{bullet}... {len(problem.evidence) - len(shown)} more with --verbose")
-
-
-def _show_fixes(console: Console, problem: GPUError) -> None:
-    for fix in problem.fixes:
-        for text in fix.splitlines():
-            output.line(console, f"    {text}", style="green" if fix.executable else None)
+        output.show_reasons(console, problem)
+    else:
+        output.show_fixes(console, problem)

@@ -146,9 +146,9 @@ def show_error(console: Console, error: Exception, also: Sequence[GPUError] = ()
     if not isinstance(error, GPUError):
         for other in also:
             line(console, f"  - {other.summary}")
-            _show_reasons(console, other)
+            show_reasons(console, other)
         return
-    _show_reasons(console, error)
+    show_reasons(console, error)
     if error.others:
         heading(console, "Also found:")
     for other in error.others:
@@ -156,11 +156,18 @@ def show_error(console: Console, error: Exception, also: Sequence[GPUError] = ()
     line(console, f"More: ortgpu explain {error.code}", style="dim")
 
 
-def _show_reasons(console: Console, error: GPUError) -> None:
-    for fact in error.evidence:
+def show_reasons(console: Console, error: GPUError, *, most_facts: int | None = None) -> None:
+    """The facts behind an error, ``most_facts`` of them at the most, and its fixes."""
+    for fact in error.evidence[:most_facts]:
         line(console, f"  - {fact}")
+    if most_facts is not None and len(error.evidence) > most_facts:
+        line(console, f"  - ... {len(error.evidence) - most_facts} more with --verbose")
     if error.fixes:
         heading(console, "To fix it:")
+    show_fixes(console, error)
+
+
+def show_fixes(console: Console, error: GPUError) -> None:
     for fix in error.fixes:
         for text in fix.splitlines():
             line(console, f"    {text}", style="green" if fix.executable else None)
