@@ -108,32 +108,27 @@ def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
 
     Not promised: that a library which something else loads later is the same one.
     """
-    return preload_for(locate_packages(), directory)
-
-
-def preload_for(packages: Packages, directory: str | os.PathLike[str] | None = None) -> PreloadReport:
-    """As :func:`preload`, for packages that were read already."""
-    found = plan(packages, directory)
-    return found if isinstance(found, PreloadReport) else load(found)
+    return load(plan(locate_packages(), directory))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What :func:`load` is to open: all reading of folders and files is done."""
+    """What :func:`load` is to open: all reading of folders and files is done.
 
-    provider: ProviderLibrary
+    Without ``resolutions`` there is no provider file, or it does not say what it needs.
+    """
+
+    provider: ProviderLibrary | None
     resolutions: tuple[Resolution, ...]
 
 
 @untranslated()
-def plan(
-    packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True
-) -> Plan | PreloadReport:
-    """Look for the libraries; an empty report where there is no provider file to read their names from."""
+def plan(packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True) -> Plan:
+    """Look for the libraries that the provider needs. ``thorough`` as for ``resolve``."""
     path = packages.onnxruntime.provider_library
     provider = read_provider(path) if path else None
     if provider is None or provider.problem or provider.cuda_major is None:
-        return PreloadReport(provider, (), (), (), False, None)
+        return Plan(provider, ())
     places = places_for(provider, packages.torch, os.path.abspath(directory) if directory is not None else None)
     return Plan(provider, resolve(places, provider.needed, provider.cuda_major, thorough=thorough))
 
@@ -147,6 +142,8 @@ def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Lo
     ``lazily_opened`` holds the stems of libraries to open beside those that the provider links and ``libcudnn`` itself;
     None is all. cuDNN's parts, cuFFT, nvRTC and nvJitLink are half of the loading time and of no use to many models.
     """
+    if found.provider is None or not found.resolutions:
+        return PreloadReport(found.provider, (), (), (), False, None)
     with _lock:
         return _load(found.provider, found.resolutions, lazily_opened, loader or loader_of_this_process())
 

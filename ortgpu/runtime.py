@@ -128,10 +128,9 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
         return damage, None
     if not any(soname.startswith("libcu") for file in native for soname in file.needed):
         return None, None
-    from .preloading import NOTHING, PreloadReport, load, plan
+    from .preloading import NOTHING, load, plan
 
-    found = plan(packages)
-    return None, found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
+    return None, load(plan(packages), lazily_opened=NOTHING)
 
 
 def open_provider(is_of_use: Callable[[], bool] = lambda: True) -> Runtime:
@@ -140,28 +139,24 @@ def open_provider(is_of_use: Callable[[], bool] = lambda: True) -> Runtime:
     ``is_of_use`` is asked in between: without a driver that works, the file would be opened for nothing.
     """
     global _runtime
-    from .preloading import NOTHING, PreloadReport, load, plan, why_provider_does_not_load
+    from .preloading import NOTHING, load, plan, why_provider_does_not_load
 
     with _lock:
         runtime = load_runtime()
         if runtime.provider_opened:
             return runtime
         found = plan(runtime.packages, thorough=False)
-        report = found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
-        if not isinstance(found, PreloadReport) and not report.ok:
+        report = load(found, lazily_opened=NOTHING)
+        if not report.ok:
             # Once more, with everything that could serve and everything that was passed over.
             found = plan(runtime.packages)
-            report = found if isinstance(found, PreloadReport) else load(found, lazily_opened=NOTHING)
+            report = load(found, lazily_opened=NOTHING)
         error, opened = None, False
         if report.ok and report.provider is not None and not report.driver_missing and is_of_use():
             error = why_provider_does_not_load(report.provider)
             opened = error is None
         _runtime = dataclasses.replace(
-            runtime,
-            preload=report,
-            found=None if isinstance(found, PreloadReport) else found,
-            provider_error=error,
-            provider_opened=opened,
+            runtime, preload=report, found=found, provider_error=error, provider_opened=opened
         )
         return _runtime
 

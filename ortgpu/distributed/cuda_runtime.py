@@ -14,16 +14,15 @@ from ..environment.catalogue import BY_STEM
 from ..environment.inspection import inspect_environment
 from ..environment.packages import locate_packages
 from ..errors import LibraryNotFoundError, manual
-from ..preloading import Plan, open_library, plan
+from ..preloading import open_library, plan
 
 _RUNTIME = "libcudart"
 
 
 def load_runtime_library() -> str:
     """Its path. Raises LibraryNotFoundError where nothing has a CUDA runtime for the installed ONNX Runtime."""
-    found = plan(locate_packages())
-    resolutions = found.resolutions if isinstance(found, Plan) else ()
-    candidates = [each for one in resolutions if one.spec.stem == _RUNTIME for each in one.candidates]
+    found = plan(locate_packages()).resolutions
+    candidates = [each for one in found if one.spec.stem == _RUNTIME for each in one.candidates]
     refused = []
     for candidate in candidates:
         error = open_library(candidate.path)
