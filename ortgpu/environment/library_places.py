@@ -6,6 +6,7 @@ The places of Linux are in :mod:`.library_places_linux`, those of Windows in :mo
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,15 @@ def listed(folder: str) -> list[str]:
         return os.listdir(folder)
     except (OSError, ValueError):  # absent, unreadable, not a folder, or not a path at all
         return []
+
+
+def newest_first(folder: str, pattern: str) -> list[str]:
+    """The names in a folder that match, by the version in them."""
+    return sorted((n for n in listed(folder) if re.fullmatch(pattern, n, re.IGNORECASE)), key=version_in, reverse=True)
+
+
+def version_in(name: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", name))
 
 
 def distinct(paths: Iterable[str]) -> Iterator[str]:

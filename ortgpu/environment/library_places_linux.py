@@ -29,6 +29,7 @@ from .library_places import (
     conda_prefixes,
     distinct,
     listed,
+    newest_first,
     nvidia_wheels,
     root,
     torch_folder,
@@ -36,6 +37,7 @@ from .library_places import (
 from .loader_cache import read_loader_cache
 
 _CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
+DEFAULT_FOLDERS = ("lib64", "usr/lib64", "lib", "usr/lib")  # of ld.so(8)
 VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH")
 
 
@@ -76,10 +78,8 @@ def _variables(places: SearchPlaces, _: int) -> Iterator[Root]:
 
 def _default_toolkits(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     folder = str(places.filesystem / "usr/local")
-    names = sorted(
-        (n for n in listed(folder) if re.fullmatch(rf"cuda-{cuda_major}(\.\d+)?", n)), key=_version, reverse=True
-    )
-    for prefix in distinct(os.path.join(folder, name) for name in ["cuda", *names]):
+    names = ["cuda", *newest_first(folder, rf"cuda-{cuda_major}(\.\d+)?")]
+    for prefix in distinct(os.path.join(folder, name) for name in names):
         yield root(places.system, "toolkit", prefix, _toolkit_folders(prefix))
 
 
@@ -91,7 +91,7 @@ def _system_loader(places: SearchPlaces, _: int) -> Iterator[Root]:
     cache = places.filesystem / "etc/ld.so.cache"
     cached = {name: path for name, path in read_loader_cache(cache).items() if is_library(name)}
     yield Root("system loader", str(cache), cached)
-    for default in ("lib64", "usr/lib64", "lib", "usr/lib"):
+    for default in DEFAULT_FOLDERS:
         folder = str(places.filesystem / default)
         yield root(places.system, "system loader", folder, [folder])
 
@@ -101,10 +101,6 @@ def _toolkit_folders(prefix: str) -> list[str]:
     folders = [os.path.join(prefix, name) if name else prefix for name in inner]
     wheel_layout = [os.path.join(prefix, name, "lib") for name in sorted(listed(prefix))]
     return folders + [folder for folder in wheel_layout if os.path.isdir(folder)]
-
-
-def _version(name: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", name))
 
 
 LINUX = System(

@@ -36,9 +36,11 @@ from .library_places import (
     conda_prefixes,
     distinct,
     listed,
+    newest_first,
     nvidia_wheels,
     root,
     torch_folder,
+    version_in,
 )
 from .library_places_linux import VARIABLES
 from .pe import read_pe
@@ -88,7 +90,7 @@ def _conda(places: SearchPlaces, _: int) -> Iterator[Root]:
 
 def _variables(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     of_toolkits = [n for n in places.variables if re.fullmatch(rf"CUDA_PATH_V{cuda_major}_[0-9]+", n)]
-    names = (*VARIABLES, *sorted(of_toolkits, key=_version, reverse=True))
+    names = (*VARIABLES, *sorted(of_toolkits, key=version_in, reverse=True))
     for prefix in distinct(places.variables.get(name, "") for name in names):
         yield from _installed("environment variable", prefix, places, cuda_major)
 
@@ -96,10 +98,10 @@ def _variables(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
 def _default_toolkits(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     programs = places.variables.get("PROGRAMFILES") or r"C:\Program Files"
     toolkits = os.path.join(programs, "NVIDIA GPU Computing Toolkit", "CUDA")
-    for name in _newest_first(toolkits, rf"v{cuda_major}\.[0-9]+"):
+    for name in newest_first(toolkits, rf"v{cuda_major}\.[0-9]+"):
         yield from _installed("toolkit", os.path.join(toolkits, name), places, cuda_major)
     cudnn = os.path.join(programs, "NVIDIA", "CUDNN")
-    for name in _newest_first(cudnn, r"v[0-9]+\.[0-9.]+"):
+    for name in newest_first(cudnn, r"v[0-9]+\.[0-9.]+"):
         yield from _installed("toolkit", os.path.join(cudnn, name), places, cuda_major)
 
 
@@ -108,9 +110,9 @@ def _installed(source: Source, prefix: str, places: SearchPlaces, cuda_major: in
     own = [os.path.join(prefix, inner) if inner else prefix for inner in _INNER]
     own += [os.path.join(prefix, name, inner) for name in sorted(listed(prefix)) for inner in ("bin", "bin/x86_64")]
     others: list[Root] = []
-    for name in _newest_first(os.path.join(prefix, "bin"), r"[0-9]+\.[0-9]+"):
+    for name in newest_first(os.path.join(prefix, "bin"), r"[0-9]+\.[0-9]+"):
         folders = [os.path.join(prefix, "bin", name), os.path.join(prefix, "bin", name, "x64")]
-        if _version(name)[0] == cuda_major:
+        if version_in(name)[0] == cuda_major:
             own += folders
         else:
             unfit = f"is for CUDA {name}, CUDA {cuda_major} is needed"
@@ -122,14 +124,6 @@ def _installed(source: Source, prefix: str, places: SearchPlaces, cuda_major: in
 def _system_loader(places: SearchPlaces, _: int) -> Iterator[Root]:
     for folder in distinct([*folders_of_windows(places.variables), *path_of(places.variables)]):
         yield root(places.system, "system loader", folder, [folder])
-
-
-def _newest_first(folder: str, pattern: str) -> list[str]:
-    return sorted((n for n in listed(folder) if re.fullmatch(pattern, n, re.IGNORECASE)), key=_version, reverse=True)
-
-
-def _version(name: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"[0-9]+", name))
 
 
 def _own_name(path: str) -> str | None:

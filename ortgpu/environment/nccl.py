@@ -15,11 +15,11 @@ from typing import Final
 from .child import run_python
 from .elf import find_section
 from .libraries import places_of_this_process
-from .library_places import SearchPlaces, Source
+from .library_places import SearchPlaces, Source, conda_prefixes
+from .library_places_linux import DEFAULT_FOLDERS
 from .loader_cache import read_loader_cache
 
 _SONAME: Final = "libnccl.so.2"
-_DEFAULT_FOLDERS: Final = ("lib64", "usr/lib64", "lib", "usr/lib")
 _ASK_VERSION: Final = """
 import ctypes
 number = ctypes.c_int()
@@ -72,17 +72,14 @@ def _candidates(places: SearchPlaces) -> Iterator[tuple[Source, str]]:
             yield "already loaded", path
     for entry in places.sys_path:
         yield "nvidia wheels", os.path.abspath(os.path.join(entry, "nvidia", "nccl", "lib", _SONAME))
-    prefixes = [places.variables.get("CONDA_PREFIX", "")]
-    if os.path.isdir(os.path.join(places.python_prefix, "conda-meta")):
-        prefixes.append(places.python_prefix)
-    for prefix in filter(None, prefixes):
+    for prefix in conda_prefixes(places):
         yield "conda", os.path.join(prefix, "lib", _SONAME)
     for folder in filter(None, places.start_library_path.split(":")):
         yield "system loader", os.path.abspath(os.path.join(folder, _SONAME))
     cached = read_loader_cache(places.filesystem / "etc/ld.so.cache").get(_SONAME)
     if cached is not None:
         yield "system loader", cached
-    for name in _DEFAULT_FOLDERS:
+    for name in DEFAULT_FOLDERS:
         yield "system loader", str(places.filesystem / name / _SONAME)
 
 
