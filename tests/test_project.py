@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 import ortgpu.errors
 from ortgpu.__main__ import main
-from ortgpu.diagnosis import remedies, training_packages
+from ortgpu.diagnosis import releases, training_packages
 from ortgpu.environment import catalogue, wheel
 
 if sys.version_info >= (3, 11):
@@ -92,9 +92,9 @@ def test_extra_names_every_wheel_of_the_catalogue(pyproject: dict[str, Any], ext
         assert not requirements[wanted.name].specifier.contains(newest), "a new major version has another soname"
 
 
-@pytest.mark.parametrize("major", sorted(remedies.GPU_PACKAGE))
-def test_extra_and_advice_name_the_same_releases(pyproject: dict[str, Any], major: int) -> None:
-    assert remedies.GPU_PACKAGE[major] in pyproject["project"]["optional-dependencies"][f"cuda{major}"]
+@pytest.mark.parametrize("release", [releases.FOR_CUDA_12, releases.FOR_CUDA_13], ids=["cuda12", "cuda13"])
+def test_extra_and_advice_name_the_same_releases(pyproject: dict[str, Any], release: releases.Release) -> None:
+    assert release.requirement in pyproject["project"]["optional-dependencies"][f"cuda{release.cuda_major}"]
 
 
 def test_extra_for_training_is_what_the_error_advises(pyproject: dict[str, Any]) -> None:

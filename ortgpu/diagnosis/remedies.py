@@ -12,12 +12,10 @@ from ..environment.catalogue import CUDNN_CODE, LIBRARIES, TOOLKIT_MAJORS, is_dl
 from ..environment.inspection import Environment
 from ..environment.packages import Packages
 from ..errors import Fix, manual, shell
-from .releases import FOR_CUDA_12, FOR_CUDA_13, Release, newest_for
+from .releases import Release, newest_for
 
 # Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
-
-GPU_PACKAGE = {release.cuda_major: release.requirement for release in (FOR_CUDA_12, FOR_CUDA_13)}
 
 
 def install(

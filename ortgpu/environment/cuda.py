@@ -160,9 +160,8 @@ def _device(driver: ctypes.CDLL, ordinal: int) -> CudaDevice:
 
 def _uuid(driver: ctypes.CDLL, handle: ctypes.c_int) -> str | None:
     raw = ctypes.create_string_buffer(16)
-    for function, prefix in (("cuDeviceGetUuid_v2", "GPU-"), ("cuDeviceGetUuid", "GPU-")):
-        if _call(driver, function, raw, handle):
-            return prefix + str(uuids.UUID(bytes=raw.raw))
+    if _call(driver, "cuDeviceGetUuid_v2", raw, handle) or _call(driver, "cuDeviceGetUuid", raw, handle):
+        return f"GPU-{uuids.UUID(bytes=raw.raw)}"
     return None
 
 

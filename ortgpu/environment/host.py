@@ -52,6 +52,7 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
 
     ``container`` is a best guess from the marks that runtimes leave: None does not prove that there is none.
     """
+    variables = os.environ if environ is None else environ
     release = _text(root / "proc/sys/kernel/osrelease")
     kernel = (release or platform.release()).strip() or None
     version = sys.version_info
@@ -65,13 +66,13 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
         implementation=platform.python_implementation(),
         executable=sys.executable or "",
         memory_total=_read_memory(root),
-        container=_read_container(root, os.environ if environ is None else environ),
+        container=_read_container(root, variables),
         wsl=kernel is not None and "microsoft" in kernel.lower(),
         display_vendors=_read_display_vendors(root),
         frozen=bool(getattr(sys, "frozen", False)),
         address_space=_read_limit("RLIMIT_AS"),
         data=_read_limit("RLIMIT_DATA"),
-        service=_read_service(os.environ if environ is None else environ),
+        service=_read_service(variables),
     )
 
 

@@ -67,12 +67,8 @@ class Resolution:
         return tuple(file for file in self.rejected if _names_soname(_name_of(file.path), self.soname))
 
 
-def find_roots(places: SearchPlaces, cuda_major: int) -> tuple[Root, ...]:
-    """All roots that hold any file of a CUDA library, in the documented order."""
-    return tuple(_each_root(places, cuda_major))
-
-
-def _each_root(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+def find_roots(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    """The roots that hold any file of a CUDA library, in the documented order; none is read before its turn."""
     return (root for step in places.system.steps for root in step(places, cuda_major) if root.files)
 
 
@@ -93,7 +89,7 @@ def resolve(
     cudnn_major = major_of(linked.get("libcudnn", ""))
     toolkit = {soname for spec, soname in wanted if soname and not spec.is_cudnn and spec.stem in linked}
     roots = (
-        tuple(_each_root(places, cuda_major)) if thorough else _first_roots(places, cuda_major, toolkit, cudnn_major)
+        tuple(find_roots(places, cuda_major)) if thorough else _first_roots(places, cuda_major, toolkit, cudnn_major)
     )
     roots = _preferred_first(roots, toolkit, places)
     cudnn_roots = sorted(roots, key=lambda root: root.source not in ("already loaded", "directory"))
@@ -126,7 +122,7 @@ def _first_roots(places: SearchPlaces, cuda_major: int, toolkit: set[str], cudnn
     """The roots down to the first that is enough; all, when part of the toolkit is loaded and its root is wanted."""
     enough = {*toolkit, places.system.name(BY_STEM["libcudnn"], cudnn_major or 9)}
     roots: list[Root] = []
-    for root in _each_root(places, cuda_major):
+    for root in find_roots(places, cuda_major):
         roots.append(root)
         if roots[0].source == "already loaded" and toolkit & roots[0].files.keys():
             continue

@@ -329,8 +329,13 @@ def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Dis
         if state is not None:
             (missing if state == "missing" else altered).append(entry.path)
     return Distribution(
-        *(one.name, one.read_version(), one.location, tuple(missing), tuple(altered)),
-        *(claim.entries is not None, one.folder),
+        one.name,
+        one.read_version(),
+        one.location,
+        missing_files=tuple(missing),
+        altered_files=tuple(altered),
+        record_readable=claim.entries is not None,
+        folder=one.folder,
     )
 
 

@@ -49,7 +49,7 @@ def test_the_order_is_the_documented_one() -> None:
 
 def test_nothing_anywhere(tmp_path: Path) -> None:
     where = places(tmp_path)
-    assert find_roots(where, 13) == ()
+    assert list(find_roots(where, 13)) == []
     found = search(where)
     assert set(ALL) <= set(found)
     assert all(one.chosen is None and one.rejected == () for one in found.values())

@@ -64,7 +64,7 @@ def test_the_order_is_the_documented_one() -> None:
 
 def test_nothing_anywhere(tmp_path: Path) -> None:
     where = places(tmp_path)
-    assert find_roots(where, 13) == ()
+    assert list(find_roots(where, 13)) == []
     assert all(one.chosen is None and one.rejected == () for one in search(where).values())
 
 
