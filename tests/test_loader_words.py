@@ -74,6 +74,24 @@ def test_what_may_not_be_mapped_may_be_read(words: str) -> None:
     assert "SELinux" in error.fixes[0]
 
 
+@pytest.mark.parametrize(
+    ("folder", "fix", "needs"),
+    [
+        ("/opt/older", "export LD_LIBRARY_PATH=/b", None),
+        ("/opt/unknown", "update the package that brings /opt/unknown/libstdc++.so.6, or let", None),
+        ("/usr/lib/x86_64-linux-gnu", "use a newer operating system", "host"),
+    ],
+)
+def test_a_cpp_library_that_is_too_old_is_not_mended_by_installing_cublas(
+    folder: str, fix: str, needs: str | None
+) -> None:
+    words = f"{folder}/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by /x/libcublas.so.13)"
+    missing = (passed_over("libcublas.so.13", words),)
+    (only,) = first(preloaded(missing=missing), variables(LD_LIBRARY_PATH="/opt/older:/b")).fixes
+    assert only.startswith(fix)
+    assert only.needs == needs
+
+
 def test_a_copy_that_does_not_fit_what_is_loaded_is_not_installed_again() -> None:
     missing = (passed_over("libcublas.so.13", UNFIT, "/opt/cuda/libcublasLt.so.13"),)
     error = first(preloaded(missing=missing))

@@ -17,6 +17,7 @@ from ..errors import (
 )
 from . import remedies, windows
 from .facts import Facts
+from .library_symbols import newer_c_library, older_c_library
 
 
 def failed(facts: Facts) -> GPUError | None:
@@ -31,18 +32,8 @@ def failed(facts: Facts) -> GPUError | None:
         return None  # not_installed or broken_files says it
     if re.search(r"lib(cu|nv)\w+\.so[\w.]*: cannot open shared object", text):
         return None  # the extension itself links CUDA (1.27.0): libraries_missing says it
-    libc = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", text)
-    if libc is not None and (old := _cxx_library_of_another(facts, text, libc[0])) is not None:
-        return old
-    if libc is not None:
-        host = facts.environment.host
-        return UnsupportedPlatformError(
-            f"the installed ONNX Runtime needs {libc[0]}, which this system's C or C++ library does not have",
-            evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
-            fixes=[manual("use a newer operating system or container image", needs="host")],
-            system=host.system,
-            machine=host.machine,
-        )
+    if (old := older_c_library(text)) is not None:
+        return _c_library_too_old(facts, text, *old)
     if (absent := re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)) is not None:
         return LibraryNotFoundError(
             f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
@@ -97,19 +88,22 @@ def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
     return next((each for each in words if remedies.cannot_be_mapped(each)), None)
 
 
-def _cxx_library_of_another(facts: Facts, text: str, version: str) -> GPUError | None:
-    """The C++ library that was too old is not the system's: one from conda, or another on LD_LIBRARY_PATH."""
-    named = re.search(r"(/\S*libstdc\+\+\S*): version ", text)
-    if named is None or re.match(r"(/usr)?/lib(64)?/", named[1]):
-        return None
-    path = named[1]
-    off = remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", os.path.dirname(path))
-    return LibraryVersionError(
-        f"import onnxruntime fails: the C++ library that this process loads, {path}, is too old for it",
-        evidence=[text],
-        fixes=[off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")],
-        needed=(version,),
-        found={os.path.basename(path): path},
+def _c_library_too_old(facts: Facts, text: str, version: str, path: str | None) -> GPUError:
+    host, fixes = facts.environment.host, [newer_c_library(facts.environment, path)]
+    if path is not None:
+        return LibraryVersionError(
+            f"import onnxruntime fails: the C++ library that this process loads, {path}, is too old for it",
+            evidence=[text],
+            fixes=fixes,
+            needed=(version,),
+            found={os.path.basename(path): path},
+        )
+    return UnsupportedPlatformError(
+        f"the installed ONNX Runtime needs {version}, which this system's C or C++ library does not have",
+        evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
+        fixes=fixes,
+        system=host.system,
+        machine=host.machine,
     )
 
 

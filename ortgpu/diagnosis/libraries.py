@@ -23,7 +23,7 @@ from ..errors import (
 from ..preloading import MissingLibrary
 from . import remedies
 from .facts import Facts
-from .library_symbols import of_another_version
+from .library_symbols import newer_c_library, of_another_version, older_c_library
 
 
 def missing(facts: Facts) -> GPUError | None:
@@ -101,9 +101,13 @@ def judge_missing(
     unfit = {soname: file for soname, file in passed_over if file.unfit_for is not None}
     closed = _closed(facts, absent)
     foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
-    to_install = [
-        library for library in absent if library.soname not in {**unmapped, **late, **unfit, **foreign, **closed}
-    ]
+    too_new = {
+        soname: newer_c_library(facts.environment, old[1])
+        for soname, file in passed_over
+        if (old := older_c_library(file.problem or "")) is not None
+    }
+    otherwise = {*unmapped, *late, *unfit, *foreign, *closed, *too_new}
+    to_install = [library for library in absent if library.soname not in otherwise]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     dead = dict.fromkeys(_folder_of_wheels(file.path) for _, file in passed_over if _is_dead_link(file))
     fixes = []
@@ -118,6 +122,7 @@ def judge_missing(
     if closed:
         evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
         fixes.append(remedies.let_it_be_read(facts.environment, closed.values()))
+    fixes += dict.fromkeys(too_new.values())
     if foreign:
         fixes.append(remedies.system_package(foreign.values()))
     if wheels:

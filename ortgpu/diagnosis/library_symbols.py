@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from ..environment.catalogue import canonical
+from ..environment.inspection import Environment
 from ..errors import Fix, LibraryVersionError, manual
 from ..preloading import LoadedLibrary
 from . import remedies, windows
@@ -34,6 +35,23 @@ def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionErro
         needed=(soname,),
         found={lib.soname: lib.path for lib in culprits},
     )
+
+
+def older_c_library(words: str) -> tuple[str, str | None] | None:
+    """What the C or C++ library that is loaded lacks, GLIBCXX_3.4.32 say, and its path where it is not the system's but
+    one from conda, or another on LD_LIBRARY_PATH; None: the loader's words are others."""
+    version = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", words)
+    if version is None:
+        return None
+    named = re.search(r"(/\S*libstdc\+\+\S*): version ", words)
+    return version[0], named[1] if named is not None and not re.match(r"(/usr)?/lib(64)?/", named[1]) else None
+
+
+def newer_c_library(environment: Environment, path: str | None) -> Fix:
+    if path is None:
+        return manual("use a newer operating system or container image", needs="host")
+    off = remedies.off_the_path(environment, "LD_LIBRARY_PATH", os.path.dirname(path))
+    return off or manual(f"update the package that brings {path}, or let the system's libstdc++.so.6 be loaded")
 
 
 def _that_would_be_loaded(facts: Facts) -> tuple[LoadedLibrary, ...]:
