@@ -349,6 +349,7 @@ CASES = [
     Case("loading crashes", probed(died_in="libraries"), "BrokenPackageError", "loading the CUDA libraries"),
     Case("the provider crashes", probed(died_in="provider"), "BrokenPackageError", "Segmentation fault"),
     Case("a session crashes", probed(died_in="session"), "ProviderFallbackError", "opening a session"),
+    Case("a session of the model crashes", probed(died_in="model"), "ProviderFallbackError", "with this model ended"),
     Case("a session fails", probed(ProbeStep("session", False, "strange words")), "ProviderFallbackError",
         "strange words"),
     Case("a session fails for a reason", probed(ProbeStep("session", False, "CUDA failure 999: unknown error")),

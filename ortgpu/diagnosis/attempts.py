@@ -38,44 +38,50 @@ _DOING = {
 def died(facts: Facts) -> GPUError | None:
     """The child was killed by a signal, or did not return: the step says in whose code."""
     probe = facts.observed.probe
-    if probe is None or probe.completed or probe.died_in == "training":
-        return None  # of training.py is the last
+    # Of "start", the interpreter itself did not come up, nothing was learned; training.py judges the last.
+    if probe is None or probe.died_in in (None, "start", "training"):
+        return None
     how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
-    patience = [_more_time_than(probe.seconds)] if probe.timed_out else []
+    summary = f"{_DOING.get(probe.died_in, _DOING['session'])} {how}"
+    first = [_more_time_than(probe.seconds)] if probe.timed_out else []
     evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
-    if probe.signal in _FROM_OUTSIDE and probe.died_in != "start":
+    if probe.signal in _FROM_OUTSIDE:
         return _ended_from_outside(probe, evidence, facts)
     if probe.died_in == "driver":
         evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
-        what_of_it = "asking NVML" if probe.opening == NVML else _DOING["driver"]
         return DriverUnusableError(
-            f"{what_of_it} {how}",
+            f"asking NVML {how}" if probe.opening == NVML else summary,
             evidence=evidence,
-            fixes=[*patience, manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
+            fixes=[*first, manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
         )
     if probe.died_in in ("libraries", "import", "provider"):
-        package, fix = _owner_of(probe.opening, facts)
-        if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
-            # The loader and what it loads take no mapping for granted, and touch what was not mapped.
-            patience = [remedies.let_it_be_mapped(facts.environment, "")]
-        version = facts.environment.packages.onnxruntime.version
-        if (probe.died_in, probe.signal, version) == ("import", "SIGSEGV", "1.29.0"):
-            # Its telemetry asks a shell for an identity of the machine: onnxruntime issues 32173 and 32501.
-            evidence.append("1.29.0 does so where there is neither a shell nor /etc/machine-id")
-            patience = [shell("export ORT_DISABLE_TELEMETRY=1")]
-        return BrokenPackageError(
-            f"{_DOING[probe.died_in]} {how}",
-            evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
-            fixes=[*patience, fix],
-            package=package,
-            files=(probe.opening,) if probe.opening else (),
-        )
-    if probe.died_in == "start":
-        return None  # the interpreter itself did not come up: nothing was learned of the GPU
+        return _died_in_a_library(probe, summary, evidence, first, facts)
     if probe.died_in == "load":
-        return ProviderError(f"{_DOING['load']} {how}", evidence=evidence, fixes=patience)
-    return ProviderFallbackError(f"{_DOING['session']} {how}", evidence=evidence, fixes=patience)
+        return ProviderError(summary, evidence=evidence, fixes=first)
+    return ProviderFallbackError(summary, evidence=evidence, fixes=first)
+
+
+def _died_in_a_library(
+    probe: ProbeResult, summary: str, evidence: list[str], first: list[Fix], facts: Facts
+) -> BrokenPackageError:
+    """``first``: what to try before the package of the library is installed again."""
+    package, again = _owner_of(probe.opening, facts)
+    if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
+        # The loader and what it loads take no mapping for granted, and touch what was not mapped.
+        first = [remedies.let_it_be_mapped(facts.environment, "")]
+    version = facts.environment.packages.onnxruntime.version
+    if (probe.died_in, probe.signal, version) == ("import", "SIGSEGV", "1.29.0"):
+        # Its telemetry asks a shell for an identity of the machine: onnxruntime issues 32173 and 32501.
+        evidence.append("1.29.0 does so where there is neither a shell nor /etc/machine-id")
+        first = [shell("export ORT_DISABLE_TELEMETRY=1")]
+    return BrokenPackageError(
+        summary,
+        evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
+        fixes=[*first, again],
+        package=package,
+        files=(probe.opening,) if probe.opening else (),
+    )
 
 
 def _more_time_than(seconds: float) -> Fix:
