@@ -175,7 +175,7 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
         if option in _BOOLEAN and value not in _BOOLEAN_VALUES:
             raise _bad_value(option, value, f"one of {', '.join(_BOOLEAN_VALUES)}")
         if option in _UNSIGNED and not (value.isascii() and value.strip().isdecimal()):
-            raise _bad_value(option, value, "a whole number, not negative")
+            raise _bad_value(option, value, "a whole number, 0 or larger")
 
 
 def _unknown_option(name: str, value: str, provider_library: str | None) -> ProviderOptionError:
@@ -201,7 +201,7 @@ def _bad_value(option: str, value: str, wanted: str) -> ProviderOptionError:
     return ProviderOptionError(
         f"the CUDA provider's option {option!r} cannot be {value!r}",
         evidence=[f"{option} is {wanted}"],
-        fixes=[manual(f"give {option} {wanted}")],
+        fixes=[manual(f"set {option} to {wanted}")],
         provider=CUDA,
         option=option,
         value=value,

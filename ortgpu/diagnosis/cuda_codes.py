@@ -85,7 +85,10 @@ UNUSABLE: dict[int, Meaning] = {
         Meaning(
             "the Multi-Process Service (MPS), through which this process would share the GPU, does not take it",
             (
-                manual("see to it that nvidia-cuda-mps-control runs, for this user, and has room", needs="host"),
+                manual(
+                    "make sure that nvidia-cuda-mps-control is running for this user and takes more clients",
+                    needs="host",
+                ),
                 manual("or point CUDA_MPS_PIPE_DIRECTORY at an empty folder, to use the GPU without MPS"),
             ),
         ),

@@ -74,7 +74,8 @@ def none_visible(facts: Facts) -> GPUError | None:
     if cuda is not None and cuda.code:
         evidence.append(f"cuInit returned {cuda.code} ({name_of(cuda.code)})")
     if nvml.available:
-        evidence.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + "".join(f"; {gpu.name} {gpu.uuid}" for gpu in nvml.gpus))
+        names = "; ".join(f"{gpu.name} {gpu.uuid}" for gpu in nvml.gpus)
+        evidence.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))
     elif nvml.error:
         evidence.append(f"NVML: {nvml.error}")
     if value is not None:
