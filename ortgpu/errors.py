@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 FixKind = Literal["shell", "python", "manual"]
+Needs = Literal["root", "reboot", "driver", "hardware", "host"]
 Severity = Literal["fatal", "warning"]
 
 
@@ -42,9 +43,9 @@ class Fix(str):
     """
 
     kind: FixKind
-    needs: str | None
+    needs: Needs | None
 
-    def __new__(cls, text: str, *, kind: FixKind = "shell", needs: str | None = None) -> Fix:
+    def __new__(cls, text: str, *, kind: FixKind = "shell", needs: Needs | None = None) -> Fix:
         self = super().__new__(cls, text)
         self.kind = kind
         self.needs = needs
@@ -62,11 +63,11 @@ class Fix(str):
         return f"Fix({str(self)!r}, kind={self.kind!r}, needs={self.needs!r})"
 
 
-def _rebuild_fix(text: str, kind: FixKind, needs: str | None) -> Fix:
+def _rebuild_fix(text: str, kind: FixKind, needs: Needs | None) -> Fix:
     return Fix(text, kind=kind, needs=needs)
 
 
-def shell(command: str, *, needs: str | None = None) -> Fix:
+def shell(command: str, *, needs: Needs | None = None) -> Fix:
     return Fix(command, kind="shell", needs=needs)
 
 
@@ -74,7 +75,7 @@ def python(code: str) -> Fix:
     return Fix(code, kind="python")
 
 
-def manual(sentence: str, *, needs: str | None = None) -> Fix:
+def manual(sentence: str, *, needs: Needs | None = None) -> Fix:
     return Fix(sentence, kind="manual", needs=needs)
 
 
