@@ -47,12 +47,16 @@ def read_installer() -> Installer:
     managed = " --break-system-packages" if _is_managed_by_the_system() else ""
     has_pip = PathFinder.find_spec("pip") is not None
     packages = _resolved(sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    folder = packages[0]
     if not has_pip and shutil.which("uv"):
         return Installer(
             "uv",
             f"uv pip install --python {python}{managed}",
             f"uv pip uninstall --python {python}{managed}",
-            *_reach(packages[0], packages),
+            folder=folder,
+            own=packages,
+            hidden=_hidden_by(folder),
+            obstacle=_why_not_written(folder),
             lock=_lock(),
         )
     pip, obstacle = f"{python} -m pip", None
@@ -60,7 +64,6 @@ def read_installer() -> Installer:
         pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
     elif not has_pip:  # a Python of Debian has no ensurepip, or one that refuses
         obstacle = f"{python} has no pip: once its system has brought it (apt-get install python3-pip)"
-    folder = packages[0]
     if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
         folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
     # pip sees what a new process of this interpreter would import, and takes it for its own below its prefix, or
@@ -69,8 +72,16 @@ def read_installer() -> Installer:
     seen = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     prefix = _resolved(sys.prefix) if _is_virtual() else (os.sep,)
     own = (folder,) if folder not in packages else tuple(one for one in seen if _is_below(one, prefix))
-    install, uninstall = f"{pip} install{managed}", f"{pip} uninstall -y{managed}"
-    return Installer("pip", install, uninstall, *_reach(folder, own, obstacle), lock=_lock())
+    return Installer(
+        "pip",
+        f"{pip} install{managed}",
+        f"{pip} uninstall -y{managed}",
+        folder=folder,
+        own=own,
+        hidden=_hidden_by(folder),
+        obstacle=_why_not_written(folder) or obstacle,
+        lock=_lock(),
+    )
 
 
 def _lock() -> str | None:
@@ -78,15 +89,17 @@ def _lock() -> str | None:
     return path if _is_virtual() and os.path.isfile(path) else None
 
 
-def _reach(
-    folder: str, own: tuple[str, ...], obstacle: str | None = None
-) -> tuple[str, tuple[str, ...], tuple[str, ...], str | None]:
+def _hidden_by(folder: str) -> tuple[str, ...]:
+    """The folders of the search path behind this one."""
     path = _resolved(*search_path())
     # The user's folder is put on the path, ahead of the others, once it is there.
-    hidden = path[path.index(folder) + 1 :] if folder in path else _resolved(*site.getsitepackages())
-    if not os.access(_nearest_that_exists(folder), os.W_OK):
-        obstacle = f"{folder} is not this user's to write: as its owner, or where its image is built"
-    return folder, own, hidden, obstacle
+    return path[path.index(folder) + 1 :] if folder in path else _resolved(*site.getsitepackages())
+
+
+def _why_not_written(folder: str) -> str | None:
+    if os.access(_nearest_that_exists(folder), os.W_OK):
+        return None
+    return f"{folder} is not this user's to write: as its owner, or where its image is built"
 
 
 def _nearest_that_exists(folder: str) -> str:
