@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ortgpu.cli import output, training_findings
+from ortgpu.diagnosis.requirements import Requirement, dotted, short_name
 from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, major_of
 from ortgpu.environment.driver import GPU
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from ortgpu import Diagnosis
     from ortgpu.diagnosis.probe import ProbeResult
-    from ortgpu.diagnosis.requirements import Requirement
     from ortgpu.environment.cuda import CudaDevice
     from ortgpu.environment.inspection import Environment
     from ortgpu.environment.libraries import Resolution
@@ -50,7 +50,7 @@ def _system(environment: Environment, verbose: bool) -> str:
     parts = [
         f"{host.os_name or host.system} {host.machine}",
         *([host.libc] if host.libc and verbose else []),
-        f"{'Python' if host.implementation == 'CPython' else host.implementation} {_dotted(host.python)}",
+        f"{'Python' if host.implementation == 'CPython' else host.implementation} {dotted(host.python)}",
         *([f"in {host.container}"] if host.container else []),
         *(["WSL"] if host.wsl else []),
     ]
@@ -88,7 +88,7 @@ def _driver(environment: Environment, verbose: bool) -> Iterator[str]:
     driver = environment.driver
     version, cuda = driver.version, driver.supported_cuda
     parts = [version or "version not known"] if version or driver.libcuda else []
-    parts += [f"for CUDA up to {_dotted(cuda)}"] if cuda else []
+    parts += [f"for CUDA up to {dotted(cuda)}"] if cuda else []
     parts += [driver.libcuda or "libcuda cannot be loaded"]
     yield ", ".join(parts)
     if verbose and driver.libcuda_error:
@@ -122,7 +122,7 @@ def _kind(gpu: GPU | CudaDevice) -> str:
     size = gpu.memory_total if isinstance(gpu, GPU) else gpu.total_memory
     parts = [
         gpu.name or "unnamed GPU",
-        f"compute capability {_dotted(gpu.compute_capability)}" if gpu.compute_capability else "generation not known",
+        f"compute capability {dotted(gpu.compute_capability)}" if gpu.compute_capability else "generation not known",
         f"{size / (1 << 30):.0f} GiB" if size is not None else "memory not known",
     ]
     return ", ".join([*parts, *(["MIG"] if isinstance(gpu, GPU) and gpu.mig_enabled else [])])
@@ -143,9 +143,9 @@ def _libraries(environment: Environment) -> Iterator[str]:
     absent: dict[str, list[str]] = {}
     for library in environment.libraries:
         if library.chosen is not None and library.spec.part_of is None:
-            by_origin.setdefault(f"{library.chosen.source} ({library.chosen.root})", []).append(_short(library))
+            by_origin.setdefault(f"{library.chosen.source} ({library.chosen.root})", []).append(short_name(library))
         elif library.chosen is None and _is_missed(library, environment):
-            absent.setdefault(_absence(library), []).append(_short(library))
+            absent.setdefault(_absence(library), []).append(short_name(library))
     for words, names in (*by_origin.items(), *absent.items()):
         yield f"{', '.join(names)}: {words}"
     if not environment.libraries:
@@ -230,11 +230,3 @@ def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
         yield f"{how} in: {probe.died_in}"
     if verbose:
         yield from (f"    | {text}" for text in probe.output.splitlines() if text.strip())
-
-
-def _short(library: Resolution) -> str:
-    return library.soname.removeprefix("lib").replace(".so.", " ")
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ortgpu.diagnosis.requirements import dotted
+
 if TYPE_CHECKING:
     from ortgpu.diagnosis.facts import TrainingFacts
     from ortgpu.distributed.shared_folder import FolderMeeting
@@ -27,8 +29,8 @@ def rows(training: TrainingFacts) -> dict[str, list[str]]:
 
 def _nccl(nccl: Nccl) -> list[str]:
     return [
-        f"{_dotted(one.version) if one.version else one.error or 'of unknown version'}"
-        + (f" for CUDA {_dotted(one.cuda_version)}" if one.cuda_version else "")
+        f"{dotted(one.version) if one.version else one.error or 'of unknown version'}"
+        + (f" for CUDA {dotted(one.cuda_version)}" if one.cuda_version else "")
         + f", {one.path} ({one.source})"
         for one in nccl.libraries
     ] or ["no libnccl.so.2 was found"]
@@ -65,7 +67,3 @@ def _meeting(meeting: FolderMeeting) -> str:
             f"{meeting.folder}: written and read by this process alone; start the doctor with mpirun to compare ranks"
         )
     return f"{meeting.folder}: rank {meeting.rank} met all {meeting.world_size}"
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

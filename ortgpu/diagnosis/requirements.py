@@ -193,8 +193,9 @@ def _libraries(environment: Environment) -> Requirement:
     here = len(whole) - len(absent)
     return Requirement(
         "libraries",
-        ", ".join(_short(library) for library in linked) or "cublas, cublasLt, cudart, cufft, curand, cudnn, published",
-        f"also {', '.join(_short(library) for library in lazy)}" if lazy else "nvrtc, nvJitLink, published",
+        ", ".join(short_name(library) for library in linked)
+        or "cublas, cublasLt, cudart, cufft, curand, cudnn, published",
+        f"also {', '.join(short_name(library) for library in lazy)}" if lazy else "nvrtc, nvJitLink, published",
         f"{here} of {len(whole)}" + (f"; not found: {', '.join(absent)}" if absent else "") if whole else None,
         _all(library.chosen is not None for library in linked),
         _all(library.chosen is not None for library in whole),
@@ -317,7 +318,8 @@ def _library(environment: Environment, stem: str) -> Resolution | None:
     return next((library for library in environment.libraries if library.spec.stem == stem), None)
 
 
-def _short(library: Resolution) -> str:
+def short_name(library: Resolution) -> str:
+    """``cublas 13`` for libcublas.so.13."""
     return library.soname.removeprefix("lib").replace(".so.", " ")
 
 
