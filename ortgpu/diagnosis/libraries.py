@@ -87,48 +87,15 @@ def _must_be_there(found: Resolution) -> bool:
 def judge_missing(
     facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity, further: Iterable[str] = ()
 ) -> GPUError | None:
+    """``further``: requirements for pip of what is missing as well, and is to be installed along with these."""
     if not absent:
         return None
-    evidence = [line for library in absent for line in _evidence(library)]
+    passed_over = [line for library in absent for line in _evidence(library)]
     absent = _without_consequences(absent)
+    unfit = _unfit(absent)
+    fixes, facts_of_fixes = _ways_to_have(facts, absent, unfit, further)
+    evidence = [*passed_over, _where_needed(facts), *facts_of_fixes]
     sonames = tuple(library.soname for library in absent)
-    evidence.append(_where_needed(facts))
-    passed_over = [(library.soname, file) for library in absent for file in library.rejected]
-    unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
-    late = {
-        s: path for s, file in passed_over if (path := remedies.lacks_thread_storage(file.problem or "")) is not None
-    }
-    unfit = {soname: file for soname, file in passed_over if file.unfit_for is not None}
-    closed = _closed(facts, absent)
-    foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
-    too_new = {
-        soname: newer_c_library(facts.environment, old[1])
-        for soname, file in passed_over
-        if (old := older_c_library(file.problem or "")) is not None
-    }
-    otherwise = {*unmapped, *late, *unfit, *foreign, *closed, *too_new}
-    to_install = [library for library in absent if library.soname not in otherwise]
-    wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
-    dead = dict.fromkeys(_folder_of_wheels(file.path) for _, file in passed_over if _is_dead_link(file))
-    fixes = []
-    if unmapped:
-        folder = os.path.dirname(next(iter(unmapped.values())).path)
-        fixes.append(remedies.let_it_be_mapped(facts.environment, folder))
-    if late:
-        fixes.append(remedies.load_at_start(facts.environment, late.values()))
-    if unfit:
-        evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
-        fixes += _ways_to_one_copy(unfit, facts)
-    if closed:
-        evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
-        fixes.append(remedies.let_it_be_read(facts.environment, closed.values()))
-    fixes += dict.fromkeys(too_new.values())
-    if foreign:
-        fixes.append(remedies.system_package(foreign.values()))
-    if wheels:
-        fixes.append(remedies.install_libraries(facts.environment, {**wheels, **dict.fromkeys(further)}, dead))
-    if unknown := [library.soname for library in to_install if not library.wheel]:
-        fixes += remedies.newer_cuda(facts.environment, unknown) or [remedies.system_package(unknown)]
     if len(unfit) == len(absent):
         return LibraryConflictError(
             f"{reason} {_enumerate(sonames)}, and no copy fits what this process has already loaded",
@@ -156,6 +123,54 @@ def judge_missing(
         severity=severity,
         missing=sonames,
     )
+
+
+def _unfit(absent: Iterable[MissingLibrary]) -> dict[str, Candidate]:
+    """By soname: a file that would serve, if another library of this process were not loaded."""
+    return {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
+
+
+def _ways_to_have(
+    facts: Facts, absent: tuple[MissingLibrary, ...], unfit: Mapping[str, Candidate], further: Iterable[str]
+) -> tuple[list[Fix], list[str]]:
+    """The fixes, and the facts that they rest on. Only what nothing else keeps from being loaded is to be installed."""
+    environment = facts.environment
+    fixes: list[Fix] = []
+    evidence: list[str] = []
+    passed_over = [(library.soname, file) for library in absent for file in library.rejected]
+    problems = [(soname, file.problem or "") for soname, file in passed_over]
+    unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
+    late = {soname: path for soname, words in problems if (path := remedies.lacks_thread_storage(words)) is not None}
+    closed = _closed(facts, absent)
+    too_new = {
+        soname: newer_c_library(environment, old[1])
+        for soname, words in problems
+        if (old := older_c_library(words)) is not None
+    }
+    foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
+    if unmapped:
+        folder = os.path.dirname(next(iter(unmapped.values())).path)
+        fixes.append(remedies.let_it_be_mapped(environment, folder))
+    if late:
+        fixes.append(remedies.load_at_start(environment, late.values()))
+    if unfit:
+        evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
+        fixes += _ways_to_one_copy(unfit, facts)
+    if closed:
+        evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
+        fixes.append(remedies.let_it_be_read(environment, closed.values()))
+    fixes += dict.fromkeys(too_new.values())
+    if foreign:
+        fixes.append(remedies.system_package(foreign.values()))
+    otherwise = {*unmapped, *late, *unfit, *closed, *too_new, *foreign}
+    to_install = [library for library in absent if library.soname not in otherwise]
+    wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
+    if wheels:
+        dead = dict.fromkeys(_folder_of_wheels(file.path) for _, file in passed_over if _is_dead_link(file))
+        fixes.append(remedies.install_libraries(environment, {**wheels, **dict.fromkeys(further)}, dead))
+    if unknown := [library.soname for library in to_install if not library.wheel]:
+        fixes += remedies.newer_cuda(environment, unknown) or [remedies.system_package(unknown)]
+    return fixes, evidence
 
 
 def _without_consequences(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
