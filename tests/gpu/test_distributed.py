@@ -10,7 +10,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,6 @@ def start(gpus: GPUs, tmp_path: Path) -> Start:
         arguments: Mapping[str, Any],
         env: Mapping[str, str | None] | None = None,
         count: int = 2,
-        within: Sequence[str] = (),
     ) -> Ranks:
         if len(gpus.visible) < count:
             pytest.skip(f"needs {count} GPUs, and CUDA shows {len(gpus.visible)}")
@@ -94,7 +93,7 @@ def start(gpus: GPUs, tmp_path: Path) -> Start:
         [(command, _)] = starts_of(launcher, count, [sys.executable, str(RANK_PROGRAM), task])
         # NVLink SHARP, which two GPUs do not need, and whose multicast memory a virtual machine may not have
         variables = {**AS_ROOT, "NCCL_NVLS_ENABLE": "0", MARK: mark, "RANK_REPORTS": str(folder), **(env or {})}
-        child = run_child([*within, *command], env=child_environment(variables), deadline=TIMEOUT + 60)
+        child = run_child(command, env=child_environment(variables), deadline=TIMEOUT + 60)
         reports = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json"))
         return Ranks(child, outcomes_of(reports), processes_with(mark))
 
@@ -106,15 +105,8 @@ def preflight(start: Start) -> Start:
     if importlib.util.find_spec("nccl") is None:
         pytest.skip("needs nccl4py: pip install 'ortgpu[distributed]', or its wheel on PYTHONPATH")
 
-    def run(
-        launcher: str,
-        env: Mapping[str, str | None] | None = None,
-        count: int = 2,
-        within: Sequence[str] = (),
-        **arguments: Any,
-    ) -> Ranks:
-        planned = {"timeout": TIMEOUT, "calls": {"all": CALLS}, **arguments}
-        return start(launcher, "preflight", planned, env, count, within)
+    def run(launcher: str, env: Mapping[str, str | None] | None = None, count: int = 2, **arguments: Any) -> Ranks:
+        return start(launcher, "preflight", {"timeout": TIMEOUT, "calls": {"all": CALLS}, **arguments}, env, count)
 
     return run
 
@@ -209,20 +201,6 @@ def test_nccl_says_why(preflight: Start) -> None:
         assert error.type == "NCCLError"
         assert error.details["status"] == 5
         assert any("NCCL WARN" in fact for fact in error.evidence), error.text
-
-
-def test_too_little_shared_memory(preflight: Start) -> None:
-    """What containers are given by default can be too little for NCCL, where GPUs do not reach each other."""
-    small = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
-    namespace = ["unshare", "--mount", "sh", "-ec"]
-    if run_child([*namespace, small], deadline=20).returncode != 0:
-        pytest.skip(f"needs the right to {small}, in a mount namespace of its own")
-    without_peers = {"NCCL_P2P_DISABLE": "1"}
-    ranks = preflight("torchrun", without_peers, within=[*namespace, f'{small}; exec "$@"', "sh"])
-    for number in range(2):
-        error = ranks.error(number)
-        assert (error.type, error.details["status"]) == ("NCCLError", 2), error.text
-        assert any("NCCL WARN" in fact and "/dev/shm" in fact for fact in error.evidence), error.text
 
 
 def test_one_gpu_for_two_ranks(preflight: Start) -> None:
