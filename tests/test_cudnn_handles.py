@@ -144,6 +144,7 @@ def test_a_session_whose_nodes_became_others_is_made_again(lab: Lab) -> None:
 from types import SimpleNamespace
 node = SimpleNamespace(name="n", op_type="FusedConv", domain="com.microsoft")
 part = SimpleNamespace(ep_name={CUDA!r}, get_nodes=lambda: [node])
-onnxruntime.InferenceSession.get_provider_graph_assignment_info = lambda self: [part]
+from onnxruntime.capi.onnxruntime_pybind11_state import InferenceSession as Inner
+Inner.get_provider_graph_assignment_info = lambda self: [part]
 """
     assert asked_for(lab, model_of("MatMul")[0], "ask()", fused) == ["0", None]
