@@ -136,7 +136,8 @@ def too_old(facts: Facts) -> GPUError | None:
         runs_with_cuda_12(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
     )
     if supported[0] == FOR_CUDA_12.cuda_major and older:
-        fixes.append(remedies.other_release(environment, FOR_CUDA_12))
+        either = manual(f"{fixes[0]}; or else, for the driver that is there:", needs="driver")
+        fixes = [either, remedies.other_release(environment, FOR_CUDA_12)]
     return DriverTooOldError(
         f"the NVIDIA driver supports CUDA up to {supported[0]}.{supported[1]}, "
         f"the installed ONNX Runtime needs CUDA {major}",
