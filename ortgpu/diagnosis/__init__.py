@@ -28,13 +28,11 @@ from . import (
     packages,
     permissions,
     provider_file,
-    training,
     windows,
 )
 from . import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
 from .probe import ProbeResult, run_probe
-from .training_attempts import read_training_facts, run_training_probe
 from .windows_advice import advise_for_windows
 
 Check = Callable[[Facts], GPUError | None]
@@ -105,7 +103,7 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
     warnings.
     """
     found: list[GPUError] = []
-    for check in CHECKS if facts.training is None else training.CHECKS:
+    for check in CHECKS if facts.training is None else _checks_of_training():
         error = check(facts)
         if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
             found.append(error)
@@ -119,6 +117,12 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
         else:
             error.consequence_of = cause.code
     return tuple(sorted(found, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
+
+
+def _checks_of_training() -> tuple[Check, ...]:
+    from . import training  # only where it is asked for: a session that failed shall be explained soon
+
+    return training.CHECKS
 
 
 def _explains(root: GPUError, error: GPUError) -> bool:
@@ -206,6 +210,8 @@ def diagnose(
 def _diagnose_training(
     probe: bool, timeout: float, ssh: Sequence[str], shared_folder: str | os.PathLike[str] | None
 ) -> Diagnosis:
+    from .training_attempts import read_training_facts, run_training_probe
+
     environment = inspect_environment()
     training = read_training_facts(environment, ssh, shared_folder, timeout=timeout)
     result = run_training_probe(training.environment.mpi, timeout=timeout) if probe else None

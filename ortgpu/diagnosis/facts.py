@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..devices import DeviceRequest
-from ..distributed.shared_folder import FolderMeeting
 from ..environment.cuda import CudaState
 from ..environment.inspection import Environment
-from ..environment.ssh import SshAttempt
-from ..environment.training import TrainingEnvironment
 from ..models import ModelFacts
 from ..preloading import MissingLibrary, PreloadReport
 from .probe import ProbeResult, ProbeStep
 
 if TYPE_CHECKING:
+    from ..distributed.shared_folder import FolderMeeting
+    from ..environment.ssh import SshAttempt
+    from ..environment.training import TrainingEnvironment
     from ..registry import SessionRecord
 
 
