@@ -98,18 +98,22 @@ def test_root_first_then_consequences_then_warnings(
         "    get one\n"
         "More: ortgpu explain driver-not-found\n"
         "\nFollows from it:\n"
-        "  - no-device: no GPU (because of driver-not-found)\n"
+        "  - no-device: no GPU\n"
         "\nwarning: cuDNN is not there (library-not-found)\n"
         "    pip install it\n"
     )
 
 
 def test_two_causes_are_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    give_diagnosis(monkeypatch, LibraryNotFoundError("cuBLAS is not there"), DriverNotFoundError("there is no driver"))
+    _, follows, _ = example_problems()
+    causes = LibraryNotFoundError("cuBLAS is not there"), DriverNotFoundError("there is no driver")
+    give_diagnosis(monkeypatch, *causes, follows)
     assert main([*LOOK]) == 1
     assert capsys.readouterr().out.partition("\nWhat was found")[0] == (
         "LibraryNotFoundError: cuBLAS is not there\nMore: ortgpu explain library-not-found\n"
         "\nDriverNotFoundError: there is no driver\nMore: ortgpu explain driver-not-found\n"
+        "\nFollows from these:\n"
+        "  - no-device: no GPU (because of driver-not-found)\n"
     )
 
 

@@ -199,9 +199,10 @@ class Report:
             _show_cause(console, cause, verbose)
         if consequences:
             output.line(console)
-            output.heading(console, "Follows from it:")
+            output.heading(console, "Follows from it:" if len(causes) == 1 else "Follows from these:")
         for each in consequences:
-            output.line(console, f"  - {each.code}: {each.summary} (because of {each.consequence_of})")
+            because = f" (because of {each.consequence_of})" if len(causes) > 1 else ""
+            output.line(console, f"  - {each.code}: {each.summary}{because}")
         if causes and warnings:
             output.line(console)
         for each in warnings:
