@@ -31,10 +31,6 @@ class Task(Generic[Result]):
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             self._error = error
 
-    @property
-    def is_done(self) -> bool:
-        return bool(self._results) or self._error is not None
-
     def result(self) -> Result:
         """Wait for the end; raises what the function raised."""
         if self._thread is not None:

@@ -100,7 +100,7 @@ def open_verified(
     if requests.CUDA not in available:
         raise why.unusable()
     lifetime.refuse_if_lost()
-    why.runtime = open_provider(lambda: driver is None or not driver.is_done or driver.result().code == 0)
+    why.runtime = open_provider()
     why.cuda = driver.result() if driver is not None else initialise()
     report = why.runtime.preload
     if report is None or not report.ok or report.driver_missing or why.runtime.provider_error is not None:

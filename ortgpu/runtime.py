@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -133,11 +132,8 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
     return None, load(plan(packages), lazily_opened=NOTHING)
 
 
-def open_provider(is_of_use: Callable[[], bool] = lambda: True) -> Runtime:
-    """Load what the provider links, then the provider file itself: once per process.
-
-    ``is_of_use`` is asked in between: without a driver that works, the file would be opened for nothing.
-    """
+def open_provider() -> Runtime:
+    """Load what the provider links, then the provider file itself: once per process."""
     global _runtime
     from .preloading import NOTHING, load, plan, why_provider_does_not_load
 
@@ -152,7 +148,7 @@ def open_provider(is_of_use: Callable[[], bool] = lambda: True) -> Runtime:
             found = plan(runtime.packages)
             report = load(found, lazily_opened=NOTHING)
         error, opened = None, False
-        if report.ok and report.provider is not None and not report.driver_missing and is_of_use():
+        if report.ok and report.provider is not None and not report.driver_missing:
             error = why_provider_does_not_load(report.provider)
             opened = error is None
         _runtime = dataclasses.replace(

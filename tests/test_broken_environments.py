@@ -167,21 +167,6 @@ def test_a_working_nvml_is_not_needed(lab: Lab) -> None:
         assert outcome.error.type == "DriverUnusableError", outcome.error.text
 
 
-def test_a_provider_that_no_driver_serves_is_not_opened(lab: Lab) -> None:
-    """It is the largest of all files, and opening it would tell nothing."""
-    code = f"""
-from ortgpu import GPUError, GPUSession
-try:
-    GPUSession({str(lab.models.relu)!r})
-except GPUError as error:
-    found = type(error).__name__
-with open("/proc/self/maps") as file:
-    maps = file.read()
-report([found, "libcublas" in maps, "libonnxruntime_providers_cuda" in maps])
-"""
-    assert lab.machine(cuda=Cuda(init=100)).run(code).ok().json == ["NoDeviceError", True, False]
-
-
 def test_what_is_not_about_the_gpu_stays_onnx_runtimes_own(lab: Lab) -> None:
     machine = lab.machine()
     missing_file = machine.open_session(lab.folder / "no-such-model.onnx", allow_cpu=True)
