@@ -82,6 +82,7 @@ def test_a_row_names_tests_that_exist(row: object) -> None:
         assert f"def {function}" in (ROOT / file).read_text(encoding="utf-8")
 
 
+@pytest.mark.skipif(older_than((1, 27)) is not None, reason="the table is recorded with a release for CUDA 13")
 def test_the_recorded_table_has_the_cases_of_the_code() -> None:
     lines = recorded(README.read_text(encoding="utf-8"))
     assert set(lines) == {case.name for case in CASES}

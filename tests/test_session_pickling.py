@@ -86,10 +86,10 @@ again = arrived(Named(NEG, "mine"))
 twice = arrived(again)
 again.__init__(NEG, "anew")
 others = Detector(NEG)
-first = others.placement
+first, before = others.placement, others._verified
 others.__init__(NEG)
 report([twice.device, twice.placement, twice.options_chosen, again.device, again.placement,
-        type(first).__name__, others.placement is first, others.placement is others._verified.placement])
+        type(first).__name__, others._verified is before, others.placement is others._verified.placement])
 """
     )
     assert found == ["mine", "set before", None, "anew", "set before", "Placement", False, True]
