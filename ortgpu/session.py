@@ -382,7 +382,7 @@ class GPUSession(SessionFacts):
         """Not by assignment, and not over what is not ours: a class that the guard takes in may have a property of such
         a name, or have set an attribute."""
         held, before = self.__dict__, self.__dict__.get("_verified")
-        for name in ("device", "placement", "options_chosen"):
+        for name in (each.name for each in dataclasses.fields(verified)):
             if name not in held or (before is not None and held[name] is getattr(before, name)):
                 held[name] = getattr(verified, name)
         held["_verified"] = verified
