@@ -26,6 +26,28 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+IN_THREADS = """
+import sys, sysconfig, threading
+sys.path.insert(0, sys.argv[1])
+from ortgpu.environment.installer import read_installer
+sys.setswitchinterval(1e-6)
+for _ in range(200):
+    sysconfig._CONFIG_VARS = None  # as at the start of the process
+    together, failed = threading.Barrier(8), []
+    def read():
+        together.wait()
+        try:
+            read_installer()
+        except BaseException as error:
+            failed.append(error)
+            raise
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for one in threads: one.start()
+    for one in threads: one.join()
+    if failed: sys.exit(1)
+"""
+
+
 def read(python: Path, path: str) -> list[str]:
     env = {**os.environ, "PATH": path}
     env.pop("PYTHONPATH", None)
@@ -72,6 +94,14 @@ def test_reading_leaves_the_process_as_it_was() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "setuptools" in done.stdout, done.stdout
+
+
+def test_threads_that_read_it_first_together() -> None:
+    """Before Python 3.13 sysconfig fills a dictionary without a lock, and another thread fails that reads it then."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THREADS, str(ROOT)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_interpreter_of_the_system_needs_a_word_more(bare_python: Path, tmp_path: Path) -> None:

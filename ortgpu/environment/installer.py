@@ -11,8 +11,11 @@ import sysconfig
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
+from ..background import ForkSafeLock
 from .interpreter import this_interpreter
 from .metadata import search_path
+
+_of_sysconfig = ForkSafeLock()  # which has none before Python 3.13: who comes while it fills its variables fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def read_installer() -> Installer:
     # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
     managed = " --break-system-packages" if _is_managed_by_the_system() else ""
     has_pip = PathFinder.find_spec("pip") is not None
-    packages = _resolved(sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    packages = _resolved(_folder_of("purelib"), _folder_of("platlib"))
     folder = packages[0]
     if not has_pip and shutil.which("uv"):
         return Installer(
@@ -82,6 +85,11 @@ def read_installer() -> Installer:
         obstacle=_why_not_written(folder) or obstacle,
         lock=_lock(),
     )
+
+
+def _folder_of(kind: str) -> str:
+    with _of_sysconfig:
+        return sysconfig.get_path(kind)
 
 
 def _lock() -> str | None:
@@ -122,5 +130,5 @@ def _is_virtual() -> bool:
 
 def _is_managed_by_the_system() -> bool:
     """PEP 668: a distribution's own interpreter, into which pip and uv install only when told to all the same."""
-    marker = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+    marker = os.path.join(_folder_of("stdlib"), "EXTERNALLY-MANAGED")
     return not _is_virtual() and os.path.exists(marker)
