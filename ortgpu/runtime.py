@@ -245,7 +245,7 @@ def why_unusable(
             provider_error=runtime.provider_error,
             cuda=cuda,
             has_collective_ops=runtime.has_collective_ops if collective_operators else None,
-            sessions=sessions(),
+            sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # else none is on a GPU
             numpy_error=runtime.numpy_error,
         ),
     )

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ortgpu.diagnosis.probe import ProbeStep
+from ortgpu.diagnosis.probe_result import ProbeStep
 from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.driver import RefusedNode
 from ortgpu.environment.libraries import Candidate

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ortgpu.diagnosis import Facts, Observed
-from ortgpu.diagnosis.probe import ProbeResult, ProbeStep
+from ortgpu.diagnosis.probe_result import ProbeResult, ProbeStep
 from ortgpu.environment.catalogue import LIBRARIES, spec_for
 from ortgpu.environment.cuda import CudaDevice, CudaState
 from ortgpu.environment.driver import GPU, Driver, Nvml, RefusedNode

@@ -11,7 +11,7 @@ import pytest
 
 from ortgpu.diagnosis import CHECKS, diagnose, find_problems
 from ortgpu.diagnosis.devices import visible_gpus
-from ortgpu.diagnosis.probe import ProbeStep
+from ortgpu.diagnosis.probe_result import ProbeStep
 from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.driver import GPU, RefusedNode
 from ortgpu.environment.libraries import Candidate, Resolution

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ortgpu.diagnosis import Facts, Observed, Request, find_problems
 from ortgpu.diagnosis.messages import of_construction
-from ortgpu.diagnosis.probe import ProbeResult, ProbeStep
+from ortgpu.diagnosis.probe_result import ProbeResult, ProbeStep
 from ortgpu.environment.catalogue import LIBRARIES
 from ortgpu.environment.cuda import CudaDevice, CudaState
 from ortgpu.environment.driver import GPU, Driver, Nvml, RefusedNode

@@ -13,7 +13,7 @@ import ortgpu
 from ortgpu.__main__ import main
 from ortgpu.cli import doctor as command
 from ortgpu.diagnosis import Diagnosis
-from ortgpu.diagnosis.probe import ProbeResult
+from ortgpu.diagnosis.probe_result import ProbeResult
 from ortgpu.diagnosis.requirements import check_inference
 from ortgpu.environment.catalogue import major_of
 from ortgpu.environment.inspection import Environment, inspect_environment

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortgpu.diagnosis import find_problems
-from ortgpu.diagnosis.probe import ProbeStep
+from ortgpu.diagnosis.probe_result import ProbeStep
 from ortgpu.models import ModelFacts
 from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab

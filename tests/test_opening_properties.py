@@ -17,7 +17,7 @@ from onnx import helper
 from ortgpu import opening
 from ortgpu.devices import Device
 from ortgpu.diagnosis import Facts, Observed, Request, elsewhere, find_problems
-from ortgpu.diagnosis.probe import ProbeResult
+from ortgpu.diagnosis.probe_result import ProbeResult
 from ortgpu.environment import inspection
 from ortgpu.environment.catalogue import LIBRARIES
 from ortgpu.environment.cuda import CudaDevice, CudaState

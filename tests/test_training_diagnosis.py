@@ -13,7 +13,7 @@ import pytest
 import ortgpu
 from ortgpu.diagnosis import Facts, Observed, find_problems
 from ortgpu.diagnosis.facts import TrainingFacts
-from ortgpu.diagnosis.probe import ProbeResult, ProbeStep
+from ortgpu.diagnosis.probe_result import ProbeResult, ProbeStep
 from ortgpu.diagnosis.refusals import Missing, refuse
 from ortgpu.distributed import require_training
 from ortgpu.environment.inspection import Environment

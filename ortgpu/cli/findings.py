@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ortgpu import Diagnosis
-    from ortgpu.diagnosis.probe import ProbeResult
+    from ortgpu.diagnosis.probe_result import ProbeResult
     from ortgpu.environment.cuda import CudaDevice
     from ortgpu.environment.inspection import Environment
     from ortgpu.environment.libraries import Resolution

@@ -32,7 +32,7 @@ from . import (
 )
 from . import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
-from .probe import ProbeResult, run_probe
+from .probe_result import ProbeResult
 from .windows_advice import advise_for_windows
 
 Check = Callable[[Facts], GPUError | None]
@@ -195,7 +195,11 @@ def diagnose(
         return _diagnose_training(probe, timeout, ssh, shared_folder)
     if ssh or shared_folder is not None:
         raise ValueError("ssh and shared_folder belong to the profile 'training'")
-    result = run_probe(model, timeout=timeout) if probe else None
+    result = None
+    if probe:
+        from .probe import run_probe  # which has no part in a construction that fails
+
+        result = run_probe(model, timeout=timeout)
     environment = inspect_environment() if result is None else inspect_after(result)
     facts_of_model = read_model(model) if model is not None else None
     request = request_for(facts_of_model)

@@ -21,7 +21,7 @@ from . import remedies
 from .facts import Facts
 from .messages import of_construction
 from .model import custom_domains, not_loaded, unreadable
-from .probe import NVML, ProbeResult
+from .probe_result import NVML, ProbeResult
 from .releases import FOR_CUDA_12, FOR_CUDA_13
 
 _DOING = {

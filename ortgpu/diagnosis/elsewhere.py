@@ -9,7 +9,8 @@ from ..environment.cuda import CudaState
 from ..errors import GPUError, ProviderFallbackError, manual
 from . import find_problems, inspect_after, observed_by
 from .facts import Facts
-from .probe import ProbeResult, run_probe
+from .probe import run_probe
+from .probe_result import ProbeResult
 
 logger = logging.getLogger("ortgpu")
 

@@ -10,7 +10,7 @@ from ..environment.cuda import CudaState
 from ..environment.inspection import Environment
 from ..models import ModelFacts
 from ..preloading import MissingLibrary, PreloadReport
-from .probe import ProbeResult, ProbeStep
+from .probe_result import ProbeResult, ProbeStep
 
 if TYPE_CHECKING:
     from ..distributed.shared_folder import FolderMeeting

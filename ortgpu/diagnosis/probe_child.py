@@ -17,7 +17,8 @@ from typing import Any
 from ..environment.driver import LIBCUDA, load_libcuda, read_nvml
 from ..preloading import OPENING, logger, preload
 from ..providers import CPU, CUDA
-from .probe import MARK, NVML
+from .probe import MARK
+from .probe_result import NVML
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
 RELU = bytes.fromhex(

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from . import attempts, devices, driver, packages, remedies, training_packages
 from .facts import Facts, TrainingFacts
-from .probe import ProbeStep
+from .probe_result import ProbeStep
 from .refusals import refuse
 
 _LINES_SHOWN = 12

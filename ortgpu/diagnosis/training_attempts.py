@@ -18,7 +18,8 @@ from ..environment.mpi import Mpi
 from ..environment.ssh import try_ssh
 from ..environment.training import inspect_training
 from .facts import TrainingFacts
-from .probe import ProbeResult, ProbeStep, run_probe_child
+from .probe import run_probe_child
+from .probe_result import ProbeResult, ProbeStep
 
 # A rank that a launcher started has shown that MPI works, and a launcher inside a launcher shows nothing.
 _STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")

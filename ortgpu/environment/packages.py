@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import hashlib
 import importlib.machinery
 import importlib.util
 import os
@@ -372,6 +371,8 @@ def _compare(entry: RecordEntry, one: MetadataFolder, compare_contents: bool) ->
 
 
 def _hash_of(path: str) -> str | None:
+    import hashlib  # which loads OpenSSL: milliseconds that a session does without
+
     digest, block = hashlib.sha256(), 1 << 20
     try:
         with open(path, "rb") as file:
