@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -142,3 +144,39 @@ def test_memory_of_the_host_is_not_that_of_a_gpu() -> None:
     assert raised[0] == str(CPU)
     assert raised[1]["type"] in ("Fail", "RuntimeException")
     assert "requested buffer of size 4000000000000000" in raised[1]["text"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "details"),
+    [
+        # cuda_kernel.h: what ONNX Runtime says of a kernel that was not launched, issues 22441 and 27725
+        ("CUDA error cudaErrorNoKernelImageForDevice:no kernel image is available for execution on the device",
+            "UnsupportedDeviceError", {"compute_capability": (9, 0)}),
+        ("CUDA error cudaErrorIllegalAddress:an illegal memory access was encountered",
+            "PoisonedContextError", {"cuda_code": 700}),
+        ("CUDA error cudaErrorMemoryAllocation:out of memory", "GPUOutOfMemoryError", {}),
+        ("CUDA error cudaErrorInvalidConfiguration:invalid configuration argument",
+            "ProviderFailureError", {"library": "CUDA", "status": "cudaErrorInvalidConfiguration"}),
+    ],
+)  # fmt: skip
+def test_a_kernel_that_was_not_launched(text: str, error: str, details: dict[str, Any]) -> None:
+    found = of_run(NODE.format("conv") + text, "Fail", GPU)
+    assert type(found).__name__ == error
+    assert found is not None
+    assert details.items() <= found.details().items()
+
+
+def test_the_names_are_those_of_the_runtime() -> None:
+    code = (
+        "import sys\n"
+        "from ortgpu.preloading import load, plan\n"
+        "from ortgpu.environment.packages import locate_packages\n"
+        "import ctypes\n"
+        "runtime = ctypes.CDLL(load(plan(locate_packages())).path_of('libcudart'))\n"
+        "runtime.cudaGetErrorName.restype = ctypes.c_char_p\n"
+        "from ortgpu.diagnosis.runtime_errors import CODES\n"
+        "wrong = {name for name, code in CODES.items() if runtime.cudaGetErrorName(code).decode() != name}\n"
+        "sys.stdout.write(f'{len(CODES)} {wrong or None}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "137 None"

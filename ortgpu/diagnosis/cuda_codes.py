@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..environment.cuda import RESULT_NAMES
-from ..errors import Fix, PoisonedContextError, manual, shell
+from ..errors import Fix, PoisonedContextError, ProviderFailureError, manual, shell
+from .runtime_errors import NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +139,9 @@ OF_ANOTHER_DRIVER = frozenset({803, 804})
 # process must be terminated and relaunched". The process, not the device: nothing is promised for its other GPUs.
 STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
 
-# By name, as in the exceptions of thrust, which ONNX Runtime passes on (system_error.h, cuda_error_category)
-RUNTIME_NAMES = {
-    "cudaErrorMemoryAllocation": 2, "cudaErrorNoKernelImageForDevice": 209, "cudaErrorJitCompilerNotFound": 221,
-    "cudaErrorUnsupportedPtxVersion": 222, "cudaErrorJitCompilationDisabled": 223, "cudaErrorContained": 226,
-    "cudaErrorIllegalAddress": 700, "cudaErrorLaunchTimeout": 702, "cudaErrorAssert": 710,
-    "cudaErrorHardwareStackError": 714, "cudaErrorIllegalInstruction": 715, "cudaErrorMisalignedAddress": 716,
-    "cudaErrorInvalidAddressSpace": 717, "cudaErrorInvalidPc": 718, "cudaErrorLaunchFailure": 719,
-    "cudaErrorTensorMemoryLeak": 721, "cudaErrorMpsClientTerminated": 810,
-}  # fmt: skip
+# A stream of this process is being captured as a CUDA graph, which forbids much of what other streams and threads want:
+# cudaErrorStreamCaptureUnsupported and its neighbours in driver_types.h.
+CAPTURING = frozenset(range(900, 909))
 
 # Errors that say of a device that it is gone, whatever is asked of it, and nothing of the process (cuda.h): not
 # available, not there any more, memory or NVLink beyond correction, its context destroyed, a failure without a reason.
@@ -162,8 +157,25 @@ def poisoned(code: int, evidence: list[str]) -> PoisonedContextError:
     )
 
 
+def captured_meanwhile(code: int, evidence: list[str]) -> ProviderFailureError:
+    """Captures of a session's own, with ``cuda_graph=True``, are told from these by ONNX Runtime's words."""
+    return ProviderFailureError(
+        f"this process is capturing a CUDA graph, which forbids what the session was about to do: {name_of(code)}",
+        evidence=evidence,
+        fixes=[
+            manual("open sessions before such a capture, or after it; this failure has made the capture invalid too"),
+            manual(
+                "let sessions run meanwhile only where the capture forbids its own thread alone: "
+                'torch.cuda.graph(..., capture_error_mode="thread_local")'
+            ),
+        ],
+        library="CUDA",
+        status=name_of(code),
+    )
+
+
 def name_of(code: int) -> str:
-    return RESULT_NAMES.get(code, f"CUDA error {code}")
+    return RESULT_NAMES.get(code) or NAMES.get(code) or f"CUDA error {code}"
 
 
 def meaning_of(code: int) -> Meaning:

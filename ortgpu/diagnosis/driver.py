@@ -17,7 +17,16 @@ from ..errors import (
     shell,
 )
 from . import driver_library, kernel_module, remedies, surroundings
-from .cuda_codes import OF_ANOTHER_DRIVER, OF_ANOTHER_LIBRARY, STICKY, meaning_of, name_of, poisoned
+from .cuda_codes import (
+    CAPTURING,
+    OF_ANOTHER_DRIVER,
+    OF_ANOTHER_LIBRARY,
+    STICKY,
+    captured_meanwhile,
+    meaning_of,
+    name_of,
+    poisoned,
+)
 from .devices import (
     given_to_container,
     gpu_asked_for,
@@ -296,6 +305,8 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         return lacks_memory(facts, evidence)
     if code in STICKY:
         return poisoned(code, evidence)
+    if code in CAPTURING:
+        return captured_meanwhile(code, evidence)
     if code in OF_ANOTHER_DRIVER and (other := driver_library.of_another_driver(code, facts, evidence)) is not None:
         return other
     meaning = meaning_of(code)

@@ -29,15 +29,15 @@ from ..errors import (
 )
 from ..preloading import is_of_cudnn
 from . import memory
-from .cuda_codes import RUNTIME_NAMES, STICKY, meaning_of, name_of, poisoned
+from .cuda_codes import CAPTURING, STICKY, captured_meanwhile, meaning_of, name_of, poisoned
 from .libraries import by_folder, mixed
-from .library_status import read_library_status
-from .messages import ALLOCATION, CUDA_FAILURE, LIMIT, TENSORRT, telling_line, tensorrt_failed
+from .library_status import LibraryStatus, read_library_status
+from .messages import ALLOCATION, LIMIT, TENSORRT, telling_line, tensorrt_failed
+from .runtime_errors import code_in
 
 _MIB = 1 << 20
 
 _POOL = re.compile(r"cudaMallocFromPoolAsync failed.* \((\d+)\), size=(\d+)")
-_NAMED = re.compile(rf"\b({'|'.join(RUNTIME_NAMES)}): ")
 
 
 def of_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
@@ -54,15 +54,15 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
     if match := _POOL.search(text):
         code = int(match[1])
         return out_of_memory(int(match[2]), text, device) if code == 2 else _of_code(code, text, device)
-    if match := CUDA_FAILURE.search(text):
-        return _of_code(int(match[1]), text, device)
-    if match := _NAMED.search(text):
-        return _of_code(RUNTIME_NAMES[match[1]], text, device)
+    if (number := code_in(text)) is not None:
+        return _of_code(number, text, device)
     if failed := read_library_status(text):
-        if failed.lacks_memory:
+        if failed.lacks_memory and not (failed.is_guess and _has_memory(device)):
             return out_of_memory(None, text, device)
         if failed.is_mixture:
             return _mixed_cudnn(text)
+        if failed.is_guess:
+            return _not_created(failed, text)
         if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
             return error
         return ProviderFailureError(
@@ -88,6 +88,29 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
     if is_ep_fail:
         return ProviderFailureError("the execution provider failed", evidence=[telling_line(text)], status="EP_FAIL")
     return None
+
+
+def _has_memory(device: Device | None) -> bool:
+    """Whether the GPU surely has more free memory than a handle of cuBLAS or cuDNN takes."""
+    if device is None or device.uuid is None:
+        return False
+    from ..environment.driver import read_gpu_memory
+
+    known = read_gpu_memory(device.uuid)
+    return known is not None and known[0] >= 1 << 30
+
+
+def _not_created(failed: LibraryStatus, text: str) -> ProviderFailureError:
+    return ProviderFailureError(
+        f"{failed.library} could not be set up for this session: {failed.status}, though the GPU has free memory",
+        evidence=[telling_line(text)],
+        fixes=[
+            manual("look whether another part of this process is capturing a CUDA graph: run the session before it"),
+            manual("or whether this process has reached its limit of open files (ulimit -n)"),
+        ],
+        library=failed.library,
+        status=failed.status,
+    )
 
 
 def _mixed_cudnn(text: str) -> GPUError:
@@ -125,6 +148,8 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
         return out_of_memory(None, text, device)
     if code in STICKY:
         return poisoned(code, evidence)
+    if code in CAPTURING:
+        return captured_meanwhile(code, evidence)
     if code == 209:
         return UnsupportedDeviceError(
             "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",

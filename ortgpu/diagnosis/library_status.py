@@ -33,6 +33,7 @@ class LibraryStatus:
     library: str
     status: str
     lacks_memory: bool
+    is_guess: bool = False  # that it lacks memory: it is by far the most frequent reason
 
     @property
     def is_mixture(self) -> bool:
@@ -48,5 +49,5 @@ def read_library_status(text: str) -> LibraryStatus | None:
     name = _CUBLAS.get(code) if library == "CUBLAS" else None
     status = f"CUBLAS_STATUS_{name}" if name else word if word.isupper() else f"status {code}"
     # cublasCreate and cudnnCreate take GPU memory, and a full GPU makes them give either status (faults C11, C12)
-    lacks_memory = "ALLOC_FAILED" in status or ("NOT_INITIALIZED" in status and bool(_CREATION.search(text)))
-    return LibraryStatus(library, status, lacks_memory)
+    is_guess = "NOT_INITIALIZED" in status and bool(_CREATION.search(text))
+    return LibraryStatus(library, status, "ALLOC_FAILED" in status or is_guess, is_guess)

@@ -27,8 +27,8 @@ from .devices import lacks_memory, named_device, none_visible
 from .facts import Facts
 from .library_status import LibraryStatus, read_library_status
 from .model import collective_ops_missing
+from .runtime_errors import code_in
 
-CUDA_FAILURE = re.compile(r"CUDA (?:failure|error)[ :]+(\d+)")
 _OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
 _OPTION_VALUE = re.compile(
     r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
@@ -52,8 +52,8 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return collective_ops_missing(facts)
     if _OF_THE_MODEL.match(text):
         return None
-    if match := CUDA_FAILURE.search(text):  # also inside of a failure to parse device_id
-        return _of_code(int(match[1]), text, facts)
+    if (code := code_in(text)) is not None:  # also inside of a failure to parse device_id
+        return _of_code(code, text, facts)
     if "cannot use the graph capture feature" in text or "cannot use the CUDA Graph feature" in text:
         return _graph_refused(text)
     if match := _OPTION_NAME.search(text):
