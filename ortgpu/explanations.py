@@ -389,6 +389,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "805 to 809: the Multi-Process Service (MPS) does not take the process: it is not running, or is full.",
             "999: the driver failed without a reason: after a suspend, after a GPU error (Xid), or without "
             "`nvidia_uvm`.",
+            "The process has opened as many files as it may: 304, 999, 100 or 46, by how few are left.",
             "The process gets too little host memory or address space: 2, which here is not about memory of the GPU.",
             "The kernel module is not loaded (an upgraded kernel, Secure Boot, nouveau), or a GPU is lost or has to be "
             "reset: CUDA has only a number for it, and NVML the word.",
@@ -731,6 +732,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "cuDNN finds no way to compute a convolution of this form on this GPU.",
             "Parts of different cuDNN releases are mixed in the process.",
             "The model is not fit for CUDA.",
+            "Another library of the process reset the GPU, or was capturing a CUDA graph meanwhile.",
         ),
         (
             "The evidence holds the words of the library.",
@@ -740,6 +742,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             'Try `{"cudnn_conv_algo_search": "HEURISTIC"}` as provider options, or another cuDNN release.',
             "`ortgpu doctor --verbose` shows where each part of cuDNN comes from: it should be one folder.",
+            "After a reset open the session again: what it had on the GPU is gone, and it refuses every use.",
         ),
         (f"{_ORT}#26274", f"{_ORT}#23301", f"{_ORT}#1960", "k2-fsa/sherpa-onnx#1898"),
     ),

@@ -11,6 +11,7 @@ import os
 import weakref
 from typing import Any, NoReturn
 
+from . import contexts
 from .devices import Device
 from .environment.cuda import initialised_in
 from .errors import (
@@ -74,9 +75,13 @@ def device_of(session: Any) -> Device:
 def watch(session: Any) -> None:
     """Let an InferenceSession refuse when the process loses the GPU; on the CPU, let it survive a fork. Held weakly."""
     key = id(session)
+    contexts.forget(key)
+    if _is_on_gpu(session):
+        contexts.remember(key, device_of(session).ordinal or 0)
 
     def forget(_reference: object, live: dict[int, weakref.ref[Any]] = _live, key: int = key) -> None:
         live.pop(key, None)
+        contexts.forget(key)
 
     _live[key] = weakref.ref(session, forget)
 
@@ -100,6 +105,9 @@ def refuse_if_unusable(session: Any) -> None:
     inner = session.__dict__.get("_sess")
     if isinstance(inner, Refusal):
         raise anew(inner.error)
+    gone = _context_is_gone(session, "this process has another CUDA context now than when the session was opened")
+    if gone is not None:
+        raise gone
 
 
 def forked_error() -> ForkedSessionError | None:
@@ -123,7 +131,7 @@ def explained(session: Any, error: Exception) -> Exception:
         _refuse_all(forked_unseen)
         forked_unseen.__cause__ = error
         return forked_unseen
-    found = _found(session, str(error), type(error).__name__)
+    found = _context_is_gone(session, str(error)) or _found(session, str(error), type(error).__name__)
     if found is None:
         return error
     found.__cause__ = error
@@ -141,9 +149,29 @@ def noted(error: GPUError) -> GPUError:
 
 def note_text(session: Any, text: str) -> None:
     """As :func:`noted`, for a failure that ONNX Runtime reports as text alone."""
-    found = _found(session, text, None)
+    found = _context_is_gone(session, text) or _found(session, text, None)
     if found is not None:
         noted(found)
+
+
+def _context_is_gone(session: Any, text: str) -> GPUError | None:
+    """The error where something reset the GPU; every session that lost its context refuses from now on."""
+    if not contexts.is_gone(id(session)):
+        return None
+    from .diagnosis import cuda_codes, messages
+
+    error = cuda_codes.context_destroyed([messages.telling_line(text)])
+    for each in _watched():
+        if contexts.is_gone(id(each)):
+            refuse(each, error)
+    return error
+
+
+def spare_if_context_is_gone(session: Any) -> None:
+    """Never destroy what a session had in a context that is gone: its destructor would crash."""
+    inner = session.__dict__.get("_sess")
+    if inner is not None and not isinstance(inner, Refusal) and contexts.is_gone(id(session)):
+        _never_destroy(inner)
 
 
 def _found(session: Any, text: str, exception: str | None) -> GPUError | None:

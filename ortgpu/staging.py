@@ -10,6 +10,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from . import contexts
 from .background import ForkSafeLock
 from .lifetime import device_of
 from .providers import CPU, CUDA
@@ -77,6 +78,8 @@ class Staging:
             Exception: what a handler of a signal raised meanwhile.
         """
         try:
+            if contexts.is_gone(id(session)):
+                return None  # and the pinned memory with it; what ONNX Runtime then says is understood
             runs = self._runs or self._make_runs(session)
             return runs.run(session, output_names, feed) if runs is not None else None
         except Exception as error:  # plain run raises what a caller may expect

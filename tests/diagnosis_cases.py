@@ -9,6 +9,7 @@ from typing import Any
 from ortgpu.diagnosis.probe_result import ProbeStep
 from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.driver import RefusedNode
+from ortgpu.environment.host import OpenFiles
 from ortgpu.environment.libraries import Candidate
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.permissions import RefusedPath
@@ -339,6 +340,12 @@ CASES = [
         "nvidia-smi -mig 0"),
     Case("too little address space for the driver", all_of(part("host", address_space=1 << 30), cuda_failed(2)),
         "DriverUnusableError", "it is 1024 MiB"),
+    Case("too few descriptors for the driver",
+        all_of(part("host", open_files=OpenFiles(1015, 1024, 4096)), cuda_failed(100)), "DriverUnusableError",
+        "setrlimit(resource.RLIMIT_NOFILE, (4096, "),
+    Case("too few descriptors, and no more to be had",
+        all_of(part("host", open_files=OpenFiles(1015, 1024, 1024)), cuda_failed(304)), "DriverUnusableError",
+        "has 1015 open"),
     Case("a CUDA name that is there twice", variables(CUDA_VISIBLE_DEVICES="0,0"), "NoDeviceError",
         "unset CUDA_VISIBLE_DEVICES"),
     Case("the driver crashes", probed(died_in="driver"), "DriverUnusableError", "SIGSEGV"),

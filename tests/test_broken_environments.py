@@ -7,6 +7,7 @@ comes of it. The environments are the table of ``tests/faults``.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -207,6 +208,28 @@ def test_a_limit_on_the_private_memory_is_not_blamed_on_the_file_system(lab: Lab
     assert "ulimit -d" in error.fixes[0]
     assert "it is 100 MiB" in error.fixes[0]
     assert "noexec" not in error.text
+
+
+def test_too_few_descriptors_are_not_blamed_on_the_gpu(lab: Lab) -> None:
+    """Of a server that leaks them, say. The driver of an H100 then gave 304, 999, 100 or 46, by how many were left."""
+    leaking = (
+        "import os, resource\n"
+        "taken = [os.dup(0) for _ in range(200)]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 10, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))"
+    )
+    case = Case("", "", (), cuda=Cuda(devices=(H200,), files=30), nvml=NVML(gpus=(H200,)), prelude=leaking)
+    outcome = case.open(lab, case.machine(lab))
+    error = outcome.error
+    assert error is not None
+    assert error.type == "DriverUnusableError", error.text
+    assert re.search(r"may open 2\d\d files and has 2\d\d open", error.text), error.text
+    assert error.details["cuda_code"] == 304
+    assert "docker run --gpus" not in error.text
+    assert [fix["kind"] for fix in error.remedies] == ["python", "manual"]
+    raised = replace(case, prelude=f"{leaking}\n{error.fixes[0]}")
+    mended = raised.open(lab, raised.machine(lab)).error
+    assert mended is not None
+    assert mended.details["cuda_code"] == 500, mended.text  # the CUDA runtime, which sees that it talks to a stub
 
 
 def played(lab: Lab, prelude: str) -> Problem:

@@ -19,6 +19,7 @@ from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
 from . import (
     attempts,
+    descriptors,
     devices,
     driver,
     driver_library,
@@ -64,6 +65,7 @@ CHECKS: tuple[Check, ...] = (
     devices.unsupported,
     devices.cudnn_without_code,
     driver.not_found,
+    descriptors.exhausted,
     driver_library.of_linux_in_wsl,
     driver.too_old,
     driver.not_accessible,
@@ -90,7 +92,7 @@ _EXPLAINS: dict[str, frozenset[str]] = {
     ),
     "driver-not-found": frozenset({"no-device", "driver-too-old"}),
     "driver-too-old": frozenset({"driver-unusable", "no-device"}),
-    "driver-unusable": frozenset({"driver-too-old", "no-device"}),
+    "driver-unusable": frozenset({"driver-too-old", "driver-unusable", "no-device"}),
     "library-not-found": frozenset({"provider-fallback"}),
     "no-device": frozenset({"device-not-found"}),
 }

@@ -174,6 +174,26 @@ def captured_meanwhile(code: int, evidence: list[str]) -> ProviderFailureError:
     )
 
 
+DESTROYED = 709
+
+
+def context_destroyed(evidence: list[str]) -> ProviderFailureError:
+    """What the session had on the GPU is gone; the GPU and the process are well."""
+    return ProviderFailureError(
+        "something in this process reset the GPU, and what this session had there is gone",
+        evidence=evidence,
+        fixes=[
+            manual("open the session again"),
+            manual(
+                "and reset no device while sessions are open: numba's Device.reset() and cuda.close(), "
+                "cudaDeviceReset(), cuDevicePrimaryCtxReset(); close() gives a session's memory back"
+            ),
+        ],
+        library="CUDA",
+        status=name_of(DESTROYED),
+    )
+
+
 def name_of(code: int) -> str:
     return RESULT_NAMES.get(code) or NAMES.get(code) or f"CUDA error {code}"
 

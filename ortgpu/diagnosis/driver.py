@@ -16,7 +16,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import driver_library, kernel_module, remedies, surroundings
+from . import descriptors, driver_library, kernel_module, remedies, surroundings
 from .cuda_codes import (
     CAPTURING,
     OF_ANOTHER_DRIVER,
@@ -276,6 +276,8 @@ def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """The error that a CUDA code stands for, whoever reported it while a session was being opened."""
     driver = facts.environment.driver
+    if code in (3, 46, 304, 999) and (too_few := descriptors.too_few_for(code, facts, evidence)) is not None:
+        return too_few
     if code == 35:  # what the CUDA runtime also says where there is no driver at all
         better = not_found(facts) or too_old(facts)
         if better is not None:

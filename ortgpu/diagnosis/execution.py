@@ -29,7 +29,16 @@ from ..errors import (
 )
 from ..preloading import is_of_cudnn
 from . import memory
-from .cuda_codes import CAPTURING, STICKY, captured_meanwhile, meaning_of, name_of, poisoned
+from .cuda_codes import (
+    CAPTURING,
+    DESTROYED,
+    STICKY,
+    captured_meanwhile,
+    context_destroyed,
+    meaning_of,
+    name_of,
+    poisoned,
+)
 from .libraries import by_folder, mixed
 from .library_status import LibraryStatus, read_library_status
 from .messages import ALLOCATION, LIMIT, TENSORRT, telling_line, tensorrt_failed
@@ -150,6 +159,8 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
         return poisoned(code, evidence)
     if code in CAPTURING:
         return captured_meanwhile(code, evidence)
+    if code == DESTROYED:
+        return context_destroyed(evidence)
     if code == 209:
         return UnsupportedDeviceError(
             "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",

@@ -184,13 +184,36 @@ def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> bool:
 
 def context_is_active(ordinal: int) -> bool | None:
     """Whether this process has CUDA's primary context on a device, which a bound session cannot do without."""
+    context = _primary_context(ordinal)
+    return context if context is None else context[1]
+
+
+def context_id(ordinal: int) -> int | None:
+    """Which primary context this process has on a device: a number that no other of its contexts has or had, 0 for
+    none. None: the driver cannot be asked, or is older than CUDA 12."""
+    context = _primary_context(ordinal)
+    if context is None:
+        return None
+    device, active = context
+    if not active:
+        return 0
+    driver, handle, number = _driver(), ctypes.c_void_p(), ctypes.c_ulonglong()
+    if not _call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(handle), device):
+        return None
+    known = _call(driver, "cuCtxGetId", handle, ctypes.byref(number))
+    _call(driver, "cuDevicePrimaryCtxRelease_v2", device)
+    return number.value if known else None
+
+
+def _primary_context(ordinal: int) -> tuple[ctypes.c_int, bool] | None:
+    """The driver's handle of a device, and whether this process has its primary context."""
     try:
         driver = _driver()
     except OSError:
         return None
-    handle, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
-    if not _call(driver, "cuDeviceGet", ctypes.byref(handle), ordinal):
+    device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    if not _call(driver, "cuDeviceGet", ctypes.byref(device), ordinal):
         return None
-    if not _call(driver, "cuDevicePrimaryCtxGetState", handle, ctypes.byref(flags), ctypes.byref(active)):
+    if not _call(driver, "cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active)):
         return None
-    return bool(active.value)
+    return device, bool(active.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -26,6 +27,15 @@ _NO_LIMIT: Final = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 
 
 @dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """File descriptors of this process: how many it has, may have, and may allow itself (ulimit -n, -Hn)."""
+
+    used: int
+    limit: int
+    hard_limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """The machine as this process sees it. None means unknown."""
 
@@ -44,6 +54,7 @@ class Host:
     frozen: bool  # a PyInstaller-like bundle
     address_space: int | None = None  # bytes that this process may map (ulimit -v); None: no limit, or unknown
     data: int | None = None  # bytes of them that may be private and writable (ulimit -d); None: as before
+    open_files: OpenFiles | None = None
     service: str | None = None  # that runs this process for its users: "Google Colab"; None: none is known
 
 
@@ -72,6 +83,7 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
         frozen=bool(getattr(sys, "frozen", False)),
         address_space=_read_limit("RLIMIT_AS"),
         data=_read_limit("RLIMIT_DATA"),
+        open_files=_read_open_files(),
         service=_read_service(variables),
     )
 
@@ -109,6 +121,27 @@ def _read_limit(name: str) -> int | None:
         return None
     limit: int = resource.getrlimit(getattr(resource, name))[0]
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+_MOST_FILES: Final = 1 << 20  # that Linux allows anybody: /proc/sys/fs/nr_open, where nobody changed it
+
+
+def _read_open_files() -> OpenFiles | None:
+    """None: there is no limit, or nobody to ask."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        used = len(os.listdir("/dev/fd")) - 1  # the one that lists them
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            return None
+        used = limit
+    return OpenFiles(used, limit, _MOST_FILES if hard_limit == resource.RLIM_INFINITY else hard_limit)
 
 
 def parse_os_release(text: str) -> str | None:

@@ -371,14 +371,14 @@ def _compare(entry: RecordEntry, one: MetadataFolder, compare_contents: bool) ->
 
 
 def _hash_of(path: str) -> str | None:
-    import hashlib  # which loads OpenSSL: milliseconds that a session does without
-
-    digest, block = hashlib.sha256(), 1 << 20
     try:
+        import hashlib  # which loads OpenSSL: milliseconds that a session does without
+
+        digest, block = hashlib.sha256(), 1 << 20
         with open(path, "rb") as file:
             while data := file.read(block):
                 digest.update(data)
-    except (OSError, ValueError):
+    except (ImportError, OSError, ValueError):  # the first, where somebody took its folder off the search path
         return None
     return base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
 

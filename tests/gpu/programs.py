@@ -262,6 +262,7 @@ if __name__ == "__main__":
         handles,
         layouts,
         lifetime,
+        neighbours,
         pooling,
         refused,
         requesting,
@@ -272,7 +273,8 @@ if __name__ == "__main__":
     )
 
     others = (
-        graph_buffers, handles, layouts, lifetime, pooling, refused, requesting, running, staging, throughput, weights
+        graph_buffers, handles, layouts, lifetime, neighbours, pooling, refused, requesting, running, staging,
+        throughput, weights,
     )  # fmt: skip
     try:
         programs = dict(PROGRAMS)

@@ -6,6 +6,7 @@
  *   STUB_CUDA_INIT     what cuInit returns (a CUresult; default 0)
  *   STUB_CUDA_VERSION  what cuDriverGetVersion reports, as 1000 * major + 10 * minor (default 13000)
  *   STUB_CUDA_DEVICES  the GPUs, in PCI order: "GPU-uuid|name|9.0|memory in bytes" and ";" between them (default: none)
+ *   STUB_CUDA_FILES    how many files cuInit keeps open, as the real one does; where it may not, it returns 304
  *   STUB_CUDA_TRACE    set: say on stderr which functions are looked up and called
  *
  * CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER act as they do on the real one, with two simplifications:
@@ -16,11 +17,13 @@
  * CUDA runtime, which checks that it talks to NVIDIA's own driver before it opens a device, stops at 500.
  * So a failure of the driver is seen through the real provider, a device only through the functions here.
  */
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 enum {
     OK = 0,
@@ -28,6 +31,7 @@ enum {
     NOT_INITIALIZED = 3,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    OPERATING_SYSTEM = 304,
     NOT_FOUND = 500,
     NOT_SUPPORTED = 801,
 };
@@ -132,11 +136,25 @@ static int one(int ordinal, Device *device) {
     return OK;
 }
 
+/* Those that it got are closed again where it does not get all. */
+static int opens_its_files(void) {
+    enum { MOST = 256 };
+    int files[MOST], wanted = number("STUB_CUDA_FILES", 0);
+    for (int count = 0; count < wanted && count < MOST; count++) {
+        files[count] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        if (files[count] >= 0) continue;
+        while (count--) close(files[count]);
+        return 0;
+    }
+    return 1;
+}
+
 int cuInit(unsigned flags) {
     CALLED();
     (void)flags;
     Device devices[MAX_DEVICES];
     int result = number("STUB_CUDA_INIT", OK);
+    if (!result && !initialised && !opens_its_files()) result = OPERATING_SYSTEM;
     if (!result && !visible(devices)) result = NO_DEVICE;
     if (!result) initialised = 1;
     return result;

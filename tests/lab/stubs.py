@@ -43,16 +43,21 @@ class GPU:
 
 @dataclass(frozen=True)
 class Cuda:
-    """What ``libcuda.so.1`` answers. ``init`` is a CUresult, ``version`` 1000 * major + 10 * minor."""
+    """What ``libcuda.so.1`` answers. ``init`` is a CUresult, ``version`` 1000 * major + 10 * minor.
+
+    ``files``: how many it keeps open, without which it is not initialised.
+    """
 
     init: int = 0
     version: int = 13000
     devices: tuple[GPU, ...] = ()
+    files: int = 0
 
     def variables(self) -> dict[str, str]:
         return {
             "STUB_CUDA_INIT": str(self.init),
             "STUB_CUDA_VERSION": str(self.version),
+            "STUB_CUDA_FILES": str(self.files),
             "STUB_CUDA_DEVICES": ";".join(
                 f"{gpu.uuid}|{gpu.name}|{gpu.capability[0]}.{gpu.capability[1]}|{gpu.total}" for gpu in self.devices
             ),

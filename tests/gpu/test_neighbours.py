@@ -1,0 +1,72 @@
+"""What other code of a process does to the GPU: sessions say what it was, and go on where they can."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from .children import run_program
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("first", ["run", "large", "map"])
+def test_a_reset_of_the_gpu(first: str) -> None:
+    """Plain ONNX Runtime says 709 or 1 of a small array; with pinned memory that is gone a run would crash."""
+    found = run_program("reset_under_sessions", {"first": first})
+    assert found.returned("before") == [[-1, 2], -1, [-1, -2]]
+    assert found.returned("reset") == 0
+    for name in ("first", "then run", "then large", "then map", "other session"):
+        error = found.error(name)
+        assert error.type == "ProviderFailureError", error.text
+        assert error.fields["status"] == "CUDA_ERROR_CONTEXT_IS_DESTROYED"
+        assert "reset the GPU" in error.text
+    assert found.returned("new session") == [[-1, 2], -1, [-1, -2]]
+    assert "error" not in found["close"]
+    assert found.returned("new session still") == [-1, 2]
+    assert found.child.returncode == 0, found.child.explain()
+
+
+def test_a_session_is_closed_after_a_reset() -> None:
+    found = run_program("reset_and_close")
+    assert "error" not in found["close"]
+    assert found.returned("new session") == [-1, 2]
+    assert found.child.returncode == 0, found.child.explain()
+
+
+@pytest.fixture
+def torch_is_there() -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch with CUDA")
+
+
+@pytest.mark.usefixtures("torch_is_there")
+def test_a_cuda_graph_that_is_captured_meanwhile() -> None:
+    found = run_program("captured_elsewhere", {"mode": "global"})
+    for name in ("large", "new session"):
+        error = found.error(name)
+        assert error.type == "ProviderFailureError", error.text
+        assert "capturing a CUDA graph" in error.text
+    error = found.error("first run")
+    assert error.type == "ProviderFailureError", error.text  # and not a lack of memory
+    assert "CUDA graph" in error.text
+    assert found.returned("afterwards") == [[-1, 2]] * 3
+
+
+@pytest.mark.usefixtures("torch_is_there")
+def test_a_capture_that_forbids_its_own_thread_alone() -> None:
+    """What the advice says."""
+    found = run_program("captured_elsewhere", {"mode": "thread_local"})
+    assert found.returned("run") == [-1, 2]
+    assert found.returned("capture") == "captured"
+    assert found.returned("afterwards") == [[-1, 2]] * 3
+
+
+@pytest.mark.parametrize("left", [4, 8, 12, 16, 24])
+def test_too_few_descriptors(left: int) -> None:
+    found = run_program("few_descriptors", {"left": left})
+    error = found.error("session")
+    assert error.type == "DriverUnusableError", error.text
+    assert "too few are left for CUDA" in error.text
+    assert found.returned("with more") == [-1, 2]
