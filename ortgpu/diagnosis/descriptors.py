@@ -34,9 +34,9 @@ def too_few_for(code: int, facts: Facts, evidence: list[str]) -> DriverUnusableE
         fixes.append(python(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {may})"))
     fixes.append(
         manual(
-            ("or " if fixes else "")
-            + "close what this process has open and does not need, or raise its limit (ulimit -n, LimitNOFILE= of a "
-            "service, docker run --ulimit nofile=65536)",
+            ("first of all in the program, or " if fixes else "")
+            + "raise the limit of this process (ulimit -n, LimitNOFILE= of a service, docker run --ulimit "
+            "nofile=65536), or let it close what it does not need; and restart it: the driver does not try again",
             needs="host",
         )
     )

@@ -44,13 +44,10 @@ def torch_is_there() -> None:
 @pytest.mark.usefixtures("torch_is_there")
 def test_a_cuda_graph_that_is_captured_meanwhile() -> None:
     found = run_program("captured_elsewhere", {"mode": "global"})
-    for name in ("large", "new session"):
+    for name in ("first run", "new session"):
         error = found.error(name)
-        assert error.type == "ProviderFailureError", error.text
+        assert error.type == "ProviderFailureError", error.text  # and not a lack of memory, nor a driver that is broken
         assert "capturing a CUDA graph" in error.text
-    error = found.error("first run")
-    assert error.type == "ProviderFailureError", error.text  # and not a lack of memory
-    assert "CUDA graph" in error.text
     assert found.returned("afterwards") == [[-1, 2]] * 3
 
 
@@ -63,10 +60,11 @@ def test_a_capture_that_forbids_its_own_thread_alone() -> None:
     assert found.returned("afterwards") == [[-1, 2]] * 3
 
 
-@pytest.mark.parametrize("left", [4, 8, 12, 16, 24])
+@pytest.mark.parametrize("left", [4, 8, 16, 24])
 def test_too_few_descriptors(left: int) -> None:
-    found = run_program("few_descriptors", {"left": left})
-    error = found.error("session")
+    """The driver says 304, 999, 100 or, of a context, 46: of too many open files CUDA has no word."""
+    error = run_program("few_descriptors", {"left": left}).error("session")
     assert error.type == "DriverUnusableError", error.text
     assert "too few are left for CUDA" in error.text
-    assert found.returned("with more") == [-1, 2]
+    (fix,) = (line.strip() for line in error.text.splitlines() if line.strip().startswith("import resource"))
+    assert run_program("few_descriptors", {"left": left, "fix": fix}).returned("session") == [-1, 2]
