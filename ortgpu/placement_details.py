@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from .environment.child import interpreter, run
-from .environment.metadata import search_path
+from .environment.child import run_python
 from .errors import ExecutionError, GPUError
 from .models import text_of
 from .placement import ALL_ON_CPU, NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table, not_recorded
@@ -100,15 +99,13 @@ def explain_placement(
         if isinstance(model, bytes):
             with open(os.path.join(folder, _MODEL), "wb") as file:
                 file.write(model)
-        request = json.dumps({"path": search_path(), "model": path, "device": device, "folder": folder})
-        try:
-            ended = run([interpreter(), "-c", _CHILD, request], timeout=timeout)
-        except FileNotFoundError as error:
-            raise _not_started(str(error)) from error
+        request = json.dumps({"model": path, "device": device, "folder": folder})
+        ended = run_python(_CHILD, request, timeout=timeout)
         if ended.timed_out:
             raise TimeoutError(f"opening the model took more than {timeout:.0f} s")
         if ended.returncode is None:
-            raise _not_started(ended.errors)
+            summary = "the child process that opens the model cannot be started"
+            raise ExecutionError(summary, evidence=[ended.errors])
         log = ended.errors
         graph = os.path.join(folder, "graph.json")
         # In a process that ignores SIGCHLD, or in which somebody else waits for every child, each has ended with 0
@@ -119,10 +116,6 @@ def explain_placement(
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     placed = [PlacedNode(**node) for node in found["placed"]]
     return details_from(name, log, placed, found["graph"], on_gpu=found["on_gpu"])
-
-
-def _not_started(why: str) -> ExecutionError:
-    return ExecutionError("the child process that opens the model cannot be started", evidence=[why])
 
 
 def details_from(
@@ -186,11 +179,9 @@ def _failure(folder: str, log: str) -> GPUError:
 
 
 _CHILD = """
-import json, pickle, sys
-request = json.loads(sys.argv[1])
-sys.path[:] = request["path"]
+import json
 from ortgpu.placement_details import child
-child(request)
+child(json.loads(sys.argv[1]))
 """
 
 

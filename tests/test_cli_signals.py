@@ -78,6 +78,22 @@ def test_a_process_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
     hanging.is_ended_with(code, signal.SIGKILL, -signal.SIGKILL)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with another one")
+def test_a_look_at_the_placement_ends_with_who_asked_for_it(tmp_path: Path) -> None:
+    """What its child process has by then is a session's memory on the GPU."""
+    hanging = Hanging(tmp_path)
+    package = tmp_path / "site" / "onnxruntime"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(hanging.code, encoding="utf-8")
+    code = f"""
+import sys
+sys.path.insert(0, {str(package.parent)!r})
+from ortgpu.placement_details import explain_placement
+explain_placement(b"a model")
+"""
+    hanging.is_ended_with(code, signal.SIGKILL, -signal.SIGKILL)
+
+
 @pytest.mark.parametrize("command", [["check"], ["demo"], ["bench"]], ids=" ".join)
 def test_a_command_that_hangs_in_a_library_can_be_ended(lab: Lab, command: list[str]) -> None:
     """Python raises nothing there: `timeout 10 ortgpu check` would wait for ever."""
