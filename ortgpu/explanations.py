@@ -7,9 +7,6 @@ with "$ " is a command line. Each text stands on the sources that it names.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-Occurrence = Literal["raised", "base", "not yet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +21,7 @@ class Explanation:
         tell: how to make sure that this is what happened.
         mend: what to do, most likely first.
         sources: where the facts are from: "owner/repository#number" is a thread on GitHub.
-        occurrence: "raised"; "base", a class to catch others by, which is not raised itself; "not yet", a name that is
-            settled for what is still to be built.
+        is_raised: False of a class that is there to catch others by.
     """
 
     code: str
@@ -35,7 +31,7 @@ class Explanation:
     tell: tuple[str, ...]
     mend: tuple[str, ...]
     sources: tuple[str, ...] = ()
-    occurrence: Occurrence = "raised"
+    is_raised: bool = True
 
 
 _ORT = "microsoft/onnxruntime"
@@ -215,8 +211,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (),
         ("`ortgpu doctor --verbose` shows for each library where it comes from and what was passed over.",),
         ("Catch it to handle every fault of the libraries alike.",),
-        (),
-        "base",
+        is_raised=False,
     ),
     Explanation(
         "library-not-found",
@@ -309,8 +304,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (),
         ("`ortgpu doctor` shows the driver's version, the CUDA that it supports, and what it answers.",),
         ("Catch it to handle every fault of the driver alike.",),
-        (),
-        "base",
+        is_raised=False,
     ),
     Explanation(
         "driver-not-found",
@@ -424,8 +418,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (),
         ("`ortgpu doctor --verbose` lists the GPUs with their generation, memory and compute mode.",),
         ("Catch it to handle every fault of the device alike, by choosing another GPU for instance.",),
-        (),
-        "base",
+        is_raised=False,
     ),
     Explanation(
         "no-device",

@@ -53,13 +53,9 @@ def issubclass_of_many(explanation: Explanation) -> bool:
 
 
 @BY_NAME
-def test_it_is_said_whether_the_error_occurs(explanation: Explanation) -> None:
-    if explanation.code in made_in_the_sources():
-        assert explanation.occurrence == "raised"
-    elif issubclass_of_many(explanation) and explanation.code != "distributed-error":
-        assert explanation.occurrence == "base"
-    else:
-        assert explanation.occurrence == "not yet"
+def test_it_is_said_whether_the_error_is_raised(explanation: Explanation) -> None:
+    assert explanation.is_raised is (explanation.code in made_in_the_sources())
+    assert explanation.is_raised or issubclass_of_many(explanation), "nothing raises it, and nothing is caught by it"
 
 
 @BY_NAME
@@ -167,16 +163,25 @@ def test_each_is_shown(explanation: Explanation, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for entry in (explanation.means, *explanation.comes_about, *explanation.tell, *explanation.mend):
         assert entry.removeprefix("$ ") in shown
-    assert ("Does not occur yet" in shown) is (explanation.occurrence == "not yet")
+    assert ("Not raised itself" in shown) is not explanation.is_raised
 
 
 def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(catalogue())
-    assert [line.endswith("(does not occur yet)") for line in lines] == [
-        e.occurrence == "not yet" for e in EXPLANATIONS
-    ]
+
+
+def test_on_a_terminal_classes_to_catch_others_by_stand_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", file := Terminal())
+    assert main(["explain"]) == 0
+    bold = re.findall(r"\x1b\[1m([\w-]+)", file.getvalue())
+    assert bold == [code for code, cls in catalogue().items() if cls.__subclasses__()]
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 96  # of a line of prose; a terminal may be narrower
 _COMMAND = "$ "
-_OCCURRENCE = {
-    "raised": "",
-    "base": "Not raised itself: a class to catch the ones below it by.",
-    "not yet": "Does not occur yet: nothing in this release raises it.",
-}
+_NOT_RAISED = "Not raised itself: a class to catch the ones below it by."
 
 
 @click.command()
@@ -60,11 +56,10 @@ def _find(code: str) -> Explanation:
 
 
 def _list(console: Console) -> None:
-    width = max(len(code) for code in BY_CODE)
-    for depth, explanation in _tree():
-        later = " (does not occur yet)" if explanation.occurrence == "not yet" else ""
-        bold = "bold" if depth < 2 and explanation.occurrence != "raised" else None
-        output.line(console, f"{explanation.code:<{width}}  {explanation.title}{later}", style=bold)
+    width, classes = max(len(code) for code in BY_CODE), catalogue()
+    for explanation in EXPLANATIONS:
+        bold = "bold" if classes[explanation.code].__subclasses__() else None
+        output.line(console, f"{explanation.code:<{width}}  {explanation.title}", style=bold)
 
 
 def _tree() -> Iterator[tuple[int, Explanation]]:
@@ -96,8 +91,8 @@ def _class_line(code: str) -> str:
 def _show(console: Console, explanation: Explanation) -> None:
     output.heading(console, f"{explanation.code}: {explanation.title}")
     output.line(console, _class_line(explanation.code), style="dim")
-    if _OCCURRENCE[explanation.occurrence]:
-        output.line(console, _OCCURRENCE[explanation.occurrence], style="yellow")
+    if not explanation.is_raised:
+        output.line(console, _NOT_RAISED, style="yellow")
     output.line(console)
     _write(console, explanation.means, "", "")
     for title, entries in _parts(explanation):
@@ -149,8 +144,7 @@ def reference_page() -> Iterator[str]:
     )
     yield ""
     for depth, explanation in _tree():
-        later = " (does not occur yet)" if explanation.occurrence == "not yet" else ""
-        yield f"{'  ' * depth}- [`{explanation.code}`](#{explanation.code}): {explanation.title}{later}"
+        yield f"{'  ' * depth}- [`{explanation.code}`](#{explanation.code}): {explanation.title}"
     for explanation in EXPLANATIONS:
         yield ""
         yield from _section(explanation)
@@ -161,8 +155,8 @@ def _section(explanation: Explanation) -> Iterator[str]:
     yield ""
     yield f"`{_class_line(explanation.code)}`"
     yield ""
-    if _OCCURRENCE[explanation.occurrence]:
-        yield f"*{_OCCURRENCE[explanation.occurrence]}*"
+    if not explanation.is_raised:
+        yield f"*{_NOT_RAISED}*"
         yield ""
     yield explanation.means
     for title, entries in _parts(explanation):
