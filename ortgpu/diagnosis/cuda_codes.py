@@ -12,6 +12,21 @@ from ..environment.cuda import RESULT_NAMES
 from ..errors import Fix, PoisonedContextError, ProviderFailureError, manual, shell
 from .runtime_errors import NAMES
 
+# The codes that a check tells from the others
+OUT_OF_MEMORY = 2
+INSUFFICIENT_DRIVER = 35
+DEVICE_UNAVAILABLE = 46
+NO_DEVICE = 100
+INVALID_DEVICE = 101
+NO_BINARY_FOR_GPU = 209
+ECC_UNCORRECTABLE = 214
+JIT_COMPILER_NOT_FOUND = 221
+UNSUPPORTED_PTX_VERSION = 222
+JIT_COMPILATION_DISABLED = 223
+OPERATING_SYSTEM = 304
+CONTEXT_IS_DESTROYED = 709
+UNKNOWN = 999
+
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
@@ -174,9 +189,6 @@ def captured_meanwhile(code: int, evidence: list[str]) -> ProviderFailureError:
     )
 
 
-DESTROYED = 709
-
-
 def context_destroyed(evidence: list[str]) -> ProviderFailureError:
     """What the session had on the GPU is gone; the GPU and the process are well."""
     return ProviderFailureError(
@@ -190,7 +202,7 @@ def context_destroyed(evidence: list[str]) -> ProviderFailureError:
             ),
         ],
         library="CUDA",
-        status=name_of(DESTROYED),
+        status=name_of(CONTEXT_IS_DESTROYED),
     )
 
 

@@ -23,7 +23,7 @@ from ..errors import (
     shell,
 )
 from . import memory, releases, remedies
-from .cuda_codes import name_of
+from .cuda_codes import NO_DEVICE, name_of
 from .facts import Facts
 from .surroundings import give_the_gpu, of_service, of_wsl
 
@@ -62,7 +62,7 @@ def none_visible(facts: Facts) -> GPUError | None:
     cuda, environment = facts.observed.cuda, facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     hidden = value is not None and (hides_everything(environment) or _names_nothing(environment))
-    empty = cuda is not None and (cuda.code == 100 or (cuda.code == 0 and cuda.devices == ()))
+    empty = cuda is not None and (cuda.code == NO_DEVICE or (cuda.code == 0 and cuda.devices == ()))
     nothing = nvml.available and not nvml.gpus
     if not (hidden or empty or nothing):
         return None

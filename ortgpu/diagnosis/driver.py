@@ -19,9 +19,17 @@ from ..errors import (
 from . import descriptors, driver_library, kernel_module, remedies, surroundings
 from .cuda_codes import (
     CAPTURING,
+    DEVICE_UNAVAILABLE,
+    INSUFFICIENT_DRIVER,
+    INVALID_DEVICE,
+    NO_BINARY_FOR_GPU,
+    NO_DEVICE,
     OF_ANOTHER_DRIVER,
     OF_ANOTHER_LIBRARY,
+    OPERATING_SYSTEM,
+    OUT_OF_MEMORY,
     STICKY,
+    UNKNOWN,
     captured_meanwhile,
     meaning_of,
     name_of,
@@ -39,7 +47,6 @@ from .devices import (
 from .facts import Facts
 from .releases import FOR_CUDA_12, runs_with_cuda_12
 
-_NO_DEVICE = 100  # devices.py judges it
 _UVM = "/dev/nvidia-uvm"
 # The group of a file whose own is none of this user namespace: user_namespaces(7), overflowgid
 _UNMAPPED = frozenset({"nogroup", "nobody", "65534"})
@@ -244,10 +251,10 @@ def unusable(facts: Facts) -> GPUError | None:
     """``cuInit`` was called and failed."""
     cuda = facts.observed.cuda
     explained = (not_accessible, driver_library.of_linux_in_wsl, kernel_module.not_ready)
-    if cuda is None or not cuda.code or cuda.code == _NO_DEVICE or any(check(facts) for check in explained):
-        return None
+    if cuda is None or not cuda.code or cuda.code == NO_DEVICE or any(check(facts) for check in explained):
+        return None  # devices.none_visible judges that code
     evidence = [f"cuInit returned {cuda.code} ({name_of(cuda.code)})", *_printed_by_it(facts)]
-    return _lacks_host_memory(facts, evidence) if cuda.code == 2 else for_code(cuda.code, facts, evidence)
+    return _lacks_host_memory(facts, evidence) if cuda.code == OUT_OF_MEMORY else for_code(cuda.code, facts, evidence)
 
 
 def _printed_by_it(facts: Facts) -> list[str]:
@@ -269,16 +276,17 @@ def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError
         "the NVIDIA driver gets too little host memory or address space in this process (CUDA_ERROR_OUT_OF_MEMORY)",
         evidence=evidence,
         fixes=[fix],
-        cuda_code=2,
+        cuda_code=OUT_OF_MEMORY,
     )
 
 
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """The error that a CUDA code stands for, whoever reported it while a session was being opened."""
     driver = facts.environment.driver
-    if code in (3, 46, 304, 999) and (too_few := descriptors.too_few_for(code, facts, evidence)) is not None:
+    opens_files = code in (DEVICE_UNAVAILABLE, OPERATING_SYSTEM, UNKNOWN)
+    if opens_files and (too_few := descriptors.too_few_for(code, facts, evidence)) is not None:
         return too_few
-    if code == 35:  # what the CUDA runtime also says where there is no driver at all
+    if code == INSUFFICIENT_DRIVER:  # what the CUDA runtime also says where there is no driver at all
         better = not_found(facts) or too_old(facts)
         if better is not None:
             return better
@@ -291,11 +299,11 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
             driver_cuda=driver.cuda_version,
             needed_cuda=(major, 0) if major else None,
         )
-    if code in (101, 209):
-        better = (named_device(facts) or none_visible(facts)) if code == 101 else unsupported(facts)
-        if better is not None:
-            return better
-    if code == 46:
+    if code == INVALID_DEVICE and (better := named_device(facts) or none_visible(facts)) is not None:
+        return better
+    if code == NO_BINARY_FOR_GPU and (better := unsupported(facts)) is not None:
+        return better
+    if code == DEVICE_UNAVAILABLE:
         gpu = gpu_asked_for(facts)
         return DeviceBusyError(
             "the GPU accepts no further process",
@@ -303,7 +311,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
             fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
             uuid=gpu.uuid if gpu is not None else None,
         )
-    if code == 2:
+    if code == OUT_OF_MEMORY:
         return lacks_memory(facts, evidence)
     if code in STICKY:
         return poisoned(code, evidence)

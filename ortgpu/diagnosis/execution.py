@@ -31,8 +31,15 @@ from ..preloading import is_of_cudnn
 from . import memory
 from .cuda_codes import (
     CAPTURING,
-    DESTROYED,
+    CONTEXT_IS_DESTROYED,
+    ECC_UNCORRECTABLE,
+    JIT_COMPILATION_DISABLED,
+    JIT_COMPILER_NOT_FOUND,
+    NO_BINARY_FOR_GPU,
+    OUT_OF_MEMORY,
     STICKY,
+    UNKNOWN,
+    UNSUPPORTED_PTX_VERSION,
     captured_meanwhile,
     context_destroyed,
     meaning_of,
@@ -62,7 +69,7 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         return out_of_memory(int(match[1]), text, device)
     if match := _POOL.search(text):
         code = int(match[1])
-        return out_of_memory(int(match[2]), text, device) if code == 2 else _of_code(code, text, device)
+        return out_of_memory(int(match[2]), text, device) if code == OUT_OF_MEMORY else _of_code(code, text, device)
     if (number := code_in(text)) is not None:
         return _of_code(number, text, device)
     if failed := read_library_status(text):
@@ -153,15 +160,15 @@ def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
 
 def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     evidence = [telling_line(text)]
-    if code == 2:
+    if code == OUT_OF_MEMORY:
         return out_of_memory(None, text, device)
     if code in STICKY:
         return poisoned(code, evidence)
     if code in CAPTURING:
         return captured_meanwhile(code, evidence)
-    if code == DESTROYED:
+    if code == CONTEXT_IS_DESTROYED:
         return context_destroyed(evidence)
-    if code == 209:
+    if code == NO_BINARY_FOR_GPU:
         return UnsupportedDeviceError(
             "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
             evidence=evidence,
@@ -170,7 +177,7 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
             compute_capability=device.compute_capability if device is not None else None,
         )
     meaning = meaning_of(code)
-    if code == 222:
+    if code == UNSUPPORTED_PTX_VERSION:
         version = device.driver_version if device is not None else None
         return DriverTooOldError(
             f"{meaning.what} ({name_of(code)})",
@@ -180,14 +187,14 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
             driver_cuda=None,
             needed_cuda=None,
         )
-    if code in (221, 223):
+    if code in (JIT_COMPILER_NOT_FOUND, JIT_COMPILATION_DISABLED):
         return DriverUnusableError(
             f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=code
         )
     return ProviderFailureError(
         f"CUDA failed: {name_of(code)}",
         evidence=evidence,
-        fixes=meaning.fixes if code in (214, 999) else (),  # of others nobody knows more
+        fixes=meaning.fixes if code in (ECC_UNCORRECTABLE, UNKNOWN) else (),  # of others nobody knows more
         library="CUDA",
         status=name_of(code),
     )

@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..providers import CUDA
 from . import driver, libraries, remedies
+from .cuda_codes import INVALID_DEVICE, NO_DEVICE
 from .devices import lacks_memory, named_device, none_visible
 from .facts import Facts
 from .library_status import LibraryStatus, read_library_status
@@ -99,14 +100,14 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
 
 def _of_code(code: int, text: str, facts: Facts) -> GPUError:
     evidence = [telling_line(text)]
-    if code == 100:
+    if code == NO_DEVICE:
         found = none_visible(facts)
         if found is not None:
             return found
         return NoDeviceError(
             "CUDA sees no GPU", evidence=evidence, fixes=[manual("use a machine with an NVIDIA GPU", needs="hardware")]
         )
-    if code == 101:
+    if code == INVALID_DEVICE:
         found = named_device(facts)
         if found is not None:
             return found

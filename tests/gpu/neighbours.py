@@ -103,7 +103,7 @@ def few_descriptors(left: int, fix: str | None = None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1 + left, hard))
     if fix is not None:
-        exec(fix)  # noqa: S102 - a line of Python that was printed as the fix
+        exec(fix)
     attempt("session", lambda: negated(GPUSession(model)))
 
 
