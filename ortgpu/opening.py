@@ -37,7 +37,7 @@ from .errors import (
 from .models import read_collective_operators, read_model
 from .placement import CPUNodesWarning, Placement
 from .preloading import PreloadReport
-from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider, why_unusable
+from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider
 from .session_options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
 from .throughput import InferenceSession
 
@@ -276,16 +276,16 @@ class _Why:
             absent = self.runtime.preload.missing if self.runtime.preload is not None else ()
             lacking = any(stem_of(library.soname).startswith(("libcudnn", "libcufft")) for library in absent)
             operators = read_model(self.model).operators if lacking else frozenset()
-        error = why_unusable(
-            self.runtime,
+        from .diagnosis import Request, failure
+
+        request = Request(
             device=self.device,
-            cuda=self.cuda,
-            cause=cause,
             cudnn_operators=placements.cudnn_operators(operators),
             cufft_operators=placements.cufft_operators(operators),
-            collective_operators=read_collective_operators(self.model),
             cudnn_disabled=self.cudnn_disabled,
+            collective_operators=read_collective_operators(self.model),
         )
+        error = failure.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)
         if not isinstance(error, ProviderFallbackError):
             return error
         from .diagnosis import elsewhere

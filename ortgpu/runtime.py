@@ -21,10 +21,8 @@ from .environment.elf import read_elf, this_machine, wrong_machine
 from .environment.packages import Packages, locate_packages
 from .environment.untranslated import untranslated
 from .environment.wheel import bridge_of
-from .errors import BrokenPackageError, GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
 
 if TYPE_CHECKING:
-    from .environment.cuda import CudaState
     from .preloading import Plan, PreloadReport
 
 logger = logging.getLogger("ortgpu")
@@ -203,74 +201,3 @@ def _why_numpy_fails() -> str | None:
             cause = earlier
         return f"{type(cause).__name__}: {cause}"
     return None
-
-
-def why_unusable(
-    runtime: Runtime,
-    *,
-    device: object = None,
-    cuda: CudaState | None = None,
-    cause: BaseException | None = None,
-    cudnn_operators: tuple[str, ...] = (),
-    cufft_operators: tuple[str, ...] = (),
-    collective_operators: tuple[str, ...] = (),
-    cudnn_disabled: bool = False,
-) -> GPUError | None:
-    """The full diagnosis of a failure: the most likely error, with what else is wrong attached.
-
-    None when neither the environment nor the words of ``cause`` say anything about the GPU; without a ``cause`` there
-    is always an error, at the last a :class:`ProviderFallbackError`.
-    """
-    from .devices import DeviceRequest
-    from .diagnosis import Facts, Observed, Request, find_problems, messages, windows_advice
-    from .environment.inspection import inspect_environment
-    from .registry import sessions
-
-    requested: DeviceRequest = device if isinstance(device, (int, str)) else None
-    facts = Facts(
-        inspect_environment(),
-        Request(
-            device=requested,
-            cudnn_operators=cudnn_operators,
-            cufft_operators=cufft_operators,
-            cudnn_disabled=cudnn_disabled,
-            collective_operators=collective_operators,
-        ),
-        Observed(
-            import_error=runtime.import_error,
-            has_session=None if runtime.import_error else runtime.module is not None,
-            available_providers=runtime.available_providers,
-            preload=runtime.preload,
-            cudnn_mixed=runtime.preload.cudnn_mixed if runtime.preload is not None else (),
-            provider_error=runtime.provider_error,
-            cuda=cuda,
-            has_collective_ops=runtime.has_collective_ops if collective_operators else None,
-            sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # else none is on a GPU
-            numpy_error=runtime.numpy_error,
-        ),
-    )
-    problems = find_problems(facts)
-    fatal = [problem for problem in problems if problem.severity == "fatal"]
-    # Files that are not those of the package seemed to do no harm. They are a better guess than that no check knows.
-    fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
-    said = messages.of_construction(str(cause), facts) if cause is not None else None
-    if said is not None and facts.environment.host.system == "Windows":
-        windows_advice.advise_for_windows([said])
-    if said is None and cause is not None:
-        return None
-    if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):
-        return said.with_others(problem for problem in problems if problem.code != said.code)
-    if fatal:
-        fatal[0].severity = "fatal"
-        return fatal[0].with_others(problem for problem in problems if problem is not fatal[0])
-    return ProviderFallbackError(
-        "ONNX Runtime did not bind its CUDA provider, and no check knows why",
-        evidence=[f"providers in this build: {', '.join(runtime.available_providers or ())}"],
-        others=problems,
-    )
-
-
-def why_no_module(runtime: Runtime) -> GPUError:
-    """The error for a process that cannot import ONNX Runtime at all."""
-    error = why_unusable(runtime)
-    return error if error is not None else OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")

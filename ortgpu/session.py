@@ -9,11 +9,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .runtime import load_runtime, why_no_module
+from .runtime import load_runtime
 
 _runtime = load_runtime()
 if _runtime.module is None:
-    raise why_no_module(_runtime)
+    from .diagnosis import failure
+
+    raise failure.why_no_module(_runtime)
 
 import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
 

@@ -11,9 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "ortgpu"
 
-# Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process; and
-# `execution` looks around once a run has failed, for what its words alone do not say.
-WITHOUT_CHECKS = {"__init__", "elsewhere", "execution", "probe", "probe_child", "training_attempts"}
+# Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `failure` asks
+# once a session could not be opened; `execution` looks around once a run has failed, for what its words do not say.
+WITHOUT_CHECKS = {"__init__", "elsewhere", "execution", "failure", "probe", "probe_child", "training_attempts"}
 READS = re.compile(r"(read|inspect|try|run|load|locate|find|list)(_|$)|initialise|processes_on|sessions$|current_rank")
 
 

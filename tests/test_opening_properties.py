@@ -16,9 +16,8 @@ from onnx import helper
 
 from ortgpu import opening
 from ortgpu.devices import Device
-from ortgpu.diagnosis import Facts, Observed, Request, elsewhere, find_problems
+from ortgpu.diagnosis import Facts, Observed, Request, elsewhere, failure, find_problems
 from ortgpu.diagnosis.probe_result import ProbeResult
-from ortgpu.environment import inspection
 from ortgpu.environment.catalogue import LIBRARIES
 from ortgpu.environment.cuda import CudaDevice, CudaState
 from ortgpu.environment.libraries import Candidate
@@ -123,7 +122,7 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
         mock.patch.object(opening, "load_lazily_opened", return_value=runtime),
         mock.patch.object(opening, "initialise", return_value=cuda),
         mock.patch.object(opening, "context_is_active", return_value=None),
-        mock.patch.object(inspection, "inspect_environment", return_value=HEALTHY.environment),
+        mock.patch.object(failure, "inspect_environment", return_value=HEALTHY.environment),
         mock.patch.object(elsewhere, "run_probe", return_value=NOT_STARTED),
     ):
         try:

@@ -35,7 +35,8 @@ def played(code: str) -> Any:
 
 def test_what_keeps_a_session_from_opening() -> None:
     found = played("""
-from ortgpu.runtime import load_runtime, why_unusable
+from ortgpu.diagnosis.failure import why_unusable
+from ortgpu.runtime import load_runtime
 def told_now():
     return told(why_unusable(load_runtime(), cause=RuntimeError(FULL)))
 before = told_now()

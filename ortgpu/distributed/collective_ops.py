@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime import load_runtime, why_no_module
+from ..runtime import load_runtime
 
 
 def has_collective_ops() -> bool:
@@ -17,5 +17,7 @@ def has_collective_ops() -> bool:
     runtime = load_runtime()
     found = runtime.has_collective_ops
     if found is None:
-        raise why_no_module(runtime)
+        from ..diagnosis import failure
+
+        raise failure.why_no_module(runtime)
     return found

@@ -165,9 +165,10 @@ def look(channel: Channel, rank: Rank) -> CudaDevice | None:
 
 
 def _why_no_device() -> GPUError:
-    from ..runtime import load_runtime, why_unusable
+    from ..diagnosis import failure
+    from ..runtime import load_runtime
 
-    error = why_unusable(load_runtime(), cuda=initialise())
+    error = failure.why_unusable(load_runtime(), cuda=initialise())
     assert error is not None  # without a cause there is always one
     found = (error, *error.others)  # what is wrong with ONNX Runtime or its libraries as well does not matter here
     return next((each for each in found if isinstance(each, (DriverError, DeviceError))), error)
@@ -178,7 +179,7 @@ def _driver() -> tuple[str | None, str | None]:
 
     driver = read_driver()
     cuda = driver.cuda_version
-    return driver.kernel_version or driver.nvml.driver_version, f"{cuda[0]}.{cuda[1]}" if cuda else None
+    return driver.version, f"{cuda[0]}.{cuda[1]}" if cuda else None
 
 
 def _onnxruntime() -> str | None:

@@ -1,0 +1,73 @@
+"""Why this process could not open a session: the full diagnosis, once something has failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..environment.inspection import inspect_environment
+from ..errors import BrokenPackageError, GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
+from ..registry import sessions
+from . import find_problems, messages
+from .facts import Facts, Observed, Request
+from .windows_advice import advise_for_windows
+
+if TYPE_CHECKING:
+    from ..environment.cuda import CudaState
+    from ..runtime import Runtime
+
+
+def why_unusable(
+    runtime: Runtime,
+    *,
+    request: Request | None = None,
+    cuda: CudaState | None = None,
+    cause: BaseException | None = None,
+) -> GPUError | None:
+    """The most likely error, with what else is wrong attached.
+
+    None when neither the environment nor the words of ``cause`` say anything about the GPU; without a ``cause`` there
+    is always an error, at the last a :class:`ProviderFallbackError`. ``cuda``: the driver's answer to this process;
+    None, it was not asked.
+    """
+    facts = Facts(inspect_environment(), request or Request(), _observed(runtime, request, cuda))
+    problems = find_problems(facts)
+    fatal = [problem for problem in problems if problem.severity == "fatal"]
+    # Files that are not those of the package seemed to do no harm. They are a better guess than that no check knows.
+    fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
+    said = messages.of_construction(str(cause), facts) if cause is not None else None
+    if said is not None and facts.environment.host.system == "Windows":
+        advise_for_windows([said])
+    if said is None and cause is not None:
+        return None
+    if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):
+        return said.with_others(problem for problem in problems if problem.code != said.code)
+    if fatal:
+        fatal[0].severity = "fatal"
+        return fatal[0].with_others(problem for problem in problems if problem is not fatal[0])
+    return ProviderFallbackError(
+        "ONNX Runtime did not bind its CUDA provider, and no check knows why",
+        evidence=[f"providers in this build: {', '.join(runtime.available_providers or ())}"],
+        others=problems,
+    )
+
+
+def why_no_module(runtime: Runtime) -> GPUError:
+    """The error for a process that cannot import ONNX Runtime at all."""
+    error = why_unusable(runtime)
+    return error if error is not None else OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")
+
+
+def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None) -> Observed:
+    needs_collective_ops = request is not None and bool(request.collective_operators)
+    return Observed(
+        import_error=runtime.import_error,
+        has_session=None if runtime.import_error else runtime.module is not None,
+        available_providers=runtime.available_providers,
+        preload=runtime.preload,
+        cudnn_mixed=runtime.preload.cudnn_mixed if runtime.preload is not None else (),
+        provider_error=runtime.provider_error,
+        cuda=cuda,
+        has_collective_ops=runtime.has_collective_ops if needs_collective_ops else None,
+        sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # else none is on a GPU
+        numpy_error=runtime.numpy_error,
+    )
