@@ -273,9 +273,11 @@ class _Why:
         """The error to raise; with a ``cause`` that has nothing to do with the GPU, None."""
         operators = self.operators
         if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
-            absent = self.runtime.preload.missing if self.runtime.preload is not None else ()
-            lacking = any(stem_of(library.soname).startswith(("libcudnn", "libcufft")) for library in absent)
-            operators = read_model(self.model).operators if lacking else frozenset()
+            report = self.runtime.preload
+            absent = [stem_of(library.soname) for library in report.missing] if report is not None else []
+            in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
+            in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
+            operators = read_model(self.model).operators if in_doubt else frozenset()
         from .diagnosis import Request, failure
 
         request = Request(

@@ -124,6 +124,7 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
         mock.patch.object(opening, "context_is_active", return_value=None),
         mock.patch.object(failure, "inspect_environment", return_value=HEALTHY.environment),
         mock.patch.object(elsewhere, "run_probe", return_value=NOT_STARTED),
+        mock.patch.object(elsewhere, "inspect_after", return_value=HEALTHY.environment),  # not that of this machine
     ):
         try:
             request = SessionRequest(model_of(session.operators), device=device)
