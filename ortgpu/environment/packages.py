@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import errno
 import importlib.machinery
 import importlib.util
 import os
@@ -29,6 +27,7 @@ from .metadata import (
 )
 from .metadata import search_path as strings_of
 from .permissions import RefusedPath, read_refused
+from .recorded_files import state_of
 
 # Distributions whose import package is `onnxruntime`, where nothing on disk says so any more.
 _ENGINE_NAME: Final = re.compile(
@@ -44,8 +43,6 @@ _OTHER_NAMES: Final = frozenset(
 )
 _OTHER_PREFIXES: Final = ("cupy-", "onnxruntime-", "tensorrt")
 _PROVIDERS: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}
-_HASHED: Final = re.compile(r"onnxruntime/(__init__|capi/[^/]+)\.py")
-_HASHED_BELOW: Final = 64 * 1024
 _MODULE_ENDINGS: Final = (*importlib.machinery.EXTENSION_SUFFIXES, ".py", ".pyc")
 
 
@@ -183,7 +180,8 @@ def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: 
     record = (one.read("RECORD") or b"") if compare_files else b""
     lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]
     entries = parse_record(b"".join(lines)) or ()
-    altered = tuple(entry.path for entry in entries if _compare(entry, one, compare_contents) == "altered")
+    states = {entry.path: state_of(entry, one, by_content=compare_contents) for entry in entries}
+    altered = tuple(path for path, state in states.items() if state == "altered")
     return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
 
 
@@ -321,66 +319,17 @@ def _is_at(claim: _Claim, folder: str) -> bool:
 
 def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Distribution:
     one = claim.found
-    missing: list[str] = []
-    altered: list[str] = []
-    for entry in claim.entries or () if compare_files else ():
-        state = _compare(entry, one, compare_contents)
-        if state is not None:
-            (missing if state == "missing" else altered).append(entry.path)
+    entries = (claim.entries or ()) if compare_files else ()
+    states = {entry.path: state_of(entry, one, by_content=compare_contents) for entry in entries}
     return Distribution(
         one.name,
         one.read_version(),
         one.location,
-        missing_files=tuple(missing),
-        altered_files=tuple(altered),
+        missing_files=tuple(path for path, state in states.items() if state == "missing"),
+        altered_files=tuple(path for path, state in states.items() if state == "altered"),
         record_readable=claim.entries is not None,
         folder=one.folder,
     )
-
-
-def _compare(entry: RecordEntry, one: MetadataFolder, compare_contents: bool) -> str | None:
-    path = entry.path
-    # Scripts lie outside: images are often built by copying site-packages alone, and nothing here needs them.
-    if path.startswith(("../", one.folder + "/")) or os.path.isabs(path):
-        return None
-    if "/__pycache__/" in path or path.endswith(".pyc"):
-        return None
-    target = os.path.join(one.location, path)
-    try:
-        size = os.stat(target).st_size
-    except OSError as error:
-        # A link to itself is as absent as a link to nothing; a folder that may not be entered is unknown.
-        return "missing" if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else None
-    except ValueError:
-        return None
-    if entry.size is not None and size != entry.size:
-        return "altered"
-    algorithm, _, expected = entry.digest.partition("=")
-    small = size < _HASHED_BELOW and _HASHED.fullmatch(path)
-    # conda edits libraries after it has written RECORD.
-    whole = (
-        compare_contents
-        and any(end in path for end in (".so", ".dll", ".pyd"))
-        and b"conda" not in (one.read("INSTALLER") or b"")
-    )
-    if algorithm == "sha256" and (small or whole):
-        actual = _hash_of(target)
-        if actual is not None:
-            return None if actual == expected.rstrip("=") else "altered"
-    return None
-
-
-def _hash_of(path: str) -> str | None:
-    try:
-        import hashlib  # which loads OpenSSL: milliseconds that a session does without
-
-        digest, block = hashlib.sha256(), 1 << 20
-        with open(path, "rb") as file:
-            while data := file.read(block):
-                digest.update(data)
-    except (ImportError, OSError, ValueError):  # the first, where somebody took its folder off the search path
-        return None
-    return base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
 
 
 def _extension_names(names: Iterable[str]) -> list[str]:
