@@ -17,7 +17,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import remedies
+from . import loader_words, remedies
 from .facts import Facts
 from .messages import of_construction
 from .model import custom_domains, not_loaded, unreadable
@@ -168,7 +168,7 @@ def session_failed(facts: Facts) -> GPUError | None:
     step = facts.observed.failed("session")
     if step is None:
         return None
-    fixes = [remedies.let_it_have_threads()] if remedies.lacks_threads(step.detail) else []
+    fixes = [remedies.let_it_have_threads()] if loader_words.lacks_threads(step.detail) else []
     return of_construction(step.detail, facts) or ProviderFallbackError(
         "a session on the GPU could not be opened and run", evidence=[step.detail], fixes=fixes
     )

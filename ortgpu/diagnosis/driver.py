@@ -16,7 +16,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import descriptors, driver_library, kernel_module, remedies, surroundings
+from . import descriptors, driver_library, kernel_module, loader_words, remedies, surroundings
 from .cuda_codes import (
     CAPTURING,
     DEVICE_UNAVAILABLE,
@@ -104,7 +104,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     major = environment.cuda_major
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
         return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
-    if remedies.cannot_be_mapped(environment.driver.libcuda_error or ""):
+    if loader_words.cannot_be_mapped(environment.driver.libcuda_error or ""):
         return [remedies.let_it_be_mapped(environment, "libcuda.so.1")]
     if (none_given := surroundings.of_wsl(environment)) is not None:
         return [none_given]

@@ -15,7 +15,7 @@ from ..errors import (
     UnsupportedPlatformError,
     manual,
 )
-from . import remedies, windows
+from . import loader_words, remedies, windows
 from .facts import Facts
 from .library_symbols import newer_c_library, older_c_library
 
@@ -42,7 +42,7 @@ def failed(facts: Facts) -> GPUError | None:
             missing=(absent[1],),
         )
     unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
-    if threads := [line for line in _printed_meanwhile(facts) if remedies.lacks_threads(line)]:
+    if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
             evidence=[text, threads[0]],
@@ -59,7 +59,7 @@ def failed(facts: Facts) -> GPUError | None:
         fixes = [
             manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
         ]
-    if (late := remedies.lacks_thread_storage(text)) is not None:
+    if (late := loader_words.lacks_thread_storage(text)) is not None:
         fixes = [remedies.load_at_start(facts.environment, [late])]
     evidence = [text]
     if unmapped is not None:
@@ -85,7 +85,7 @@ def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
     """Those of the import, or of a CUDA library before it."""
     tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
     words = (text, *_printed_meanwhile(facts), *tried)
-    return next((each for each in words if remedies.cannot_be_mapped(each)), None)
+    return next((each for each in words if loader_words.cannot_be_mapped(each)), None)
 
 
 def _c_library_too_old(facts: Facts, text: str, version: str, path: str | None) -> GPUError:

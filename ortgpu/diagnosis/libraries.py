@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
@@ -21,7 +20,7 @@ from ..errors import (
     shell,
 )
 from ..preloading import MissingLibrary
-from . import remedies
+from . import loader_words, remedies
 from .facts import Facts
 from .library_symbols import newer_c_library, of_another_version, older_c_library
 
@@ -139,8 +138,10 @@ def _ways_to_have(
     evidence: list[str] = []
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
     problems = [(soname, file.problem or "") for soname, file in passed_over]
-    unmapped = {soname: file for soname, file in passed_over if remedies.cannot_be_mapped(file.problem or "")}
-    late = {soname: path for soname, words in problems if (path := remedies.lacks_thread_storage(words)) is not None}
+    unmapped = {soname: file for soname, file in passed_over if loader_words.cannot_be_mapped(file.problem or "")}
+    late = {
+        soname: path for soname, words in problems if (path := loader_words.lacks_thread_storage(words)) is not None
+    }
     closed = _closed(facts, absent)
     too_new = {
         soname: newer_c_library(environment, old[1])
@@ -179,7 +180,8 @@ def _without_consequences(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLi
     roots = tuple(
         library
         for library in absent
-        if not library.rejected or any(_not_found_for(file) not in names for file in library.rejected)
+        if not library.rejected
+        or any(loader_words.not_found_for(file.problem or "") not in names for file in library.rejected)
     )
     return roots or absent
 
@@ -190,14 +192,10 @@ def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
     folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
     closed: dict[str, str] = {}
     for library in absent:
-        files = [file.path for file in library.rejected if _is_closed(file.problem or "")]
+        files = [file.path for file in library.rejected if loader_words.may_not_be_read(file.problem or "")]
         if files or (folders and not library.rejected):
             closed[library.soname] = (files or folders)[0]
     return closed
-
-
-def _is_closed(problem: str) -> bool:
-    return "permission denied" in problem.lower() and not remedies.cannot_be_mapped(problem)
 
 
 def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:
@@ -223,31 +221,11 @@ def _folder_of_wheels(path: str) -> str:
     return str(PurePath(path).parents[2])
 
 
-# As environment/loader_windows.py has it
-_DLL_NOT_FOUND = r"([^\s\\/]+\.dll), which it links, was not found"
-
-
-def dll_not_found(words: str) -> str | None:
-    """The DLL that a file links and the loader of Windows did not find."""
-    match = re.match(_DLL_NOT_FOUND, words, re.IGNORECASE)
-    return match[1] if match else None
-
-
 def _foreign_dependency(file: Candidate) -> str | None:
     """The library, no CUDA wheel's, that the loader did not find when it opened this file: libgcc_s.so.1, say."""
-    name = _not_found_for(file)
+    name = loader_words.not_found_for(file.problem or "")
     of_the_driver = name is not None and name.lower().startswith(("libcuda.so", "nvcuda."))
     return name if name and spec_for(name) is None and not of_the_driver else None
-
-
-def _not_found_for(file: Candidate) -> str | None:
-    """The library that the loader did not find, or would not, if it opened this file."""
-    name = r"(lib[\w.+-]+\.so[\w.]*)"
-    match = re.match(
-        rf"{name}: cannot open shared object|links {name}, of which there are only damaged|{_DLL_NOT_FOUND}",
-        file.problem or "",
-    )
-    return match[1] or match[2] or match[3] if match else None
 
 
 def _evidence(library: MissingLibrary) -> list[str]:

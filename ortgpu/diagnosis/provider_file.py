@@ -7,9 +7,9 @@ import re
 
 from ..errors import BrokenPackageError, DriverTooOldError, GPUError, LibraryVersionError, manual
 from ..preloading import MissingLibrary
-from . import driver, remedies, windows
+from . import driver, loader_words, remedies, windows
 from .facts import Facts
-from .libraries import dll_not_found, judge_missing
+from .libraries import judge_missing
 from .library_symbols import of_another_version
 
 
@@ -19,8 +19,7 @@ def unloadable(facts: Facts) -> GPUError | None:
     text = facts.observed.provider_error
     if text is None:
         return None
-    match = re.match(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text)
-    if (absent := match[1] if match else dll_not_found(text)) is not None:
+    if (absent := loader_words.not_found_for(text)) is not None:
         wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
         missing = MissingLibrary(absent, True, wheel, ())
         return judge_missing(facts, (missing,), "the CUDA provider needs", "fatal")
@@ -44,7 +43,7 @@ def unloadable(facts: Facts) -> GPUError | None:
         )
     provider = facts.environment.provider
     fixes = [remedies.reinstall_onnxruntime(facts.environment)]
-    if provider is not None and remedies.cannot_be_mapped(text):
+    if provider is not None and loader_words.cannot_be_mapped(text):
         fixes = [remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
     elif windows.may_be_visual_c(text):
         fixes.insert(0, remedies.update_visual_c())

@@ -221,27 +221,6 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     return _past_the_obstacle(environment, " && ".join(steps))
 
 
-def cannot_be_mapped(words: str) -> bool:
-    """Whether the loader, whose words they are, refuses a file that may be whole."""
-    refusals = (
-        r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
-        r"|not enough memory \(error|paging file of Windows"
-    )
-    return re.search(refusals, words) is not None
-
-
-def lacks_thread_storage(words: str) -> str | None:
-    """The file for which glibc's loader has no room left: it keeps little for the thread-local storage of libraries
-    that are opened after the start."""
-    match = re.search(r"(\S+): cannot allocate memory in static TLS block", words)
-    return match[1] if match else None
-
-
-def lacks_threads(words: str) -> bool:
-    """Whether the system gave a thread pool, ONNX Runtime's or OpenBLAS's, no further thread."""
-    return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
-
-
 def let_it_have_threads() -> Fix:
     return manual(
         "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "

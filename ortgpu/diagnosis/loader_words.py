@@ -1,0 +1,44 @@
+"""What the words mean in which the dynamic loader, or the system, refuses something."""
+
+from __future__ import annotations
+
+import re
+
+_SONAME = r"(lib[\w.+-]+\.so[\w.]*)"
+_NOT_FOUND = re.compile(
+    rf"{_SONAME}: cannot open shared object"
+    rf"|links {_SONAME}, of which there are only damaged"  # preloading.py
+    r"|(?i:([^\s\\/]+\.dll), which it links, was not found)"  # environment/loader_windows.py
+)
+
+
+def cannot_be_mapped(words: str) -> bool:
+    """Whether the loader refuses a file that may be whole."""
+    refusals = (
+        r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
+        r"|not enough memory \(error|paging file of Windows"
+    )
+    return re.search(refusals, words) is not None
+
+
+def may_not_be_read(words: str) -> bool:
+    """Whether this user may not read the file."""
+    return "permission denied" in words.lower() and not cannot_be_mapped(words)
+
+
+def lacks_thread_storage(words: str) -> str | None:
+    """The file for which glibc's loader has no room left: it keeps little for the thread-local storage of libraries
+    that are opened after the start."""
+    match = re.search(r"(\S+): cannot allocate memory in static TLS block", words)
+    return match[1] if match else None
+
+
+def lacks_threads(words: str) -> bool:
+    """Whether the system gave a thread pool, ONNX Runtime's or OpenBLAS's, no further thread."""
+    return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
+
+
+def not_found_for(words: str) -> str | None:
+    """The library that the loader did not find, or would not, when it opened the file that links it."""
+    match = _NOT_FOUND.match(words)
+    return match[1] or match[2] or match[3] if match else None
