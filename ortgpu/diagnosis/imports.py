@@ -52,27 +52,33 @@ def failed(facts: Facts) -> GPUError | None:
         return dependency
     if ("DLL load failed" in text and windows.runtime_missing(facts)) or windows.other_engine(facts):
         return None  # these say it
-    fixes: list[Fix] = [remedies.reinstall_onnxruntime(facts.environment)]
-    if facts.environment.host.system == "Windows" and windows.may_be_visual_c(text):
-        fixes.insert(0, remedies.update_visual_c())
-    if "sys.modules" in text:
-        fixes = [
-            manual("remove what puts something else in the place of onnxruntime: the package itself is not imported")
-        ]
-    if (late := loader_words.lacks_thread_storage(text)) is not None:
-        fixes = [remedies.load_at_start(facts.environment, [late])]
-    evidence = [text]
-    if unmapped is not None:
-        evidence = list(dict.fromkeys((text, unmapped)))
-        refused = re.search(r"(/.+?\.so[^:]*): ", unmapped)  # NumPy's may lie on another file system
-        folder = os.path.dirname(refused[1]) if refused is not None else installed.folder
-        fixes = [remedies.let_it_be_mapped(facts.environment, folder)]
-    if "executable stack" in text:
-        newest = remedies.newest_release(facts.environment).requirement
-        fixes = [remedies.install(facts.environment, [newest], upgrade=True)]
     return BrokenPackageError(
-        "import onnxruntime fails", evidence=evidence, fixes=fixes, package=installed.build_name, files=()
+        "import onnxruntime fails",
+        evidence=dict.fromkeys(filter(None, (text, unmapped))),
+        fixes=_ways_to_import_it(facts, text, unmapped),
+        package=installed.build_name,
+        files=(),
     )
+
+
+def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None) -> list[Fix]:
+    """``unmapped``: the loader's words about a file that it may not map."""
+    environment = facts.environment
+    if "executable stack" in text:
+        return [remedies.install(environment, [remedies.newest_release(environment).requirement], upgrade=True)]
+    if unmapped is not None:
+        refused = re.search(r"(/.+?\.so[^:]*): ", unmapped)  # NumPy's may lie on another file system
+        folder = os.path.dirname(refused[1]) if refused is not None else environment.packages.onnxruntime.folder
+        return [remedies.let_it_be_mapped(environment, folder or "")]
+    if (late := loader_words.lacks_thread_storage(text)) is not None:
+        return [remedies.load_at_start(environment, [late])]
+    if "sys.modules" in text:
+        what = "remove what puts something else in the place of onnxruntime: the package itself is not imported"
+        return [manual(what)]
+    again = remedies.reinstall_onnxruntime(environment)
+    if environment.host.system == "Windows" and windows.may_be_visual_c(text):
+        return [remedies.update_visual_c(), again]
+    return [again]
 
 
 def _printed_meanwhile(facts: Facts) -> list[str]:
