@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ..environment.driver import TEGRA_MEMORY, RefusedNode
+from ..environment.driver import TEGRA_MEMORY, Driver, RefusedNode
 from ..errors import (
     DeviceBusyError,
     DriverNotFoundError,
@@ -60,11 +60,7 @@ def not_found(facts: Facts) -> GPUError | None:
     if host.system == "Windows":
         return _not_found_on_windows(facts)
     library = "libcuda.so.1"
-    evidence = [driver.libcuda_error or f"{library} cannot be loaded"]
-    if driver.nvml.available:
-        evidence.append(f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault")
-    elif driver.nvml.error:
-        evidence.append(f"NVML: {driver.nvml.error}")
+    evidence = [driver.libcuda_error or f"{library} cannot be loaded", *_said_by_nvml(driver)]
     if driver.kernel_version:
         evidence.append(f"kernel module: {driver.kernel_version}")
     evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
@@ -87,16 +83,17 @@ def not_found(facts: Facts) -> GPUError | None:
 def _not_found_on_windows(facts: Facts) -> GPUError:
     """There the driver's files are in System32, where its installer alone puts them."""
     driver = facts.environment.driver
-    evidence = [driver.libcuda_error or "nvcuda.dll cannot be loaded"]
-    if driver.nvml.available:
-        evidence.append(f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault")
-    elif driver.nvml.error:
-        evidence.append(f"NVML: {driver.nvml.error}")
     return DriverNotFoundError(
         "the NVIDIA driver's library nvcuda.dll cannot be loaded",
-        evidence=evidence,
+        evidence=[driver.libcuda_error or "nvcuda.dll cannot be loaded", *_said_by_nvml(driver)],
         fixes=[remedies.update_driver(facts.environment.cuda_major or 13)],
     )
+
+
+def _said_by_nvml(driver: Driver) -> list[str]:
+    if driver.nvml.available:
+        return [f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault"]
+    return [f"NVML: {driver.nvml.error}"] if driver.nvml.error else []
 
 
 def _ways_to_a_driver(facts: Facts) -> list[Fix]:

@@ -27,12 +27,6 @@ _GUESTS = 64  # connections at a time that have not, beside those that ranks wil
 _NOTED = 8  # refused connections that an error tells of
 
 
-@dataclass(slots=True)
-class _Guest:
-    connection: Connection
-    until: float
-
-
 @dataclass(frozen=True, slots=True)
 class Deadlines:
     """By time.monotonic. ``arrival``: for all ranks to have come; ``verdict``: for everything."""
@@ -63,7 +57,7 @@ class Hub:
         self._settling = settling
         self._settled_at: float | None = None
         self._mismatch: CollectiveMismatchError | None = None
-        self._guests: dict[Connection, _Guest] = {}
+        self._guests: dict[Connection, float] = {}  # until when each has to say who it is
         self._members: dict[int, Connection] = {}
         self._gathered: dict[str, dict[int, Any]] = {}
         self._refused: dict[str, None] = {}  # reasons, each once
@@ -76,7 +70,7 @@ class Hub:
     def next_deadline(self) -> float:
         if self._is_over:
             return float("inf")
-        times = [self._deadlines.verdict, *(guest.until for guest in self._guests.values())]
+        times = [self._deadlines.verdict, *self._guests.values()]
         if not self.known.all_came:
             times.append(self._deadlines.arrival)
         elif self._settled_at is not None:
@@ -86,8 +80,8 @@ class Hub:
     def on_time(self) -> None:
         """Do what the time demands; called often enough."""
         now = time.monotonic()
-        for guest in [guest for guest in self._guests.values() if now >= guest.until]:
-            self._refuse(guest.connection, "it did not say who it is")
+        for guest in [connection for connection, until in self._guests.items() if now >= until]:
+            self._refuse(guest, "it did not say who it is")
         if self._is_over:
             return
         everyone_failed = len(self.known.failures) == self.known.world_size
@@ -123,7 +117,7 @@ class Hub:
         if len(self._guests) >= _GUESTS + self.known.world_size:  # a rank says at once who it is
             self._refuse(next(iter(self._guests)), "it did not say who it is")
         connection = Connection(connected)
-        self._guests[connection] = _Guest(connection, time.monotonic() + _SILENT)
+        self._guests[connection] = time.monotonic() + _SILENT
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read_guest(connection))
 
     def _read_guest(self, connection: Connection) -> None:
