@@ -12,7 +12,7 @@ import pytest
 from ortgpu.devices import CPU, Device
 from ortgpu.diagnosis.execution import of_run
 from ortgpu.environment import driver
-from ortgpu.errors import GPUOutOfMemoryError
+from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError
 from tests.cpu_session import child
 
 GPU = Device("cuda", 0, "GPU-1", "NVIDIA H200", (9, 0), 150 << 30, None)
@@ -71,6 +71,21 @@ def test_what_the_driver_did_not_compile_is_its_own_fault(text: str, error: str,
 )
 def test_the_name_of_a_node_says_nothing_about_the_gpu(name: str) -> None:
     assert of_run(NODE.format(name) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("cuDNN is unavailable or disabled for CUDA Execution Provider: cuDNN is not available.", "libcudnn.so.9"),
+        ("cuFFT is unavailable for CUDA Execution Provider: cuFFT is not available.", "libcufft.so.12"),
+    ],
+)
+def test_a_library_that_is_opened_at_need_is_named_as_the_loader_knows_it(text: str, missing: str) -> None:
+    """Of a model in ONNX Runtime's own format nobody knows before what it needs."""
+    found = of_run(f"[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : {text}", "NotImplemented", GPU)
+    assert isinstance(found, LibraryNotFoundError)
+    assert found.details()["missing"] == (missing,)
+    assert "ortgpu doctor" in found.fixes[0]
 
 
 def test_the_node_in_a_branch_is_the_one_that_failed() -> None:

@@ -88,17 +88,9 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
             status=failed.status,
         )
     if re.search(r"cuDNN is unavailable|cuDNN handle is required|cuDNN is not available", text):
-        return LibraryNotFoundError(
-            "the model reached an operator that needs cuDNN, which is not available to this session",
-            evidence=[telling_line(text)],
-            missing=(SYSTEM.name(BY_STEM["libcudnn"], 9),),
-        )
+        return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
     if "cuFFT is unavailable" in text:
-        return LibraryNotFoundError(
-            "the model reached an operator that needs cuFFT, which is not available to this session",
-            evidence=[telling_line(text)],
-            missing=("libcufft",),
-        )
+        return _not_opened("cuFFT", SYSTEM.name(BY_STEM["libcufft"], 12), text)
     if TENSORRT.search(text):
         return tensorrt_failed(text)
     if is_ep_fail:
@@ -126,6 +118,16 @@ def _not_created(failed: LibraryStatus, text: str) -> ProviderFailureError:
         ],
         library=failed.library,
         status=failed.status,
+    )
+
+
+def _not_opened(library: str, name: str, text: str) -> LibraryNotFoundError:
+    """Of what releases from 1.28 on, which are for CUDA 13, open when a node needs it."""
+    return LibraryNotFoundError(
+        f"the model reached an operator that needs {library}, which is not available to this session",
+        evidence=[telling_line(text)],
+        fixes=[manual("do what `ortgpu doctor` says of it, and restart this process")],
+        missing=(name,),
     )
 
 
