@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, SupportsIndex
 
 from .devices import DeviceRequest, check_form, is_cpu
+from .errors import ProviderRequestError, manual
 
 CPUNodes = Literal["allow", "warn", "forbid"]
 
@@ -22,11 +23,33 @@ def cpu_is_allowed_by_variable() -> bool:
     return os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in ("1", "true", "yes", "on")
 
 
+def checked_model(model: Any) -> str | bytes | os.PathLike[str]:
+    """Raises TypeError, in the words of InferenceSession."""
+    if not isinstance(model, (str, bytes, os.PathLike)):
+        raise TypeError(f"Unable to load from type '{type(model)}'")
+    return model
+
+
+def checked_cpu_nodes(value: Any) -> CPUNodes:
+    """Raises ValueError."""
+    if value not in ("allow", "warn", "forbid"):
+        raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {value!r}')
+    policy: CPUNodes = value
+    return policy
+
+
 def checked_flag(name: str, value: Any) -> bool:
     """Raises TypeError for what is neither True nor False: the text "false" of a configuration is true in Python."""
     if value not in (False, True):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)
+
+
+def checked_limit(name: str, value: Any) -> int:
+    """Bytes. Raises TypeError, ValueError."""
+    if operator.index(value) < 0:
+        raise ValueError(f"{name} must be at least 0, not {value}")
+    return operator.index(value)
 
 
 def checked_device(device: Any) -> DeviceRequest:
@@ -46,6 +69,24 @@ def checked_options(options: Any, kind: type[Any]) -> Any:
     if not isinstance(options, kind):
         raise TypeError(f"sess_options must be an onnxruntime.SessionOptions, not {type(options).__name__}")
     return options
+
+
+def checked_others(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those that InferenceSession takes and GPUSession does not name, without enable_fallback=0. Raises TypeError where
+    one is nearly ours, ProviderRequestError for enable_fallback=1."""
+    if int(arguments.pop("enable_fallback", 0)):
+        raise no_fallback("enable_fallback=1 was passed")
+    if arguments:
+        refuse_misspelt("GPUSession", arguments)
+    return arguments
+
+
+def no_fallback(what: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        "a GPUSession does not fall back to the CPU",
+        evidence=[what],
+        fixes=[manual("leave it out; allow_cpu=True, or ORTGPU_ALLOW_CPU=1, accepts the CPU where there is no GPU")],
+    )
 
 
 def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, str]:

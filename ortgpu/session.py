@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -123,30 +122,19 @@ class GPUSession(SessionFacts):
         **kwargs: Any,
     ) -> None:
         others = vars(self).keys() - self._own_names
-        if not isinstance(path_or_bytes, (str, bytes, os.PathLike)):
-            raise TypeError(f"Unable to load from type '{type(path_or_bytes)}'")
-        if cpu_nodes not in ("allow", "warn", "forbid"):
-            raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
-        if operator.index(pinned_memory_limit) < 0:
-            raise ValueError(f"pinned_memory_limit must be at least 0, not {pinned_memory_limit}")
-        device = arguments.checked_device(device)
-        if int(kwargs.pop("enable_fallback", 0)):
-            raise _no_fallback("enable_fallback=1 was passed")
-        if kwargs:
-            arguments.refuse_misspelt("GPUSession", kwargs)
-        self._allow_cpu = allow_cpu = arguments.checked_flag("allow_cpu", allow_cpu)
-        self._pinned_memory_limit = operator.index(pinned_memory_limit)
-        request = {
-            "model": path_or_bytes,
+        request: dict[str, Any] = {
+            "model": arguments.checked_model(path_or_bytes),
             "sess_options": arguments.checked_options(sess_options, onnxruntime.SessionOptions),
             "providers": providers,
             "provider_options": provider_options,
-            "device": device,
-            "cpu_nodes": cpu_nodes,
+            "device": arguments.checked_device(device),
+            "cpu_nodes": arguments.checked_cpu_nodes(cpu_nodes),
             "cuda_graph": arguments.checked_flag("cuda_graph", cuda_graph),
             "choose_options": self._chooses_options,
-            "kwargs": kwargs,
+            "kwargs": arguments.checked_others(kwargs),
         }
+        self._allow_cpu = allow_cpu = arguments.checked_flag("allow_cpu", allow_cpu)
+        self._pinned_memory_limit = arguments.checked_limit("pinned_memory_limit", pinned_memory_limit)
         driver = None
         try:
             self._refuse_if_lost()
@@ -369,7 +357,7 @@ class GPUSession(SessionFacts):
     def enable_fallback(self) -> None:
         """A GPUSession has no fallback: raises ProviderRequestError."""
         lifetime.refuse_if_unusable(self)
-        raise _no_fallback("enable_fallback() was called")
+        raise arguments.no_fallback("enable_fallback() was called")
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """Not supported: a session is verified when it is made. Raises ProviderRequestError and changes nothing."""
@@ -402,11 +390,3 @@ class GPUSession(SessionFacts):
     def _let_go(self) -> None:
         for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
             self.__dict__.pop(name, None)
-
-
-def _no_fallback(what: str) -> ProviderRequestError:
-    return ProviderRequestError(
-        "a GPUSession does not fall back to the CPU",
-        evidence=[what],
-        fixes=[manual("leave it out; allow_cpu=True, or ORTGPU_ALLOW_CPU=1, accepts the CPU where there is no GPU")],
-    )
