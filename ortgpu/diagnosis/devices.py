@@ -70,43 +70,52 @@ def none_visible(facts: Facts) -> GPUError | None:
         return None
     if not hidden and not empty and environment.driver.libcuda is None:
         return None  # without a driver there is no device: driver.not_found says it
-    evidence = []
-    if cuda is not None and cuda.code:
-        evidence.append(f"cuInit returned {cuda.code} ({name_of(cuda.code)})")
-    if nvml.available:
-        names = "; ".join(f"{gpu.name} {gpu.uuid}" for gpu in nvml.gpus)
-        evidence.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))
-    elif nvml.error:
-        evidence.append(f"NVML: {nvml.error}")
-    if value is not None:
-        evidence.append(f"CUDA_VISIBLE_DEVICES={value!r}")
-    if environment.host.container:
-        evidence.append(f"in a container ({environment.host.container})")
-        evidence += given_to_container(environment)
     fixes = []
     if value == _OF_A_JOB_WITHOUT:
-        fixes.append(
-            manual("ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none", needs="host")
-        )
+        ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
+        fixes.append(manual(ask, needs="host"))
     elif value is not None:
         fixes.append(shell("unset CUDA_VISIBLE_DEVICES"))
-    empty_mig = nvml.available and bool(nvml.gpus) and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus)
-    if empty_mig and not hidden:
-        evidence.append("MIG is enabled, and no GPU has an instance: CUDA then has no device")
-        fixes.append(shell("sudo nvidia-smi -mig 0", needs="root"))
-        fixes.append(manual("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"))
-    elif not hidden:
-        rented = of_service(environment)
-        if rented is not None:
-            evidence.append(rented[0])
-            fixes.append(rented[1])
-        elif (none_given := of_wsl(environment)) is not None:
-            fixes.append(none_given)
-        else:
-            fixes.append(give_the_gpu(environment))
-            fixes.append(manual("or use a machine with an NVIDIA GPU", needs="hardware"))
-    summary = "CUDA_VISIBLE_DEVICES hides every GPU from this process" if hidden else "CUDA sees no GPU"
-    return NoDeviceError(summary, evidence=evidence, fixes=fixes)
+    if hidden:
+        hides = "CUDA_VISIBLE_DEVICES hides every GPU from this process"
+        return NoDeviceError(hides, evidence=_seen(facts), fixes=fixes)
+    why, ways = _without_a_device(environment)
+    return NoDeviceError("CUDA sees no GPU", evidence=[*_seen(facts), *why], fixes=[*fixes, *ways])
+
+
+def _seen(facts: Facts) -> list[str]:
+    """As evidence: what CUDA, NVML, the variable and the container say of GPUs."""
+    cuda, environment = facts.observed.cuda, facts.environment
+    nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    seen = []
+    if cuda is not None and cuda.code:
+        seen.append(f"cuInit returned {cuda.code} ({name_of(cuda.code)})")
+    if nvml.available:
+        names = "; ".join(f"{gpu.name} {gpu.uuid}" for gpu in nvml.gpus)
+        seen.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))
+    elif nvml.error:
+        seen.append(f"NVML: {nvml.error}")
+    if value is not None:
+        seen.append(f"CUDA_VISIBLE_DEVICES={value!r}")
+    if environment.host.container:
+        seen.append(f"in a container ({environment.host.container})")
+        seen += given_to_container(environment)
+    return seen
+
+
+def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
+    """Why there is none, as far as that is known, and the ways to one."""
+    nvml = environment.driver.nvml
+    if nvml.available and nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
+        return ["MIG is enabled, and no GPU has an instance: CUDA then has no device"], [
+            shell("sudo nvidia-smi -mig 0", needs="root"),
+            manual("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"),
+        ]
+    if (rented := of_service(environment)) is not None:
+        return [rented[0]], [rented[1]]
+    if (none_given := of_wsl(environment)) is not None:
+        return [], [none_given]
+    return [], [give_the_gpu(environment), manual("or use a machine with an NVIDIA GPU", needs="hardware")]
 
 
 def hides_everything(environment: Environment) -> bool:
