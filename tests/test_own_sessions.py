@@ -36,9 +36,11 @@ def played(code: str) -> Any:
 def test_what_keeps_a_session_from_opening() -> None:
     found = played("""
 from ortgpu.diagnosis.failure import why_unusable
+from ortgpu.environment.cuda import CudaState
 from ortgpu.runtime import load_runtime
+works = CudaState(0, None, os.getpid())  # the driver, which where it does not has no sessions of this process either
 def told_now():
-    return told(why_unusable(load_runtime(), cause=RuntimeError(FULL)))
+    return told(why_unusable(load_runtime(), cuda=works, cause=RuntimeError(FULL)))
 before = told_now()
 kept = [opened() for _ in range(7)]
 full = told_now()
