@@ -47,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     packages.broken_files,
     packages.conflicting,
     packages.cpu_only,
+    packages.replaced,
     packages.provider_missing,
     packages.library_damaged,
     packages.numpy_damaged,

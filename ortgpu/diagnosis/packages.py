@@ -291,8 +291,8 @@ def cpu_only(facts: Facts) -> GPUError | None:
         return None
     owner = installed.owners[0] if len(installed.owners) == 1 else None
     name = installed.build_name or (owner.name if owner else "onnxruntime")
-    if _is_for_cuda(name) and (available is None or CUDA in available):
-        return None  # a GPU build whose provider file is gone: provider_missing says it
+    if _is_for_cuda(name) and (available is None or CUDA in available or installed.imported_as is not None):
+        return None  # a GPU build whose provider file is gone, or which came after the import: other checks say it
     version = installed.build_version or (owner.version if owner else None)
     evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
     if available is not None:
@@ -309,6 +309,23 @@ def cpu_only(facts: Facts) -> GPUError | None:
         fixes=[*_replace_build(facts), *locked.keep_out(facts)],
         package=name,
         version=version,
+    )
+
+
+def replaced(facts: Facts) -> GPUError | None:
+    """Installed over what this process had imported, as a cell of a notebook does: its provider is not made for the
+    module that is loaded, which has none or ends the process with it."""
+    installed = facts.environment.packages.onnxruntime
+    if installed.imported_as is None:
+        return None
+    return BrokenPackageError(
+        "ONNX Runtime was replaced after this process had imported it, and a process goes on with what it imported",
+        evidence=[
+            f"imported: {' '.join(installed.imported_as)}",
+            f"there now: {installed.build_name} {installed.build_version} in {installed.folder}",
+        ],
+        fixes=[manual("start this process anew: in a notebook, restart its kernel")],
+        package=installed.build_name,
     )
 
 

@@ -76,6 +76,8 @@ class OnnxRuntime:
     # What `import onnxruntime` takes instead of `folder`: a module file (somebody's own onnxruntime.py), or the package
     # in a zip archive. Without this field that environment would look healthy.
     shadowed_by: str | None = None
+    # Name and version of the build that this process imported, where the files there now are those of another.
+    imported_as: tuple[str, str] | None = None
 
     @property
     def version(self) -> str | None:
@@ -277,7 +279,18 @@ def _read_onnxruntime(
         extension=_first_of(capi, names, _extension_names(names)),
         tensorrt_library=_first_of(capi, names, _provider_names("tensorrt")),
         shadowed_by=package.shadowed_by,
+        imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),
     )
+
+
+def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | None:
+    module = sys.modules.get("onnxruntime")
+    file, name, version = (getattr(module, each, None) for each in ("__file__", "package_name", "version"))
+    said = isinstance(file, str) and isinstance(name, str) and isinstance(version, str) and name and version
+    if not said or not folder or not all(there):
+        return None  # not imported, or a mock; or a release that has no file to say it
+    same = os.path.realpath(os.path.dirname(str(file))) == os.path.realpath(folder)
+    return (str(name), str(version)) if same and (name, version) != there else None
 
 
 def provider_file_name(provider: str, system: str) -> str:

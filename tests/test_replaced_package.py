@@ -1,0 +1,78 @@
+"""The package is installed again, or another one, while a process has it imported: a cell of a notebook does that."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults.advice import stand_alone
+from tests.faults.case import H200, MENDED, with_gpus
+from tests.faults.package_files import BUILD
+from tests.lab import Machine
+from tests.lab.fixtures import Lab
+from tests.lab.installed import GPU_DISTRIBUTION
+
+REPLACES = """
+import glob, os, shutil, sysconfig
+import onnxruntime
+site = sysconfig.get_path("purelib")
+for old in glob.glob(os.path.join(site, "onnxruntime*")):
+    shutil.rmtree(old)
+for new in glob.glob(os.path.join({kept!r}, "*")):
+    shutil.move(new, site)
+"""
+
+
+def set_aside(machine: Machine) -> Path:
+    """The package, and its record, where the program brings it back from."""
+    kept = machine.overlay.root / "kept"
+    kept.mkdir()
+    for entry in machine.overlay.site.glob("onnxruntime*"):
+        entry.rename(kept / entry.name)
+    return kept
+
+
+def check(lab: Lab, machine: Machine, kept: Path, was: str) -> None:
+    program = REPLACES.format(kept=str(kept))
+    found = machine.run(f"{program}\nopen_session({str(lab.models.relu)!r}, {{}})").ok().json
+    error = found["error"]
+    assert error is not None, f"a session: {found}"
+    assert error["type"] == "BrokenPackageError", error["text"]
+    for words in ("replaced", f"imported: {was}", f"there now: {GPU_DISTRIBUTION}", "restart its kernel"):
+        assert words in error["text"], error["text"]
+    assert "pip" not in error["text"], error["text"]
+    anew = machine.open_session(lab.models.relu).error
+    assert anew is not None
+    assert anew.type == MENDED, "what is there now is whole"
+
+
+def test_the_gpu_build_after_an_import_of_the_cpu_build(lab: Lab) -> None:
+    machine = lab.machine()
+    stand_alone(machine.overlay)
+    kept = set_aside(machine)
+    machine.overlay.add_wheel(lab.wheels.cpu_twin)
+    check(lab, machine, kept, "onnxruntime ")
+
+
+def test_another_release_after_the_import(lab: Lab) -> None:
+    """Opening the provider of 1.31.1 in a process that has imported 1.26.0 ends it (SIGSEGV)."""
+    machine = lab.machine()
+    stand_alone(machine.overlay)
+    kept = set_aside(machine)
+    shutil.copytree(kept, machine.overlay.site, dirs_exist_ok=True)
+    machine.overlay.replace(BUILD, b"package_name = 'onnxruntime-gpu'\n__version__ = '1.26.0'\ncuda_version = '12.8'\n")
+    check(lab, machine, kept, "onnxruntime-gpu 1.26.0")
+
+
+@pytest.mark.slow
+def test_a_release_for_another_cuda_after_the_import(lab: Lab) -> None:
+    machine = lab.machine(**with_gpus(H200))
+    stand_alone(machine.overlay)
+    kept = set_aside(machine)
+    machine.overlay.add_wheel(lab.wheels.get(GPU_DISTRIBUTION, "1.22.0"))
+    program = REPLACES.format(kept=str(kept))
+    found = machine.run(f"{program}\nopen_session({str(lab.models.relu)!r}, {{}})").ok().json
+    assert found["error"]["type"] == "BrokenPackageError", found
+    assert "imported: onnxruntime-gpu 1.22.0" in found["error"]["text"]
