@@ -139,6 +139,22 @@ def test_a_driver_where_the_loader_does_not_look(tmp_path: Path) -> None:
     assert found["libcuda_elsewhere"] == ["/usr/local/nvidia/lib64/libcuda.so.1"]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="folders of Linux")
+def test_a_driver_without_its_link(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("usr/lib64", "usr/lib", "usr/lib/x86_64-linux-gnu", "other")}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "libcuda.so.580.65.06").write_text("a library")
+    (folders["usr/lib64"] / "libcuda.so.1").write_text("not a library, and no link to one")
+    (folders["usr/lib"] / "libcuda.so.580.65.06").write_text("")
+    (folders["usr/lib"] / "libcuda.so.1.1").write_text("of WSL")
+    (folders["other"] / "libcuda.so.1").symlink_to("libcuda.so.550.54.14")
+    shown = "show([[file.path, file.writable] for file in driver.read_driver(Path({!r})).libcuda_unlinked])"
+    found = child(shown.format(str(tmp_path)), library=folders["other"])
+    whole = [folders[name] / "libcuda.so.580.65.06" for name in ("other", "usr/lib/x86_64-linux-gnu")]
+    assert found == [[str(path), True] for path in whole]
+
+
 NOBODY = 65534
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 from ..environment.driver import TEGRA_MEMORY, Driver, RefusedNode
+from ..environment.driver_places import UnlinkedFile
 from ..errors import (
     DeviceBusyError,
     DriverNotFoundError,
@@ -65,6 +67,7 @@ def not_found(facts: Facts) -> GPUError | None:
         evidence.append(f"kernel module: {driver.kernel_version}")
     evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
     evidence += [f"there, where the loader does not look: {path}" for path in driver.libcuda_elsewhere]
+    evidence += [f"there, without its link {library}: {file.path}" for file in driver.libcuda_unlinked]
     if host.container:
         capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
         value = f"={capabilities}" if capabilities else " is not set"
@@ -101,6 +104,8 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     major = environment.cuda_major
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
         return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
+    if environment.driver.libcuda_unlinked:
+        return _ways_to_its_link(facts, environment.driver.libcuda_unlinked[0])
     if loader_words.cannot_be_mapped(environment.driver.libcuda_error or ""):
         return [remedies.let_it_be_mapped(environment, "libcuda.so.1")]
     if (none_given := surroundings.of_wsl(environment)) is not None:
@@ -116,8 +121,42 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
             environment, " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
         )
     )
-    if environment.host.container:
+    if environment.host.container and (
+        empty := re.match(r"(/.*): file too short", environment.driver.libcuda_error or "")
+    ):
+        folder = shlex.quote(os.path.dirname(empty[1]))
+        fixes.append(
+            manual(
+                "if it has the GPU already: take the empty files, over which another container's libraries were "
+                f"mounted, out of the image that was made of it: find {folder} -name 'lib*.so*' -size 0 -delete",
+                needs="host",
+            )
+        )
+    if environment.host.container and not driver_library.is_enough(environment.driver.version, major or 13):
         fixes.append(manual("and on its host, " + remedies.update_driver(major or 13), needs="driver"))
+    return fixes
+
+
+def _ways_to_its_link(facts: Facts, file: UnlinkedFile) -> list[Fix]:
+    """NVIDIA/nvidia-container-toolkit issues 128, 675 and 1099."""
+    folder, path = shlex.quote(os.path.dirname(file.path)), shlex.quote(file.path)
+    fixes = [
+        shell(f"/sbin/ldconfig -n {folder}")
+        if file.writable
+        else shell(
+            f'links=$(mktemp -d) && ln -s {path} "$links/libcuda.so.1" && '
+            'export LD_LIBRARY_PATH="$links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
+        )
+    ]
+    if facts.environment.host.container:
+        fixes.append(
+            manual(
+                "for good: let its runtime make the link, as nvidia-container-toolkit does by ldconfig, for which the "
+                "root file system must not be read-only (docker run --read-only, readOnlyRootFilesystem) and the "
+                "ldconfig of /etc/nvidia-container-runtime/config.toml has to be there on the host",
+                needs="host",
+            )
+        )
     return fixes
 
 

@@ -14,19 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
-LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+from .driver_places import UnlinkedFile, find_elsewhere, find_unlinked
 
-# Where drivers are that the loader is told of by LD_LIBRARY_PATH alone: Kubernetes Engine and nvidia-docker 1, WSL,
-# NixOS, Debian, Jetson.
-_FOLDERS_OF_DRIVERS: Final = (
-    "usr/local/nvidia/lib64",
-    "usr/lib64-nvidia",  # Google Colab, by LD_LIBRARY_PATH, which a notebook may set to something else
-    "usr/lib/wsl/lib",
-    "run/opengl-driver/lib",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
-    "usr/lib/aarch64-linux-gnu/nvidia",
-    "usr/lib/aarch64-linux-gnu/tegra",
-)
+LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 TEGRA_MEMORY: Final = "/dev/nvmap"
 
@@ -80,6 +70,7 @@ class Driver:
     nvml: Nvml
     refused_nodes: tuple[RefusedNode, ...] = ()  # of device_nodes
     libcuda_elsewhere: tuple[str, ...] = ()  # where it lies and the loader does not look, if it cannot be loaded
+    libcuda_unlinked: tuple[UnlinkedFile, ...] = ()  # if it cannot be loaded
     libcuda_entry: str | None = None  # of LD_LIBRARY_PATH, which leads to it; the path is that behind all links
     libcuda_preload: str | None = None  # the entry of LD_PRELOAD that is it
 
@@ -126,7 +117,8 @@ def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> D
         device_nodes=nodes,
         nvml=Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml(),
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
-        libcuda_elsewhere=_find_elsewhere(root) if path is None else (),
+        libcuda_elsewhere=find_elsewhere(root, LIBCUDA) if path is None else (),
+        libcuda_unlinked=find_unlinked(root, LIBCUDA) if path is None else (),
         libcuda_entry=_entry_of(path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), LIBCUDA),
         libcuda_preload=_entry_of(path, re.split("[: ]", os.environ.get("LD_PRELOAD", ""))),  # ld.so(8)
     )
@@ -243,10 +235,6 @@ def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
         if function(ctypes.byref(number)) == 0:
             version = parse_cuda_number(number.value)
     return _library_path(library, address) or LIBCUDA, None, version
-
-
-def _find_elsewhere(root: Path) -> tuple[str, ...]:
-    return tuple(f"/{name}/{LIBCUDA}" for name in _FOLDERS_OF_DRIVERS if (root / name / LIBCUDA).is_file())
 
 
 def _entry_of(path: str | None, entries: list[str], name: str = "") -> str | None:

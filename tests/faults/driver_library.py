@@ -29,6 +29,19 @@ def compat(version: str) -> Break:
     return breaks
 
 
+def unlinked(lab: Lab, overlay: Overlay) -> None:
+    """As a container has them whose runtime could not run ldconfig."""
+    (overlay.root / "driver").mkdir()
+    for made, name in ((lab.stubs.cuda, "libcuda"), (lab.stubs.nvml, "libnvidia-ml")):
+        (overlay.root / "driver" / f"{name}.so.580.65.06").write_bytes(made.read_bytes())
+
+
+def linked_to_nothing(lab: Lab, overlay: Overlay) -> None:
+    """What a driver that was upgraded on the host leaves."""
+    unlinked(lab, overlay)
+    (overlay.root / "driver" / "libcuda.so.1").symlink_to("libcuda.so.550.54.14")
+
+
 def linking_stub(lab: Lab, overlay: Overlay) -> None:
     """The toolkit's, whose file has no number in its name, in a folder behind a link."""
     folder = overlay.root / "cuda-13.0" / "lib64" / "stubs"
@@ -37,6 +50,7 @@ def linking_stub(lab: Lab, overlay: Overlay) -> None:
     (folder / "libcuda.so").write_bytes(lab.stubs.cuda.read_bytes())
 
 
+_ONE_GPU = {**Cuda(devices=(H200,)).variables(), **NVML(gpus=(H200,)).variables()}
 COMPAT_FIRST = {"LD_LIBRARY_PATH": "{overlay}/cuda/compat:{overlay}/nvml"}
 
 CASES = in_group(
@@ -103,6 +117,20 @@ CASES = in_group(
                 ),
                 ("host-memory-limited", 2, NVML(gpus=(H200,)), ("host memory", "ulimit", "overcommit"), ("host",)),
             )
+        ),
+        *(
+            Case(
+                name,
+                "DriverNotFoundError",
+                ("without its link libcuda.so.1: ", "driver/libcuda.so.580.65.06", "ldconfig -n"),
+                breaks,
+                env={"LD_LIBRARY_PATH": "{overlay}/driver", "KUBERNETES_SERVICE_HOST": "10.0.0.1", **_ONE_GPU},
+                silent_about=("install an NVIDIA driver", "--gpus all"),
+                after="DriverUnusableError",  # of the stub
+                slow_fix=False,
+                needs=("host",),
+            )
+            for name, breaks in (("driver-without-its-link", unlinked), ("driver-linked-to-nothing", linked_to_nothing))
         ),
         Case(
             "linking-stub-in-ld-preload",
