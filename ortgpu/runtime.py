@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .background import ForkSafeLock
 from .environment.elf import read_elf, this_machine, wrong_machine
+from .environment.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
 from .environment.packages import Packages, locate_packages
 from .environment.untranslated import untranslated
 from .environment.wheel import bridge_of
@@ -93,6 +94,8 @@ def load_runtime() -> Runtime:
 
 def _load() -> Runtime:
     packages = locate_packages()
+    if "onnxruntime" not in sys.modules and is_sub_interpreter():  # its extension waits for a lock for ever
+        return Runtime(packages, None, IN_SUB_INTERPRETER)
     damage, preload = _load_what_the_module_links(packages)
     if damage is not None:
         return Runtime(packages, None, damage)

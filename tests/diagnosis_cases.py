@@ -9,7 +9,9 @@ from typing import Any
 from ortgpu.diagnosis.probe_result import ProbeStep
 from ortgpu.environment.cuda import CudaState
 from ortgpu.environment.driver import RefusedNode
+from ortgpu.environment.driver_places import UnlinkedFile
 from ortgpu.environment.host import OpenFiles
+from ortgpu.environment.interpreter import IN_SUB_INTERPRETER
 from ortgpu.environment.libraries import Candidate
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.permissions import RefusedPath
@@ -120,6 +122,12 @@ CASES = [
         "shadowed by it: onnxruntime-gpu 1.31.1 in /usr"),
     Case("no CUDA in the build", observed(available_providers=("CPUExecutionProvider",)), "CPUOnlyPackageError",
         "without CUDA"),
+    Case("the GPU build, installed after the CPU build was imported", all_of(
+        engine(imported_as=("onnxruntime", "1.31.1")), observed(available_providers=("CPUExecutionProvider",))),
+        "BrokenPackageError", "restart its kernel"),
+    Case("the CPU build, installed after the GPU build was imported", all_of(
+        NO_PROVIDER, engine(owners=(ENGINE, CPU_ENGINE), build_name="onnxruntime",
+        imported_as=("onnxruntime-gpu", "1.31.1"))), "ConflictingPackagesError", "the GPU build lost"),
     *(
         Case(f"a damaged {name}", part(name, problem="truncated: 5 of 9 bytes"), "BrokenPackageError",
             "truncated: 5 of 9 bytes",)
@@ -127,6 +135,11 @@ CASES = [
     ),
     Case("import fails", observed(import_error="ImportError: DLL load failed"), "BrokenPackageError",
         "DLL load failed"),
+    Case("a sub-interpreter", observed(import_error=IN_SUB_INTERPRETER), "BrokenPackageError", "WSGIApplicationGroup"),
+    Case("a processor that NumPy has no code for", observed(
+        import_error="ImportError: import numpy failed",
+        numpy_error="RuntimeError: NumPy was built with baseline optimizations: \n(AVX2) but your machine doesn't"),
+        "BrokenPackageError", "libvirt: host-passthrough"),
     Case("no InferenceSession", observed(has_session=False), "BrokenPackageError", "InferenceSession"),
     Case("an old C library", observed(import_error="ImportError: /lib/libc.so.6: version `GLIBC_2.34' not found"),
         "UnsupportedPlatformError", "GLIBC_2.34"),
@@ -248,6 +261,16 @@ CASES = [
     Case("a driver where the loader does not look", all_of(NO_DRIVER, part("host", container="kubernetes"),
         part("driver", libcuda_elsewhere=("/usr/local/nvidia/lib64/libcuda.so.1",))), "DriverNotFoundError",
         'export LD_LIBRARY_PATH="/usr/local/nvidia/lib64:$LD_LIBRARY_PATH"'),
+    Case("a driver without its link", all_of(NO_DRIVER, part("host", container="kubernetes"),
+        part("driver", libcuda_unlinked=(UnlinkedFile("/usr/lib64/libcuda.so.580.65.06", True),))),
+        "DriverNotFoundError", "/sbin/ldconfig -n /usr/lib64"),
+    Case("a driver without its link, on a read-only file system", all_of(NO_DRIVER,
+        part("host", container="kubernetes"),
+        part("driver", libcuda_unlinked=(UnlinkedFile("/usr/lib64/libcuda.so.580.65.06", False),))),
+        "DriverNotFoundError", "readOnlyRootFilesystem"),
+    Case("the files that another container left", all_of(NO_DRIVER, part("host", container="docker"),
+        part("driver", libcuda_error="/usr/lib64/libcuda.so.1: file too short")), "DriverNotFoundError",
+        "find /usr/lib64 -name 'lib*.so*' -size 0 -delete"),
     Case("an AMD GPU", all_of(NO_DRIVER, part("host", display_vendors=frozenset({0x1002}))), "DriverNotFoundError",
         "onnxruntime-rocm"),
     Case("a GPU of Intel", all_of(NO_DRIVER, part("host", display_vendors=frozenset({0x8086}))), "DriverNotFoundError",

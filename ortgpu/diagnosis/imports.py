@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from ..environment.interpreter import IN_SUB_INTERPRETER
 from ..environment.packages import Distribution
 from ..errors import (
     BrokenPackageError,
@@ -41,6 +42,18 @@ def failed(facts: Facts) -> GPUError | None:
             fixes=[remedies.system_package([absent[1]])],
             missing=(absent[1],),
         )
+    if text == IN_SUB_INTERPRETER:
+        return BrokenPackageError(
+            "import onnxruntime never returns in a sub-interpreter of Python, which this is",
+            evidence=[text],
+            fixes=[
+                manual(
+                    "let this program have Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
+                    "single-interpreter = true for uWSGI"
+                )
+            ],
+            package=installed.build_name,
+        )
     unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
     if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
@@ -48,6 +61,8 @@ def failed(facts: Facts) -> GPUError | None:
             evidence=[text, threads[0]],
             fixes=[remedies.let_it_have_threads()],
         )
+    if any("built with baseline optimizations" in line for line in (text, *_printed_meanwhile(facts))):
+        return _processor_too_old(facts, text)
     if unmapped is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     if ("DLL load failed" in text and windows.runtime_missing(facts)) or windows.other_engine(facts):
@@ -110,6 +125,28 @@ def _c_library_too_old(facts: Facts, text: str, version: str, path: str | None) 
         fixes=fixes,
         system=host.system,
         machine=host.machine,
+    )
+
+
+def _processor_too_old(facts: Facts, text: str) -> GPUError:
+    """NumPy says so itself. Its wheels are for x86-64-v2 from 2.4 on: github.com/numpy/numpy, issue 31073."""
+    numpy = facts.environment.packages.other("numpy")
+    version = numpy.version if numpy is not None else None
+    fixes: list[Fix] = [
+        manual(
+            "in a virtual machine: give it the processor of its host (Proxmox: CPU type host, libvirt: "
+            "host-passthrough), where that has the instructions",
+            needs="host",
+        )
+    ]
+    if version is not None and not _before(version, (2, 4)):
+        fixes.insert(0, remedies.install(facts.environment, ["numpy<2.4"]))
+    return BrokenPackageError(
+        f"import onnxruntime fails: the installed numpy {version or ''}".rstrip()
+        + " is built for newer processors than the one of this machine",
+        evidence=[text, *filter(None, [facts.observed.numpy_error])],
+        fixes=fixes,
+        package="numpy",
     )
 
 

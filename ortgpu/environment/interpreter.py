@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Final
+
+#: In the place of what an import would have raised, had it returned.
+IN_SUB_INTERPRETER: Final = "ImportError: not tried: this is a sub-interpreter of Python"
 
 
 def this_interpreter() -> str:
@@ -33,3 +37,17 @@ def _folder_of_interpreters() -> str:
 
 def _is_in(path: str, folder: str) -> bool:
     return os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
+
+
+def is_sub_interpreter() -> bool:
+    """Whether this code runs in another than the main interpreter of its process, as mod_wsgi has it unless told
+    otherwise. False where nobody can tell."""
+    try:
+        import ctypes
+
+        api = ctypes.pythonapi
+        main, this = api.PyInterpreterState_Main, api.PyInterpreterState_Get
+    except (AttributeError, ImportError):  # no CPython; or a sub-interpreter so isolated that it has no ctypes
+        return False
+    main.restype = this.restype = ctypes.c_void_p
+    return bool(main() != this())

@@ -22,6 +22,12 @@ def numpy_damaged(_lab: Lab, overlay: Overlay) -> None:
     overlay.remove("numpy/_core/_multiarray_umath*.so")
 
 
+def numpy_for_newer_processors(_lab: Lab, overlay: Overlay) -> None:
+    """As NumPy 2.4 and newer end their import on a processor without SSE4.2: in their words."""
+    words = "NumPy was built with baseline optimizations: \\n(X86_V2) but your machine doesn't support:\\n(X86_V2)."
+    overlay.replace("numpy/__init__.py", f'raise RuntimeError("{words}")\n'.encode())
+
+
 def release_before_numpy_2(lab: Lab, overlay: Overlay) -> None:
     """Installed with --no-deps: its metadata would have kept NumPy below 2."""
     overlay.uninstall("onnxruntime-gpu").add_wheel(lab.wheels.get("onnxruntime-gpu", "1.18.1"))
@@ -161,6 +167,19 @@ CASES = in_group(
             plain="raised",
             after=MENDED,
             slow_fix=False,
+        ),
+        Case(
+            "numpy-for-newer-processors",
+            "BrokenPackageError",
+            ("is built for newer processors", "X86_V2", "'numpy<2.4'", "Proxmox"),
+            numpy_for_newer_processors,
+            silent_about=("uninstall", "install onnxruntime", "--force-reinstall"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+            needs=("host",),
+            slow_fix=False,
+            since=(1, 24),  # Python 3.10, which is left with an older one, has no NumPy 2.4
         ),
         Case(
             "numpy-2-and-a-release-before-it",
