@@ -60,7 +60,10 @@ MAX_CAPTURES = 64
 _ID = "gpu_graph_id"
 _NO_WAIT = "disable_synchronize_execution_providers"
 # driver_types.h: cudaErrorStreamCapture..., cudaErrorCapturedEvent, and cudaErrorNotPermitted, which cudaFreeHost gives
-_CAPTURE_FAILED = re.compile(r"CUDA failure (?:800|90[0-8])\b|[Gg]raph capture did not complete")
+_CAPTURE_FAILED = re.compile(
+    r"CUDA failure (?:800|90[0-8])\b|CUDA error cudaError(?:StreamCapture\w+|CapturedEvent|NotPermitted):"
+    r"|[Gg]raph capture did not complete"
+)
 LEAVE_OUT = manual("leave cuda_graph out")
 
 

@@ -126,4 +126,5 @@ def test_attributes_of_a_pointer_fit(headers: Headers) -> None:
 def test_errors_of_a_capture_are_told_from_others(headers: Headers) -> None:
     for name, code in re.findall(r"\b(cudaError\w+)\s*=\s*(\d+)", headers.types):
         of_a_capture = name.startswith(("cudaErrorStreamCapture", "cudaErrorCaptured", "cudaErrorNotPermitted"))
-        assert (_CAPTURE_FAILED.search(f"CUDA failure {code}: words") is not None) is of_a_capture, name
+        for said in (f"CUDA failure {code}: words", f"CUDA error {name}:words"):
+            assert (_CAPTURE_FAILED.search(said) is not None) is of_a_capture, name

@@ -34,6 +34,9 @@ SUFFIX = (
         (f"{PREFIX}CUDA failure 2: out of memory{SUFFIX}", "InsufficientDeviceMemoryError", {}),
         (f"{PREFIX}CUDA failure 700: an illegal memory access was encountered{SUFFIX}", "PoisonedContextError",
             {"cuda_code": 700},),
+        ("[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Relu node. Name:'' "
+            "Status Message: CUDA error cudaErrorIllegalAddress:an illegal memory access was encountered",
+            "PoisonedContextError", {"cuda_code": 700},),
         (f"{PREFIX}CUDA failure 719: unspecified launch failure{SUFFIX}", "PoisonedContextError", {"cuda_code": 719}),
         ('Unknown provider option: "devise_id"', "ProviderOptionError", {"option": "devise_id"}),
         ("[ONNXRuntimeError] : 1 : FAIL : provider_options_utils.h:187 Parse Failed to parse provider option "

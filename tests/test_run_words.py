@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from ortgpu.diagnosis.execution import of_run
 from ortgpu.environment import driver
 from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError
 from tests.cpu_session import child
+from tests.lab.overlay import installed_site
 
 GPU = Device("cuda", 0, "GPU-1", "NVIDIA H200", (9, 0), 150 << 30, None)
 NODE = (
@@ -66,8 +68,22 @@ def test_what_the_driver_did_not_compile_is_its_own_fault(text: str, error: str,
     assert advice in str(found)
 
 
+def test_the_words_of_a_kernel_are_in_the_installed_provider() -> None:
+    """Those of CudaKernel::Compute are joined when they are said: "CUDA error ", the name of the error, ":"."""
+    provider = installed_site() / "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+    with provider.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        assert content.find(b"\0CUDA error \0") > 0
+
+
 @pytest.mark.parametrize(
-    "name", ["CUDA failure 700: x", "requested buffer of size 5", "cuDNN is unavailable", "TensorRT EP"]
+    "name",
+    [
+        "CUDA failure 700: x",
+        "CUDA error cudaErrorIllegalAddress:x",
+        "requested buffer of size 5",
+        "cuDNN is unavailable",
+        "TensorRT EP",
+    ],
 )
 def test_the_name_of_a_node_says_nothing_about_the_gpu(name: str) -> None:
     assert of_run(NODE.format(name) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
@@ -169,6 +185,10 @@ def test_memory_of_the_host_is_not_that_of_a_gpu() -> None:
             "UnsupportedDeviceError", {"compute_capability": (9, 0)}),
         ("CUDA error cudaErrorIllegalAddress:an illegal memory access was encountered",
             "PoisonedContextError", {"cuda_code": 700}),
+        ("CUDA error cudaErrorInvalidDeviceFunction:invalid device function",  # issue 8972
+            "UnsupportedDeviceError", {"compute_capability": (9, 0)}),
+        ("CUDA error cudaErrorCallRequiresNewerDriver:API call is not supported in the installed CUDA driver",
+            "DriverTooOldError", {}),
         ("CUDA error cudaErrorMemoryAllocation:out of memory", "GPUOutOfMemoryError", {}),
         ("CUDA error cudaErrorInvalidConfiguration:invalid configuration argument",
             "ProviderFailureError", {"library": "CUDA", "status": "cudaErrorInvalidConfiguration"}),

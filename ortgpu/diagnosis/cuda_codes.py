@@ -15,10 +15,10 @@ from .runtime_errors import NAMES
 # The codes that a check tells from the others
 OUT_OF_MEMORY = 2
 INSUFFICIENT_DRIVER = 35
+CALL_REQUIRES_NEWER_DRIVER = 36
 DEVICE_UNAVAILABLE = 46
 NO_DEVICE = 100
 INVALID_DEVICE = 101
-NO_BINARY_FOR_GPU = 209
 ECC_UNCORRECTABLE = 214
 JIT_COMPILER_NOT_FOUND = 221
 UNSUPPORTED_PTX_VERSION = 222
@@ -116,15 +116,25 @@ UNUSABLE: dict[int, Meaning] = {
 }
 
 
+# There is a kernel for other GPUs only; in the words "no kernel image", or "invalid device function" (issue 8972).
+NO_CODE = frozenset({98, 209})
+
 # Of the GPU rather than the driver, where no check of the device knows better.
 OF_THE_DEVICE: dict[int, Meaning] = {
+    36: Meaning(
+        "a CUDA library calls what only a newer driver has",
+        (manual("install a newer NVIDIA driver, or older releases of NVIDIA's wheels", needs="driver"),),
+    ),
     101: Meaning(
         "the driver knows no such device",
         (manual("choose a device that exists, and look at CUDA_VISIBLE_DEVICES"),),
     ),
-    209: Meaning(
-        "a kernel of the installed ONNX Runtime has no code for this GPU",
-        (manual("use another release of ONNX Runtime, or another GPU"),),
+    **dict.fromkeys(
+        NO_CODE,
+        Meaning(
+            "a kernel of the installed ONNX Runtime has no code for this GPU",
+            (manual("use another release of ONNX Runtime, or another GPU"),),
+        ),
     ),
     221: Meaning(
         "code for this GPU has to be compiled, and the driver's libnvidia-ptxjitcompiler.so.1 is not there",

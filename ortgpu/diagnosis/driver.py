@@ -24,7 +24,7 @@ from .cuda_codes import (
     DEVICE_UNAVAILABLE,
     INSUFFICIENT_DRIVER,
     INVALID_DEVICE,
-    NO_BINARY_FOR_GPU,
+    NO_CODE,
     NO_DEVICE,
     OF_ANOTHER_DRIVER,
     OF_ANOTHER_LIBRARY,
@@ -337,7 +337,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         )
     if code == INVALID_DEVICE and (better := named_device(facts) or none_visible(facts)) is not None:
         return better
-    if code == NO_BINARY_FOR_GPU and (better := unsupported(facts)) is not None:
+    if code in NO_CODE and (better := unsupported(facts)) is not None:
         return better
     if code == DEVICE_UNAVAILABLE:
         gpu = gpu_asked_for(facts)

@@ -30,12 +30,13 @@ from ..errors import (
 from ..preloading import is_of_cudnn
 from . import memory
 from .cuda_codes import (
+    CALL_REQUIRES_NEWER_DRIVER,
     CAPTURING,
     CONTEXT_IS_DESTROYED,
     ECC_UNCORRECTABLE,
     JIT_COMPILATION_DISABLED,
     JIT_COMPILER_NOT_FOUND,
-    NO_BINARY_FOR_GPU,
+    NO_CODE,
     OUT_OF_MEMORY,
     STICKY,
     UNKNOWN,
@@ -170,7 +171,7 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
         return captured_meanwhile(code, evidence)
     if code == CONTEXT_IS_DESTROYED:
         return context_destroyed(evidence)
-    if code == NO_BINARY_FOR_GPU:
+    if code in NO_CODE:
         return UnsupportedDeviceError(
             "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
             evidence=evidence,
@@ -179,7 +180,7 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
             compute_capability=device.compute_capability if device is not None else None,
         )
     meaning = meaning_of(code)
-    if code == UNSUPPORTED_PTX_VERSION:
+    if code in (CALL_REQUIRES_NEWER_DRIVER, UNSUPPORTED_PTX_VERSION):
         version = device.driver_version if device is not None else None
         return DriverTooOldError(
             f"{meaning.what} ({name_of(code)})",
