@@ -310,6 +310,12 @@ CASES = [
     ),
     Case("a right that a container of LXC has not got", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
         part("host", container="lxc"), cuda_failed(999)), "DriverUnusableError", "lxc.cgroup2.devices.allow"),
+    Case("a service of systemd with devices of its own", all_of(part("driver", device_nodes=()), cuda_failed(100),
+        nvml(available=False, error="Driver Not Loaded", driver_version=None, gpus=(), code=9)),
+        "DriverUnusableError", "PrivateDevices=no", details={"cuda_code": 100}),
+    Case("a service of systemd that may open few devices", all_of(
+        refused(RefusedNode("/dev/nvidiactl", "EPERM", "root")), cuda_failed(100)), "DriverUnusableError",
+        "DeviceAllow=char-nvidia* rw", details={"cuda_code": 100}),
     Case("a right that was withdrawn", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
         cuda_failed(304)), "DriverUnusableError", "daemon-reload", details={"cuda_code": 304}),
     Case("no right to any GPU, and CUDA sees none", all_of(refused(RefusedNode("/dev/nvidia0", "EACCES", "root")),

@@ -228,6 +228,16 @@ def not_accessible(facts: Facts) -> GPUError | None:
             fixes=_ways_to_access(facts, [refused[path] for path in needed]),
             cuda_code=code,
         )
+    if code and not driver.device_nodes and driver.kernel_version is not None and not _may_have_no_files(facts):
+        return DriverUnusableError(
+            "the NVIDIA kernel module is loaded, and this process sees none of its device files",
+            evidence=[f"kernel module: {driver.kernel_version}", "device files: none"],
+            fixes=[
+                manual(f"in a service of systemd: PrivateDevices=no in its unit, and {_ALLOWED}", needs="root"),
+                shell("sudo nvidia-modprobe -u -c=0", needs="root"),
+            ],
+            cuda_code=code,
+        )
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     if has_own and not facts.environment.host.wsl and not driver.is_tegra:
         whole = surroundings.how(facts.environment)
@@ -240,6 +250,16 @@ def not_accessible(facts: Facts) -> GPUError | None:
             cuda_code=code,
         )
     return None
+
+
+# systemd.resource-control(5), systemd.exec(5): PrivateDevices=yes brings DevicePolicy=closed with it
+_ALLOWED = "DeviceAllow=char-nvidia* rw where it has a DevicePolicy"
+
+
+def _may_have_no_files(facts: Facts) -> bool:
+    """A container sees the kernel module of its host, whatever it was given."""
+    host = facts.environment.host
+    return host.container is not None or host.wsl or host.system != "Linux"
 
 
 def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
@@ -259,7 +279,8 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
                 "start this container or job again with its GPU: what it may open was changed under it, as "
                 "`systemctl daemon-reload` on the host does",
                 needs="host",
-            )
+            ),
+            *([manual(f"in a service of systemd: {_ALLOWED}", needs="root")] if container is None else []),
         ]
     groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
     if _UNMAPPED.intersection(groups):
