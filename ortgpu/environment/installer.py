@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 from ..background import ForkSafeLock
 from .interpreter import this_interpreter
@@ -93,8 +94,17 @@ def _folder_of(kind: str) -> str:
 
 
 def _lock() -> str | None:
-    path = os.path.join(os.path.dirname(sys.prefix), "uv.lock")
-    return path if _is_virtual() and os.path.isfile(path) else None
+    """Of the project that this is the environment of: in it, or by docs.astral.sh/uv, "Project environment path"."""
+    folders = [os.path.dirname(sys.prefix)] if _is_virtual() else []
+    named = os.environ.get("UV_PROJECT_ENVIRONMENT", "")
+    if os.path.isabs(named) and os.path.realpath(named) == os.path.realpath(sys.prefix):
+        try:
+            folder = os.getcwd()
+        except OSError:  # it is gone
+            folder = os.sep
+        folders += [folder, *map(str, Path(folder).parents)]
+    paths = (os.path.join(folder, "uv.lock") for folder in folders)
+    return next(filter(os.path.isfile, paths), None)
 
 
 def _hidden_by(folder: str) -> tuple[str, ...]:
