@@ -310,6 +310,16 @@ CASES = [
     ),
     Case("a right that a container of LXC has not got", all_of(refused(RefusedNode("/dev/nvidia-uvm", "EPERM", "root")),
         part("host", container="lxc"), cuda_failed(999)), "DriverUnusableError", "lxc.cgroup2.devices.allow"),
+    *(
+        Case(f"SELinux {place}", all_of(part("host", container=container),
+            refused(RefusedNode("/dev/nvidiactl", "EACCES", "root", by_mode=False)), cuda_failed(999)),
+            "DriverUnusableError", word)
+        for place, container, word in (
+            ("around a container", "podman", "podman run --security-opt label=disable"),
+            ("around a container of Docker", "docker", "docker run --security-opt label=disable"),
+            ("on a host", None, "ausearch -m avc"),
+        )
+    ),
     Case("a service of systemd with devices of its own", all_of(part("driver", device_nodes=()), cuda_failed(100),
         nvml(available=False, error="Driver Not Loaded", driver_version=None, gpus=(), code=9)),
         "DriverUnusableError", "PrivateDevices=no", details={"cuda_code": 100}),

@@ -173,9 +173,32 @@ def test_files_that_this_process_may_not_open(tmp_path: Path) -> None:
     refused = child(f"{code}\nshow([dataclasses.asdict(node) for node in found.refused_nodes])")
     group = (tmp_path / "dev" / "nvidia1").group()
     assert refused == [
-        {"path": "/dev/nvidia1", "error": "EACCES", "group": group},
-        {"path": "/dev/nvidiactl", "error": "EACCES", "group": group},
+        {"path": "/dev/nvidia1", "error": "EACCES", "group": group, "by_mode": True},
+        {"path": "/dev/nvidiactl", "error": "EACCES", "group": group, "by_mode": True},
     ]
+
+
+# landlock(7): from here on this process opens no file, whatever its mode; SELinux refuses in the same way.
+_NO_FILE = """
+import ctypes
+libc, handled = ctypes.CDLL(None), ctypes.c_uint64(0b110)  # LANDLOCK_ACCESS_FS_WRITE_FILE, _READ_FILE
+ruleset = libc.syscall(444, ctypes.byref(handled), 8, 0)  # landlock_create_ruleset
+libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+refused = ruleset >= 0 and libc.syscall(446, ruleset, 0) == 0  # landlock_restrict_self
+"""
+
+
+def test_files_that_no_mode_keeps_from_this_process(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    (tmp_path / "dev" / "nvidiactl").chmod(0o666)
+    nodes = (
+        f"[[node.path, node.error, node.by_mode] for node in driver.read_driver(Path({str(tmp_path)!r})).refused_nodes]"
+    )
+    found = child(f"import pynvml\n{_NO_FILE}\nshow({nodes} if refused else None)")
+    if found is None:
+        pytest.skip("this kernel, or its sandbox, has no Landlock")
+    assert found == [["/dev/nvidiactl", "EACCES", False]]
 
 
 # libcuda

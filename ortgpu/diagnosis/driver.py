@@ -282,6 +282,8 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
             ),
             *([manual(f"in a service of systemd: {_ALLOWED}", needs="root")] if container is None else []),
         ]
+    if not any(node.by_mode for node in nodes):
+        return [_let_selinux_allow_it(container)]
     groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
     if _UNMAPPED.intersection(groups):
         return [
@@ -302,6 +304,18 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
             needs="host" if container is not None else "root",
         )
     ]
+
+
+def _let_selinux_allow_it(container: str | None) -> Fix:
+    """docs.nvidia.com, "Troubleshooting the NVIDIA Container Toolkit", NVML: Insufficient Permissions and SELinux."""
+    what = "their mode allows it, so that SELinux, or what else guards this system, has to: "
+    if container is None:
+        return manual(f"{what}sudo ausearch -m avc -ts recent says what it refused", needs="root")
+    run = "podman run" if container == "podman" else "docker run"
+    return manual(
+        f"{what}{run} --security-opt label=disable ..., or on the host sudo setsebool -P container_use_devices on",
+        needs="host",
+    )
 
 
 def unusable(facts: Facts) -> GPUError | None:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from ..errors import Fix, GPUError, manual, shell
 
 _OF_LINUX = re.compile(
-    r"^(?:and )?(?:in a container|on its host)\b|ulimit|docker|dmesg|modprobe|rmmod|apt-get|/dev/|WSL|\bforked\b"
-    r"|LD_LIBRARY_PATH|LD_PRELOAD|cuda-compat|the loader's configuration|fabricmanager|^or make instances"
+    r"^(?:and )?(?:in a container|on its host)\b|ulimit|docker|podman|dmesg|modprobe|rmmod|apt-get|/dev/|WSL|\bforked\b"
+    r"|LD_LIBRARY_PATH|LD_PRELOAD|cuda-compat|the loader's configuration|fabricmanager|SELinux|systemd"
+    r"|^or make instances"
 )
 _QUOTED = re.compile(r"'([^'\s]+)'")
 _LOWEST = re.compile(r"(install an NVIDIA driver for CUDA \d+): [\d.]+ or newer")  # the number is that of Linux

@@ -46,6 +46,7 @@ class RefusedNode:
     path: str
     error: str  # the system's word: "EACCES", its mode and owner; "EPERM", a container's or a job's devices cgroup
     group: str | None  # that it belongs to, by name or number
+    by_mode: bool = True  # False: its mode and owner would allow it, and something else does not, SELinux for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +287,21 @@ def _refused(root: Path, path: str) -> RefusedNode | None:
         elif re.fullmatch(r"/dev/(nvidia\d+|nvmap)", path) and not os.access(file, os.R_OK | os.W_OK):
             raise PermissionError(errno.EACCES, "not opened: that would wake the GPU")
     except PermissionError as error:
-        return RefusedNode(path, errno.errorcode[error.errno or errno.EACCES], _group_of(file))
+        return RefusedNode(path, errno.errorcode[error.errno or errno.EACCES], _group_of(file), _mode_refuses(file))
     except OSError:
         pass  # no driver behind it: another fault, which the driver's own words tell
     return None
+
+
+def _mode_refuses(file: Path) -> bool:
+    try:
+        info = file.stat()
+    except PermissionError:  # its folder was listed, so that no mode keeps this process from asking
+        return False
+    except OSError:
+        return True
+    shift = 6 if info.st_uid == os.geteuid() else 3 if info.st_gid in (os.getegid(), *os.getgroups()) else 0
+    return info.st_mode >> shift & 0o6 != 0o6
 
 
 def _group_of(file: Path) -> str | None:
