@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ortgpu
 from ortgpu.cli import COMMANDS
+from tests.lab.child import outcome_of
 from tests.lab.fixtures import Lab
 
 PACKAGE = Path(ortgpu.__file__).parent
@@ -41,3 +42,23 @@ def test_the_demo_does_not_start_the_program_again(lab: Lab) -> None:
     result = lab.machine().run(code)
     assert result.json == 0, result.output
     assert "this program is frozen: it has no interpreter" in result.stdout
+
+
+def test_a_program_of_nuitka(lab: Lab) -> None:
+    """It sets no sys.frozen, and names an interpreter that is not there; each module that it compiled has this name."""
+    machine = lab.machine()
+    machine.overlay.remove("nvidia/*/lib/libcurand.so.10")
+    code = f"""
+import sys, types
+from ortgpu.environment import child, interpreter
+sys.executable = "/opt/app.dist/python"
+interpreter.__compiled__ = types.SimpleNamespace(standalone=True)
+started = child.run_python("pass", timeout=9)
+open_session({str(lab.models.relu)!r}, {{}})
+assert "this program is frozen" in started.errors, started
+"""
+    error = outcome_of(machine.run(code).ok()).error
+    assert error is not None
+    assert error.type == "LibraryNotFoundError"
+    assert "this program is frozen: add nvidia-curand" in error.text
+    assert "-m pip" not in error.text

@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .interpreter import this_interpreter
+from .interpreter import is_frozen, this_interpreter
 from .metadata import search_path
 
 _DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
@@ -94,7 +93,7 @@ def interpreter() -> str:
         FileNotFoundError: there is none. A frozen program stands in its place and would start itself again, and again
             from there; where Python is embedded in another program, sys.executable may be empty.
     """
-    if getattr(sys, "frozen", False):
+    if is_frozen():
         raise FileNotFoundError("this program is frozen: it has no interpreter that could run a child process")
     found = this_interpreter()
     if not found:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from .interpreter import is_frozen
+
 # A name inside a container's cgroup path; "docker.service" is dockerd itself, on the host.
 _CGROUP_CONTAINERS: Final = (
     ("kubernetes", re.compile(r"kubepods")),
@@ -80,7 +82,7 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
         container=_read_container(root, variables),
         wsl=kernel is not None and "microsoft" in kernel.lower(),
         display_vendors=_read_display_vendors(root),
-        frozen=bool(getattr(sys, "frozen", False)),
+        frozen=is_frozen(),
         address_space=_read_limit("RLIMIT_AS"),
         data=_read_limit("RLIMIT_DATA"),
         open_files=_read_open_files(),

@@ -39,6 +39,13 @@ def _is_in(path: str, folder: str) -> bool:
     return os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
 
 
+def is_frozen() -> bool:
+    """Whether a program stands in the place of the interpreter: PyInstaller and others set sys.frozen, and Nuitka gives
+    a name to each module that it compiles. What it compiles without ``--standalone`` runs in an environment."""
+    compiled = globals().get("__compiled__")
+    return bool(getattr(sys, "frozen", False) or getattr(compiled, "standalone", False))
+
+
 def is_sub_interpreter() -> bool:
     """Whether this code runs in another than the main interpreter of its process, as mod_wsgi has it unless told
     otherwise. False where nobody can tell."""
