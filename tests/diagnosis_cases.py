@@ -86,6 +86,8 @@ CASES = [
         part("packages", refused=(RefusedPath(FOLDER, "drwx------", False),))), "BrokenPackageError",
         f"sudo chmod -R a+rX {FOLDER}"),
     Case("nothing installed", NO_ENGINE, "OnnxRuntimeNotInstalledError", "pip install"),
+    Case("nothing installed, and another environment is active", all_of(NO_ENGINE, variables(VIRTUAL_ENV="/app/.venv")),
+        "OnnxRuntimeNotInstalledError", "start the program with the Python of /app/.venv"),
     Case("a stray module", engine(shadowed_by="/app/onnxruntime.py"), "BrokenPackageError", "/app/onnxruntime.py",
         details={"files": ("/app/onnxruntime.py",)}),
     Case("a leftover folder", engine(importable=False), "BrokenPackageError", f"rm -rf {FOLDER}"),

@@ -29,6 +29,7 @@ from . import (
     packages,
     permissions,
     provider_file,
+    this_process,
     windows,
 )
 from . import model as model_checks
@@ -47,7 +48,8 @@ CHECKS: tuple[Check, ...] = (
     packages.broken_files,
     packages.conflicting,
     packages.cpu_only,
-    packages.replaced,
+    this_process.replaced,
+    this_process.in_sub_interpreter,
     packages.provider_missing,
     packages.library_damaged,
     packages.numpy_damaged,

@@ -43,17 +43,7 @@ def failed(facts: Facts) -> GPUError | None:
             missing=(absent[1],),
         )
     if text == IN_SUB_INTERPRETER:
-        return BrokenPackageError(
-            "import onnxruntime never returns in a sub-interpreter of Python, which this is",
-            evidence=[text],
-            fixes=[
-                manual(
-                    "let this program have Python's main interpreter: WSGIApplicationGroup %{GLOBAL} for mod_wsgi, "
-                    "single-interpreter = true for uWSGI"
-                )
-            ],
-            package=installed.build_name,
-        )
+        return None  # this_process.in_sub_interpreter says it
     unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
     if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
         return BrokenPackageError(

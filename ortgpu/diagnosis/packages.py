@@ -62,9 +62,24 @@ def not_installed(facts: Facts) -> GPUError | None:
     if ghosts and fixes[0].executable:
         names = " ".join(dict.fromkeys(owner.name for owner in ghosts))
         fixes = [shell(f"{facts.environment.installer.uninstall} {names} && {fixes[0]}")]
+    if (active := _another_environment(facts)) is not None:
+        evidence.append(f"{active[0]}={active[1]}: this process does not run in it")
+        fixes.append(manual(f"or start the program with the Python of {active[1]}"))
     return OnnxRuntimeNotInstalledError(
         "ONNX Runtime is not installed in this environment", evidence=evidence, fixes=fixes
     )
+
+
+def _another_environment(facts: Facts) -> tuple[str, str] | None:
+    """The variable and the environment that is active in the shell: a notebook's kernel, a tool that pipx installed or
+    a script with a first line of its own runs in another one."""
+    environment = facts.environment
+    mine = (environment.host.executable, environment.installer.folder)
+    named = ((name, environment.variables.now.get(name)) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
+    name, folder = next(((name, folder) for name, folder in named if folder), ("", None))
+    if folder is None or any(path.startswith(folder.rstrip(os.sep) + os.sep) for path in mine):
+        return None
+    return name, folder
 
 
 def shadowed(facts: Facts) -> GPUError | None:
@@ -309,23 +324,6 @@ def cpu_only(facts: Facts) -> GPUError | None:
         fixes=[*_replace_build(facts), *locked.keep_out(facts)],
         package=name,
         version=version,
-    )
-
-
-def replaced(facts: Facts) -> GPUError | None:
-    """Installed over what this process had imported, as a cell of a notebook does: its provider is not made for the
-    module that is loaded, which has none or ends the process with it."""
-    installed = facts.environment.packages.onnxruntime
-    if installed.imported_as is None:
-        return None
-    return BrokenPackageError(
-        "ONNX Runtime was replaced after this process had imported it, and a process goes on with what it imported",
-        evidence=[
-            f"imported: {' '.join(installed.imported_as)}",
-            f"there now: {installed.build_name} {installed.build_version} in {installed.folder}",
-        ],
-        fixes=[manual("start this process anew: in a notebook, restart its kernel")],
-        package=installed.build_name,
     )
 
 
