@@ -97,7 +97,7 @@ def open_verified(
     device = _device_asked_for(requested, request.device)
     cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
     why = _Why(runtime, device, request.model, cudnn_disabled)
-    if requests.CUDA not in available or runtime.packages.onnxruntime.imported_as is not None:
+    if requests.CUDA not in available or runtime.packages.onnxruntime.is_of_another_release:
         raise why.unusable()
     lifetime.refuse_if_lost()
     why.runtime = open_provider()

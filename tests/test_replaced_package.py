@@ -66,6 +66,25 @@ def test_another_release_after_the_import(lab: Lab) -> None:
     check(lab, machine, kept, "onnxruntime-gpu 1.26.0")
 
 
+def test_the_cpu_build_of_the_same_release_after_the_import(lab: Lab) -> None:
+    """What this process has goes on working: a driver is all that it lacks. The next one will not have CUDA."""
+    machine = lab.machine()
+    stand_alone(machine.overlay)
+    program = f"""
+import os, sysconfig, zipfile
+import onnxruntime
+site = sysconfig.get_path("purelib")
+with zipfile.ZipFile({str(lab.wheels.cpu_twin)!r}) as wheel:
+    for name in wheel.namelist():
+        if os.path.isfile(os.path.join(site, name)):
+            os.unlink(os.path.join(site, name))  # as pip does: never into a file that is in use
+        wheel.extract(name, site)
+"""
+    found = machine.run(f"{program}\nopen_session({str(lab.models.relu)!r}, {{}})").ok().json
+    assert "replaced after" not in str(found["error"]), found["error"]["text"]
+    assert MENDED in [found["error"]["type"], *(each["type"] for each in found["error"]["others"])]
+
+
 @pytest.mark.slow
 def test_a_release_for_another_cuda_after_the_import(lab: Lab) -> None:
     machine = lab.machine(**with_gpus(H200))

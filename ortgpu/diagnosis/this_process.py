@@ -11,8 +11,10 @@ def replaced(facts: Facts) -> GPUError | None:
     """Installed over what this process had imported, as a cell of a notebook does: its provider is not made for the
     module that is loaded, which has none or ends the process with it."""
     installed = facts.environment.packages.onnxruntime
-    if installed.imported_as is None:
-        return None
+    if installed.imported_as is None or (
+        installed.imported_as[0].endswith("-gpu") and not installed.is_of_another_release
+    ):
+        return None  # a CPU build of the same release leaves the provider as it was: it is the next process that is hit
     return BrokenPackageError(
         "ONNX Runtime was replaced after this process had imported it, and a process goes on with what it imported",
         evidence=[

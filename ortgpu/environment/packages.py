@@ -84,6 +84,11 @@ class OnnxRuntime:
         """As the build says it, else as the metadata does: 1.18.1 has no file that would say it."""
         return self.build_version or next((owner.version for owner in self.owners), None)
 
+    @property
+    def is_of_another_release(self) -> bool:
+        """Than what this process imported: its provider would meet a module that it was not made for."""
+        return self.imported_as is not None and self.imported_as[1] != self.build_version
+
 
 @dataclass(frozen=True, slots=True)
 class Torch:
