@@ -13,7 +13,7 @@ from ortgpu.environment.packages import Distribution
 from ortgpu.environment.variables import Variables
 from ortgpu.errors import GPUError
 from ortgpu.preloading import MissingLibrary
-from tests.made_facts import CPU_ENGINE, ENGINE, HEALTHY, SEEN_HEALTHY, SITE
+from tests.made_facts import CPU_ENGINE, ENGINE, HEALTHY, NO_PROVIDER, SEEN_HEALTHY, SITE, all_of, engine, part
 
 PIP = "/venv/bin/python -m pip"
 
@@ -104,6 +104,20 @@ def test_sources_and_builds_of_somebody_are_not_deleted() -> None:
         assert fix.startswith("unset PYTHONPATH && ")
         assert "rm " not in fix
         assert "rm " not in remedies.reinstall_onnxruntime(replace(here, packages=packages))
+
+
+def test_packages_of_the_system_are_left_to_it() -> None:
+    """Debian's python3-onnxruntime has no RECORD, and pip installs into a folder that comes before its own."""
+    system, own = "/usr/lib/python3/dist-packages", "/usr/local/lib/python3.13/dist-packages"
+    of_debian = replace(CPU_ENGINE, location=system, folder="onnxruntime-1.21.0.dist-info", record_readable=False)
+    facts = all_of(
+        NO_PROVIDER,
+        engine(folder=f"{system}/onnxruntime", build_name="onnxruntime", owners=(of_debian,), cuda_version=None),
+        part("installer", folder=own, own=(own, system), hidden=(system,)),
+    )(HEALTHY)
+    fix = remedies.reinstall_onnxruntime(facts.environment)
+    assert "rm -rf" not in fix
+    assert "pip install --force-reinstall --no-deps 'onnxruntime-gpu" in fix
 
 
 def test_links_that_stop_pip_are_removed_first() -> None:

@@ -73,7 +73,10 @@ def reinstall_onnxruntime(
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
     home = os.path.dirname(installed.folder) if installed.folder is not None else None
-    if home is not None and not installer.owns(home):
+    # Without a RECORD behind the installer's own folder: a package of the system (Debian's python3-onnxruntime), whose
+    # files are its to remove.
+    of_system = home is not None and any(not one.record_readable for one in installed.owners) and installer.hides(home)
+    if home is not None and (of_system or not installer.owns(home)):
         if installer.hides(home):
             return install(environment, [wanted], again=True)
         return _replace_in(home, environment, wanted)
