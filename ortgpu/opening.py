@@ -37,9 +37,11 @@ from .errors import (
 from .models import read_collective_operators, read_model
 from .placement import CPUNodesWarning, Placement
 from .preloading import PreloadReport
-from .runtime import Runtime, load_lazily_opened, load_runtime, open_provider
+from .runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from .session_options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
 from .throughput import InferenceSession
+
+_has_opened = False  # a session, and ONNX Runtime its provider for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,11 @@ def open_verified(
         GPUError: with the cause. The instance may be half made: the caller lets go of what it holds.
         Exception: ONNX Runtime's own, for what is not about the GPU.
     """
+    global _has_opened
     check_form(request.device)
     _refuse_providers_in(request.sess_options)
     requested = given = requests.parse(request.providers, request.provider_options)
-    runtime = load_runtime()
+    runtime = load_runtime() if _has_opened else look_again()
     available = runtime.available_providers or ()
     requests.check_names(requested, _all_providers(available), available)
     requests.check_options(requested, runtime.provider_library)
@@ -110,6 +113,7 @@ def open_verified(
     _check_tensorrt(requested, why.runtime)
     asked, gpu, layout = _construct(session, construct, request, given, requested, why)
     device_bound, placement = _verify(session, asked, gpu, why)
+    _has_opened = True
     return Verified(device_bound, placement, {**options_chosen, **layout})
 
 

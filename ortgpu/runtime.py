@@ -45,6 +45,7 @@ class Runtime:
     provider_opened: bool = False
     lazily_opened: frozenset[str] = frozenset()  # stems of what the provider opens at need and this process has loaded
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
+    provider_stamp: tuple[int, int] | None = None  # by which another file in its place is known
     numpy_error: str | None = None  # what NumPy said, where the import failed for it and does not say why
 
     @property
@@ -92,6 +93,28 @@ def load_runtime() -> Runtime:
         return _runtime
 
 
+def look_again() -> Runtime:
+    """As :func:`load_runtime`, and after an installation meanwhile: for as long as ONNX Runtime has not opened its
+    provider. What it has opened, it keeps."""
+    global _runtime
+    with _lock:
+        runtime = load_runtime()
+        if runtime.provider_stamp != _stamp(runtime.provider_library):
+            packages = locate_packages()
+            _runtime = runtime = dataclasses.replace(
+                runtime, packages=packages, provider_stamp=_stamp(packages.onnxruntime.provider_library)
+            )
+        return runtime
+
+
+def _stamp(path: str | None) -> tuple[int, int] | None:
+    try:
+        info = os.stat(path) if path is not None else None
+    except OSError:
+        return None
+    return (info.st_ino, info.st_mtime_ns) if info is not None else None
+
+
 def _load() -> Runtime:
     packages = locate_packages()
     if "onnxruntime" not in sys.modules and is_sub_interpreter():  # its extension waits for a lock for ever
@@ -100,7 +123,14 @@ def _load() -> Runtime:
     if damage is not None:
         return Runtime(packages, None, damage)
     module, error = _import()
-    return Runtime(packages, module, error, preload, numpy_error=_why_numpy_fails() if _blames_numpy(error) else None)
+    return Runtime(
+        packages,
+        module,
+        error,
+        preload,
+        numpy_error=_why_numpy_fails() if _blames_numpy(error) else None,
+        provider_stamp=_stamp(packages.onnxruntime.provider_library),
+    )
 
 
 def prepare_import() -> None:

@@ -25,6 +25,16 @@ for new in glob.glob(os.path.join({kept!r}, "*")):
 """
 
 
+FAILS = """
+try:
+    GPUSession({!r})
+except GPUError:
+    pass
+else:
+    raise SystemExit("a session")
+"""
+
+
 def set_aside(machine: Machine) -> Path:
     """The package, and its record, where the program brings it back from."""
     kept = machine.overlay.root / "kept"
@@ -34,8 +44,8 @@ def set_aside(machine: Machine) -> Path:
     return kept
 
 
-def check(lab: Lab, machine: Machine, kept: Path, was: str) -> None:
-    program = REPLACES.format(kept=str(kept))
+def check(lab: Lab, machine: Machine, kept: Path, was: str, *, first: str = "", after: str = MENDED) -> None:
+    program = first + REPLACES.format(kept=str(kept))
     found = machine.run(f"{program}\nopen_session({str(lab.models.relu)!r}, {{}})").ok().json
     error = found["error"]
     assert error is not None, f"a session: {found}"
@@ -45,7 +55,7 @@ def check(lab: Lab, machine: Machine, kept: Path, was: str) -> None:
     assert "pip" not in error["text"], error["text"]
     anew = machine.open_session(lab.models.relu).error
     assert anew is not None
-    assert anew.type == MENDED, "what is there now is whole"
+    assert anew.type == after, "what is there now is whole"
 
 
 def test_the_gpu_build_after_an_import_of_the_cpu_build(lab: Lab) -> None:
@@ -64,6 +74,23 @@ def test_another_release_after_the_import(lab: Lab) -> None:
     shutil.copytree(kept, machine.overlay.site, dirs_exist_ok=True)
     machine.overlay.replace(BUILD, b"package_name = 'onnxruntime-gpu'\n__version__ = '1.26.0'\ncuda_version = '12.8'\n")
     check(lab, machine, kept, "onnxruntime-gpu 1.26.0")
+
+
+def test_another_release_after_a_session_that_failed(lab: Lab) -> None:
+    """What a session advised was done, and the cell was run again: the release before knew nothing of the one there."""
+    machine = lab.machine(**with_gpus(H200))
+    stand_alone(machine.overlay)
+    kept = set_aside(machine)
+    shutil.copytree(kept, machine.overlay.site, dirs_exist_ok=True)
+    machine.overlay.replace(BUILD, b"package_name = 'onnxruntime-gpu'\n__version__ = '1.26.0'\ncuda_version = '12.8'\n")
+    check(
+        lab,
+        machine,
+        kept,
+        "onnxruntime-gpu 1.26.0",
+        after="DriverUnusableError",
+        first=f"from ortgpu import GPUError, GPUSession\n{FAILS.format(str(lab.models.relu))}",
+    )
 
 
 def test_the_cpu_build_of_the_same_release_after_the_import(lab: Lab) -> None:
