@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+# From where it is defined: under the public name a tracer may have put a function, or a subclass. For type checkers
+# too: what they infer from its code is what editors complete.
+from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession as InferenceSession
+
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
-
-    InferenceSession: Any = object
-else:
-    # From where it is defined: under the public name a tracer may have put a function, or a subclass.
-    from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
 
 
 def is_onnxruntimes(function: Any) -> bool:

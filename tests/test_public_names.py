@@ -38,7 +38,12 @@ def test_help_shows_what_arrives_when_it_is_used() -> None:
     assert all(f"{name}(" in text for name in FUNCTIONS)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed: it is of the extra dev")
+needs_mypy = pytest.mark.skipif(
+    importlib.util.find_spec("mypy") is None, reason="mypy is not installed: it is of the extra dev"
+)
+
+
+@needs_mypy
 def test_every_name_has_a_type_in_a_program_of_a_user(tmp_path: Path) -> None:
     handlers = "\n".join(
         f"except ortgpu.{name} as error:\n    text = error.code"
@@ -80,7 +85,42 @@ with GPUSessionPool("m.onnx", devices=[0, "cuda:1"]) as pool:
     text = ", ".join(str(lost.error.fixes) for lost in pool.lost)
 print(text, missing, device.ordinal, fixes, ortgpu.sessions()[0].model, ortgpu.distributed.current_rank().rank)
 """
-    source = tmp_path / "program.py"
+    assert type_errors(program, tmp_path) == ""
+
+
+@needs_mypy
+def test_a_session_has_for_a_type_checker_what_onnx_runtimes_has(tmp_path: Path) -> None:
+    """Pyright infers it from the code, and editors complete names with it. Mypy wants stubs, and gets some here."""
+    stubs = tmp_path / "stubs"
+    home = "onnxruntime_inference_collection"
+    for path, text in {
+        "__init__.pyi": f"from .capi.{home} import InferenceSession as InferenceSession",
+        "capi/__init__.pyi": "",
+        f"capi/{home}.pyi": "class InferenceSession:\n    def get_modelmeta(self) -> str: ...",
+    }.items():
+        file = stubs / "onnxruntime" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    program = """\
+from onnxruntime import InferenceSession
+from ortgpu import GPUSession
+
+def named(session: InferenceSession) -> str:
+    return session.get_modelmeta()
+
+session = GPUSession("m.onnx")
+number: int = session.get_modelmeta()
+named(session)
+session.get_modelmet()
+"""
+    wrong_type, misspelt = type_errors(program, tmp_path, MYPYPATH=str(stubs)).splitlines()
+    assert 'expression has type "str", variable has type "int"' in wrong_type
+    assert '"GPUSession" has no attribute "get_modelmet"' in misspelt
+
+
+def type_errors(program: str, folder: Path, **variables: str) -> str:
+    """What mypy says of the program of a user."""
+    source = folder / "program.py"
     source.write_text(program, encoding="utf-8")
     command = [
         sys.executable,
@@ -89,10 +129,11 @@ print(text, missing, device.ordinal, fixes, ortgpu.sessions()[0].model, ortgpu.d
         "--strict",
         "--no-error-summary",
         "--cache-dir",
-        str(tmp_path),
+        str(folder),
         str(source),
     ]
     # An installation in development may be found by an import hook, which mypy does not run.
-    env = {**os.environ, "PYTHONPATH": str(Path(ortgpu.__file__).parent.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env=env)
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    env = {**os.environ, "PYTHONPATH": str(Path(ortgpu.__file__).parent.parent), **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=env)
+    assert done.returncode == (1 if done.stdout else 0), done.stdout + done.stderr
+    return done.stdout
