@@ -93,16 +93,18 @@ class GPUSession(SessionFacts):
     """
 
     device: Device
-    placement: Placement
     options_chosen: Mapping[str, tuple[str, str]]
-    _request: SessionRequest
-    _verified: Verified  # a derived class may keep something of its own under the three names above
+    if TYPE_CHECKING:  # these types arrive with the first session, and typing.get_type_hints would miss them before
+        placement: Placement
+        _request: SessionRequest
+        _verified: Verified  # a derived class may keep something of its own under the names of its fields
+        _capturing: CapturingSession | None
+        _pinned: PinnedMemory | None
+        _staging: Staging | None
     _sess: Any
     _chooses_options = True
     _stream: Any = None  # of a session that captures, while it is being made
-    _capturing: CapturingSession | None = None
-    _pinned: PinnedMemory | None = None
-    _staging: Staging | None = None
+    _capturing = _pinned = _staging = None
     _direct: DirectRuns | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # of attributes that this class and ONNX Runtime's set

@@ -38,6 +38,20 @@ def test_types_of_the_arguments_can_be_asked_for() -> None:
     assert found == [["NoneType", "int", "str"], ["allow", "warn", "forbid"]]
 
 
+def test_types_of_the_attributes_of_a_subclass_can_be_asked_for() -> None:
+    """As attrs.resolve_types and others do, which ask each class that a class is derived from."""
+    found = child(
+        """
+        import typing
+        class Detector(GPUSession):
+            label: str
+        found = typing.get_type_hints(Detector)
+        report([found["label"].__name__, found["device"].__name__])
+        """
+    )
+    assert found == ["str", "Device"]
+
+
 def test_run_async_refuses_what_cannot_be_called_back() -> None:
     found = child(
         """
