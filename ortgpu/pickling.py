@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from .opening import Verified
@@ -39,13 +41,25 @@ def reduced(session: GPUSession) -> tuple[Any, ...]:
         **request.kwargs,
     }
     state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
-    return _opened_again, (cls, arguments, settings), state or None
+    slots = _in_slots(session)
+    return _opened_again, (cls, arguments, settings), (state, slots) if slots else state or None
 
 
 def _is_added(session: GPUSession, name: str, value: Any) -> bool:
     if name in _FACTS:  # under which a class may keep something of its own
         return value is not getattr(session._verified, name)
     return name not in session._own_names
+
+
+def _in_slots(session: GPUSession) -> dict[str, Any]:
+    """What is in the slots of its class and of those that this is derived from, dataclasses with slots for instance."""
+    found: dict[str, Any] = {}
+    for cls in type(session).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, MemberDescriptorType):
+                with suppress(AttributeError):  # nothing is in it
+                    found.setdefault(name, member.__get__(session))
+    return found
 
 
 def has_own_state(cls: type[Any]) -> bool:
