@@ -95,7 +95,10 @@ def refuse_on_gpu(feed: Any) -> None:
 def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
     """See GPUSession.run_on_device."""
     binding = session.io_binding()
-    for name, value in (with_values(session, feed) or feed).items():
+    # A binding says of an input that is missing only what some node says of it; None would be taken for NaN
+    given = {name: value for name, value in feed.items() if value is not None}
+    session._validate_input(list(given))
+    for name, value in (with_values(session, given) or given).items():
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_input(name, value)
         else:

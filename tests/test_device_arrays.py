@@ -199,6 +199,30 @@ def test_numbers_in_no_array_are_of_the_type_that_the_model_declares() -> None:
     assert found[2] == "RuntimeError"
 
 
+def test_inputs_that_are_missing_are_named_as_run_names_them() -> None:
+    """None is one of them, and no number: as an array of numbers it is NaN."""
+    found = with_arrays("""
+        add = GPUSession(model("t (float x, float w) => (float y) { y = Add(x, w) }"))
+        one, array = np.ones((), np.float32), Foreign(np.ones((), np.float32))
+        given = {}, {"x": one}, {"x": one, "W": one}, {"x": array}
+        report([[outcome(lambda: run(None, feed)) for run in (add.run, add.run_on_device)] for feed in given]
+               + [outcome(lambda: add.run_on_device(None, {"x": one, "w": None}))])
+    """)
+    *given, none = found
+    assert all(by_run == kept and by_run["type"] == "ValueError" for by_run, kept in given)
+    assert none["type"] == "ValueError"
+    assert "Required inputs (['w']) are missing" in none["text"]
+
+
+def test_an_optional_input_may_be_none() -> None:
+    found = child("""
+        optional = GPUSession(model("t (optional(float[n]) x) => (bool y) { y = OptionalHasElement(x) }"))
+        report([[bool(optional.run(None, feed)[0]), bool(optional.run_on_device(None, feed)[0].numpy())]
+                for feed in ({}, {"x": None})])
+    """)
+    assert found == [[False, False]] * 2
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is in no extra, and not installed here")
 def test_tensors_of_pytorch() -> None:
     found = child(
