@@ -58,7 +58,7 @@ def check_form(requested: DeviceRequest) -> None:
     if requested is None:
         return
     if isinstance(requested, bool) or not isinstance(requested, (int, str)):
-        raise TypeError(f"device must be {_FORMS} or None, not {type(requested).__name__}")
+        raise TypeError(f"device must be {_FORMS} or None, not {requested!r}")
     if isinstance(requested, int):
         if requested < 0:
             raise _not_understood(requested)

@@ -75,10 +75,12 @@ def test_what_names_no_device(requested: Any) -> None:
         assert ("onnxruntime.InferenceSession" in caught.value.fixes[0]) == (requested == "cpu")
 
 
-@pytest.mark.parametrize("requested", [True, False, 1.0, b"cuda", ["cuda"], ("cuda", 0), object()])
+@pytest.mark.parametrize("requested", [True, False, 1.0, b"cuda", ["cuda"], ("cuda", 0), object(), CPU])
 def test_what_is_no_request(requested: Any) -> None:
-    with pytest.raises(TypeError, match="device must be"):
+    with pytest.raises(TypeError, match="device must be") as caught:
         check_form(requested)
+    # By its type alone, that of a session and one of PyTorch would be "not Device" and "not device"
+    assert str(caught.value).endswith(f"not {requested!r}")
 
 
 @pytest.mark.parametrize(
