@@ -94,6 +94,7 @@ _STATE = pytest.StashKey[_State]()
 _REQUIREMENT = pytest.StashKey["GPURequirement"]()
 _GPUS = pytest.StashKey["tuple[Device, ...]"]()
 _REFUSED = pytest.StashKey[bool]()
+_UNMET = pytest.StashKey[bool]()
 _PASSED = pytest.StashKey[bool]()
 
 
@@ -197,7 +198,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.stash[_REFUSED] = False  # pytest-rerunfailures may have it try again
+    item.stash[_REFUSED] = item.stash[_UNMET] = False  # pytest-rerunfailures may have it try again
     if _REQUIREMENT in item.stash:
         _give_gpus(item)
 
@@ -228,6 +229,7 @@ def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
 def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> NoReturn:
     state = item.config.stash[_STATE]
     if state.mode != "require":
+        item.stash[_UNMET] = problem is None
         pytest.skip(reason)
     item.stash[_REFUSED] = True
     details: list[str] = []
@@ -247,6 +249,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         # An xfail marker speaks of the test, and there was no test: `require` lets nothing pass in silence.
         report.outcome = "failed"
         report.__dict__.pop("wasxfail", None)
+    if report.skipped and isinstance(report.longrepr, tuple) and item.stash.get(_UNMET, False):
+        # Not the line above that skips: which test it is would not be said
+        path, line, _ = item.reportinfo()
+        report.longrepr = (os.fspath(path), (line or 0) + 1, report.longrepr[2])
 
 
 # Fixtures

@@ -79,6 +79,29 @@ def test_the_closest_word_counts(pytester: pytest.Pytester, run: Run, faked: Fak
     run().assert_outcomes(passed=2, skipped=1)
 
 
+def test_what_a_test_asks_for_and_cannot_have_is_said_of_that_test(
+    pytester: pytest.Pytester, run: Run, faked: Faked
+) -> None:
+    """By its place, as pytest says it of a skipif: the summary has no names. What is so of all tests is one line."""
+    faked.has(gpu(0))
+    path = pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpu(count=2)
+        def test_two(): pass
+
+        @pytest.mark.parametrize("number", [3, 4])
+        @pytest.mark.gpu(count=2)
+        def test_numbers(number): pass
+        """
+    )
+    why = "needs 2 GPUs; CUDA shows *"
+    run().stdout.fnmatch_lines([f"SKIPPED [[]1[]] {path.name}:3: {why}", f"SKIPPED [[]2[]] {path.name}:6: {why}"])
+    run("--gpu=skip").stdout.fnmatch_lines(["SKIPPED [[]3[]] *"])
+    run("--gpu=require").assert_outcomes(errors=3)
+
+
 # What a test asks for
 
 
