@@ -303,7 +303,7 @@ def open_verified(
     """
     from . import arguments
     from .guard_policy import attainable
-    from .guarded import guarded_class
+    from .guarded import guarded_class, set_class
     from .session import GPUSession
 
     for name in (*arguments.OWN, *arguments.misspelt(kwargs)):
@@ -311,16 +311,17 @@ def open_verified(
     kwargs.pop("enable_fallback", None)  # 1 is what an InferenceSession has where nothing is said
     providers, provider_options = attainable(providers, provider_options)
     before = type(session)
-    session.__class__ = guarded_class(before)
+    set_class(session, guarded_class(before))
     try:
         GPUSession.__init__(session, model, sess_options, providers, provider_options, **kwargs)
     except BaseException:
-        session.__class__ = before
+        set_class(session, before)
         raise
 
 
 def open_again(session: Any, providers: Any, provider_options: Any) -> None:
     """What set_providers does: the same model with other providers, verified; after an error it is as it was."""
+    from .guarded import set_class
     from .lifetime import refuse_if_unusable
 
     refuse_if_unusable(session)
@@ -329,7 +330,7 @@ def open_again(session: Any, providers: Any, provider_options: Any) -> None:
     try:
         open_verified(session, model, session._sess_options_initial, providers, provider_options)
     except BaseException:
-        session.__class__ = cls
+        set_class(session, cls)
         vars(session).clear()
         vars(session).update(held)
         raise

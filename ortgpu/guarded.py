@@ -32,7 +32,7 @@ class GuardedSession(GPUSession):
         if judge(providers, provider_options, sess_options) == "guarded":
             guard.open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
         else:
-            self.__class__ = self._guards
+            set_class(self, self._guards)
             InferenceSession.__init__(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
@@ -88,7 +88,24 @@ def guarded_class(cls: type[Any]) -> type[Any]:
         for known in GuardedSession.__subclasses__():
             if known._guards is cls:
                 return cast("type[Any]", known)
-        bases = (_Front, GuardedSession) if cls is InferenceSession else (_Front, cls, GuardedSession)
         names = {"_guards": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+        if _is_laid_out_as_onnxruntimes(cls):
+            bases = (_Front, GuardedSession) if cls is InferenceSession else (_Front, cls, GuardedSession)
+        else:
+            bases, names["__reduce_ex__"] = (cls, GuardedSession), _Front.__reduce_ex__
         made: type[Any] = types.new_class(cls.__name__, bases, exec_body=lambda body: body.update(names))
         return made
+
+
+def _is_laid_out_as_onnxruntimes(cls: type[Any]) -> bool:
+    """Where not, Python would not change an object of it to a class that begins with _Front. So it is with abstract and
+    generic classes before InferenceSession: what adds ``__dict__`` is not derived from ``object`` itself."""
+    adding: Any = cls
+    while adding.__base__.__dictoffset__:
+        adding = adding.__base__
+    return adding.__base__ is object
+
+
+def set_class(session: Any, cls: type[Any]) -> None:
+    """Whatever the class of the session makes of assignments to its attributes."""
+    object.__setattr__(session, "__class__", cls)

@@ -84,6 +84,39 @@ class Theirs(Plain, typing.Generic[typing.TypeVar("T")], abc.ABC):
         self.before = 1
         super().__init__(path, providers=["CUDAExecutionProvider"])
 """,
+    "a mixin before ONNX Runtime's class": """
+class Mixin:
+    def __init__(self, path): super().__init__(path, providers=["CUDAExecutionProvider"])
+    def run(self, *arguments): return super().run(*arguments)
+class Theirs(Mixin, Plain): pass
+""",
+    "an abstract class before it": """
+class Model(abc.ABC):
+    @abc.abstractmethod
+    def predict(self, feed): "What subclasses have."
+class Theirs(Model, Plain):
+    def predict(self, feed): return self.run(None, feed)
+""",
+    "generic before it": """
+class Theirs(typing.Generic[typing.TypeVar("T")], Plain): pass
+""",
+    "generic before it, with slots": """
+class Theirs(typing.Generic[typing.TypeVar("T")], Plain):
+    __slots__ = ("mine",)
+""",
+    "counted by a mixin": """
+class Counted:
+    known = []
+    def __init_subclass__(cls): Counted.known.append(cls.__name__)
+class Theirs(Counted, Plain):
+    def run(self, *arguments):
+        assert Counted.known == ["Theirs"]
+        return super().run(*arguments)
+""",
+    "keeps its attributes itself": """
+class Theirs(Plain):
+    def __setattr__(self, name, value): self.__dict__[name] = value
+""",
 }
 
 
