@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from . import lifetime
+from . import dlpack, lifetime
 from .cudart import LEGACY_STREAM, runtime_of
 from .errors import ProviderRequestError, manual
 from .tensor_types import DTYPES
@@ -128,7 +127,7 @@ def _device_of(array: Any) -> tuple[int, int]:
 
 
 def _value(session: Any, name: str, array: Any) -> Any:
-    if not hasattr(native.OrtValue, "from_dlpack"):
+    if not dlpack.IS_TAKEN:
         raise ProviderRequestError(
             f"input {name!r} is a {type(array).__name__}, and the installed ONNX Runtime takes NumPy arrays only",
             fixes=[manual("use ONNX Runtime 1.22 or newer, or pass NumPy arrays")],
@@ -154,9 +153,9 @@ def _value(session: Any, name: str, array: Any) -> Any:
     if kind != _CUDA:
         tensor.device_type = _CUDA if kind == _CUDA_MANAGED else _CPU  # all that ONNX Runtime knows
     is_bool = tensor.code == _BOOL
-    if is_bool:
-        tensor.code = _UNSIGNED  # how DLPack had booleans before 0.8, which ONNX Runtime still expects
-    value = onnxruntime.OrtValue(native.OrtValue.from_dlpack(capsule, is_bool))
+    if is_bool and dlpack.BOOLEANS_ARE_BYTES:
+        tensor.code = _UNSIGNED
+    value = onnxruntime.OrtValue(dlpack.native_value(capsule, is_bool=is_bool))
     ctypes.memmove(ctypes.byref(tensor), original, len(original))  # as who made it will find it when it is given back
     return value
 

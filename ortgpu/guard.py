@@ -21,7 +21,8 @@ CUDA. Importing this module imports nothing heavy, and not ONNX Runtime, which i
 
 In force means for the whole process, all threads and tasks, also with ``enforce()``: a library that loads its model in
 a worker thread would otherwise escape. Not covered: sessions made before, other processes unless ``ortgpu exec``
-started them, and what does not go through the Python class (``onnxruntime.capi``'s native one, onnxruntime-genai).
+started them, and what does not go through the constructor of the Python class (``onnxruntime.capi``'s native one,
+onnxruntime-genai, the model packages of 1.32).
 """
 
 from __future__ import annotations

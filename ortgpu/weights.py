@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as native
 
+from . import dlpack
 from .model_structure import MovedTensor, open_model, with_values_elsewhere
 from .models import LARGEST, is_ort_format
 from .placement import recording
@@ -72,7 +72,7 @@ def _with_values(content: bytes | mmap.mmap, structure: bytes, moved: Sequence[M
     buffer = _writable(content)
     options = recording(None)
     # What ONNX Runtime holds of a tensor by this way holds the array, and that the mapping
-    values = [native.OrtValue.from_dlpack(_array(buffer, tensor).__dlpack__(), False) for tensor in moved]
+    values = [dlpack.native_value(_array(buffer, tensor).__dlpack__(), is_bool=False) for tensor in moved]
     names = [tensor.name.decode() for tensor in moved]
     options.add_external_initializers(names, [onnxruntime.OrtValue(value) for value in values])
     return Weights(structure, options)

@@ -1,0 +1,21 @@
+"""How ONNX Runtime takes a tensor by DLPack, which has changed.
+
+Until 1.31 its function is told of booleans, which it expects as bytes, as DLPack had them before 0.8. Since 1.32 it
+takes DLPack's own booleans, and nothing beside the tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+_from_dlpack = getattr(native.OrtValue, "from_dlpack", None)  # since 1.22
+IS_TAKEN = _from_dlpack is not None
+BOOLEANS_ARE_BYTES = "is_bool_tensor" in (getattr(_from_dlpack, "__doc__", None) or "")
+
+
+def native_value(capsule: Any, *, is_bool: bool) -> Any:
+    """ONNX Runtime's value over the memory of a tensor; it consumes the capsule."""
+    assert _from_dlpack is not None, "asked for by IS_TAKEN before"
+    return _from_dlpack(capsule, is_bool) if BOOLEANS_ARE_BYTES else _from_dlpack(capsule)
