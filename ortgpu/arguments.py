@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
-from .devices import DeviceRequest, check_form, is_cpu
+from .devices import DeviceRequest, as_request, check_form, is_cpu
 from .errors import ProviderRequestError, manual
 
 CPUNodes = Literal["allow", "warn", "forbid"]
@@ -54,11 +54,9 @@ def checked_limit(name: str, value: Any) -> int:
 
 def checked_device(device: Any) -> DeviceRequest:
     """Raises TypeError and DeviceNotFoundError for what names no GPU anywhere: ``allow_cpu`` would not mend that."""
-    if isinstance(device, SupportsIndex) and not isinstance(device, int):
-        device = operator.index(device)  # numpy's integers, as they come out of an array or a configuration
-    if not is_cpu(device):
-        check_form(device)
-    requested: DeviceRequest = device
+    requested: DeviceRequest = as_request(device)
+    if not is_cpu(requested):
+        check_form(requested)
     return requested
 
 

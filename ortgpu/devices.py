@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, SupportsIndex
 
 from .environment.cuda import CudaDevice, CudaState
 from .errors import DeviceNotFoundError, manual
@@ -46,6 +48,16 @@ class Device:
 
 
 CPU = Device("cpu", None, None, "CPU", None, None, None)
+
+
+def as_request(device: Any) -> Any:
+    """A :class:`Device`, a ``torch.device`` or a number of NumPy's as the request that it means; others as they are."""
+    if isinstance(device, Device):
+        return (device.uuid or f"cuda:{device.ordinal or 0}") if device.is_gpu else device.kind
+    if isinstance(device, SupportsIndex) and not isinstance(device, int):
+        return operator.index(device)
+    kind = type(device)
+    return str(device) if (kind.__module__, kind.__name__) == ("torch", "device") else device
 
 
 def check_form(requested: DeviceRequest) -> None:

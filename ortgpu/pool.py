@@ -78,7 +78,7 @@ class GPUSessionPool:
     def __init__(
         self,
         model: str | bytes | os.PathLike[str],
-        devices: str | Iterable[DeviceRequest] = "all",
+        devices: str | Iterable[Device | DeviceRequest] = "all",
         sessions_per_device: int = 1,
         **options: Any,
     ) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 from . import registry
 from ._gpu_session import gpu_session_class
 from .background import Task
-from .devices import DeviceRequest, check_form, choose_visible, ordinal_of
+from .devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
 from .environment.cuda import initialise
 from .errors import GPUError, ProviderRequestError, manual
 from .threads import Threads
@@ -38,7 +37,7 @@ class Worker(Threads):
 def open_workers(
     workers: list[Worker],
     model: str | bytes | os.PathLike[str],
-    devices: str | Iterable[DeviceRequest],
+    devices: str | Iterable[Device | DeviceRequest],
     sessions_per_device: int,
     options: dict[str, Any],
 ) -> None:
@@ -90,12 +89,12 @@ def _close(sessions: Iterable[Any]) -> None:
         session.close()
 
 
-def _choose(devices: str | Iterable[DeviceRequest]) -> list[DeviceRequest]:
+def _choose(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest]:
     """The devices to ask GPUSession for, as ordinals where the driver shows any, else as they were named."""
     everything = isinstance(devices, str) and devices == "all"  # an array would compare each of its elements
     if not everything and (isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable)):
         raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
-    named = [] if everything else [_as_request(device) for device in devices]
+    named: list[DeviceRequest] = [] if everything else [as_request(device) for device in devices]
     if not everything and not named:
         raise _refused("devices names no GPU", named, "name at least one, or leave devices out for all")
     for device in named:
@@ -114,11 +113,6 @@ def _choose(devices: str | Iterable[DeviceRequest]) -> list[DeviceRequest]:
             what = f"devices names one GPU twice: as {named[keys.index(key)]!r} and as {named[position]!r}"
             raise _refused(what, named, "name each GPU once; sessions_per_device opens several sessions on each")
     return requests
-
-
-def _as_request(device: DeviceRequest | SupportsIndex) -> DeviceRequest:
-    is_number = isinstance(device, SupportsIndex) and not isinstance(device, int)
-    return operator.index(device) if is_number else device  # type: ignore[arg-type, return-value]  # numpy's integers
 
 
 def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> ProviderRequestError:

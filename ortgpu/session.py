@@ -54,8 +54,8 @@ class GPUSession(SessionFacts):
             ``providers`` says; a TensorRT provider named before it stays before it; the CPU is last, for the nodes that
             ONNX Runtime runs there. ``sess_options`` keeps every setting; one entry is added to it, which makes
             ONNX Runtime record where it places nodes, unless the caller set that entry.
-        device: an ordinal, "cuda:1", a UUID ("GPU-..."), or "auto": the most free memory when the session is made.
-            None is the provider option ``device_id``, or 0.
+        device: an ordinal, "cuda:1", a UUID ("GPU-..."), or "auto": the most free memory when the session is made; also
+            the ``device`` of another session, or a ``torch.device``. None is the provider option ``device_id``, or 0.
         cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
             Nodes that only handle shapes belong there and do not count. Of a model in ONNX Runtime's own format (.ort)
             nobody can know: that is warned of and refused like a node on the CPU.
@@ -116,7 +116,7 @@ class GPUSession(SessionFacts):
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[dict[Any, Any]] | None = None,
         *,
-        device: DeviceRequest = None,
+        device: Device | DeviceRequest = None,
         cpu_nodes: CPUNodes = "warn",
         allow_cpu: bool = False,
         cuda_graph: bool = False,

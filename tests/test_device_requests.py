@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.devices import CPU, Device, check_form, choose, choose_visible, describe, narrowed_by, ordinal_of
+from ortgpu.devices import (
+    CPU,
+    Device,
+    as_request,
+    check_form,
+    choose,
+    choose_visible,
+    describe,
+    narrowed_by,
+    ordinal_of,
+)
 from ortgpu.environment.cuda import CudaDevice, CudaState
 from ortgpu.errors import DeviceNotFoundError, GPUError
 from tests.made_requests import attempt
@@ -81,6 +93,20 @@ def test_what_is_no_request(requested: Any) -> None:
         check_form(requested)
     # By its type alone, that of a session and one of PyTorch would be "not Device" and "not device"
     assert str(caught.value).endswith(f"not {requested!r}")
+
+
+def test_what_names_a_device_elsewhere() -> None:
+    gpu = Device("cuda", 1, UUIDS[1], "NVIDIA H200", (9, 0), None, None)
+    assert choose(as_request(gpu), GPUS, never) is GPUS[1]
+    assert choose(as_request(replace(gpu, uuid=None)), GPUS, never) is GPUS[1]
+    assert choose(as_request(np.int64(1)), GPUS, never) is GPUS[1]
+    assert as_request(CPU) == "cpu"
+    assert [as_request(each) for each in (None, 2, "auto", True)] == [None, 2, "auto", True]
+
+
+def test_a_device_of_pytorch() -> None:
+    torch = pytest.importorskip("torch", reason="needs PyTorch, which ortgpu does not bring")
+    assert [as_request(torch.device(each)) for each in ("cuda", "cuda:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
 
 
 @pytest.mark.parametrize(

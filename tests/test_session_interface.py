@@ -35,7 +35,7 @@ def test_types_of_the_arguments_can_be_asked_for() -> None:
         report([sorted(each.__name__ for each in device), list(cpu_nodes)])
         """
     )
-    assert found == [["NoneType", "int", "str"], ["allow", "warn", "forbid"]]
+    assert found == [["Device", "NoneType", "int", "str"], ["allow", "warn", "forbid"]]
 
 
 def test_types_of_the_attributes_of_a_subclass_can_be_asked_for() -> None:
