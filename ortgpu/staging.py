@@ -10,9 +10,8 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from . import contexts
 from .background import ForkSafeLock
-from .lifetime import device_of
+from .lifetime import device_of, refuse_if_unusable
 from .providers import CPU, CUDA
 from .signal_handlers import is_of_a_handler
 from .tensor_types import DTYPES
@@ -75,11 +74,11 @@ class Staging:
         """What ``run`` gives, or None: then ONNX Runtime has to do it, or to say what is wrong.
 
         Raises:
+            ExecutionError: the session lost its context, and with it the pinned memory.
             Exception: what a handler of a signal raised meanwhile.
         """
+        refuse_if_unusable(session)
         try:
-            if contexts.is_gone(id(session)):
-                return None  # and the pinned memory with it; what ONNX Runtime then says is understood
             runs = self._runs or self._make_runs(session)
             return runs.run(session, output_names, feed) if runs is not None else None
         except Exception as error:  # plain run raises what a caller may expect

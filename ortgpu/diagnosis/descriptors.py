@@ -22,8 +22,8 @@ def exhausted(facts: Facts) -> DriverUnusableError | None:
     return too_few_for(cuda.code, facts, [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"])
 
 
-def too_few_for(code: int, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
-    """``code``: what a CUDA call gave that opens files."""
+def too_few_for(code: int | None, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
+    """``code``: what a CUDA call gave that opens files; None: it was not told."""
     files = facts.environment.host.open_files
     if files is None or files.limit - files.used >= _NEEDED:
         return None

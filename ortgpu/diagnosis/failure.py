@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..environment.inspection import inspect_environment
 from ..errors import BrokenPackageError, GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
 from ..registry import sessions
-from . import find_problems, messages
+from . import descriptors, find_problems, messages
 from .facts import Facts, Observed, Request
 from .windows_advice import advise_for_windows
 
@@ -39,6 +39,10 @@ def why_unusable(
         advise_for_windows([said])
     if said is None and cause is not None:
         return None
+    if not fatal and (said is None or isinstance(said, ProviderFallbackError)):
+        too_few = descriptors.too_few_for(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
+        if too_few is not None:
+            return too_few.with_others(problems)
     if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):
         return said.with_others(problem for problem in problems if problem.code != said.code)
     if fatal:

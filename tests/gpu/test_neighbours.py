@@ -64,6 +64,9 @@ def test_a_capture_that_forbids_its_own_thread_alone() -> None:
 def test_too_few_descriptors(left: int) -> None:
     """The driver says 304, 999, 100 or, of a context, 46: of too many open files CUDA has no word."""
     error = run_program("few_descriptors", {"left": left}).error("session")
+    if error.type == "OSError":  # Python itself, which did not get to import what the diagnosis needs
+        assert "Too many open files" in error.text
+        return
     assert error.type == "DriverUnusableError", error.text
     assert "too few are left for CUDA" in error.text
     (fix,) = (line.strip() for line in error.text.splitlines() if line.strip().startswith("import resource"))

@@ -7,6 +7,7 @@
  *   STUB_CUDA_VERSION  what cuDriverGetVersion reports, as 1000 * major + 10 * minor (default 13000)
  *   STUB_CUDA_DEVICES  the GPUs, in PCI order: "GPU-uuid|name|9.0|memory in bytes" and ";" between them (default: none)
  *   STUB_CUDA_FILES    how many files cuInit keeps open, as the real one does; where it may not, it returns 304
+ *   STUB_CUDA_CONTEXT  the number of the primary context that every GPU is said to have (default 0: none)
  *   STUB_CUDA_TRACE    set: say on stderr which functions are looked up and called
  *
  * CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER act as they do on the real one, with two simplifications:
@@ -286,7 +287,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     CALLED();
     Device found;
     int state = one(device, &found);
-    if (!state) *flags = 0, *active = 0;
+    if (!state) *flags = 0, *active = number("STUB_CUDA_CONTEXT", 0) != 0;
     return state;
 }
 
@@ -294,8 +295,18 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     CALLED();
     Device found;
     int state = one(device, &found);
-    *context = NULL;
-    return state ? state : NOT_SUPPORTED;
+    *context = (void *)(intptr_t)number("STUB_CUDA_CONTEXT", 0);
+    return state ? state : *context ? OK : NOT_SUPPORTED;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    Device found;
+    return one(device, &found);
+}
+
+int cuCtxGetId(void *context, unsigned long long *id) {
+    *id = (intptr_t)context;
+    return ready();
 }
 
 /* Imported by name by the provider and by cuBLAS; never reached without a context. */
