@@ -9,25 +9,14 @@ from __future__ import annotations
 
 from .environment.cuda import context_id
 
-
-class Context:
-    """The context that this process has on a device when this is made."""
-
-    def __init__(self, ordinal: int) -> None:
-        self._ordinal = ordinal
-        self._id = context_id(ordinal)
-
-    def is_gone(self) -> bool:
-        """Whether it was destroyed since, and with it what was made in it. False too where that is not known."""
-        return bool(self._id) and context_id(self._ordinal) not in (self._id, None)
-
-
-_opened_in: dict[int, Context] = {}  # by id() of the session
+_opened_in: dict[int, tuple[int, int]] = {}  # by id() of the session: ordinal, and the context at that time
 
 
 def remember(key: int, ordinal: int) -> None:
     """Note the context of a session that has just been opened; ``key`` is its ``id()``."""
-    _opened_in[key] = Context(ordinal)
+    context = context_id(ordinal)
+    if context:
+        _opened_in[key] = (ordinal, context)
 
 
 def forget(key: int) -> None:
@@ -35,6 +24,8 @@ def forget(key: int) -> None:
 
 
 def is_gone(key: int) -> bool:
-    """Whether the context that a session was opened in was destroyed."""
-    context = _opened_in.get(key)
-    return context is not None and context.is_gone()
+    """Whether the context that a session was opened in was destroyed. False too where that is not known."""
+    if key not in _opened_in:
+        return False
+    ordinal, context = _opened_in[key]
+    return context_id(ordinal) not in (context, None)

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from .contexts import Context
 from .environment.cuda import context_is_active
 from .runtime import load_runtime
 
@@ -320,7 +319,7 @@ class DeviceBuffer:
     def __init__(self, runtime: CudaRuntime, size: int) -> None:
         self.address = runtime.allocate(size)
         self.size = size
-        _free_with(self, runtime, runtime.free, self.address)
+        _free_with(self, runtime.free, self.address)
 
 
 class Stream:
@@ -328,7 +327,7 @@ class Stream:
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.handle = runtime.new_stream()
-        _free_with(self, runtime, runtime.destroy_stream, self.handle)
+        _free_with(self, runtime.destroy_stream, self.handle)
 
 
 class Event:
@@ -336,16 +335,16 @@ class Event:
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.handle = runtime.new_event_without_time()
-        _free_with(self, runtime, runtime.destroy_event, self.handle)
+        _free_with(self, runtime.destroy_event, self.handle)
 
 
-def _free_with(owner: object, runtime: CudaRuntime, free: Callable[[int], None], handle: int) -> None:
-    weakref.finalize(owner, _free, free, handle, os.getpid(), Context(runtime.ordinal)).atexit = False
+def _free_with(owner: object, free: Callable[[int], None], handle: int) -> None:
+    weakref.finalize(owner, _free, free, handle, os.getpid()).atexit = False
 
 
-def _free(free: Callable[[int], None], handle: int, pid: int, context: Context) -> None:
-    if os.getpid() != pid or context.is_gone():
-        return  # CUDA does not survive a fork: it is the parent's; and what is gone may be somebody else's by now
+def _free(free: Callable[[int], None], handle: int, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # CUDA does not survive a fork: it is the parent's
     try:
         free(handle)
     except RuntimeError:

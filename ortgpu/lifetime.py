@@ -163,15 +163,27 @@ def _context_is_gone(session: Any, text: str) -> GPUError | None:
     error = cuda_codes.context_destroyed([messages.telling_line(text)])
     for each in _watched():
         if contexts.is_gone(id(each)):
+            abandon_if_context_is_gone(each)
             refuse(each, error)
     return error
 
 
-def spare_if_context_is_gone(session: Any) -> None:
-    """Never destroy what a session had in a context that is gone: its destructor would crash."""
+_abandoned: list[list[Any]] = []  # what may not be destroyed, streams for instance: destructors would crash
+
+
+def abandon_if_context_is_gone(session: Any) -> bool:
+    """Never destroy, free or use what a session had in a context that is gone."""
     inner = session.__dict__.get("_sess")
-    if inner is not None and not isinstance(inner, Refusal) and contexts.is_gone(id(session)):
-        _never_destroy(inner)
+    if inner is None or isinstance(inner, Refusal) or not contexts.is_gone(id(session)):
+        return False
+    _never_destroy(inner)
+    held = vars(session)
+    if held.get("_pinned") is not None:
+        held["_pinned"].abandon()
+    _abandoned.append([held.get(name) for name in ("_staging", "_pinned", "_capturing", "_stream")])
+    for name in ("_staging", "_capturing"):
+        held.pop(name, None)
+    return True
 
 
 def _found(session: Any, text: str, exception: str | None) -> GPUError | None:

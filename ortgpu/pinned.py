@@ -15,7 +15,6 @@ import numpy as np
 
 from . import lifetime
 from .background import ForkSafeLock
-from .contexts import Context
 from .cudart import CudaRuntime, runtime_of
 from .recycling import RecycledMemory
 
@@ -43,7 +42,6 @@ class PinnedMemory(RecycledMemory):
     def __init__(self, runtime: CudaRuntime | None, limit: int) -> None:
         super().__init__(limit)
         self._runtime = runtime
-        self._context = Context(runtime.ordinal) if runtime is not None else None
 
     @property
     def bytes_pinned(self) -> int:
@@ -96,9 +94,7 @@ class PinnedMemory(RecycledMemory):
 
     def _free(self, address: int) -> None:
         assert self._runtime is not None
-        assert self._context is not None
-        if not self._context.is_gone():  # else it is free, or somebody else's
-            self._runtime.free_pinned(address)
+        self._runtime.free_pinned(address)
 
 
 def is_to_be_staged(feed: Any) -> bool:

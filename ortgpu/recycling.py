@@ -83,6 +83,10 @@ class RecycledMemory:
                 idle, self._idle = self._idle, []
             self._free_blocks(*idle, *_taken_out_of(self._returned))
 
+    def abandon(self) -> None:
+        """Give nothing back, and nothing out: the memory was lost, and its addresses may be somebody else's."""
+        self._closed, self._pid = True, -1  # which is no process, this one neither
+
     def _allocate(self, size: int) -> int:
         """Address of so many bytes. Raises RuntimeError, MemoryError."""
         raise NotImplementedError

@@ -315,7 +315,7 @@ class GPUSession(SessionFacts):
         metadata that the caller keeps holds it. The CUDA context stays until the process ends.
         """
         if not isinstance(self.__dict__.get("_sess"), lifetime.Refusal):
-            lifetime.spare_if_context_is_gone(self)
+            lifetime.abandon_if_context_is_gone(self)
             error = ExecutionError("this GPUSession is closed", fixes=[manual("open a new GPUSession")])
             closed = lifetime.Refusal(error)
             for name in _HELD:

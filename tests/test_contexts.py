@@ -15,7 +15,6 @@ from tests.lab.stubs import GPU, Cuda, Stubs
 ROOT = Path(__file__).resolve().parents[1]
 START = """
 from ortgpu import contexts
-from ortgpu.cudart import DeviceBuffer
 from ortgpu.environment.cuda import context_id, initialise
 from ortgpu.pinned import PinnedMemory
 
@@ -46,22 +45,49 @@ def test_no_context_when_it_was_opened_is_none_to_lose(stubs: Stubs) -> None:
     assert run(stubs, "reset(0); contexts.remember(7, 0); reset(1); print(contexts.is_gone(7))") == "False"
 
 
-@pytest.mark.parametrize(("now", "left"), [(1, 0), (2, 1 << 20)])
-def test_memory_of_a_context_that_is_gone_is_not_freed(stubs: Stubs, now: int, left: int) -> None:
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_memory_that_was_lost_is_not_freed(stubs: Stubs, abandoned: bool) -> None:
     """The driver has freed it, and may have given its address to somebody else since."""
     code = f"""
 memory = PinnedMemory(runtime, 1 << 30)
-array = memory.empty(1 << 18)
-before = stub.stub_pinned_bytes()
-reset({now})
+kept, array = memory.empty(1 << 18), memory.empty(1 << 18)
 del array
+if {abandoned}:
+    memory.abandon()
 memory.close()
-print(before, stub.stub_pinned_bytes())
+del kept
+print(stub.stub_pinned_bytes(), memory.try_empty((4,), np.dtype("f4")))
 """
-    assert run(stubs, code) == f"{1 << 20} {left}"
+    assert run(stubs, code) == f"{2 << 20 if abandoned else 0} None"
 
 
-@pytest.mark.parametrize(("now", "left"), [(1, 0), (2, 4096)])
-def test_what_belongs_to_an_object_goes_with_its_context(stubs: Stubs, now: int, left: int) -> None:
-    code = f"buffer = DeviceBuffer(runtime, 4096); reset({now}); del buffer; print(stub.stub_device_bytes())"
-    assert run(stubs, code) == str(left)
+def test_a_session_that_lost_its_context_lets_go_of_nothing(stubs: Stubs) -> None:
+    code = """
+from ortgpu import lifetime
+from ortgpu.devices import Device
+
+class Session:
+    device = None
+
+class Native:
+    pass
+
+session, native = Session(), Native()
+vars(session).update(device=Device("cuda", 0, None, None, None, None, None), _sess=native)
+session._pinned, session._staging = PinnedMemory(runtime, 1 << 30), object()
+session._pinned.empty(1 << 18)
+lifetime.watch(session)
+assert not lifetime.abandon_if_context_is_gone(session)
+before = sys.getrefcount(native)  # by the session, among others
+reset(2)
+try:
+    lifetime.refuse_if_unusable(session)
+except ortgpu.ProviderFailureError as error:
+    print(error.status)
+assert "_staging" not in vars(session)
+assert lifetime.refuses(session)
+del session
+gc.collect()
+print(stub.stub_pinned_bytes(), sys.getrefcount(native) >= before)
+"""
+    assert run(stubs, code).split("\n") == ["CUDA_ERROR_CONTEXT_IS_DESTROYED", f"{1 << 20} True"]
