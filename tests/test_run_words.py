@@ -27,6 +27,13 @@ ARENA = (
 )
 
 
+def assert_understood(text: str, error: str, details: dict[str, Any]) -> None:
+    found = of_run(NODE.format("conv") + text, "Fail", GPU)
+    assert type(found).__name__ == error
+    assert found is not None
+    assert details.items() <= found.details().items()
+
+
 @pytest.mark.parametrize(
     ("text", "error", "details"),
     [
@@ -44,10 +51,7 @@ ARENA = (
     ],
 )  # fmt: skip
 def test_failures_of_what_stands_beside_the_arena(text: str, error: str, details: dict[str, Any]) -> None:
-    found = of_run(NODE.format("conv") + text, "Fail", GPU)
-    assert type(found).__name__ == error
-    assert found is not None
-    assert details.items() <= found.details().items()
+    assert_understood(text, error, details)
 
 
 @pytest.mark.parametrize(
@@ -195,10 +199,7 @@ def test_memory_of_the_host_is_not_that_of_a_gpu() -> None:
     ],
 )  # fmt: skip
 def test_a_kernel_that_was_not_launched(text: str, error: str, details: dict[str, Any]) -> None:
-    found = of_run(NODE.format("conv") + text, "Fail", GPU)
-    assert type(found).__name__ == error
-    assert found is not None
-    assert details.items() <= found.details().items()
+    assert_understood(text, error, details)
 
 
 def test_the_names_are_those_of_the_runtime() -> None:

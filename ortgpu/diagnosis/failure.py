@@ -39,15 +39,15 @@ def why_unusable(
         advise_for_windows([said])
     if said is None and cause is not None:
         return None
-    if not fatal and (said is None or isinstance(said, ProviderFallbackError)):
+    if said is None or isinstance(said, ProviderFallbackError):  # which names no cause
+        if fatal:
+            fatal[0].severity = "fatal"
+            return fatal[0].with_others(problem for problem in problems if problem is not fatal[0])
         too_few = descriptors.too_few_for(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
         if too_few is not None:
             return too_few.with_others(problems)
-    if said is not None and not (isinstance(said, ProviderFallbackError) and fatal):
+    if said is not None:
         return said.with_others(problem for problem in problems if problem.code != said.code)
-    if fatal:
-        fatal[0].severity = "fatal"
-        return fatal[0].with_others(problem for problem in problems if problem is not fatal[0])
     return ProviderFallbackError(
         "ONNX Runtime did not bind its CUDA provider, and no check knows why",
         evidence=[f"providers in this build: {', '.join(runtime.available_providers or ())}"],
