@@ -27,7 +27,7 @@ from .metadata import (
 )
 from .metadata import search_path as strings_of
 from .permissions import RefusedPath, read_refused
-from .recorded_files import state_of
+from .recorded_files import missing_and_altered
 
 # Distributions whose import package is `onnxruntime`, where nothing on disk says so any more.
 _ENGINE_NAME: Final = re.compile(
@@ -187,8 +187,7 @@ def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: 
     record = (one.read("RECORD") or b"") if compare_files else b""
     lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]
     entries = parse_record(b"".join(lines)) or ()
-    states = {entry.path: state_of(entry, one, by_content=compare_contents) for entry in entries}
-    altered = tuple(path for path, state in states.items() if state == "altered")
+    _, altered = missing_and_altered(entries, one, by_content=compare_contents)
     return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
 
 
@@ -338,13 +337,13 @@ def _is_at(claim: _Claim, folder: str) -> bool:
 def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Distribution:
     one = claim.found
     entries = (claim.entries or ()) if compare_files else ()
-    states = {entry.path: state_of(entry, one, by_content=compare_contents) for entry in entries}
+    missing, altered = missing_and_altered(entries, one, by_content=compare_contents)
     return Distribution(
         one.name,
         one.read_version(),
         one.location,
-        missing_files=tuple(path for path, state in states.items() if state == "missing"),
-        altered_files=tuple(path for path, state in states.items() if state == "altered"),
+        missing_files=missing,
+        altered_files=altered,
         record_readable=claim.entries is not None,
         folder=one.folder,
     )

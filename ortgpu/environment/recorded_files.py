@@ -6,6 +6,7 @@ import base64
 import errno
 import os
 import re
+from collections.abc import Iterable
 from typing import Final, Literal
 
 from .metadata import MetadataFolder, RecordEntry
@@ -17,7 +18,17 @@ _HASHED: Final = re.compile(r"onnxruntime/(__init__|capi/[^/]+)\.py")
 _HASHED_BELOW: Final = 64 * 1024  # bytes
 
 
-def state_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> FileState:
+def missing_and_altered(
+    entries: Iterable[RecordEntry], one: MetadataFolder, *, by_content: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The paths of the files that are, in the order of the entries, each compared as :func:`_state_of` says."""
+    states = {entry.path: _state_of(entry, one, by_content=by_content) for entry in entries}
+    missing = tuple(path for path, state in states.items() if state == "missing")
+    altered = tuple(path for path, state in states.items() if state == "altered")
+    return missing, altered
+
+
+def _state_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> FileState:
     """One file of ``one``, compared by its size, and by its hash if it is a small Python file of ONNX Runtime's.
 
     ``by_content``: by the hash of every library too, which may take seconds. "unknown" is a file that may not be looked
