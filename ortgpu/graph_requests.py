@@ -116,7 +116,10 @@ def captured(session: Any) -> CapturingSession:
         raise _impossible("the installed ONNX Runtime does not tell where inputs must be; 1.23 and newer do")
     for value, memory in zip(inner.inputs_meta, memories, strict=True):
         if memory.name.lower() != device.kind:
-            raise _impossible(f"its input {value.name!r} is read on the CPU, whose work is in no graph")
+            raise _impossible(f"its input {value.name!r} is read on the CPU, or by no node: no graph takes it")
+    if handed_on := {value.name for value in inner.inputs_meta} & {value.name for value in inner.outputs_meta}:
+        # execution_frame.cc copies it before the run: a replay leaves it out
+        raise _impossible(f"its output {min(handed_on)!r} is its input, which no node computes")
     for value in (*inner.inputs_meta, *inner.outputs_meta):
         if value.type not in DTYPES:
             raise _impossible(f"{value.name!r} is a {value.type}")

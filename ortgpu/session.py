@@ -73,10 +73,11 @@ class GPUSession(SessionFacts):
     sticky CUDA error (from then on every GPUSession of the process refuses, and the process must be restarted), a
     failure of the provider or of its libraries. Wrong inputs stay ONNX Runtime's own exceptions.
 
-    With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, and the shapes of
-    its outputs must follow from those of the inputs; else ProviderRequestError or PlacementError, when the session is
-    made where that is known, or at the first run. That is slow, and no other thread may use CUDA meanwhile. Buffers of
-    16 shapes are kept. ONNX Runtime keeps every graph until ``close()``: 64 are captured, further shapes run without.
+    With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, use all of its
+    inputs and compute all of its outputs, whose shapes must follow from those of the inputs; else ProviderRequestError
+    or PlacementError, when the session is made where that is known, or at the first run. That is slow, and no other
+    thread may use CUDA meanwhile. Buffers of 16 shapes are kept. ONNX Runtime keeps every graph until ``close()``: 64
+    are captured, further shapes run without.
     Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one handed over to one
     thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
 

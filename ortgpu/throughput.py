@@ -26,7 +26,8 @@ class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime 
         """As ``run``, with results that stay where they are computed: OrtValues, complete, in this session's memory.
 
         Since ONNX Runtime 1.26 they have ``__dlpack__``: ``torch.from_dlpack(value)`` shares the memory. It is used
-        again when value and tensor are gone, so keep one of them until your stream is done with it.
+        again when value and tensor are gone, so keep one of them until your stream is done with it. Booleans are uint8
+        there until 1.31. Outputs must be tensors, and not of strings: ONNX Runtime raises RuntimeError for others.
         """
         from .device_arrays import run_on_device
 

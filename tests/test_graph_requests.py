@@ -47,6 +47,7 @@ def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stub
         texts = GPUSession(model("t (string[n] x) => (string[n] y) { y = Identity(x) }"))
         sequence = GPUSession(model("t (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct(x) }"))
         counting = GPUSession(model("t (float[n] x) => (int64[r, m] y) { y = NonZero(x) }"))
+        handed_on = GPUSession(model("t (float[n] x) => (float[n] y, float[n] x) { y = Neg(x) }"))
         usual = GPUSession(NEG)
         no_runtime = outcome(lambda: graph_requests.captured(usual))
         graph_requests.runtime_of = lambda device: runtime
@@ -58,12 +59,13 @@ def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stub
             input_meminfos = [Memory]  # not where the rest of a session on the CPU is
         made = graph_requests.captured(usual)
         usual._sess = Elsewhere(usual._sess, None)
-        others = [outcome(lambda: graph_requests.captured(each)) for each in (texts, sequence, usual, counting)]
+        refused = (texts, sequence, usual, counting, handed_on)
+        others = [outcome(lambda: graph_requests.captured(each)) for each in refused]
         report([no_runtime, no_stream, *others, type(made).__name__])
     """,
     )
     *refused, made = found
-    assert [each["type"] for each in refused] == ["ProviderRequestError"] * 6
+    assert [each["type"] for each in refused] == ["ProviderRequestError"] * 7
     reasons = (
         "CUDA runtime",
         "no stream",
@@ -71,6 +73,7 @@ def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stub
         "'y' is a seq(tensor(float))",
         "input 'x' is read on the CPU",
         "output shapes depend on data: of NonZero",
+        "its output 'x' is its input",
     )
     for error, reason in zip(refused, reasons, strict=True):
         assert reason in error["text"]

@@ -166,6 +166,8 @@ def uncapturable() -> Report:
     [
         ("control flow", "ProviderRequestError", "it has control flow, If"),
         ("input on the CPU", "ProviderRequestError", "its input 's' is read on the CPU"),
+        ("input of no node", "ProviderRequestError", "its input 'u' is read on the CPU, or by no node"),
+        ("output that is an input", "ProviderRequestError", "its output 'x' is its input"),
         ("nodes on the CPU", "PlacementError", "GlobalLpPool 'island'"),
         ("shape that depends on data", "ProviderRequestError", "output shapes depend on data"),
     ],
