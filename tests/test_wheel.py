@@ -80,8 +80,8 @@ def library(*architectures: str) -> ProviderLibrary:
 
 def architecture(name: str) -> Architecture:
     kind, _, target = name.partition("_")
-    digits = int(target.rstrip("a"))
-    return Architecture(digits // 10, digits % 10, kind == "compute", target.endswith("a"))
+    digits = int(target.rstrip("af"))
+    return Architecture(digits // 10, digits % 10, kind == "compute", target.endswith("a"), target.endswith("f"))
 
 
 # The installed wheel
@@ -123,7 +123,9 @@ def test_the_bridge_is_beside_it(installed: ProviderLibrary) -> None:
         (("sm_90a",), ["9.0"], [], ["8.9", "9.1", "10.0", "12.0"]),
         (("sm_120a",), ["12.0"], [], ["12.1", "10.0", "11.0"]),
         (("sm_120",), ["12.0", "12.1"], [], ["10.0", "11.0", "13.0"]),
+        (("sm_100f",), ["10.0", "10.3"], [], ["9.0", "11.0", "12.0"]),
         (("compute_90",), [], ["9.0", "10.0", "12.0", "12.1"], ["8.9", "8.0"]),
+        (("compute_120f",), [], ["12.0", "12.1"], ["9.0", "10.0", "13.0"]),
         (("compute_90a",), [], ["9.0"], ["10.0", "12.0", "8.0"]),
         (("sm_90", "compute_90"), ["9.0"], ["10.0", "12.0"], ["8.0"]),
         (("compute_52", "sm_80"), ["8.0", "8.6"], ["5.2", "6.1", "7.5", "9.0", "12.0"], ["5.0", "3.5"]),
@@ -173,7 +175,7 @@ def test_more_code_never_covers_less(held: list[str]) -> None:
         assert ranks == sorted(ranks)
 
 
-@pytest.mark.parametrize("name", ["sm_75", "sm_90a", "compute_90", "compute_120a"])
+@pytest.mark.parametrize("name", ["sm_75", "sm_90a", "sm_100f", "compute_90", "compute_120a", "compute_120f"])
 def test_names_are_those_of_cuobjdump(name: str) -> None:
     assert str(architecture(name)) == name
 
@@ -225,6 +227,16 @@ def test_a_container() -> None:
     )
     assert names(data) == ["sm_75", "sm_90a", "compute_120", "sm_103"]
     assert names(b"before" + data + b"after", start=6, length=len(data)) == ["sm_75", "sm_90a", "compute_120", "sm_103"]
+
+
+def test_code_for_a_family() -> None:
+    """The flags are those that fatbinary of CUDA 13.5 writes for sm_100f, sm_120a and compute_120f."""
+    family, one, ptx = (
+        entry(SASS, 100, flags=0x1200011),
+        entry(SASS, 120, flags=0x1100011),
+        entry(PTX, 120, flags=0x208011),
+    )
+    assert names(container(family, one, ptx)) == ["sm_100f", "sm_120a", "compute_120f"]
 
 
 def test_only_the_first_container_is_read() -> None:

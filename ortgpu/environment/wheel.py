@@ -22,7 +22,9 @@ from .packages import provider_file_name
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
-_ARCHITECTURE_SPECIFIC = 0x100000  # set where cuobjdump prints the suffix "a": code for that one GPU generation
+# Set where cuobjdump prints a suffix: "a", code for that one GPU generation; "f", code for the later ones of its major
+# version as well, PTX too (CUDA 12.9 and newer)
+_ARCHITECTURE_SPECIFIC, _FAMILY_SPECIFIC = 0x100000, 0x200000
 
 Coverage = Literal["native", "jit", "none"]
 
@@ -34,22 +36,25 @@ _Reader = Callable[[int, int], bytes]  # offset and length in bytes
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One target of the fat binary: ``sm_90a`` is machine code, ``compute_90`` is PTX."""
+    """One target of the fat binary: ``sm_90a`` is machine code, ``compute_120f`` is PTX."""
 
     major: int
     minor: int
     ptx: bool
     specific: bool  # runs on exactly this compute capability
+    family: bool = False  # PTX that runs on no other major version than this one, as machine code does
 
     def __str__(self) -> str:
-        return f"{'compute' if self.ptx else 'sm'}_{self.major}{self.minor}{'a' if self.specific else ''}"
+        suffix = "a" if self.specific else "f" if self.family else ""
+        return f"{'compute' if self.ptx else 'sm'}_{self.major}{self.minor}{suffix}"
 
     def covers(self, capability: tuple[int, int]) -> bool:
-        """Whether a GPU of this compute capability can use it (CUDA C++ Programming Guide, "Binary Compatibility")."""
+        """Whether a GPU of this compute capability can use it (CUDA C++ Programming Guide, "Binary Compatibility" and
+        "Feature Set Compiler Targets")."""
         own = (self.major, self.minor)
         if self.specific:
             return own == capability
-        if self.ptx:
+        if self.ptx and not self.family:
             return own <= capability
         return self.major == capability[0] and self.minor <= capability[1]
 
@@ -162,8 +167,8 @@ def parse_container(read: _Reader, start: int, length: int) -> tuple[Architectur
         (number,) = struct.unpack_from("<I", head, 28)
         (flags,) = struct.unpack_from("<Q", head, 40)
         if kind in (_PTX, _SASS):
-            specific = bool(flags & _ARCHITECTURE_SPECIFIC)
-            found.append(Architecture(number // 10, number % 10, kind == _PTX, specific))
+            specific, family = bool(flags & _ARCHITECTURE_SPECIFIC), bool(flags & _FAMILY_SPECIFIC)
+            found.append(Architecture(number // 10, number % 10, kind == _PTX, specific, family))
         if entry_header + payload == 0:
             break
         at += entry_header + payload
