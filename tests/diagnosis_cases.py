@@ -56,6 +56,15 @@ NO_MODULE: dict[str, Any] = {"available": False, "error": "Driver Not Loaded", "
     "cuda_version": None, "gpus": (), "code": 9}  # fmt: skip
 
 
+OLD_DRIVER = all_of(
+    part("driver", cuda_version=(12, 8), kernel_version="570.86.15"),
+    nvml(cuda_version=(12, 8), driver_version="570.86.15"),
+)
+OF_WINDOWS = all_of(
+    part("host", wsl=True),
+    part("driver", libcuda="/usr/lib/wsl/lib/libcuda.so.1.1", device_nodes=("/dev/dxg",), kernel_version=None),
+)
+
 #: ONNX Runtime for CUDA 12 has code for it, and cuDNN 9.11 has none
 OLD_GPU = all_of(
     gpus((7, 0)),
@@ -277,12 +286,22 @@ CASES = [
         "onnxruntime-rocm"),
     Case("a GPU of Intel", all_of(NO_DRIVER, part("host", display_vendors=frozenset({0x8086}))), "DriverNotFoundError",
         "no GPU of NVIDIA is on the PCI bus"),
-    Case("an old driver", all_of(part("driver", cuda_version=(12, 8), kernel_version="570.86.15"),
-        nvml(cuda_version=(12, 8), driver_version="570.86.15")), "DriverTooOldError", "CUDA up to 12.8",
+    Case("an old driver", OLD_DRIVER, "DriverTooOldError", "CUDA up to 12.8",
         details={"driver_cuda": (12, 8), "needed_cuda": (13, 0), "driver_version": "570.86.15"}),
     Case("an old driver, as NVML says", all_of(part("driver", cuda_version=None, kernel_version="470.57.02"),
         nvml(cuda_version=(11, 4), driver_version="470.57.02")), "DriverTooOldError", "CUDA up to 11.4"),
     Case("an old driver, as CUDA says", cuda_failed(35), "DriverTooOldError", "580.65"),
+    *(
+        Case(f"an old driver {where}", all_of(OLD_DRIVER, change), "DriverTooOldError", says)
+        for where, change, says in (
+            ("in a container", part("host", container="docker"), "CUDA 13 on the host of this container: 580.65"),
+            ("in WSL", OF_WINDOWS, "install an NVIDIA driver for CUDA 13 in Windows, and none inside WSL"),
+            # nvidia-container-toolkit issue 289: the library of Windows lies where those of Linux do
+            ("of Windows, in a container in WSL", all_of(OF_WINDOWS, part("host", container="docker"),
+                part("driver", libcuda="/usr/lib/x86_64-linux-gnu/libcuda.so.1.1")), "in Windows, and none inside WSL"),
+            ("on a Jetson", part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap")), "JetPack"),
+        )
+    ),
     *(
         Case(f"cuInit {code}", cuda_failed(code), "DriverUnusableError", says, details={"cuda_code": code})
         for code, says in {
@@ -348,6 +367,9 @@ CASES = [
     Case("a driver for Linux in WSL", all_of(part("host", wsl=True), cuda_failed(100),
         part("driver", libcuda="/usr/lib/x86_64-linux-gnu/libcuda.so.535.171.04")), "DriverUnusableError",
         "/usr/lib/wsl/lib"),
+    Case("a driver for Linux in the image of a container in WSL", all_of(part("host", wsl=True, container="docker"),
+        cuda_failed(100), part("driver", libcuda="/usr/lib/x86_64-linux-gnu/libcuda.so.535.171.04")),
+        "DriverUnusableError", "out of the image"),
     Case("the kernel module is not loaded", all_of(nvml(**NO_MODULE), part("driver", kernel_version=None),
         cuda_failed(100)), "DriverUnusableError", "sudo modprobe nvidia", details={"cuda_code": 100}),
     Case("the kernel module of a container's host is not loaded", all_of(nvml(**NO_MODULE), cuda_failed(999),

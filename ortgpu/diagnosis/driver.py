@@ -89,7 +89,7 @@ def _not_found_on_windows(facts: Facts) -> GPUError:
     return DriverNotFoundError(
         "the NVIDIA driver's library nvcuda.dll cannot be loaded",
         evidence=[driver.libcuda_error or "nvcuda.dll cannot be loaded", *_said_by_nvml(driver)],
-        fixes=[remedies.update_driver(facts.environment.cuda_major or 13)],
+        fixes=[remedies.update_driver(facts.environment)],
     )
 
 
@@ -115,7 +115,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
             remedies.look_first_in(remedies.WSL_DRIVER),
             manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
-    fixes = [] if environment.host.container else [_rest_of_the_driver(facts) or remedies.update_driver(major or 13)]
+    fixes = [] if environment.host.container else [_rest_of_the_driver(facts) or remedies.update_driver(environment)]
     fixes.append(
         surroundings.give_the_gpu(
             environment, " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
@@ -133,7 +133,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
             )
         )
     if environment.host.container and not driver_library.is_enough(environment.driver.version, major or 13):
-        fixes.append(manual("and on its host, " + remedies.update_driver(major or 13), needs="driver"))
+        fixes.append(manual(f"and {remedies.update_driver(environment)}", needs="driver"))
     return fixes
 
 
@@ -183,7 +183,7 @@ def too_old(facts: Facts) -> GPUError | None:
         return other
     if driver.cuda_version is None and driver_library.is_enough(driver.version, major):
         return None  # what NVML says was said by a libcuda.so.1 that only NVML found
-    fixes = [remedies.update_driver(major)]
+    fixes = [remedies.update_driver(environment)]
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
         runs_with_cuda_12(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
     )
@@ -365,7 +365,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         return DriverTooOldError(
             "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with",
             evidence=evidence,
-            fixes=[remedies.update_driver(major or 13)],
+            fixes=[remedies.update_driver(facts.environment)],
             driver_version=driver.version,
             driver_cuda=driver.cuda_version,
             needed_cuda=(major, 0) if major else None,

@@ -70,23 +70,27 @@ def of_another_driver(code: int, facts: Facts, evidence: list[str]) -> DriverUnu
 
 
 def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
-    """A driver package inside WSL hides the driver of Windows, which is the only one there (faults C15)."""
+    """A driver package inside WSL hides the driver of Windows, which is the only one there (faults C15).
+
+    Its file is named after a driver, and that of Windows is libcuda.so.1.1, which a container has in the folder of the
+    others: NVIDIA/nvidia-container-toolkit issue 289.
+    """
     environment, cuda = facts.environment, facts.observed.cuda
     path, supported = environment.driver.libcuda or "", environment.driver.cuda_version
     major = environment.cuda_major
     too_old = major is not None and supported is not None and supported[0] < major
     code = cuda.code if cuda is not None else None
-    if not environment.host.wsl or not path.startswith("/") or "/wsl/" in path or not (code or too_old):
+    is_of_linux = environment.driver.libcuda_version is not None and "/wsl/" not in path
+    if not environment.host.wsl or not is_of_linux or not (code or too_old):
         return None
+    fixes = [
+        remedies.look_first_in(remedies.WSL_DRIVER),
+        manual("or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)", needs="root"),
+    ]
     return DriverUnusableError(
         "a libcuda.so.1 that is not WSL's is loaded, and in WSL there is no other driver than that of Windows",
         evidence=[f"loaded: {path}", *([f"cuInit returned {code} ({name_of(code)})"] if code else [])],
-        fixes=[
-            remedies.look_first_in(remedies.WSL_DRIVER),
-            manual(
-                "or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)", needs="root"
-            ),
-        ],
+        fixes=_ways_to_the_drivers_own(facts) if environment.host.container else fixes,
         cuda_code=code or None,
     )
 
@@ -143,7 +147,7 @@ def _update(facts: Facts) -> list[Fix]:
     major, version = facts.environment.cuda_major, facts.environment.driver.version
     if major is None or version is None or is_enough(version, major):
         return []
-    return [remedies.update_driver(major)]
+    return [remedies.update_driver(facts.environment)]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
         f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
         "it is older than this ONNX Runtime needs, or no driver",
         evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
-        fixes=[remedies.update_driver(major or 13)],
+        fixes=[remedies.update_driver(facts.environment)],
         driver_version=found.version,
         driver_cuda=found.cuda_version,
         needed_cuda=(major, 0) if major else None,

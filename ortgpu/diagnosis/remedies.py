@@ -374,11 +374,20 @@ def look_first_in(folder: str) -> Fix:
     return shell(f'export LD_LIBRARY_PATH="{folder}:$LD_LIBRARY_PATH"', needs="host")
 
 
-def update_driver(cuda_major: int) -> Fix:
-    version = LOWEST_DRIVER.get(cuda_major)
-    return manual(
-        f"install an NVIDIA driver for CUDA {cuda_major}" + (f": {version} or newer" if version else ""), needs="driver"
-    )
+def update_driver(environment: Environment) -> Fix:
+    """One for the CUDA of the installed ONNX Runtime; where the driver is that of another system, to be installed
+    there: in WSL one for Linux would hide the one that works."""
+    host, cuda_major = environment.host, environment.cuda_major or 13
+    wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", LOWEST_DRIVER.get(cuda_major)
+    if host.wsl:
+        return manual(f"{wanted} in Windows, and none inside WSL", needs="driver")
+    if environment.driver.is_tegra:
+        return manual(
+            f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the one that is there",
+            needs="driver",
+        )
+    wanted += " on the host of this container" if host.container else ""
+    return manual(wanted + (f": {version} or newer" if version else ""), needs="driver")
 
 
 def wheel_of(soname: str, cuda_major: int | None) -> str | None:
