@@ -353,8 +353,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "and uses the CPU.",
         ),
         (
-            "Install a newer driver on the machine (in a container: on its host): 525.60 or newer for CUDA 12, 580.65 "
-            "or newer for CUDA 13.",
+            "Install a newer driver on the machine (in a container: on its host; in WSL: in Windows, and none inside "
+            "WSL): 525.60 or newer for CUDA 12, 580.65 or newer for CUDA 13. A Jetson has it by its JetPack.",
             "Or install the ONNX Runtime that the driver can run: with a driver for CUDA 12 the error prints the "
             "command for it and for its libraries.",
         ),

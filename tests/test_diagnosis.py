@@ -290,7 +290,18 @@ def test_a_file_that_the_import_does_without_may_be_unreadable() -> None:
         ((without("libcurand.so.10"), without("libcufft.so.12")), ["LibraryNotFoundError", "LibraryNotFoundError"]),
         ((part("driver", cuda_version=(12, 8)), cuda_failed(999)), ["DriverTooOldError"]),
         ((part("driver", cuda_version=(12, 8)), gpus((6, 1))), ["UnsupportedDeviceError", "DriverTooOldError"]),
-        ((NO_DRIVER, variables(CUDA_VISIBLE_DEVICES="")), ["DriverNotFoundError"]),
+        ((NO_DRIVER, nvml(available=True, gpus=())), ["DriverNotFoundError"]),
+        ((NO_DRIVER, variables(CUDA_VISIBLE_DEVICES="")), ["DriverNotFoundError", "NoDeviceError"]),
+        *(
+            ((part("driver", cuda_version=(12, 8)), variables(CUDA_VISIBLE_DEVICES=hiding), cuda_failed(100)),
+                ["DriverTooOldError", "NoDeviceError"],)
+            for hiding in ("-1", "7")
+        ),
+        ((owned(altered_files=("onnxruntime/__init__.py",)), observed(import_error="ImportError: x")),
+            ["BrokenPackageError"],),
+        ((owned(altered_files=("onnxruntime/__init__.py",)),
+            observed(import_error="ImportError: numpy.core.multiarray failed to import")),
+            ["BrokenPackageError", "BrokenPackageError"],),
         ((part("host", system="Darwin"), NO_ENGINE, NO_DRIVER), ["UnsupportedPlatformError"]),
         ((part("host", system="Darwin"), CPU_ENGINE_THERE, NO_DRIVER), ["UnsupportedPlatformError"]),
         ((NO_ENGINE, NO_DRIVER), ["OnnxRuntimeNotInstalledError", "DriverNotFoundError"]),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..environment.inspection import Environment, as_plain, inspect_environment
-from ..errors import GPUError, UnsupportedPlatformError
+from ..errors import BrokenPackageError, GPUError, NoDeviceError, UnsupportedPlatformError
 from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
 from . import (
@@ -116,7 +116,7 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
         advise_for_windows(found)
     roots: list[GPUError] = []
     for error in (each for each in found if each.severity == "fatal"):
-        cause = next((root for root in roots if _explains(root, error)), None)
+        cause = next((root for root in roots if _explains(root, error, facts)), None)
         if cause is None:
             roots.append(error)
         else:
@@ -130,9 +130,13 @@ def _checks_of_training() -> tuple[Check, ...]:
     return training.CHECKS
 
 
-def _explains(root: GPUError, error: GPUError) -> bool:
+def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
     if isinstance(root, UnsupportedPlatformError) and packages.has_cuda(root.system, root.machine):
         return False  # its C library is too old, which is no reason for anything else
+    if isinstance(error, NoDeviceError) and devices.are_hidden(facts.environment):
+        return False  # a variable does that, with whatever driver
+    if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
+        return None in (root.package, error.package) or root.package == error.package
     return error.code in _EXPLAINS.get(root.code, ())
 
 

@@ -61,7 +61,7 @@ def named_device(facts: Facts) -> GPUError | None:
 def none_visible(facts: Facts) -> GPUError | None:
     cuda, environment = facts.observed.cuda, facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
-    hidden = value is not None and (hides_everything(environment) or _names_nothing(environment))
+    hidden = are_hidden(environment)
     empty = cuda is not None and (cuda.code == NO_DEVICE or (cuda.code == 0 and cuda.devices == ()))
     nothing = nvml.available and not nvml.gpus
     if not (hidden or empty or nothing):
@@ -118,6 +118,11 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     return [], [give_the_gpu(environment), manual("or use a machine with an NVIDIA GPU", needs="hardware")]
 
 
+def are_hidden(environment: Environment) -> bool:
+    """Whether it is CUDA_VISIBLE_DEVICES that keeps every GPU from this process."""
+    return hides_everything(environment) or _names_nothing(environment)
+
+
 def hides_everything(environment: Environment) -> bool:
     """Whether CUDA_VISIBLE_DEVICES is there and means no GPU, whatever GPUs there are."""
     value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
@@ -126,10 +131,12 @@ def hides_everything(environment: Environment) -> bool:
 
 def _names_nothing(environment: Environment) -> bool:
     """Whether CUDA_VISIBLE_DEVICES names none of the GPUs that NVML sees. A MIG instance may be unknown to it."""
-    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES", "")
+    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     gpus = environment.driver.nvml.gpus if environment.driver.nvml.available else ()
+    if value is None or not gpus:
+        return False
     mig_is_off = all(gpu.mig_enabled is False for gpu in gpus)
-    may_be_known = bool(gpus) and (mig_is_off or not value.strip().upper().startswith("MIG-"))
+    may_be_known = mig_is_off or not value.strip().upper().startswith("MIG-")
     return may_be_known and not visible_gpus(environment)
 
 
