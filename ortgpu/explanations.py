@@ -92,8 +92,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "Run the command that the error prints: it names a release that this Python and this driver can run.",
             "Or install ortgpu with its extra `cuda`, which brings the libraries of CUDA and cuDNN too.",
-            "On aarch64 the package index has builds for CUDA 13, from 1.29 on, with code for GH200 and GB10. On a "
-            "Jetson with CUDA 12 take the build of its vendor.",
+            "On aarch64 the package index has builds for CUDA 13, from 1.29 on, with code for GH200 and GB10, and none "
+            "for a Jetson: that takes NVIDIA's build for its JetPack.",
         ),
         (f"{_ORT}#6124", f"{_ORT}#20503", f"{_ORT}#26388", f"{_ORT}#26547", f"{_ORT}#27653"),
     ),
@@ -497,7 +497,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         (
             "Install the release that the error names, of ONNX Runtime with its libraries or of cuDNN.",
-            "Where none is named: build ONNX Runtime for this GPU, or use another GPU.",
+            "Where none is named: build ONNX Runtime for this GPU, or use another GPU. NVIDIA has builds for a Jetson.",
         ),
         (
             f"{_ORT}#26181", f"{_ORT}#26245", f"{_ORT}#27725", f"{_ORT}#27528", f"{_ORT}#25676",

@@ -64,6 +64,7 @@ OF_WINDOWS = all_of(
     part("host", wsl=True),
     part("driver", libcuda="/usr/lib/wsl/lib/libcuda.so.1.1", device_nodes=("/dev/dxg",), kernel_version=None),
 )
+OF_A_JETSON = part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap"))
 
 #: ONNX Runtime for CUDA 12 has code for it, and cuDNN 9.11 has none
 OLD_GPU = all_of(
@@ -95,6 +96,13 @@ CASES = [
         part("packages", refused=(RefusedPath(FOLDER, "drwx------", False),))), "BrokenPackageError",
         f"sudo chmod -R a+rX {FOLDER}"),
     Case("nothing installed", NO_ENGINE, "OnnxRuntimeNotInstalledError", "pip install"),
+    Case("nothing installed on a Jetson", all_of(NO_ENGINE, OF_A_JETSON), "OnnxRuntimeNotInstalledError",
+        "NVIDIA's build of ONNX Runtime for this Jetson's JetPack"),
+    Case("the CPU package on a Jetson", all_of(CPU_ENGINE_THERE, OF_A_JETSON), "CPUOnlyPackageError",
+        "uninstall -y onnxruntime, then install NVIDIA's build of ONNX Runtime for this Jetson's JetPack"),
+    Case("two packages on a Jetson, the GPU build lost",
+        all_of(NO_PROVIDER, engine(owners=(ENGINE, CPU_ENGINE), build_name="onnxruntime"), OF_A_JETSON),
+        "ConflictingPackagesError", "uninstall -y onnxruntime-gpu onnxruntime, then install NVIDIA's build"),
     Case("nothing installed, and another environment is active", all_of(NO_ENGINE, variables(VIRTUAL_ENV="/app/.venv")),
         "OnnxRuntimeNotInstalledError", "start the program with the Python of /app/.venv"),
     Case("a stray module", engine(shadowed_by="/app/onnxruntime.py"), "BrokenPackageError", "/app/onnxruntime.py",
@@ -231,6 +239,9 @@ CASES = [
         details={"compute_capability": (7, 0), "architectures": ("sm_75", "sm_80")}),
     Case("the one that is named", all_of(gpus((9, 0), (7, 0)), request(device="GPU-1")), "UnsupportedDeviceError",
         "7.0"),
+    Case("a Jetson, and a build for other GPUs", all_of(OF_A_JETSON, gpus((8, 7)),
+        part("provider", architectures=(Architecture(8, 9, False, False), Architecture(9, 0, False, True)))),
+        "UnsupportedDeviceError", "NVIDIA's build of ONNX Runtime for this Jetson's JetPack"),
     Case("every GPU hidden", variables(CUDA_VISIBLE_DEVICES=""), "NoDeviceError", "unset CUDA_VISIBLE_DEVICES"),
     Case("every GPU hidden by -1", variables(CUDA_VISIBLE_DEVICES="-1"), "NoDeviceError", "hides every GPU"),
     Case("no GPU", nvml(gpus=()), "NoDeviceError", "NVML sees 0 GPU(s)"),
@@ -299,7 +310,7 @@ CASES = [
             # nvidia-container-toolkit issue 289: the library of Windows lies where those of Linux do
             ("of Windows, in a container in WSL", all_of(OF_WINDOWS, part("host", container="docker"),
                 part("driver", libcuda="/usr/lib/x86_64-linux-gnu/libcuda.so.1.1")), "in Windows, and none inside WSL"),
-            ("on a Jetson", part("driver", device_nodes=("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap")), "JetPack"),
+            ("on a Jetson", OF_A_JETSON, "install a JetPack with CUDA 13"),
         )
     ),
     *(

@@ -178,7 +178,6 @@ def unsupported(facts: Facts) -> GPUError | None:
     name, capability = capabilities[0]
     installed = facts.environment.packages.onnxruntime
     build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
-    fix = _release_for(facts, capability)
     return UnsupportedDeviceError(
         f"the installed ONNX Runtime holds no code for {name or 'this GPU'} "
         f"(compute capability {capability[0]}.{capability[1]})",
@@ -186,9 +185,7 @@ def unsupported(facts: Facts) -> GPUError | None:
             f"{build} holds {', '.join(held)}",
             f"read from {provider.path}",
         ],
-        fixes=[fix]
-        if fix is not None
-        else [manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")],
+        fixes=[_build_for(facts, capability)],
         device=name,
         compute_capability=capability,
         architectures=held,
@@ -246,10 +243,14 @@ def _passed_over(
     )
 
 
-def _release_for(facts: Facts, capability: tuple[int, int]) -> Fix | None:
+def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
     environment = facts.environment
+    if environment.driver.is_tegra:
+        return remedies.for_a_jetson()
     release = releases.for_gpus(environment.host, environment.driver.supported_cuda, [capability])
-    return remedies.other_release(environment, release) if release is not None else None
+    if release is not None:
+        return remedies.other_release(environment, release)
+    return manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")
 
 
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:

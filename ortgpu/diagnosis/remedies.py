@@ -69,6 +69,9 @@ def reinstall_onnxruntime(
     wanted = requirement or gpu_requirement(environment)
     if environment.host.frozen:
         return _bundle([wanted])
+    if requirement is None and environment.driver.is_tegra:
+        removal = " && ".join(_removal(environment))
+        return manual(f"run {removal}, then {for_a_jetson()}", needs="host") if removal else for_a_jetson()
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
@@ -148,6 +151,8 @@ def newest_release(environment: Environment) -> Release:
 
 def why_none_fits(environment: Environment) -> Fix | None:
     """What to do where the package index has no wheel of ONNX Runtime for this machine; None: it has."""
+    if environment.driver.is_tegra:
+        return for_a_jetson()
     release = newest_release(environment)
     supported = environment.driver.supported_cuda
     instead = release.why_not_for(environment.host)
@@ -157,6 +162,16 @@ def why_none_fits(environment: Environment) -> Fix | None:
             f"the wheels for {environment.host.machine} need that"
         )
     return manual(instead, needs="host") if instead is not None else None
+
+
+def for_a_jetson() -> Fix:
+    """Its GPUs are of compute capability 7.2, 8.7 and 11.0; the aarch64 wheels of the package index have code for 8.9,
+    9.0, 12.0 and 12.1."""
+    return manual(
+        "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: that of the package index holds no code for "
+        "its GPU",
+        needs="host",
+    )
 
 
 def other_release(environment: Environment, release: Release) -> Fix:
