@@ -220,6 +220,42 @@ def test_a_file_system_that_never_answers(stubs: Stubs, tmp_path: Path, monkeypa
     assert training_attempts.meet(tmp_path, Rank(0, 1, 0, 1), timeout=DEADLINE).ok
 
 
+STALE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static char own; /* the rank that this process writes as: nobody else replaces its file */
+int rename(const char *from, const char *to) {
+    own = to[strlen(to) - strlen("0.json")];
+    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+}
+ssize_t read(int descriptor, void *buffer, size_t size) {
+    static int looks;
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t length = readlink(link, path, sizeof path);
+    int is_token = length > 6 && memcmp(path + length - 5, ".json", 5) == 0 && path[length - 6] != own;
+    if (is_token && looks++ % 3 == 0) { /* a look that succeeds reads twice: the text, and its end */
+        errno = ESTALE;
+        return -1;
+    }
+    return ((ssize_t (*)(int, void *, size_t))dlsym(RTLD_NEXT, "read"))(descriptor, buffer, size);
+}
+"""
+
+
+def test_a_file_that_another_host_replaced_while_it_was_read(
+    stubs: Stubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS then says ESTALE, as nfs(5) and open(2) have it: the new file is there at the next look."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("LD_PRELOAD", str(stubs.compile("stale_read.so", STALE)))
+    assert meet(tmp_path, tmp_path, timeout=DEADLINE / 2) == [[True, [], None]] * 2
+
+
 def test_ranks_that_were_not_met_are_named() -> None:
     meeting = FolderMeeting("/mnt/job", 0, 4, (2, 3), None, 30.0)
     error = only(find_problems(facts(training=replace(training_facts(), shared_folder=meeting))))

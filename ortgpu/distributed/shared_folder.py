@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -100,8 +101,12 @@ def _read(place: Path, rank: int) -> dict[str, Any] | None:
     try:
         content = json.loads((place / f"{rank}.json").read_text(encoding="utf-8"))
         return content if {"token", "seen", "done"} <= content.keys() else None
-    except (FileNotFoundError, ValueError, AttributeError):
+    except (ValueError, AttributeError):
         return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):  # the second where NFS had it replaced meanwhile
+            return None
+        raise
 
 
 def _remove(place: Path, ranks: Iterable[int]) -> None:
