@@ -25,6 +25,18 @@ def test_working_directory_that_is_gone(lab: Lab, options: tuple[str, ...]) -> N
     assert result.stderr == ""
 
 
+def test_the_training_profile_where_the_working_directory_is_gone(lab: Lab) -> None:
+    code = """
+import os, tempfile
+os.chdir(tempfile.mkdtemp())
+os.rmdir(os.getcwd())
+import ortgpu
+report([problem.code for problem in ortgpu.diagnose(profile="training").problems])
+"""
+    result = lab.machine(**EVERYTHING).run(code, env={**WITHOUT_ITS_FOLDER, "LD_LIBRARY_PATH": "relative"})
+    assert "training-unavailable" in result.ok().json
+
+
 @pytest.mark.parametrize("options", [("--no-probe",), ()], ids=["looking", "probing"])
 def test_no_home_no_locale_and_bytes_that_are_no_text(lab: Lab, options: tuple[str, ...]) -> None:
     machine = lab.machine(**EVERYTHING)

@@ -15,7 +15,7 @@ from typing import Final
 from .child import run_python
 from .elf import find_section
 from .libraries import places_of_this_process
-from .library_places import SearchPlaces, Source, conda_prefixes
+from .library_places import SearchPlaces, Source, absolute, conda_prefixes
 from .library_places_linux import DEFAULT_FOLDERS
 from .loader_cache import read_loader_cache
 
@@ -70,12 +70,12 @@ def _candidates(places: SearchPlaces) -> Iterator[tuple[Source, str]]:
     for path in places.mapped:
         if os.path.basename(path).startswith(_SONAME):
             yield "already loaded", path
-    for entry in places.sys_path:
-        yield "nvidia wheels", os.path.abspath(os.path.join(entry, "nvidia", "nccl", "lib", _SONAME))
+    for entry in map(absolute, places.sys_path):
+        yield "nvidia wheels", os.path.join(entry, "nvidia", "nccl", "lib", _SONAME)
     for prefix in conda_prefixes(places):
         yield "conda", os.path.join(prefix, "lib", _SONAME)
-    for folder in filter(None, places.start_library_path.split(":")):
-        yield "system loader", os.path.abspath(os.path.join(folder, _SONAME))
+    for folder in map(absolute, filter(None, places.start_library_path.split(":"))):
+        yield "system loader", os.path.join(folder, _SONAME)
     cached = read_loader_cache(places.filesystem / "etc/ld.so.cache").get(_SONAME)
     if cached is not None:
         yield "system loader", cached
