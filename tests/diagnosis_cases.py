@@ -383,6 +383,14 @@ CASES = [
         "DriverUnusableError", "out of the image"),
     Case("the kernel module is not loaded", all_of(nvml(**NO_MODULE), part("driver", kernel_version=None),
         cuda_failed(100)), "DriverUnusableError", "sudo modprobe nvidia", details={"cuda_code": 100}),
+    *(
+        Case(f"the driver of Windows is not reached{what}", all_of(OF_WINDOWS, nvml(**NO_MODULE), cuda_failed(100),
+            change), "DriverUnusableError", says)
+        for what, change, says in (
+            ("", part("driver"), "the NVIDIA driver of Windows, and restart it"),
+            (", nor its device", part("driver", device_nodes=()), "wsl --set-version"),
+        )
+    ),
     Case("the kernel module of a container's host is not loaded", all_of(nvml(**NO_MODULE), cuda_failed(999),
         part("driver", kernel_version=None), part("host", container="docker")), "DriverUnusableError", "on the host"),
     Case("a container without a GPU on a host with its driver", all_of(nvml(**NO_MODULE), cuda_failed(100),

@@ -7,11 +7,14 @@ from . import driver_library
 from .cuda_codes import UNUSABLE, Meaning, name_of
 from .devices import hides_everything
 from .facts import Facts
+from .surroundings import of_wsl
 
 # What cuInit returns for a kernel module that is not there, or that does not answer.
 _VAGUE = frozenset({1, 3, 100, 101, 304, 801, 999})
 
 _NOT_LOADED, _LOST, _MISMATCH = 9, 15, 18  # nvmlReturn_t, nvml.h
+
+_IN_WSL = manual("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host")
 
 _SAID_BY_NVML: dict[int, Meaning] = {
     8: Meaning(
@@ -31,7 +34,7 @@ _SAID_BY_NVML: dict[int, Meaning] = {
     ),
     17: Meaning(  # microsoft/WSL issue 9962
         "the operating system refuses the GPU to this process",
-        (manual("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host"),),
+        (_IN_WSL,),
     ),
 }
 
@@ -49,7 +52,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
             return found
         meaning = UNUSABLE[803]
     elif nvml.code == _NOT_LOADED and environment.driver.version is None and not environment.driver.is_tegra:
-        meaning = Meaning("the NVIDIA kernel module is not loaded", _ways_to_load_it(facts))
+        meaning = _not_loaded(facts)
     elif nvml.code in _SAID_BY_NVML:
         meaning = _SAID_BY_NVML[nvml.code]
     else:
@@ -57,6 +60,13 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
     return DriverUnusableError(
         f"{meaning.what} ({name_of(cuda.code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=cuda.code
     )
+
+
+def _not_loaded(facts: Facts) -> Meaning:
+    host = facts.environment.host
+    if host.wsl and not host.container:  # which has no module of NVIDIA's: microsoft/WSL issue 9134
+        return Meaning("WSL does not reach the NVIDIA driver of Windows", (of_wsl(facts.environment) or _IN_WSL,))
+    return Meaning("the NVIDIA kernel module is not loaded", _ways_to_load_it(facts))
 
 
 def _ways_to_load_it(facts: Facts) -> tuple[Fix, ...]:
