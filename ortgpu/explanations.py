@@ -398,6 +398,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "803: reboot, or reload the nvidia kernel modules.",
             "999: reload `nvidia_uvm`; if it comes back, look for Xid errors: the hardware may be failing.",
+            "3, 803 and 999 in WSL: `wsl --shutdown` in Windows, and where that does not help a newer driver there.",
             "802: start the fabric manager of the driver's version.",
             "3, without a fork: `options nvidia_uvm uvm_disable_hmm=1` in /etc/modprobe.d, then reload `nvidia_uvm`.",
             "A device file that may not be opened: be in its group. A container has it by `docker run --group-add`, a "

@@ -327,6 +327,11 @@ CASES = [
             12345: "CUDA error 12345",
         }.items()
     ),
+    *(
+        Case(f"cuInit {code} in WSL", all_of(OF_WINDOWS, cuda_failed(code)), "DriverUnusableError", says)
+        for code, says in ((3, "spawn method\n    restart WSL"), (803, "To fix it:\n    restart WSL (wsl --shutdown"),
+            (999, "To fix it:\n    restart WSL (wsl --shutdown"))
+    ),
     Case("no right to a device file", all_of(refused(RefusedNode("/dev/nvidiactl", "EACCES", "video")),
         cuda_failed(999)), "DriverUnusableError", "make this user a member of video", details={"cuda_code": 999}),
     *(
@@ -431,6 +436,8 @@ CASES = [
     Case("a CUDA name that is there twice", variables(CUDA_VISIBLE_DEVICES="0,0"), "NoDeviceError",
         "unset CUDA_VISIBLE_DEVICES"),
     Case("the driver crashes", probed(died_in="driver"), "DriverUnusableError", "SIGSEGV"),
+    Case("the driver crashes in WSL", all_of(OF_WINDOWS, probed(died_in="driver")), "DriverUnusableError",
+        "To fix it:\n    restart WSL"),
     Case(
         "the driver hangs", probed(died_in="driver", timed_out=True, seconds=30.0), "DriverUnusableError",
         "within 30 s"),

@@ -50,10 +50,11 @@ def died(facts: Facts) -> GPUError | None:
         return _ended_from_outside(probe, evidence, facts)
     if probe.died_in == "driver":
         evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
+        again = [manual("reboot, or reload the nvidia kernel modules", needs="reboot")]
         return DriverUnusableError(
             f"asking NVML {how}" if probe.opening == NVML else summary,
             evidence=evidence,
-            fixes=[*first, manual("reboot, or reload the nvidia kernel modules", needs="reboot")],
+            fixes=[*first, *remedies.restart_driver(facts.environment, again)],
         )
     if probe.died_in in ("libraries", "import", "provider"):
         return _died_in_a_library(probe, summary, evidence, first, facts)

@@ -156,6 +156,9 @@ OF_THE_DEVICE: dict[int, Meaning] = {
 # Codes of a libcuda.so.1 that is there in the driver's place.
 OF_ANOTHER_LIBRARY = frozenset({34, 804})
 
+# Codes of a driver that has to start anew.
+OF_A_DRIVER_TO_RESTART = frozenset({3, 803, 999})
+
 # Codes of a libcuda.so.1 and a kernel module that do not go together.
 OF_ANOTHER_DRIVER = frozenset({803, 804})
 

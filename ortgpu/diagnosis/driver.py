@@ -26,6 +26,7 @@ from .cuda_codes import (
     INVALID_DEVICE,
     NO_CODE,
     NO_DEVICE,
+    OF_A_DRIVER_TO_RESTART,
     OF_ANOTHER_DRIVER,
     OF_ANOTHER_LIBRARY,
     OPERATING_SYSTEM,
@@ -396,10 +397,9 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         evidence.append(f"libcuda: {driver.libcuda}")
     if driver.nvml.error:
         evidence.append(f"NVML: {driver.nvml.error}")
-    off = driver_library.off_the_path(facts) if code in OF_ANOTHER_LIBRARY else None
-    return DriverUnusableError(
-        f"{meaning.what} ({name_of(code)})",
-        evidence=evidence,
-        fixes=[off] if off is not None else meaning.fixes,
-        cuda_code=code,
-    )
+    fixes = list(meaning.fixes)
+    if code in OF_ANOTHER_LIBRARY and (off := driver_library.off_the_path(facts)) is not None:
+        fixes = [off]
+    elif code in OF_A_DRIVER_TO_RESTART:
+        fixes = remedies.restart_driver(facts.environment, fixes)
+    return DriverUnusableError(f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)

@@ -389,6 +389,14 @@ def look_first_in(folder: str) -> Fix:
     return shell(f'export LD_LIBRARY_PATH="{folder}:$LD_LIBRARY_PATH"', needs="host")
 
 
+def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
+    """``fixes`` of a driver that has to start anew; WSL has no kernel module of NVIDIA's, nor anything to reboot."""
+    if not environment.host.wsl:
+        return list(fixes)
+    restart = "restart WSL (wsl --shutdown, in Windows); if that does not help, update the NVIDIA driver of Windows"
+    return [*(fix for fix in fixes if fix.needs is None), manual(restart, needs="host")]
+
+
 def update_driver(environment: Environment) -> Fix:
     """One for the CUDA of the installed ONNX Runtime; where the driver is that of another system, to be installed
     there: in WSL one for Linux would hide the one that works."""
