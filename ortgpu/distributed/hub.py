@@ -25,6 +25,7 @@ LAST = "results"  # what is gathered last: whoever hangs up after that has all t
 _SILENT = 5.0  # seconds in which a connection has to say who it is
 _GUESTS = 64  # connections at a time that have not, beside those that ranks will turn out to be
 _NOTED = 8  # refused connections that an error tells of
+_REST = 0.1  # seconds until a connection is asked for again that this process had no room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Hub:
         settling: float,
     ) -> None:
         self._listener: socket.socket | None = listener
+        self._rests_until: float | None = None  # the listener, which is not looked at meanwhile
         self._token = token
         self._selector = selector
         self._deadlines = deadlines
@@ -64,13 +66,15 @@ class Hub:
         self._is_over = False
         self.known = known
         listener.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._listen()
 
     @property
     def next_deadline(self) -> float:
         if self._is_over:
             return float("inf")
         times = [self._deadlines.verdict, *self._guests.values()]
+        if self._rests_until is not None:
+            times.append(self._rests_until)
         if not self.known.all_came:
             times.append(self._deadlines.arrival)
         elif self._settled_at is not None:
@@ -82,6 +86,8 @@ class Hub:
         now = time.monotonic()
         for guest in [connection for connection, until in self._guests.items() if now >= until]:
             self._refuse(guest, "it did not say who it is")
+        if self._rests_until is not None and now >= self._rests_until:
+            self._listen()
         if self._is_over:
             return
         everyone_failed = len(self.known.failures) == self.known.world_size
@@ -105,6 +111,11 @@ class Hub:
 
     # Arrival
 
+    def _listen(self) -> None:
+        assert self._listener is not None
+        self._rests_until = None
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
     def _accept(self, _events: int) -> None:
         assert self._listener is not None
         try:
@@ -113,6 +124,8 @@ class Hub:
             return
         except OSError as error:  # this process may have no more files open, for instance
             self._remember(f"a connection: {error.strerror}")
+            self._selector.unregister(self._listener)  # which stays ready, and would be asked without a pause
+            self._rests_until = time.monotonic() + _REST
             return
         if len(self._guests) >= _GUESTS + self.known.world_size:  # a rank says at once who it is
             self._refuse(next(iter(self._guests)), "it did not say who it is")
@@ -170,7 +183,9 @@ class Hub:
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
-            self._selector.unregister(self._listener)
+            if self._rests_until is None:
+                self._selector.unregister(self._listener)
+            self._rests_until = None
             self._listener.close()
             self._listener = None
         for connection in list(self._guests):
