@@ -19,8 +19,9 @@ def remember(key: int, ordinal: int) -> None:
         _opened_in[key] = (ordinal, context)
 
 
-def forget(key: int) -> None:
-    _opened_in.pop(key, None)
+def forget(key: int, opened_in: dict[int, tuple[int, int]] = _opened_in) -> None:
+    """At the end of the process, too, when Python has taken this module apart."""
+    opened_in.pop(key, None)
 
 
 def is_gone(key: int) -> bool:

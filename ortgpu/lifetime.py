@@ -81,8 +81,9 @@ def watch(session: Any) -> None:
 
     def forget(_reference: object, live: dict[int, weakref.ref[Any]] = _live, key: int = key) -> None:
         live.pop(key, None)
-        contexts.forget(key)
+        forget_context(key)
 
+    forget_context = contexts.forget  # here: a session may outlive modules, whose names are None at the end
     _live[key] = weakref.ref(session, forget)
 
 
