@@ -136,8 +136,8 @@ class CapturingSession:
     def run(self, output_names: Any, feed: Any, run_options: Any = None) -> Any:
         if run_options is not None and _graph_id_of(run_options) != "-1":
             raise _unsupported("run options other than gpu_graph_id=-1, which captures nothing,")
-        known = self._known_inputs.issuperset(feed) and self._known_outputs.issuperset(output_names)
-        if run_options is not None or not known:
+        known = self._known_inputs.issuperset(feed) and isinstance(output_names, (list, tuple))
+        if run_options is not None or not known or not self._known_outputs.issuperset(output_names):
             return self._in_its_thread(self._run_uncaptured, output_names, feed, run_options)
         return self._in_its_thread(self._run, output_names, feed)
 

@@ -101,6 +101,17 @@ def test_wrong_feeds_stay_onnx_runtimes_own_exceptions(with_stub: Any) -> None:
     assert device_bytes == 32
 
 
+@pytest.mark.parametrize("names", ["iter(['y'])", "'y'"])
+def test_names_that_onnx_runtime_does_not_take(with_stub: Any, names: str) -> None:
+    """An iterator left no name for the results, which were then none."""
+    found = with_stub(f"""
+session = capturing(NEG)
+first, second = (outcome(lambda: [one.tolist() for one in session.run({names}, feeds(1)[0])]) for _ in range(2))
+report([first["type"], second["type"], bound])
+""")
+    assert found == ["TypeError", "TypeError", []]
+
+
 def test_the_longest_unused_shape_gives_its_buffers_back_and_numbers_are_not_used_again(with_stub: Any) -> None:
     found = with_stub("""
         session = capturing(NEG)
