@@ -32,9 +32,13 @@ class Task(Generic[Result]):
             self._error = error
 
     def result(self) -> Result:
-        """Wait for the end; raises what the function raised."""
+        """Wait for the end; raises what the function raised, and, at the end too, an interrupt while it waits."""
         if self._thread is not None:
-            self._thread.join()
+            try:
+                self._thread.join()
+            except BaseException:
+                self._thread.join()
+                raise
         if self._error is not None:
             raise self._error
         return self._results[0]

@@ -138,20 +138,32 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
     options = {**options, "allow_cpu": False}
     if options.get("cpu_nodes", "warn") == "warn":
         options["cpu_nodes"] = "allow"
-    open_session = functools.partial(open_session, **options)
-    tasks = [Task(functools.partial(open_session, device=device), f"ortgpu-open-{device}") for device in devices[1:]]
+    opened: dict[int, Any] = {}  # by the threads themselves: an interrupt of who waits for them must lose none
+
+    def open_one(number: int) -> None:
+        opened[number] = open_session(device=devices[number], **options)
+
+    others = range(1, len(devices))
+    tasks = [Task(functools.partial(open_one, number), f"ortgpu-open-{devices[number]}") for number in others]
     errors: list[BaseException] = []
     for task in tasks:
         try:
-            sessions.append(task.result())
+            task.result()
         except BaseException as error:  # noqa: BLE001 - raised when all have ended
             errors.append(error)
     if errors:
-        _close(sessions)
-        first, *others = errors
-        if isinstance(first, GPUError):
-            first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
-        raise first
+        _close([*sessions, *opened.values()])
+        raise _one_of(errors)
+    sessions += [opened[number] for number in others]
     for session in sessions[1:]:
         registry.attribute(session, to=sessions[0])
     return sessions
+
+
+def _one_of(errors: Sequence[BaseException]) -> BaseException:
+    """An interrupt, or the first with the others."""
+    interrupt = next((error for error in errors if not isinstance(error, Exception)), None)
+    first, *others = errors
+    if interrupt is None and isinstance(first, GPUError):
+        first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
+    return interrupt or first

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import textwrap
 import threading
+import time
 from typing import ClassVar
 
 import pytest
@@ -225,6 +227,33 @@ def test_a_gpu_that_refuses_closes_the_sessions_of_the_others(double: type[Doubl
         GPUSessionPool("model.onnx")
     assert [session.device.ordinal for session in double.opened] == [0, 2]
     assert all(session.closed for session in double.opened)
+    assert threading.active_count() == before
+
+
+def test_an_interrupt_closes_what_threads_were_opening(double: type[Double]) -> None:
+    """In a notebook the traceback would keep a session that nobody closes, and with it memory of the GPU."""
+    double.together = threading.Barrier(3)
+    before = threading.active_count()
+
+    def interrupt() -> None:
+        while not double.opened:  # on the first GPU; the others wait for this thread
+            time.sleep(0.01)
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        time.sleep(0.2)
+        double.together.wait(DEADLINE)
+
+    handler = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            GPUSessionPool("model.onnx")
+        opened = [session.closed for session in double.opened]
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, handler)
+    assert opened == [True] * 3
     assert threading.active_count() == before
 
 
