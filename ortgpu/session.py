@@ -380,7 +380,10 @@ class GPUSession(SessionFacts):
             if name not in held or (before is not None and held[name] is getattr(before, name)):
                 held[name] = getattr(verified, name)
         held["_verified"] = verified
-        for name in ("_capturing", "_direct", "_pinned", "_staging"):  # of what it was, if it is constructed again
+        # Of what it was, if it is constructed again
+        if self._pinned is not None:
+            self._pinned.close()  # what gives it back with the session refers to it
+        for name in ("_capturing", "_direct", "_pinned", "_staging"):
             held.pop(name, None)
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory

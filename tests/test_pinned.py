@@ -107,6 +107,20 @@ def test_a_session_that_is_dropped_gives_it_back(with_stub: Any) -> None:
     assert found == [1 << 20, 0]
 
 
+def test_a_session_that_is_constructed_again_gives_it_back(with_stub: Any) -> None:
+    """As set_providers of a guarded one does: it was kept until the session ended, beside that of each other time."""
+    found = with_stub("""
+        session = GPUSession(NEG)
+        memory = session._pinned = PinnedMemory(runtime, 8 * MIB)
+        session.pinned_empty(MIB, np.uint8)
+        kept = session.pinned_empty(2 * MIB, np.uint8)
+        before = stub.stub_pinned_bytes()
+        session.__init__(NEG)
+        report([before, stub.stub_pinned_bytes()])
+    """)
+    assert found == [3 << 20, 2 << 20]
+
+
 def test_what_cannot_be_pinned_is_ordinary_memory_and_leaves_no_error_behind(with_stub: Any) -> None:
     found = with_stub("""
         memory = PinnedMemory(runtime, 8 * MIB)
