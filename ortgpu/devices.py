@@ -25,7 +25,7 @@ class Device:
     """The device that a session runs on. Sizes in bytes; None is unknown.
 
     ``ordinal`` is CUDA's number in this process, which CUDA_VISIBLE_DEVICES renumbers; ``uuid`` names the GPU itself.
-    A session that ``allow_cpu`` put on the CPU has ``kind`` "cpu" and nothing else.
+    A session that ``allow_cpu`` put on the CPU has ``kind`` "cpu", the name "CPU", and nothing else.
     """
 
     kind: str  # "cuda" or "cpu"

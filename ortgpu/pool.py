@@ -58,6 +58,7 @@ class GPUSessionPool:
         GPUError: one of the sessions could not be opened; the others are closed again.
         DeviceNotFoundError, ProviderRequestError: ``devices`` names a GPU that is not there, or one twice; or
             ``cuda_graph`` was asked for, which sessions that work side by side cannot have.
+        TypeError, ValueError: an argument means nothing, or is nearly the name of one.
         Exception: ONNX Runtime's own, for what is not about the GPU.
 
     A GPU that is lost while it works is taken out: :attr:`lost` says why, and so does the log. Its requests are run

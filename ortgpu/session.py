@@ -67,6 +67,7 @@ class GPUSession(SessionFacts):
 
     Raises:
         GPUError: a subclass that names the cause and what mends it. Nothing is left behind.
+        TypeError, ValueError: an argument means nothing, or is nearly the name of one.
         Exception: ONNX Runtime's own, unchanged, for what is not about the GPU: no such file, an invalid model.
 
     While it runs, what fails on the GPU is raised as an ExecutionError: out of memory (the session goes on working), a

@@ -35,6 +35,7 @@ class SessionFacts(ThroughputMethods):
 
         Raises:
             GPUError: the child could not open the model on this session's GPU.
+            TimeoutError: it took more than five minutes.
         """
         from .placement_details import explain_placement
 
