@@ -131,14 +131,15 @@ def read_placement(session: Any) -> Placement:
         return UNKNOWN_IN_OWN_FORMAT
     try:
         # Not by methods: a class that somebody derived may have answers of its own
-        assigned = session._sess.get_provider_graph_assignment_info()
+        inner = session._sess
+        assigned = inner.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError, TypeError):
         return UNKNOWN
     except Exception as error:  # ONNX Runtime's Fail when recording is off: its classes derive from Exception alone
         if type(error).__module__.startswith("onnxruntime"):
             return UNKNOWN
         raise
-    strings = _nodes_on_strings(session)
+    strings = _nodes_on_strings(session, inner)
     nodes = []
     for part in assigned:
         for node in part.get_nodes():
@@ -170,12 +171,13 @@ def _model_of(session: Any) -> str | bytes | None:
     return os.fsdecode(path) if path else getattr(session, "_model_bytes", None)
 
 
-def _nodes_on_strings(session: Any) -> frozenset[tuple[str, str]]:
+def _nodes_on_strings(session: Any, inner: Any) -> frozenset[tuple[str, str]]:
     """Operator and name of the nodes that handle strings, for which no operator has a CUDA kernel.
 
-    The model is read again for that, but only where strings go in or come out.
+    The model is read again for that, but only where strings go in or come out. That says ``inner``, the C++ session:
+    of one that another thread is making the other has not all attributes yet.
     """
-    if not any("string" in value.type for value in (*session._inputs_meta, *session._outputs_meta)):
+    if not any("string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)):
         return frozenset()
     model = _model_of(session)
     return nodes_on_strings(model) if model else frozenset()

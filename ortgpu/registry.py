@@ -134,7 +134,8 @@ def _is_open(session: Any) -> bool:
     inner = vars(session).get("_sess")
     if isinstance(inner, Refusal):
         return isinstance(inner.error, (ForkedSessionError, PoisonedContextError))
-    return inner is not None
+    # The latter comes after all of which a record is made
+    return inner is not None and vars(session).get("_providers") is not None
 
 
 def _all_instances() -> list[Any]:

@@ -58,6 +58,29 @@ report([before, full, told_now()])
     assert len(fixes) == 1
 
 
+@pytest.mark.parametrize("base", ["onnxruntime.InferenceSession", "GPUSession"])
+def test_sessions_are_listed_while_another_thread_makes_one(base: str) -> None:
+    """An error of this thread names them: it was an AttributeError instead."""
+    counts = child(f"""
+import onnxruntime
+from ortgpu.placement import recording
+counts = []
+
+class Made({base}):
+    def __setattr__(self, name, value):  # what another thread could ask between any two of them
+        super().__setattr__(name, value)
+        counts.append(len(ortgpu.sessions()))
+
+session = Made(NEG, recording(None), providers=["CPUExecutionProvider"])
+made = len(ortgpu.sessions())
+first = counts[0]
+if {base} is onnxruntime.InferenceSession:
+    session.set_providers(["CPUExecutionProvider"])
+report([first, made, max(counts)])
+""")
+    assert counts == [0, 1, 1]
+
+
 @pytest.mark.parametrize(("others", "lines"), [(0, 0), (1, 2)])
 def test_what_keeps_a_run_from_its_memory(others: int, lines: int) -> None:
     found = played(f"""
