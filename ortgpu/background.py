@@ -40,7 +40,10 @@ class Task(Generic[Result]):
                 self._thread.join()
                 raise
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                del self  # this frame is in its traceback
         return self._results[0]
 
 

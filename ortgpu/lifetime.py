@@ -108,7 +108,7 @@ def refuse_if_unusable(session: Any) -> None:
         raise anew(inner.error)
     gone = _context_is_gone(session, "this process has another CUDA context now than when the session was opened")
     if gone is not None:
-        raise gone
+        raise anew(gone)  # else it and this frame, in its traceback, would refer to each other
 
 
 def forked_error() -> ForkedSessionError | None:

@@ -153,7 +153,10 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
             errors.append(error)
     if errors:
         _close([*sessions, *opened.values()])
-        raise _one_of(errors)
+        try:
+            raise _one_of(errors)
+        finally:
+            del errors, task, tasks  # this frame is in its traceback
     sessions += [opened[number] for number in others]
     for session in sessions[1:]:
         registry.attribute(session, to=sessions[0])

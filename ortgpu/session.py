@@ -163,15 +163,15 @@ class GPUSession(SessionFacts):
             from . import registry
             from .opening import SessionRequest, cpu_is_allowed, open_on_cpu
 
-            self._let_go()
+            self._let_go(error)
             if not cpu_is_allowed(allow_cpu, request["sess_options"], error):
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
             self._request = SessionRequest(**request)
             verified = open_on_cpu(self, super().__init__, self._request)
             self._keep(verified)
-        except BaseException:
-            self._let_go()
+        except BaseException as error:
+            self._let_go(error)
             raise
         finally:
             if driver is not None:
@@ -394,6 +394,14 @@ class GPUSession(SessionFacts):
         """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""
         lifetime.refuse_if_lost()
 
-    def _let_go(self) -> None:
+    def _let_go(self, error: BaseException) -> None:
+        """Of all that was made. The frames in the traceback of ``error``, and of its cause, refer to the C++ session
+        that failed, with its memory of the GPU; and some to the error, so that garbage had to be collected for it."""
+        import traceback
+
         for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
             self.__dict__.pop(name, None)
+        each: BaseException | None = error
+        while each is not None:
+            traceback.clear_frames(each.__traceback__)
+            each = each.__cause__
