@@ -135,8 +135,20 @@ def explained(session: Any, error: Exception) -> Exception:
     found = _context_is_gone(session, str(error)) or _found(session, str(error), type(error).__name__)
     if found is None:
         return error
+    let_go_of_variables(error)
     found.__cause__ = error
     return noted(found)
+
+
+def let_go_of_variables(error: BaseException) -> None:
+    """Of functions that ended by this error or its cause, to whose frames their tracebacks refer: memory of the GPU is
+    in some, and in others the error, so that garbage would have to be collected before it is free."""
+    import traceback
+
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__
 
 
 def noted(error: GPUError) -> GPUError:

@@ -395,13 +395,7 @@ class GPUSession(SessionFacts):
         lifetime.refuse_if_lost()
 
     def _let_go(self, error: BaseException) -> None:
-        """Of all that was made. The frames in the traceback of ``error``, and of its cause, refer to the C++ session
-        that failed, with its memory of the GPU; and some to the error, so that garbage had to be collected for it."""
-        import traceback
-
+        """Of all that was made, also the C++ session that failed, with its memory of the GPU."""
         for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
             self.__dict__.pop(name, None)
-        each: BaseException | None = error
-        while each is not None:
-            traceback.clear_frames(each.__traceback__)
-            each = each.__cause__
+        lifetime.let_go_of_variables(error)

@@ -317,6 +317,21 @@ def test_out_of_memory_is_told_as_such_and_the_session_works_on(with_stub: Any) 
     assert found[1] == [-1] * 4
 
 
+def test_a_run_that_was_out_of_memory_has_none_left_for_its_error(with_stub: Any) -> None:
+    """Who runs a smaller batch in the ``except`` clause has the memory for it."""
+    found = with_stub("""
+        import dataclasses
+        session = capturing(NEG)
+        session.device = dataclasses.replace(session.device, kind="cuda")
+        os.environ["STUB_CUDART_FAIL"] = "cudaMalloc=2@2-2"  # an output, when there is memory for the input
+        try:
+            session.run(None, feeds(1)[0])
+        except ortgpu.GPUOutOfMemoryError:
+            report([stub.stub_device_bytes(), session.run(None, feeds(2)[1])[0].tolist()])
+    """)
+    assert found == [0, [-1] * 4]
+
+
 def test_a_forked_child_frees_nothing(with_stub: Any) -> None:
     found = with_stub("""
         import dataclasses
