@@ -8,6 +8,7 @@ import pytest
 
 from ortgpu.diagnosis import find_problems
 from ortgpu.environment.libraries import Candidate
+from ortgpu.environment.loader import PosixLoader
 from ortgpu.errors import GPUError
 from ortgpu.preloading import MissingLibrary
 from tests.faults.case import library, own_path
@@ -101,6 +102,30 @@ def test_a_copy_that_does_not_fit_what_is_loaded_is_not_installed_again() -> Non
     assert [fix.kind for fix in error.fixes] == ["manual"]
     loaded_by = variables(LD_PRELOAD="/a.so:/opt/cuda/libcublasLt.so.13")
     assert list(first(preloaded(missing=missing), loaded_by).fixes) == ["export LD_PRELOAD=/a.so"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "undefined symbol: cublasLtGetStatusString, version libcublasLt.so.13",  # SHI-Labs/FcF-Inpainting issue 34
+        # zai-org/ChatGLM-6B issue 921, onnxruntime issue 8594: other releases of glibc
+        "symbol cublasLtGetStatusString, version libcublasLt.so.13 not defined in file libcublasLt.so.13 with link "
+        "time reference",
+        "symbol free_gemm_select version libcublasLt.so.13 not defined in file libcublasLt.so.13 with link time "
+        "reference",
+    ],
+)
+def test_a_library_that_lacks_a_function_is_of_another_version(words: str) -> None:
+    for change in (
+        all_of(preloaded(), observed(provider_error=f"/x/libcublas.so.13: {words}")),
+        preloaded(missing=(passed_over("libcublas.so.13", words),)),
+    ):
+        error = first(change)
+        assert error.code == "library-version"
+        assert error.details()["needed"] == ("libcublasLt.so.13",)
+        assert "--force-reinstall" in error.fixes[0]
+        assert "nvidia-cublas" in error.fixes[0]
+    assert PosixLoader().lacking(words) == "libcublasLt.so.13"
 
 
 def test_beside_it_what_is_absent_is_installed() -> None:

@@ -10,16 +10,15 @@ from ..environment.catalogue import canonical
 from ..environment.inspection import Environment
 from ..errors import Fix, LibraryVersionError, manual
 from ..preloading import LoadedLibrary
-from . import remedies, windows
+from . import loader_words, remedies, windows
 from .facts import Facts
 
 
 def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionError | None:
     """A loaded library has the right name, and not the functions that ``user`` was built against."""
     report = facts.observed.preload
-    match = re.search(r"undefined symbol: (\w+), version (lib\S+)", text)
-    lacked = (match[1], match[2]) if match else windows.lacks_function(text)
-    if lacked is None:
+    lacked = loader_words.lacks_symbol(text) or windows.lacks_function(text)
+    if lacked is None or lacked[1] is None:
         return None
     function, soname = lacked[0], canonical(lacked[1])
     loaded = report.libraries if report is not None else _that_would_be_loaded(facts)

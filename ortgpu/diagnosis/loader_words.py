@@ -10,6 +10,11 @@ _NOT_FOUND = re.compile(
     rf"|links {_SONAME}, of which there are only damaged"  # preloading.py
     r"|(?i:([^\s\\/]+\.dll), which it links, was not found)"  # environment/loader_windows.py
 )
+# glibc has two texts for a symbol with a version; the second went without a comma before 2.31
+_LACKED = re.compile(
+    r"undefined symbol: (\w+)(?:, version (lib\S+))?|symbol (\w+),? version (lib\S+) not defined in file"
+    r"|version `(\S+)' not found"
+)
 
 
 def cannot_be_mapped(words: str) -> bool:
@@ -36,6 +41,12 @@ def lacks_thread_storage(words: str) -> str | None:
 def lacks_threads(words: str) -> bool:
     """Whether the system gave a thread pool, ONNX Runtime's or OpenBLAS's, no further thread."""
     return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
+
+
+def lacks_symbol(words: str) -> tuple[str, str | None] | None:
+    """A function that no loaded library has, and the library that should have it, as far as it is named."""
+    match = _LACKED.search(words)
+    return (match[1] or match[3] or match[5], match[2] or match[4]) if match else None
 
 
 def not_found_for(words: str) -> str | None:

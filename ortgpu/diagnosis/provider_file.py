@@ -30,8 +30,8 @@ def unloadable(facts: Facts) -> GPUError | None:
             fixes=[manual(f"let no other {lacked[1]} be loaded before ONNX Runtime, and none come earlier on PATH")],
             needed=(lacked[1],),
         )
-    if match := re.search(r"undefined symbol: (\w+)(?:, version (lib\S+))?|version `(\S+)' not found", text):
-        symbol, library = match[1] or match[3], match[2]
+    if (lacks := loader_words.lacks_symbol(text)) is not None:
+        symbol, library = lacks
         if re.fullmatch(r"cu[A-Z]\w*", symbol):
             return _driver_lacks(symbol, text, facts)
         if library is not None and (found := of_another_version(text, "the CUDA provider", facts)):

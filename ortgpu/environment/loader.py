@@ -65,7 +65,7 @@ class PosixLoader:
             return None
 
     def lacking(self, words: str) -> str | None:
-        match = re.search(r"undefined symbol: \w+, version (lib\S+)|, version (lib\S+) not defined in file", words)
+        match = re.search(r"undefined symbol: \w+, version (lib\S+)|,? version (lib\S+) not defined in file", words)
         return (match[1] or match[2]) if match is not None else None
 
 
