@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ortgpu.diagnosis.execution import of_run
 from ortgpu.diagnosis.messages import of_construction
-from ortgpu.errors import GPUOutOfMemoryError
-from tests.made_facts import HEALTHY, NO_DRIVER, Change, part, request, variables
+from ortgpu.errors import GPUOutOfMemoryError, InsufficientDeviceMemoryError, ProviderFailureError
+from tests.made_facts import H200, HEALTHY, NO_DRIVER, Change, nvml, part, request, variables
 
 PREFIX = (
     "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 std::conditional_t onnxruntime::CudaCall(...) "
@@ -53,17 +54,18 @@ SUFFIX = (
             "InsufficientDeviceMemoryError", {},),
         (f"{PREFIX}CUBLAS failure 3: the resource allocation failed ; GPU=0 ; expr=cublasCreate(&cublas_handle_);",
             "InsufficientDeviceMemoryError", {},),
-        (f"{PREFIX}CUBLAS failure 1: the library was not initialized ; expr=cublasCreate(&cublas_handle_);",
-            "InsufficientDeviceMemoryError", {},),
         (f"{PREFIX}CUBLAS failure 13: the function failed to launch on the GPU ; expr=cublasGemm()",
             "ProviderFailureError", {"library": "CUBLAS", "status": "CUBLAS_STATUS_EXECUTION_FAILED"},),
         (f"{PREFIX}CUBLAS failure 99: unrecognized status ; expr=cublasGemm()",
             "ProviderFailureError", {"library": "CUBLAS", "status": "status 99"},),
-        (f"{PREFIX}CUBLAS failure 1: CUBLAS_STATUS_NOT_INITIALIZED ; expr=cublasCreate(&cublas_handle_);",
-            "InsufficientDeviceMemoryError", {},),
-        (f"{PREFIX}CUDNN failure 1: CUDNN_STATUS_NOT_INITIALIZED ; expr=cudnnCreate(&cudnn_handle_);",
-            "InsufficientDeviceMemoryError", {},),
         ("CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH", "LibraryConflictError", {},),
+        # sdbds/TRELLIS-for-windows issue 34
+        (r"D:\a\_work\1\s\onnxruntime\python\onnxruntime_pybind_state.cc:507 onnxruntime::python::"
+            "RegisterTensorRTPluginsAsCustomOps Please install TensorRT libraries as mentioned in the GPU requirements "
+            "page, make sure they're in the PATH or LD_LIBRARY_PATH, and that your GPU is supported.\n",
+            "ProviderFailureError", {"library": "TensorRT"},),
+        ("[ONNXRuntimeError] : 1 : FAIL : TensorRT EP could not deserialize engine from binary data",  # issue 22139
+            "ProviderFailureError", {"library": "TensorRT"},),
         ("[ONNXRuntimeError] : 11 : EP_FAIL : CUDNN_FE failure 11: CUDNN_BACKEND_API_FAILED", "ProviderFailureError",
             {"status": "CUDNN_BACKEND_API_FAILED"},),
         ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : cuDNN is not available. Install cuDNN, or set enable_cudnn=0",
@@ -79,6 +81,42 @@ def test_words_about_the_gpu(text: str, error: str, details: dict[str, Any]) -> 
     assert {name: found.details()[name] for name in details} == details
     if not text.endswith('"'):
         assert PREFIX not in str(found), "the C++ signature tells a user nothing"
+
+
+WITHOUT_A_HANDLE = [
+    # issue 2386
+    "CUBLAS failure 1: CUBLAS_STATUS_NOT_INITIALIZED ; GPU=0 ; hostname=h ; expr=cublasCreate(&cublas_handle_); ",
+    "CUBLAS failure 1: the library was not initialized ; GPU=0 ; expr=cublasCreate(&cublas_handle_);",
+    # issue 15718, after a change of the driver
+    "CUDNN failure 1: CUDNN_STATUS_NOT_INITIALIZED ; GPU=5 ; hostname=h ; expr=cudnnCreate(&cudnn_handle_); ",
+    # issue 26322, and pykeio/ort issue 467, where cuDNN was of another CUDA
+    "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0 ; hostname=PC-5CG50729R0 ; file=D:\\a\\_work\\1\\s\\"
+    "onnxruntime\\core\\providers\\cuda\\cuda_execution_provider.cc ; line=182 ; expr=cudnnCreate(&cudnn_handle_);",
+]
+# issue 15355
+INTERNAL = "CUDNN failure 4: CUDNN_STATUS_INTERNAL_ERROR ; GPU=0 ; hostname=xxx ; expr=cudnnCreate(&cudnn_handle_);"
+INITIALISING = "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: "
+
+
+@pytest.mark.parametrize("text", WITHOUT_A_HANDLE)
+def test_a_gpu_is_not_full_as_long_as_it_has_memory(text: str) -> None:
+    found = of_construction(INITIALISING + PREFIX + text, HEALTHY)
+    assert isinstance(found, ProviderFailureError)
+    assert "though the GPU has free memory" in found.summary
+    assert "of another CUDA" in found.fixes[0]
+    full = nvml(gpus=(replace(H200, memory_free=300 << 20),))
+    assert isinstance(of_construction(INITIALISING + PREFIX + text, full(HEALTHY)), InsufficientDeviceMemoryError)
+    unknown = nvml(gpus=())
+    assert isinstance(of_construction(INITIALISING + PREFIX + text, unknown(HEALTHY)), InsufficientDeviceMemoryError)
+
+
+def test_a_handle_that_is_not_made_has_causes_of_its_own() -> None:
+    """Whatever the model is, and whenever it is made: at the first run, too."""
+    for found in (of_construction(INITIALISING + PREFIX + INTERNAL, HEALTHY), of_run(PREFIX + INTERNAL, "Fail", None)):
+        assert isinstance(found, ProviderFailureError)
+        assert (found.library, found.status) == ("CUDNN", "CUDNN_STATUS_INTERNAL_ERROR")
+        assert any("open files" in fix for fix in found.fixes)
+        assert "free memory" not in found.summary
 
 
 @pytest.mark.parametrize(

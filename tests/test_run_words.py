@@ -46,6 +46,11 @@ def assert_understood(text: str, error: str, details: dict[str, Any]) -> None:
         ("copy_if failed to synchronize: cudaErrorIllegalAddress: an illegal memory access was encountered",
             "PoisonedContextError", {"cuda_code": 700}),
         ("std::bad_alloc: cudaErrorMemoryAllocation: out of memory", "GPUOutOfMemoryError", {}),
+        # cudnn_graph.h of cuDNN 9.2 and newer, curand.h: they have names of their own for it
+        ("CUDNN failure 4004: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0", "GPUOutOfMemoryError", {}),
+        ("CURAND failure 102: CURAND_STATUS_ALLOCATION_FAILED ; GPU=0", "GPUOutOfMemoryError", {}),
+        ("CUDNN failure 4003: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ; GPU=0",
+            "ProviderFailureError", {"library": "CUDNN"}),
         # tensorrt_execution_provider.cc, issue 26170
         ("TensorRT EP execution context enqueue failed.", "ProviderFailureError", {"library": "TensorRT"}),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from tests.faults import CASES
 from tests.lab.fixtures import Lab
-from tests.lab.stubs import GPU, Cuda
+from tests.lab.stubs import GPU, NVML, Cuda
 from tests.test_chosen_options import WATCHED
 
 # ONNX Runtime leaves the GPU in this process alone: what is watched goes on on the CPU.
@@ -28,6 +30,18 @@ def test_what_another_process_meets_is_the_cause(lab: Lab) -> None:
     assert error["type"] == "DriverUnusableError"
     assert any("named symbol not found" in fact for fact in error["evidence"])
     assert [other["type"] for other in error["others"]] == ["ProviderFallbackError"]
+
+
+def test_what_is_wrong_with_a_library_explains_that_it_fails(lab: Lab) -> None:
+    """cuDNN of another CUDA, and what it then says: onnxruntime issue 26322, pykeio/ort issue 467."""
+    case = next(each for each in CASES if each.name == "cudnn-for-cuda-12-and-a-convolution")
+    words = "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0 ; line=182 ; expr=cudnnCreate(&cudnn_handle_);"
+    machine = dataclasses.replace(case, cuda=Cuda(devices=(GPU(),)), nvml=NVML()).machine(lab)
+    code = f"MODEL = {str(lab.models.conv)!r}\n{WATCHED}\nrefusals.extend([{words!r}] * 2)\nreport(ask())"
+    _, error = machine.run(code).ok().json
+    assert error["type"] == "LibraryConflictError"
+    assert "built for CUDA 12" in error["summary"]
+    assert "ProviderFailureError" in [other["type"] for other in error["others"]]
 
 
 def test_words_that_nobody_knows_are_kept(lab: Lab) -> None:

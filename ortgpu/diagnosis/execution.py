@@ -48,8 +48,8 @@ from .cuda_codes import (
     poisoned,
 )
 from .libraries import by_folder, mixed
-from .library_status import LibraryStatus, read_library_status
-from .messages import ALLOCATION, LIMIT, TENSORRT, telling_line, tensorrt_failed
+from .library_status import FOR_A_HANDLE, read_library_status
+from .messages import ALLOCATION, LIMIT, TENSORRT, not_created, telling_line, tensorrt_failed
 from .runtime_errors import code_in
 
 _MIB = 1 << 20
@@ -78,8 +78,8 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
             return out_of_memory(None, text, device)
         if failed.is_mixture:
             return _mixed_cudnn(text)
-        if failed.is_guess:
-            return _not_created(failed, text)
+        if failed.is_creation:
+            return not_created(failed, text)
         if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
             return error
         return ProviderFailureError(
@@ -106,20 +106,7 @@ def _has_memory(device: Device | None) -> bool:
     from ..environment.driver import read_gpu_memory
 
     known = read_gpu_memory(device.uuid)
-    return known is not None and known[0] >= 1 << 30
-
-
-def _not_created(failed: LibraryStatus, text: str) -> ProviderFailureError:
-    return ProviderFailureError(
-        f"{failed.library} could not be set up for this session: {failed.status}, though the GPU has free memory",
-        evidence=[telling_line(text)],
-        fixes=[
-            manual("look whether another part of this process is capturing a CUDA graph: run the session before it"),
-            manual("or whether this process has reached its limit of open files (ulimit -n)"),
-        ],
-        library=failed.library,
-        status=failed.status,
-    )
+    return known is not None and known[0] >= FOR_A_HANDLE
 
 
 def _not_opened(library: str, name: str, text: str) -> LibraryNotFoundError:

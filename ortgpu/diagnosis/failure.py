@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..environment.inspection import inspect_environment
-from ..errors import BrokenPackageError, GPUError, OnnxRuntimeNotInstalledError, ProviderFallbackError
+from ..errors import (
+    BrokenPackageError,
+    GPUError,
+    LibraryConflictError,
+    OnnxRuntimeNotInstalledError,
+    ProviderFailureError,
+    ProviderFallbackError,
+)
 from ..registry import sessions
 from . import descriptors, find_problems, messages
 from .facts import Facts, Observed, Request
+from .library_status import OF_WHEELS
 from .windows_advice import advise_for_windows
 
 if TYPE_CHECKING:
@@ -39,6 +47,12 @@ def why_unusable(
         advise_for_windows([said])
     if said is None and cause is not None:
         return None
+    if isinstance(said, ProviderFailureError) and said.library in OF_WHEELS:
+        # What is known to be wrong with the libraries explains why one of them fails.
+        explaining = fatal or [problem for problem in problems if isinstance(problem, LibraryConflictError)]
+        if explaining:
+            explaining[0].severity = "fatal"
+            return explaining[0].with_others([said, *(each for each in problems if each is not explaining[0])])
     if said is None or isinstance(said, ProviderFallbackError):  # which names no cause
         if fatal:
             fatal[0].severity = "fatal"

@@ -24,9 +24,9 @@ from ..errors import (
 from ..providers import CUDA
 from . import driver, libraries, remedies
 from .cuda_codes import INVALID_DEVICE, NO_DEVICE
-from .devices import lacks_memory, named_device, none_visible
+from .devices import gpu_asked_for, lacks_memory, named_device, none_visible
 from .facts import Facts
-from .library_status import LibraryStatus, read_library_status
+from .library_status import FOR_A_HANDLE, LibraryStatus, read_library_status
 from .model import collective_ops_missing
 from .runtime_errors import code_in
 
@@ -36,7 +36,8 @@ _OPTION_VALUE = re.compile(
 )
 ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
 LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
-TENSORRT = re.compile(r"\bTensorRT EP\b")
+# The second is said where its plugins are registered (onnxruntime_pybind_state.cc), before the provider itself is made
+TENSORRT = re.compile(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps")
 
 # Found before a provider is asked. These texts quote the path, and nodes by their names, which may say anything.
 _OF_THE_MODEL = re.compile(
@@ -116,13 +117,36 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
 
 
 def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
-    if failed.lacks_memory:
+    gpu = gpu_asked_for(facts)
+    free = gpu.memory_free if gpu is not None else None
+    if failed.lacks_memory and not (failed.is_guess and free is not None and free >= FOR_A_HANDLE):
         return lacks_memory(facts, [telling_line(text)])
     if failed.is_mixture:
         return libraries.mixed([telling_line(text)])
+    if failed.is_creation:
+        return not_created(failed, text)
     return ProviderFailureError(
         f"{failed.library} failed while the session was being opened: {failed.status}",
         evidence=[telling_line(text)],
+        library=failed.library,
+        status=failed.status,
+    )
+
+
+def not_created(failed: LibraryStatus, text: str) -> ProviderFailureError:
+    return ProviderFailureError(
+        f"{failed.library} could not be set up for this session: {failed.status}"
+        + (", though the GPU has free memory" if failed.is_guess else ""),
+        evidence=[telling_line(text)],
+        fixes=[
+            # issue 26322 and pykeio/ort issue 467: of another CUDA; issue 15718: after a change of the driver
+            manual(
+                "look with `ortgpu doctor` whether this library is of another CUDA than ONNX Runtime, or the driver "
+                "is too old"
+            ),
+            manual("or whether another part of this process is capturing a CUDA graph: use the session before it"),
+            manual("or whether this process has reached its limit of open files (ulimit -n)"),
+        ],
         library=failed.library,
         status=failed.status,
     )
@@ -167,7 +191,7 @@ def tensorrt_failed(text: str) -> ProviderFailureError:
 
 
 _TELLING = re.compile(
-    r"(?:CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT) failure \d+"
+    r"(?:CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT|CURAND) failure \d+|CUDA error cudaError|Please install TensorRT libraries"
     r"|Failed to allocate memory for requested|Available memory of|cudaMallocFromPoolAsync failed|TensorRT EP "
 )
 
