@@ -139,12 +139,38 @@ def test_beside_it_what_is_absent_is_installed() -> None:
     assert "nvidia-cublas" not in error.fixes[1]
 
 
-@pytest.mark.parametrize("name", ["libstdc++.so.6", "libgomp.so.1", "libfoo-1.2.so.3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "libstdc++.so.6",
+        "libgomp.so.1",
+        "libfoo-1.2.so.3",
+        "libnvdla_compiler.so",  # dusty-nv/jetson-inference issue 1920: of a Jetson's driver, as no wheel has it
+        "libnvinfer.so.5",  # Azure-Samples/onnxruntime-iot-edge issue 17: a build that links TensorRT
+    ],
+)
 def test_a_library_of_the_system_is_not_the_packages(name: str) -> None:
     error = first(observed(import_error=f"ImportError: {name}: cannot open shared object file: No such file"))
     assert error.code == "library-not-found"
     assert error.details()["missing"] == (name,)
     assert [fix.needs for fix in error.fixes] == ["root"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        # issue 12439, IrosTheBeggar/mStream pull request 718
+        "Error loading shared library ld-linux-x86-64.so.2: No such file or directory (needed by /x/libonnxruntime.so)",
+        # issues 17986 and 22539, with libc6-compat or gcompat
+        "Error relocating /x/libonnxruntime.so: __vsnprintf_chk: symbol not found",
+    ],
+)
+def test_another_c_library_is_not_mended_by_installing_onnx_runtime(words: str) -> None:
+    error = first(observed(import_error=f"ImportError: {words}"), part("host", libc=None, os_name="Alpine Linux v3.20"))
+    assert error.code == "unsupported-platform"
+    (only,) = error.fixes
+    assert "glibc" in only
+    assert only.needs == "host"
 
 
 def test_a_library_of_onnx_runtime_is_the_packages() -> None:

@@ -64,7 +64,10 @@ def why_unusable(
         return said.with_others(problem for problem in problems if problem.code != said.code)
     return ProviderFallbackError(
         "ONNX Runtime did not bind its CUDA provider, and no check knows why",
-        evidence=[f"providers in this build: {', '.join(runtime.available_providers or ())}"],
+        evidence=[
+            *([runtime.import_error] if runtime.import_error else []),
+            f"providers in this build: {', '.join(runtime.available_providers or ())}",
+        ],
         others=problems,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from ..environment.catalogue import spec_for
 from ..environment.interpreter import IN_SUB_INTERPRETER
 from ..environment.packages import Distribution
 from ..errors import (
@@ -31,11 +32,13 @@ def failed(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     if installed.folder is None or not installed.importable:
         return None  # not_installed or broken_files says it
-    if re.search(r"lib(cu|nv)\w+\.so[\w.]*: cannot open shared object", text):
-        return None  # the extension itself links CUDA (1.27.0): libraries_missing says it
+    if loader_words.is_musl(text):
+        return _c_library_of_another_kind(facts, text)
     if (old := older_c_library(text)) is not None:
         return _c_library_too_old(facts, text, *old)
     if (absent := re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)) is not None:
+        if spec_for(absent[1]) is not None or absent[1] == "libcuda.so.1":
+            return None  # the extension itself links CUDA (1.27.0): libraries_missing says it, or driver_not_found
         return LibraryNotFoundError(
             f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
             evidence=[text],
@@ -53,14 +56,15 @@ def failed(facts: Facts) -> GPUError | None:
         )
     if any("built with baseline optimizations" in line for line in (text, *_printed_meanwhile(facts))):
         return _processor_too_old(facts, text)
-    if unmapped is None and (dependency := _dependency_missing(facts, text)) is not None:
+    blocked = next(filter(loader_words.is_blocked, (text, *_printed_meanwhile(facts))), None)
+    if unmapped is None and blocked is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     if ("DLL load failed" in text and windows.runtime_missing(facts)) or windows.other_engine(facts):
         return None  # these say it
     return BrokenPackageError(
         "import onnxruntime fails",
-        evidence=dict.fromkeys(filter(None, (text, unmapped))),
-        fixes=_ways_to_import_it(facts, text, unmapped),
+        evidence=dict.fromkeys(filter(None, (text, unmapped, blocked))),
+        fixes=[remedies.unblock()] if blocked is not None else _ways_to_import_it(facts, text, unmapped),
         package=installed.build_name,
         files=(),
     )
@@ -113,6 +117,18 @@ def _c_library_too_old(facts: Facts, text: str, version: str, path: str | None) 
         f"the installed ONNX Runtime needs {version}, which this system's C or C++ library does not have",
         evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
         fixes=fixes,
+        system=host.system,
+        machine=host.machine,
+    )
+
+
+def _c_library_of_another_kind(facts: Facts, text: str) -> GPUError:
+    """Issues 2909 and 17986; gcompat, Alpine's substitute, does not have all that ONNX Runtime needs."""
+    host = facts.environment.host
+    return UnsupportedPlatformError(
+        "the installed ONNX Runtime is built for glibc, and this system has another C library (musl, that of Alpine)",
+        evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
+        fixes=[manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")],
         system=host.system,
         machine=host.machine,
     )

@@ -142,6 +142,7 @@ def _ways_to_have(
     late = {
         soname: path for soname, words in problems if (path := loader_words.lacks_thread_storage(words)) is not None
     }
+    blocked = {soname for soname, words in problems if loader_words.is_blocked(words)}
     closed = _closed(facts, absent)
     too_new = {
         soname: newer_c_library(environment, old[1])
@@ -152,6 +153,8 @@ def _ways_to_have(
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
         fixes.append(remedies.let_it_be_mapped(environment, folder))
+    if blocked:
+        fixes.append(remedies.unblock())
     if late:
         fixes.append(remedies.load_at_start(environment, late.values()))
     if unfit:
@@ -163,7 +166,7 @@ def _ways_to_have(
     fixes += dict.fromkeys(too_new.values())
     if foreign:
         fixes.append(remedies.system_package(foreign.values()))
-    otherwise = {*unmapped, *late, *unfit, *closed, *too_new, *foreign}
+    otherwise = {*unmapped, *blocked, *late, *unfit, *closed, *too_new, *foreign}
     to_install = [library for library in absent if library.soname not in otherwise]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     if wheels:

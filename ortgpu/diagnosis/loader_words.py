@@ -21,9 +21,22 @@ def cannot_be_mapped(words: str) -> bool:
     """Whether the loader refuses a file that may be whole."""
     refusals = (
         r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
-        r"|not enough memory \(error|paging file of Windows"
+        r"|not enough memory \(error|paging file of Windows|paging file is too small"
     )
     return re.search(refusals, words) is not None
+
+
+def is_blocked(words: str) -> bool:
+    """Whether Windows refuses a whole file for what it is: errors 225, 1260 and 4551 in its words and in ours."""
+    return re.search(r"has blocked (it|this file)|blocked by group policy|contains a virus", words) is not None
+
+
+def is_musl(words: str) -> bool:
+    """Whether they are of musl's loader, that of Alpine, about a file that was built for glibc."""
+    return (
+        re.search(r"Error loading shared library ld-linux|Error relocating \S+: \w+: symbol not found", words)
+        is not None
+    )
 
 
 def may_not_be_read(words: str) -> bool:

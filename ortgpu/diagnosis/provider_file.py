@@ -45,6 +45,8 @@ def unloadable(facts: Facts) -> GPUError | None:
     fixes = [remedies.reinstall_onnxruntime(facts.environment)]
     if provider is not None and loader_words.cannot_be_mapped(text):
         fixes = [remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
+    elif loader_words.is_blocked(text):
+        fixes = [remedies.unblock()]
     elif windows.may_be_visual_c(text):
         fixes.insert(0, remedies.update_visual_c())
     return BrokenPackageError(

@@ -311,6 +311,14 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     )
 
 
+def unblock() -> Fix:
+    return manual(
+        "let this program load it: the application control of Windows (Smart App Control, AppLocker) or its virus "
+        "scanner refuses files that they do not know, and installing them again changes nothing",
+        needs="root",
+    )
+
+
 def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
     """For what is whole, and refused to this user."""
     wanted = list(dict.fromkeys(paths))

@@ -17,7 +17,8 @@ def lacks_function(words: str) -> tuple[str, str] | None:
 
 def may_be_visual_c(words: str) -> bool:
     """Words behind which an old or absent Visual C++ Redistributable may be: those of Windows name no file."""
-    return re.search(r"\(error (126|127|1114)\)|DLL load failed", words) is not None
+    of_the_file = r"Access is denied|not a valid Win32 application"
+    return re.search(rf"\(error (126|127|1114)\)|DLL load failed(?!.*({of_the_file}))", words) is not None
 
 
 def runtime_missing(facts: Facts) -> GPUError | None:

@@ -21,6 +21,7 @@ DRIVER = "nvcuda.dll"
 _FILE_NOT_FOUND, _ACCESS_DENIED, _NOT_ENOUGH_MEMORY, _OUT_OF_MEMORY = 2, 5, 8, 14
 _MODULE_NOT_FOUND, _PROCEDURE_NOT_FOUND, _BAD_FORMAT = 126, 127, 193
 _INITIALISATION_FAILED, _COMMITMENT_LIMIT = 1114, 1455
+_VIRUS_INFECTED, _DISABLED_BY_POLICY, _INTEGRITY_POLICY_VIOLATION = 225, 1260, 4551
 
 
 class Kernel(Protocol):
@@ -87,6 +88,10 @@ def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]
         _INITIALISATION_FAILED: f"its initialisation failed {number}",
         **dict.fromkeys((_NOT_ENOUGH_MEMORY, _OUT_OF_MEMORY), f"not enough memory {number}"),
         _COMMITMENT_LIMIT: f"the paging file of Windows is too small {number}",
+        _VIRUS_INFECTED: f"the virus scanner has blocked it {number}",
+        **dict.fromkeys(
+            (_DISABLED_BY_POLICY, _INTEGRITY_POLICY_VIOLATION), f"a policy of Windows has blocked it {number}"
+        ),
     }.get(code, f"Windows refuses to load it {number}")
 
 

@@ -39,6 +39,7 @@ class PreparedKernel:
         self.opened: list[str] = []  # by whom this is tested, in order
         self.added: list[str] = []
         self.answers = answers or {}
+        self.blocked: dict[str, int] = {}  # by name in small letters: the error of what does not let it be mapped
 
     def load(self, path: str) -> int:
         by_name = self.in_process.get(path.lower())
@@ -58,6 +59,8 @@ class PreparedKernel:
             return 193
         before = dict(self.in_process), list(self.second)
         name = os.path.basename(path).lower()
+        if name in self.blocked:
+            return self.blocked[name]
         if self.in_process.setdefault(name, path) != path:
             self.second.append(path)  # of a name that another file has: nobody gets it who asks by name
         for library in file.needed:

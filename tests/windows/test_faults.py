@@ -122,6 +122,52 @@ def test_w01_an_import_of_which_no_file_tells_why(machine: Machine) -> None:
     assert "Visual C++ Redistributable" in problem.fixes[0]
 
 
+LOAD_FAILED = "ImportError: DLL load failed while importing {}: {}"
+STATE = "onnxruntime_pybind11_state"
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        # numpy issue 13848, NVIDIA/tacotron2 issue 335, Haoming02/sd-webui-forge-classic issue 1241: in Windows's words
+        (LOAD_FAILED.format(STATE, "The paging file is too small for this operation to complete."), "paging file"),
+        (LOAD_FAILED.format(STATE, "An Application Control policy has blocked this file."), "Smart App Control"),
+        (LOAD_FAILED.format(STATE, "Access is denied."), "onnxruntime-gpu=="),
+        (LOAD_FAILED.format(STATE, "%1 is not a valid Win32 application."), "onnxruntime-gpu=="),
+        # dream80/roop_colab issue 16, mattyamonaca/layerdivider issue 52: what says nothing, in other languages
+        (LOAD_FAILED.format(STATE, "找不到指定的程序。"), "Visual C++"),
+        (
+            LOAD_FAILED.format(STATE, "ダイナミック リンク ライブラリ (DLL) 初期化ルーチンの実行に失敗しました。"),
+            "Visual C++",
+        ),
+    ],
+)
+def test_an_import_of_which_windows_tells_why(said: str, advice: str, machine: Machine) -> None:
+    machine.wheels()
+    problem = only(machine.facts(import_error=said))
+    assert problem.code == "broken-package"
+    assert advice in problem.fixes[0]
+    assert any("Visual C++" in fix for fix in problem.fixes) == (advice == "Visual C++")
+
+
+def test_numpy_is_whole_where_windows_blocks_it(machine: Machine) -> None:
+    machine.wheels()
+    blocked = LOAD_FAILED.format("_multiarray_umath", "An Application Control policy has blocked this file.")
+    problem = only(machine.facts(import_error="ImportError: import numpy failed", numpy_error=blocked))
+    (fix,) = problem.fixes
+    assert "Smart App Control" in fix
+    assert blocked in problem.evidence
+
+
+@pytest.mark.parametrize("code", [225, 1260, 4551])
+def test_a_library_that_windows_blocks_is_whole(code: int, machine: Machine) -> None:
+    machine.wheels()
+    machine.kernel.blocked["cublas64_13.dll"] = code
+    problem = only(machine.facts(preload=machine.preload()))
+    (fix,) = problem.fixes
+    assert "virus scanner" in fix
+
+
 # W02: error 127, a library of another version earlier on PATH
 
 
