@@ -59,6 +59,10 @@ SUFFIX = (
         (f"{PREFIX}CUBLAS failure 99: unrecognized status ; expr=cublasGemm()",
             "ProviderFailureError", {"library": "CUBLAS", "status": "status 99"},),
         ("CUDNN failure 1002: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH", "LibraryConflictError", {},),
+        ("CUDNN failure 1002: unrecognized error code ; GPU=0", "LibraryConflictError", {},),
+        ("CUDNN failure 13: CUDNN_STATUS_VERSION_MISMATCH ; GPU=0", "LibraryConflictError", {},),  # cuDNN 8's name
+        ("CUDNN failure 1008: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED ; GPU=0 ; expr=cudnnCreate(&cudnn_handle_);",
+            "LibraryNotFoundError", {"missing": ("libcudnn.so.9",)},),
         # sdbds/TRELLIS-for-windows issue 34
         (r"D:\a\_work\1\s\onnxruntime\python\onnxruntime_pybind_state.cc:507 onnxruntime::python::"
             "RegisterTensorRTPluginsAsCustomOps Please install TensorRT libraries as mentioned in the GPU requirements "
@@ -70,6 +74,17 @@ SUFFIX = (
             {"status": "CUDNN_BACKEND_API_FAILED"},),
         ("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : cuDNN is not available. Install cuDNN, or set enable_cudnn=0",
             "LibraryNotFoundError", {"missing": ("libcudnn.so.9",)},),
+        # facefusion issue 187, pykeio/ort issue 548, and the words of 1.22 and newer (pull request 24053)
+        (r"D:\a\_work\1\s\onnxruntime\core\session\provider_bridge_ort.cc:1193 onnxruntime::ProviderLibrary::Get "
+            r'[ONNXRuntimeError] : 1 : FAIL : LoadLibrary failed with error 126 "" when trying to load "D:\AI\venv\Lib'
+            r'\site-packages\onnxruntime\capi\onnxruntime_providers_tensorrt.dll"' "\n",
+            "ProviderFailureError", {"library": "TensorRT"},),
+        ("/x/provider_bridge_ort.cc:1952 Provider &onnxruntime::ProviderLibrary::Get() [ONNXRuntimeError] : 1 : FAIL : "
+            "Failed to load library /x/libonnxruntime_providers_cuda.so with error: libcublasLt.so.12: cannot open "
+            "shared object file: No such file or directory\n", "ProviderFallbackError", {},),
+        (r'[ONNXRuntimeError] : 1 : FAIL : Error loading "C:\x\onnxruntime_providers_cuda.dll" which depends on '
+            r'"cudnn64_9.dll" which is missing. (Error 126: "The specified module could not be found.")' " ",
+            "ProviderFallbackError", {},),
         ("Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*. Please install all dependencies",
             "ProviderFallbackError", {},),
     ],
@@ -117,6 +132,8 @@ def test_a_handle_that_is_not_made_has_causes_of_its_own() -> None:
         assert (found.library, found.status) == ("CUDNN", "CUDNN_STATUS_INTERNAL_ERROR")
         assert any("open files" in fix for fix in found.fixes)
         assert "free memory" not in found.summary
+    full = nvml(gpus=(replace(H200, memory_free=300 << 20),))  # hacksider/Deep-Live-Cam issue 1318
+    assert isinstance(of_construction(INITIALISING + PREFIX + INTERNAL, full(HEALTHY)), InsufficientDeviceMemoryError)
 
 
 @pytest.mark.parametrize(

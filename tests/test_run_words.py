@@ -48,6 +48,13 @@ def assert_understood(text: str, error: str, details: dict[str, Any]) -> None:
         ("std::bad_alloc: cudaErrorMemoryAllocation: out of memory", "GPUOutOfMemoryError", {}),
         # cudnn_graph.h of cuDNN 9.2 and newer, curand.h: they have names of their own for it
         ("CUDNN failure 4004: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0", "GPUOutOfMemoryError", {}),
+        ("CUDNN failure 4004: unrecognized error code ; GPU=0 ; hostname=h", "GPUOutOfMemoryError", {}),
+        # triton-inference-server/server issue 7296
+        ("CUDNN failure 4000: unrecognized error code ; GPU=0 ; hostname=b8ba6e13da2b",
+            "ProviderFailureError", {"status": "CUDNN_STATUS_INTERNAL_ERROR"}),
+        # NVIDIA/Model-Optimizer issue 2326, flatironinstitute/nemos issue 317
+        ("CUDNN failure 1008: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED ; GPU=0", "LibraryNotFoundError",
+            {"missing": ("libcudnn.so.9",)}),
         ("CURAND failure 102: CURAND_STATUS_ALLOCATION_FAILED ; GPU=0", "GPUOutOfMemoryError", {}),
         ("CUDNN failure 4003: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ; GPU=0",
             "ProviderFailureError", {"library": "CUDNN"}),

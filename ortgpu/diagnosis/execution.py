@@ -48,7 +48,7 @@ from .cuda_codes import (
     poisoned,
 )
 from .libraries import by_folder, mixed
-from .library_status import FOR_A_HANDLE, read_library_status
+from .library_status import read_library_status
 from .messages import ALLOCATION, LIMIT, TENSORRT, not_created, telling_line, tensorrt_failed
 from .runtime_errors import code_in
 
@@ -74,10 +74,12 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
     if (number := code_in(text)) is not None:
         return _of_code(number, text, device)
     if failed := read_library_status(text):
-        if failed.lacks_memory and not (failed.is_guess and _has_memory(device)):
+        if failed.lacks_memory(_free_memory_of(device) if failed.is_creation else None):
             return out_of_memory(None, text, device)
         if failed.is_mixture:
             return _mixed_cudnn(text)
+        if failed.is_incomplete:
+            return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
         if failed.is_creation:
             return not_created(failed, text)
         if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
@@ -99,14 +101,13 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
     return None
 
 
-def _has_memory(device: Device | None) -> bool:
-    """Whether the GPU surely has more free memory than a handle of cuBLAS or cuDNN takes."""
+def _free_memory_of(device: Device | None) -> int | None:
     if device is None or device.uuid is None:
-        return False
+        return None
     from ..environment.driver import read_gpu_memory
 
     known = read_gpu_memory(device.uuid)
-    return known is not None and known[0] >= FOR_A_HANDLE
+    return known[0] if known is not None else None
 
 
 def _not_opened(library: str, name: str, text: str) -> LibraryNotFoundError:

@@ -26,6 +26,20 @@ _CUBLAS = {
     15: "NOT_SUPPORTED",
     16: "LICENSE_ERROR",
 }
+# cudnnStatus_t of cudnn_graph.h, for which some releases have no more words than "unrecognized error code"
+# (triton-inference-server/server issue 7296); those of cuDNN 8 are below 1000
+_CUDNN = {
+    1001: "NOT_INITIALIZED",
+    1002: "SUBLIBRARY_VERSION_MISMATCH",
+    1008: "SUBLIBRARY_LOADING_FAILED",
+    3000: "NOT_SUPPORTED",
+    3007: "NOT_SUPPORTED_ARCH_MISMATCH",
+    3009: "NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE",
+    4000: "INTERNAL_ERROR",
+    4003: "INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    4004: "INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    5000: "EXECUTION_FAILED",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +48,26 @@ class LibraryStatus:
 
     library: str
     status: str
-    lacks_memory: bool
-    is_guess: bool = False  # that it lacks memory: it is by far the most frequent reason
+    says_memory: bool
     is_creation: bool = False  # no handle of the library could be made, whatever the model is
+    is_vague: bool = False  # and the status says nothing more
+
+    def lacks_memory(self, free: int | None) -> bool:
+        """``free``: what the GPU has; None, unknown. A handle takes memory of the GPU, and where that is full either
+        library gives a status that does not say so (faults C11, C12)."""
+        if self.says_memory or not self.is_creation:
+            return self.says_memory
+        return self.is_vague if free is None else free < FOR_A_HANDLE
 
     @property
     def is_mixture(self) -> bool:
         """cuDNN's parts are of several releases."""
-        return "SUBLIBRARY_VERSION_MISMATCH" in self.status
+        return re.search("(?<!SERIALIZATION_)VERSION_MISMATCH", self.status) is not None
+
+    @property
+    def is_incomplete(self) -> bool:
+        """A part of cuDNN cannot be loaded."""
+        return re.search("SUBLIBRARY_(LOADING_FAILED|UNAVAILABLE)", self.status) is not None
 
 
 def read_library_status(text: str) -> LibraryStatus | None:
@@ -49,12 +75,10 @@ def read_library_status(text: str) -> LibraryStatus | None:
     if match is None:
         return None
     library, code, word = match[1], int(match[2]), match[3]
-    name = _CUBLAS.get(code) if library == "CUBLAS" else None
-    status = f"CUBLAS_STATUS_{name}" if name else word if word.isupper() else f"status {code}"
-    # cublasCreate and cudnnCreate take GPU memory, and a full GPU makes them give either status (faults C11, C12)
-    is_creation = bool(_CREATION.search(text))
-    is_guess = "NOT_INITIALIZED" in status and is_creation
-    return LibraryStatus(library, status, _is_of_memory(status) or is_guess, is_guess, is_creation)
+    name = {"CUBLAS": _CUBLAS, "CUDNN": {} if word.isupper() else _CUDNN}.get(library, {}).get(code)
+    status = f"{library}_STATUS_{name}" if name else word if word.isupper() else f"status {code}"
+    is_vague = "NOT_INITIALIZED" in status
+    return LibraryStatus(library, status, _is_of_memory(status), bool(_CREATION.search(text)), is_vague)
 
 
 def _is_of_memory(status: str) -> bool:

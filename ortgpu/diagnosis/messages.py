@@ -26,7 +26,7 @@ from . import driver, libraries, remedies
 from .cuda_codes import INVALID_DEVICE, NO_DEVICE
 from .devices import gpu_asked_for, lacks_memory, named_device, none_visible
 from .facts import Facts
-from .library_status import FOR_A_HANDLE, LibraryStatus, read_library_status
+from .library_status import LibraryStatus, read_library_status
 from .model import collective_ops_missing
 from .runtime_errors import code_in
 
@@ -38,6 +38,12 @@ ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
 LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
 # The second is said where its plugins are registered (onnxruntime_pybind_state.cc), before the provider itself is made
 TENSORRT = re.compile(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps")
+# provider_bridge_ort.cc, where it does not log this only; on Windows the provider is given up with an exception where
+# CUDA_PATH is set.
+_NOT_LOADED = re.compile(
+    r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_(cuda|tensorrt)\b"
+    r"|CUDA_PATH is set but CUDA"
+)
 
 # Found before a provider is asked. These texts quote the path, and nodes by their names, which may say anything.
 _OF_THE_MODEL = re.compile(
@@ -92,7 +98,9 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
         return _cudnn_unavailable(text, facts)
-    if "CUDA_PATH is set but CUDA" in text:  # what ONNX Runtime raises on Windows where it logs without the variable
+    if match := _NOT_LOADED.search(text):
+        if match[1] == "tensorrt":
+            return tensorrt_failed(text)
         return ProviderFallbackError("ONNX Runtime could not load its CUDA provider", evidence=[telling_line(text)])
     if "cuda_execution_provider.cc" in text or re.search("CUDAExecutionProvider|CUDA EP", _GIVEN_NAMES.sub("", text)):
         return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[telling_line(text)])
@@ -118,11 +126,12 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
 
 def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
     gpu = gpu_asked_for(facts)
-    free = gpu.memory_free if gpu is not None else None
-    if failed.lacks_memory and not (failed.is_guess and free is not None and free >= FOR_A_HANDLE):
+    if failed.lacks_memory(gpu.memory_free if gpu is not None else None):
         return lacks_memory(facts, [telling_line(text)])
     if failed.is_mixture:
         return libraries.mixed([telling_line(text)])
+    if failed.is_incomplete:
+        return _cudnn_unavailable(text, facts)
     if failed.is_creation:
         return not_created(failed, text)
     return ProviderFailureError(
@@ -136,7 +145,7 @@ def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
 def not_created(failed: LibraryStatus, text: str) -> ProviderFailureError:
     return ProviderFailureError(
         f"{failed.library} could not be set up for this session: {failed.status}"
-        + (", though the GPU has free memory" if failed.is_guess else ""),
+        + (", though the GPU has free memory" if failed.is_vague else ""),
         evidence=[telling_line(text)],
         fixes=[
             # issue 26322 and pykeio/ort issue 467: of another CUDA; issue 15718: after a change of the driver
