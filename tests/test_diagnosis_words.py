@@ -33,6 +33,8 @@ SUFFIX = (
         (f"{PREFIX}CUDA failure 999: unknown error{SUFFIX}", "DriverUnusableError", {"cuda_code": 999}),
         (f"{PREFIX}CUDA failure 46: all CUDA-capable devices are busy or unavailable{SUFFIX}", "DeviceBusyError", {}),
         (f"{PREFIX}CUDA failure 2: out of memory{SUFFIX}", "InsufficientDeviceMemoryError", {}),
+        (f"{PREFIX}CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMallocHost((void**)&p, size);",
+            "ProviderFailureError", {"library": "CUDA"}),
         (f"{PREFIX}CUDA failure 700: an illegal memory access was encountered{SUFFIX}", "PoisonedContextError",
             {"cuda_code": 700},),
         ("[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Relu node. Name:'' "
@@ -175,6 +177,11 @@ def test_words_and_facts_together(text: str, change: Change, error: str) -> None
         "[ONNXRuntimeError] : 1 : FAIL : Load model failed: Unsupported model IR version: 99, max supported IR 11",
         "Specified provider 'CUDAExecutionProvider' is not in available provider names. Available: 'CPU'",
         "Required inputs (['x']) are missing from input feed ([]).",
+        # issues 20708 and 23114, 6670
+        f"{INITIALISING}/onnxruntime_src/onnxruntime/contrib_ops/cuda/fused_conv.cc:19 onnxruntime::contrib::cuda::"
+        "FusedConv<T>::FusedConv(const onnxruntime::OpKernelInfo&) [with T = float] [ONNXRuntimeError] : 2 : "
+        'INVALID_ARGUMENT : unsupported conv activation mode "Sigmoid"\n',
+        f"{INITIALISING}std::bad_alloc",
         "failure 35, error 100, and 803 nodes",
     ],
 )

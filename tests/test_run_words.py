@@ -12,10 +12,12 @@ import pytest
 
 from ortgpu.devices import CPU, Device
 from ortgpu.diagnosis.execution import of_run
+from ortgpu.diagnosis.messages import of_construction
 from ortgpu.environment import driver
-from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError
+from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError, UnsupportedDeviceError
 from tests.cpu_session import child
 from tests.lab.overlay import installed_site
+from tests.made_facts import HEALTHY
 
 GPU = Device("cuda", 0, "GPU-1", "NVIDIA H200", (9, 0), 150 << 30, None)
 NODE = (
@@ -42,6 +44,11 @@ def assert_understood(text: str, error: str, details: dict[str, Any]) -> None:
             "GPUOutOfMemoryError", {"requested": 4096}),
         ("CudaMempoolArena::Alloc: cudaMallocFromPoolAsync failed: an illegal memory access (700), size=8",
             "PoisonedContextError", {"cuda_code": 700}),
+        # cuda_allocator.cc: of the host
+        ("CUDA failure 2: out of memory ; GPU=0 ; file=cuda_allocator.cc ; expr=cudaMallocHost((void**)&p, size);",
+            "ProviderFailureError", {"library": "CUDA", "status": "cudaErrorMemoryAllocation"}),
+        ("CUDA failure 2: out of memory ; GPU=0 ; file=cuda_allocator.cc ; expr=cudaMalloc((void**)&p, size);",
+            "GPUOutOfMemoryError", {}),
         # system_error.h of thrust
         ("copy_if failed to synchronize: cudaErrorIllegalAddress: an illegal memory access was encountered",
             "PoisonedContextError", {"cuda_code": 700}),
@@ -52,6 +59,10 @@ def assert_understood(text: str, error: str, details: dict[str, Any]) -> None:
         # triton-inference-server/server issue 7296
         ("CUDNN failure 4000: unrecognized error code ; GPU=0 ; hostname=b8ba6e13da2b",
             "ProviderFailureError", {"status": "CUDNN_STATUS_INTERNAL_ERROR"}),
+        # cudnn_graph.h; cuBLAS says so of half precision on GPUs before 5.3
+        ("CUDNN failure 3007: CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH ; GPU=0", "UnsupportedDeviceError",
+            {"compute_capability": (9, 0)}),
+        ("CUBLAS failure 8: CUBLAS_STATUS_ARCH_MISMATCH ; GPU=0", "UnsupportedDeviceError", {"device": "NVIDIA H200"}),
         # NVIDIA/Model-Optimizer issue 2326, flatironinstitute/nemos issue 317
         ("CUDNN failure 1008: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED ; GPU=0", "LibraryNotFoundError",
             {"missing": ("libcudnn.so.9",)}),
@@ -84,11 +95,52 @@ def test_what_the_driver_did_not_compile_is_its_own_fault(text: str, error: str,
     assert advice in str(found)
 
 
-def test_the_words_of_a_kernel_are_in_the_installed_provider() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        # issue 19259, on an L4
+        r"D:\a\_work\1\s\onnxruntime\contrib_ops/cuda/bert/tensorrt_fused_multihead_attention/"
+        "fused_multihead_attention_v2.h:3189 onnxruntime::contrib::cuda::FusedMultiHeadAttentionXMMAKernelV2::run "
+        "findIter != mFunctions.end() was false. Failed to find kernel: s=256 d=32 interleaved=0 forceUnroll=0 "
+        "withRelativePositionBias=0 flash_attention=0 causal_mask=0\nWas the plugin compiled on a compatible CUDA and "
+        "SM version?\n\t Compiled on CUDA 11080\n\t Current SM version: 89\n",
+        "BFloat16 MatMulNBits is not supported on cuda device with compute capability < 8.0",
+        "bfloat16 requires Ampere and above GPUs with Compute Capability >= 8. Got major=7 and minor=5",
+        "QOrderedMatmul need sm75 or highter",
+    ],
+)
+def test_an_operator_that_is_for_other_gpus(text: str) -> None:
+    found = of_run(NODE.format("conv") + text, "RuntimeException", GPU)
+    assert isinstance(found, UnsupportedDeviceError)
+    assert (found.device, found.compute_capability) == ("NVIDIA H200", (9, 0))
+    assert of_run(NODE.format(text) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
+    assert isinstance(of_construction(f"Exception during initialization: {text}", HEALTHY), UnsupportedDeviceError)
+    quoted = f"[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1) node '{text}'"
+    assert of_construction(quoted, HEALTHY) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # DavideCatto/XFeat-ONNX issue 2, onnxruntime issues 13090 and 16305, triton's onnxruntime_backend issue 95
+        "/onnxruntime_src/onnxruntime/core/providers/cuda/math/topk.cc:84 onnxruntime::common::Status onnxruntime::cuda"
+        "::TopK<inputk>::ComputeInternal(onnxruntime::OpKernelContext*) const [with bool inputk = true] K_ >= 0 && K_ "
+        "<= tensor_X->Shape().GetDims()[axis] was false.\n",
+        "Expand_2355: left operand cannot broadcast on dim 0 LeftShape: {1000,1}, RightShape: {0,0}",
+        "bad allocation",
+        "not enough space: expected 270080, got 261760",
+    ],
+)
+def test_what_is_wrong_with_the_values_or_the_host_stays_onnx_runtimes_own(text: str) -> None:
+    assert of_run(NODE.format("conv") + text, "RuntimeException", GPU) is None
+
+
+@pytest.mark.parametrize("words", [b"\0CUDA error \0", b"\0cudaMallocHost((void**)&p, size)\0"])
+def test_the_words_of_a_kernel_are_in_the_installed_provider(words: bytes) -> None:
     """Those of CudaKernel::Compute are joined when they are said: "CUDA error ", the name of the error, ":"."""
     provider = installed_site() / "onnxruntime/capi/libonnxruntime_providers_cuda.so"
     with provider.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        assert content.find(b"\0CUDA error \0") > 0
+        assert content.find(words) > 0
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,16 @@ from .cuda_codes import (
 )
 from .libraries import by_folder, mixed
 from .library_status import read_library_status
-from .messages import ALLOCATION, LIMIT, TENSORRT, not_created, telling_line, tensorrt_failed
+from .messages import (
+    ALLOCATION,
+    LIMIT,
+    TENSORRT,
+    lacks_pinned_memory,
+    not_created,
+    of_generation,
+    telling_line,
+    tensorrt_failed,
+)
 from .runtime_errors import code_in
 
 _MIB = 1 << 20
@@ -84,6 +93,14 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
             return not_created(failed, text)
         if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
             return error
+        if "ARCH_MISMATCH" in failed.status:
+            return UnsupportedDeviceError(
+                f"{failed.library} has no code for {device or 'this GPU'} in what this model asks: {failed.status}",
+                evidence=[telling_line(text)],
+                fixes=[manual("use another GPU, this model in another data type, or a release of that library for it")],
+                device=device.name if device is not None else None,
+                compute_capability=device.compute_capability if device is not None else None,
+            )
         return ProviderFailureError(
             f"{failed.library} failed: {failed.status}",
             evidence=[telling_line(text)],
@@ -96,6 +113,9 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         return _not_opened("cuFFT", SYSTEM.name(BY_STEM["libcufft"], 12), text)
     if TENSORRT.search(text):
         return tensorrt_failed(text)
+    name, capability = (device.name, device.compute_capability) if device is not None else (None, None)
+    if (found := of_generation(text, telling_line(text), name, capability)) is not None:
+        return found
     if is_ep_fail:
         return ProviderFailureError("the execution provider failed", evidence=[telling_line(text)], status="EP_FAIL")
     return None
@@ -152,7 +172,7 @@ def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
 def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     evidence = [telling_line(text)]
     if code == OUT_OF_MEMORY:
-        return out_of_memory(None, text, device)
+        return lacks_pinned_memory(text) or out_of_memory(None, text, device)
     if code in STICKY:
         return poisoned(code, evidence)
     if code in CAPTURING:

@@ -19,11 +19,12 @@ from ..errors import (
     ProviderFailureError,
     ProviderFallbackError,
     ProviderOptionError,
+    UnsupportedDeviceError,
     manual,
 )
 from ..providers import CUDA
 from . import driver, libraries, remedies
-from .cuda_codes import INVALID_DEVICE, NO_DEVICE
+from .cuda_codes import INVALID_DEVICE, NO_DEVICE, OUT_OF_MEMORY
 from .devices import gpu_asked_for, lacks_memory, named_device, none_visible
 from .facts import Facts
 from .library_status import LibraryStatus, read_library_status
@@ -35,6 +36,13 @@ _OPTION_VALUE = re.compile(
     r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
 )
 ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
+# Kernels that ask for a generation of GPUs, in the words of releases 1.17 (issue 19259) to 1.31
+_GENERATION = re.compile(
+    r"Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d|requires Ampere"
+    r"|requires SM ?\d|requires sm ?>= ?\d|need sm\d|only supported on Ampere",
+    re.IGNORECASE,
+)
+_PINNED = re.compile(r"expr=cuda(?:MallocHost|HostAlloc)\(")
 LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
 # The second is said where its plugins are registered (onnxruntime_pybind_state.cc), before the provider itself is made
 TENSORRT = re.compile(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps")
@@ -98,6 +106,10 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
         return _cudnn_unavailable(text, facts)
+    gpu = gpu_asked_for(facts)
+    name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
+    if (found := of_generation(_GIVEN_NAMES.sub("", text), telling_line(text), name, capability)) is not None:
+        return found
     if match := _NOT_LOADED.search(text):
         if match[1] == "tensorrt":
             return tensorrt_failed(text)
@@ -116,6 +128,8 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
         return NoDeviceError(
             "CUDA sees no GPU", evidence=evidence, fixes=[manual("use a machine with an NVIDIA GPU", needs="hardware")]
         )
+    if code == OUT_OF_MEMORY and (locked := lacks_pinned_memory(text)) is not None:
+        return locked
     if code == INVALID_DEVICE:
         found = named_device(facts)
         if found is not None:
@@ -139,6 +153,43 @@ def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
         evidence=[telling_line(text)],
         library=failed.library,
         status=failed.status,
+    )
+
+
+def of_generation(
+    text: str, line: str, name: str | None, capability: tuple[int, int] | None
+) -> UnsupportedDeviceError | None:
+    """The error for an operator whose kernels are for other generations of GPUs, which says so itself."""
+    if _GENERATION.search(text) is None:
+        return None
+    shown = name or "this GPU"
+    if capability is not None:
+        shown += f" (compute capability {capability[0]}.{capability[1]})"
+    return UnsupportedDeviceError(
+        f"an operator of this model has no kernel for {shown} in the installed ONNX Runtime",
+        evidence=[line],
+        fixes=[
+            manual("use another GPU, or this model in another data type or quantization"),
+            manual("or export it without that operator, which may be one that an optimizer made of several"),
+        ],
+        device=name,
+        compute_capability=capability,
+    )
+
+
+def lacks_pinned_memory(text: str) -> ProviderFailureError | None:
+    """The error for a CUDA that is out of memory, and means the memory of the host that it locks for copies."""
+    if _PINNED.search(text) is None:
+        return None
+    return ProviderFailureError(
+        "CUDA gets no page-locked memory of the host, through which arrays are copied to the GPU and back",
+        evidence=[telling_line(text)],
+        fixes=[
+            manual("free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"),
+            manual("or use a smaller batch"),
+        ],
+        library="CUDA",
+        status="cudaErrorMemoryAllocation",
     )
 
 
@@ -200,8 +251,9 @@ def tensorrt_failed(text: str) -> ProviderFailureError:
 
 
 _TELLING = re.compile(
-    r"(?:CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT|CURAND) failure \d+|CUDA error cudaError|Please install TensorRT libraries"
+    r"(?:CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT|CURAND) failure \d+|CUDA error cudaError|Unknown provider option"
     r"|Failed to allocate memory for requested|Available memory of|cudaMallocFromPoolAsync failed|TensorRT EP "
+    r"|Please install TensorRT libraries"
 )
 
 
