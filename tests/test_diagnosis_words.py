@@ -41,6 +41,9 @@ SUFFIX = (
             "Status Message: CUDA error cudaErrorIllegalAddress:an illegal memory access was encountered",
             "PoisonedContextError", {"cuda_code": 700},),
         (f"{PREFIX}CUDA failure 719: unspecified launch failure{SUFFIX}", "PoisonedContextError", {"cuda_code": 719}),
+        (f"{PREFIX}CUDA failure 209: no kernel image is available for execution on the device{SUFFIX}",
+            "UnsupportedDeviceError", {"compute_capability": (9, 0)},),
+        (f"{PREFIX}CUDA failure 218: a PTX JIT compilation failed{SUFFIX}", "UnsupportedDeviceError", {}),
         ('Unknown provider option: "devise_id"', "ProviderOptionError", {"option": "devise_id"}),
         ("[ONNXRuntimeError] : 1 : FAIL : provider_options_utils.h:187 Parse Failed to parse provider option "
             '"arena_extend_strategy"', "ProviderOptionError", {"option": "arena_extend_strategy"},),

@@ -255,6 +255,9 @@ def test_memory_of_the_host_is_not_that_of_a_gpu() -> None:
             "PoisonedContextError", {"cuda_code": 700}),
         ("CUDA error cudaErrorInvalidDeviceFunction:invalid device function",  # issue 8972
             "UnsupportedDeviceError", {"compute_capability": (9, 0)}),
+        # kijai/ComfyUI-WanAnimatePreprocess issue 4
+        ("CUDA error cudaErrorInvalidPtx:a PTX JIT compilation failed", "UnsupportedDeviceError", {}),
+        ("CUDA error cudaErrorInvalidKernelImage:device kernel image is invalid", "UnsupportedDeviceError", {}),
         ("CUDA error cudaErrorCallRequiresNewerDriver:API call is not supported in the installed CUDA driver",
             "DriverTooOldError", {}),
         ("CUDA error cudaErrorMemoryAllocation:out of memory", "GPUOutOfMemoryError", {}),

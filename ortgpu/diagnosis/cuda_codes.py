@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..environment.cuda import RESULT_NAMES
-from ..errors import Fix, PoisonedContextError, ProviderFailureError, manual, shell
+from ..errors import Fix, PoisonedContextError, ProviderFailureError, UnsupportedDeviceError, manual, shell
 from .runtime_errors import NAMES
 
 # The codes that a check tells from the others
@@ -116,8 +116,9 @@ UNUSABLE: dict[int, Meaning] = {
 }
 
 
-# There is a kernel for other GPUs only; in the words "no kernel image", or "invalid device function" (issue 8972).
-NO_CODE = frozenset({98, 209})
+# There is a kernel for other GPUs only, in the words "no kernel image" or "invalid device function" (issue 8972), or
+# its PTX cannot be compiled for this one (kijai/ComfyUI-WanAnimatePreprocess issue 4, on an RTX 5090).
+NO_CODE = frozenset({98, 200, 209, 218})
 
 # Of the GPU rather than the driver, where no check of the device knows better.
 OF_THE_DEVICE: dict[int, Meaning] = {
@@ -128,13 +129,6 @@ OF_THE_DEVICE: dict[int, Meaning] = {
     101: Meaning(
         "the driver knows no such device",
         (manual("choose a device that exists, and look at CUDA_VISIBLE_DEVICES"),),
-    ),
-    **dict.fromkeys(
-        NO_CODE,
-        Meaning(
-            "a kernel of the installed ONNX Runtime has no code for this GPU",
-            (manual("use another release of ONNX Runtime, or another GPU"),),
-        ),
     ),
     221: Meaning(
         "code for this GPU has to be compiled, and the driver's libnvidia-ptxjitcompiler.so.1 is not there",
@@ -182,6 +176,17 @@ def poisoned(code: int, evidence: list[str]) -> PoisonedContextError:
         evidence=evidence,
         fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
         cuda_code=code,
+    )
+
+
+def without_code(evidence: list[str], device: str | None, capability: tuple[int, int] | None) -> UnsupportedDeviceError:
+    """Of one kernel: where the file has no code for the GPU at all, a check knows it."""
+    return UnsupportedDeviceError(
+        "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
+        evidence=evidence,
+        fixes=[manual("use another release of ONNX Runtime, or another GPU")],
+        device=device,
+        compute_capability=capability,
     )
 
 

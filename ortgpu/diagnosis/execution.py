@@ -46,6 +46,7 @@ from .cuda_codes import (
     meaning_of,
     name_of,
     poisoned,
+    without_code,
 )
 from .libraries import by_folder, mixed
 from .library_status import read_library_status
@@ -180,13 +181,8 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     if code == CONTEXT_IS_DESTROYED:
         return context_destroyed(evidence)
     if code in NO_CODE:
-        return UnsupportedDeviceError(
-            "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
-            evidence=evidence,
-            fixes=[manual("use another release of ONNX Runtime, or another GPU")],
-            device=device.name if device is not None else None,
-            compute_capability=device.compute_capability if device is not None else None,
-        )
+        name, capability = (device.name, device.compute_capability) if device is not None else (None, None)
+        return without_code(evidence, name, capability)
     meaning = meaning_of(code)
     if code in (CALL_REQUIRES_NEWER_DRIVER, UNSUPPORTED_PTX_VERSION):
         version = device.driver_version if device is not None else None
