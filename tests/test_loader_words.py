@@ -13,7 +13,7 @@ from ortgpu.errors import GPUError
 from ortgpu.preloading import MissingLibrary
 from tests.faults.case import library, own_path
 from tests.lab.fixtures import Lab
-from tests.made_facts import HEALTHY, SITE, Change, all_of, observed, part, preloaded, probed, variables
+from tests.made_facts import HEALTHY, PROVIDER, SITE, Change, all_of, observed, part, preloaded, probed, variables
 
 TLS = "cannot allocate memory in static TLS block"
 UNFIT = "undefined symbol: cublasLtZZZMatmul, version libcublasLt.so.13"
@@ -34,6 +34,12 @@ def test_what_has_no_room_for_its_thread_storage_is_loaded_at_the_start() -> Non
     error = first(preloaded(missing=(passed_over("libcublas.so.13", TLS),)), variables(LD_PRELOAD="/a.so"))
     assert error.code == "library-not-found"
     assert list(error.fixes) == ["export LD_PRELOAD=/venv/nvidia/cu13/lib/libcublas.so.13:/a.so"]
+
+
+def test_the_provider_has_no_room_for_its_thread_storage_either() -> None:
+    error = first(preloaded(), observed(provider_error=f"{PROVIDER}: {TLS}"))
+    assert error.code == "broken-package"
+    assert list(error.fixes) == [f"export LD_PRELOAD={PROVIDER}"]
 
 
 def test_the_file_that_is_named_has_no_room_not_the_one_that_links_it() -> None:
@@ -93,6 +99,30 @@ def test_a_cpp_library_that_is_too_old_is_not_mended_by_installing_cublas(
     assert only.needs == needs
 
 
+@pytest.mark.parametrize(
+    ("folder", "code", "fix"),
+    [
+        ("/opt/miniconda/lib", "library-version", "update the package that brings /opt/miniconda/lib/libstdc++.so.6"),
+        ("/lib/x86_64-linux-gnu", "unsupported-platform", "use a newer operating system"),
+    ],
+)
+def test_a_cpp_library_that_is_too_old_for_the_provider(folder: str, code: str, fix: str) -> None:
+    """Pull request 11383, ultralytics issue 21757, with the provider in the place of the module."""
+    words = f"{folder}/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by {PROVIDER})"
+    error = first(preloaded(), observed(provider_error=words))
+    assert error.code == code
+    assert error.fixes[0].startswith(fix)
+    assert error.evidence[0] == words
+
+
+def test_a_part_of_onnx_runtime_that_the_provider_lacks_is_the_packages() -> None:
+    """freshtechyy/ONNX-Runtime-GPU-image-classifciation-example issue 1."""
+    words = "libonnxruntime_providers_shared.so: cannot open shared object file: No such file or directory"
+    error = first(preloaded(), observed(provider_error=words))
+    assert error.code == "broken-package"
+    assert "onnxruntime-gpu==" in error.fixes[0]
+
+
 def test_a_copy_that_does_not_fit_what_is_loaded_is_not_installed_again() -> None:
     missing = (passed_over("libcublas.so.13", UNFIT, "/opt/cuda/libcublasLt.so.13"),)
     error = first(preloaded(missing=missing))
@@ -125,6 +155,10 @@ def test_a_library_that_lacks_a_function_is_of_another_version(words: str) -> No
         assert error.details()["needed"] == ("libcublasLt.so.13",)
         assert "--force-reinstall" in error.fixes[0]
         assert "nvidia-cublas" in error.fixes[0]
+    imported = (
+        f"ImportError: {SITE}/onnxruntime/capi/onnxruntime_pybind11_state.so: {words}"  # 1.27.0 links CUDA itself
+    )
+    assert first(preloaded(), observed(import_error=imported)).code == "library-version"
     assert PosixLoader().lacking(words) == "libcublasLt.so.13"
 
 

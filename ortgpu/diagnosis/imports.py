@@ -13,13 +13,12 @@ from ..errors import (
     Fix,
     GPUError,
     LibraryNotFoundError,
-    LibraryVersionError,
     UnsupportedPlatformError,
     manual,
 )
 from . import loader_words, remedies, windows
 from .facts import Facts
-from .library_symbols import newer_c_library, older_c_library
+from .library_symbols import c_library_too_old, of_another_version
 
 
 def failed(facts: Facts) -> GPUError | None:
@@ -34,8 +33,8 @@ def failed(facts: Facts) -> GPUError | None:
         return None  # not_installed or broken_files says it
     if loader_words.is_musl(text):
         return _c_library_of_another_kind(facts, text)
-    if (old := older_c_library(text)) is not None:
-        return _c_library_too_old(facts, text, *old)
+    if (old := c_library_too_old(facts, text, "import onnxruntime fails")) is not None:
+        return old
     if (absent := re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)) is not None:
         if spec_for(absent[1]) is not None or absent[1] == "libcuda.so.1":
             return None  # the extension itself links CUDA (1.27.0): libraries_missing says it, or driver_not_found
@@ -45,6 +44,8 @@ def failed(facts: Facts) -> GPUError | None:
             fixes=[remedies.system_package([absent[1]])],
             missing=(absent[1],),
         )
+    if (other := of_another_version(text, "ONNX Runtime's module", facts)) is not None:
+        return other
     if text == IN_SUB_INTERPRETER:
         return None  # this_process.in_sub_interpreter says it
     unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
@@ -101,25 +102,6 @@ def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
     tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
     words = (text, *_printed_meanwhile(facts), *tried)
     return next((each for each in words if loader_words.cannot_be_mapped(each)), None)
-
-
-def _c_library_too_old(facts: Facts, text: str, version: str, path: str | None) -> GPUError:
-    host, fixes = facts.environment.host, [newer_c_library(facts.environment, path)]
-    if path is not None:
-        return LibraryVersionError(
-            f"import onnxruntime fails: the C++ library that this process loads, {path}, is too old for it",
-            evidence=[text],
-            fixes=fixes,
-            needed=(version,),
-            found={os.path.basename(path): path},
-        )
-    return UnsupportedPlatformError(
-        f"the installed ONNX Runtime needs {version}, which this system's C or C++ library does not have",
-        evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
-        fixes=fixes,
-        system=host.system,
-        machine=host.machine,
-    )
 
 
 def _c_library_of_another_kind(facts: Facts, text: str) -> GPUError:

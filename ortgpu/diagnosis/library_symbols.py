@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from ..environment.catalogue import canonical
 from ..environment.inspection import Environment
-from ..errors import Fix, LibraryVersionError, manual
+from ..errors import Fix, GPUError, LibraryVersionError, UnsupportedPlatformError, manual
 from ..preloading import LoadedLibrary
 from . import loader_words, remedies, windows
 from .facts import Facts
@@ -44,6 +44,30 @@ def older_c_library(words: str) -> tuple[str, str | None] | None:
         return None
     named = re.search(r"(/\S*libstdc\+\+\S*): version ", words)
     return version[0], named[1] if named is not None and not re.match(r"(/usr)?/lib(64)?/", named[1]) else None
+
+
+def c_library_too_old(facts: Facts, text: str, what: str) -> GPUError | None:
+    """``what`` fails for it."""
+    old = older_c_library(text)
+    if old is None:
+        return None
+    version, path = old
+    host, fixes = facts.environment.host, [newer_c_library(facts.environment, path)]
+    if path is not None:
+        return LibraryVersionError(
+            f"{what}: the C++ library that this process loads, {path}, is too old for it",
+            evidence=[text],
+            fixes=fixes,
+            needed=(version,),
+            found={os.path.basename(path): path},
+        )
+    return UnsupportedPlatformError(
+        f"the installed ONNX Runtime needs {version}, which this system's C or C++ library does not have",
+        evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
+        fixes=fixes,
+        system=host.system,
+        machine=host.machine,
+    )
 
 
 def newer_c_library(environment: Environment, path: str | None) -> Fix:

@@ -10,7 +10,7 @@ from ..preloading import MissingLibrary
 from . import driver, loader_words, remedies, windows
 from .facts import Facts
 from .libraries import judge_missing
-from .library_symbols import of_another_version
+from .library_symbols import c_library_too_old, of_another_version
 
 
 def unloadable(facts: Facts) -> GPUError | None:
@@ -19,7 +19,10 @@ def unloadable(facts: Facts) -> GPUError | None:
     text = facts.observed.provider_error
     if text is None:
         return None
-    if (absent := loader_words.not_found_for(text)) is not None:
+    if (old := c_library_too_old(facts, text, "the CUDA provider cannot be loaded")) is not None:
+        return old
+    absent = loader_words.not_found_for(text)
+    if absent is not None and not absent.startswith("libonnxruntime"):
         wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
         missing = MissingLibrary(absent, True, wheel, ())
         return judge_missing(facts, (missing,), "the CUDA provider needs", "fatal")
@@ -47,6 +50,8 @@ def unloadable(facts: Facts) -> GPUError | None:
         fixes = [remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
     elif loader_words.is_blocked(text):
         fixes = [remedies.unblock()]
+    elif (late := loader_words.lacks_thread_storage(text)) is not None:
+        fixes = [remedies.load_at_start(facts.environment, [late])]
     elif windows.may_be_visual_c(text):
         fixes.insert(0, remedies.update_visual_c())
     return BrokenPackageError(
