@@ -9,7 +9,12 @@ import pytest
 
 from ortgpu.diagnosis.execution import of_run
 from ortgpu.diagnosis.messages import of_construction
-from ortgpu.errors import GPUOutOfMemoryError, InsufficientDeviceMemoryError, ProviderFailureError
+from ortgpu.errors import (
+    DeviceNotFoundError,
+    GPUOutOfMemoryError,
+    InsufficientDeviceMemoryError,
+    ProviderFailureError,
+)
 from tests.made_facts import H200, HEALTHY, NO_DRIVER, Change, nvml, part, request, variables
 
 PREFIX = (
@@ -209,6 +214,16 @@ def test_who_ran_out_of_memory(
     error = of_run("Failed to allocate memory for requested buffer of size 5", "Fail", None)
     assert isinstance(error, GPUOutOfMemoryError)
     assert error.evidence[0] == first
+
+
+def test_a_device_that_nobody_named_is_not_called_none() -> None:
+    """itsnine/yolov5-onnxruntime issue 20: a session for the first GPU."""
+    found = of_construction(
+        f"{PREFIX}CUDA failure 101: invalid device ordinal ; GPU=0 ; hostname=4dbec2b03d4e", HEALTHY
+    )
+    assert isinstance(found, DeviceNotFoundError)
+    assert "None" not in str(found)
+    assert "CUDA_VISIBLE_DEVICES" in found.fixes[0]
 
 
 def test_a_limit_of_the_callers_own_is_not_the_memory_of_the_gpu() -> None:

@@ -12,6 +12,7 @@ from ..devices import not_found
 from ..environment.catalogue import BY_STEM
 from ..environment.libraries import SYSTEM
 from ..errors import (
+    DeviceNotFoundError,
     GPUError,
     InsufficientDeviceMemoryError,
     LibraryNotFoundError,
@@ -24,7 +25,7 @@ from ..errors import (
 )
 from ..providers import CUDA
 from . import driver, libraries, remedies
-from .cuda_codes import INVALID_DEVICE, NO_DEVICE, OUT_OF_MEMORY
+from .cuda_codes import INVALID_DEVICE, NO_DEVICE, OUT_OF_MEMORY, meaning_of
 from .devices import gpu_asked_for, lacks_memory, named_device, none_visible
 from .facts import Facts
 from .library_status import LibraryStatus, read_library_status
@@ -134,7 +135,15 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
         found = named_device(facts)
         if found is not None:
             return found
-        return not_found(facts.request.device, (), evidence=evidence)
+        if facts.request.device is not None:
+            return not_found(facts.request.device, (), evidence=evidence)
+        return DeviceNotFoundError(
+            "CUDA knows no GPU of the number that ONNX Runtime gave it",
+            evidence=evidence,
+            fixes=meaning_of(code).fixes,
+            requested=None,
+            available=(),
+        )
     return driver.for_code(code, facts, evidence)
 
 
