@@ -13,6 +13,7 @@ from ortgpu.environment.driver_places import UnlinkedFile
 from ortgpu.environment.host import OpenFiles
 from ortgpu.environment.interpreter import IN_SUB_INTERPRETER
 from ortgpu.environment.libraries import Candidate
+from ortgpu.environment.managers import Manager
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.permissions import RefusedPath
 from ortgpu.environment.wheel import Architecture
@@ -128,12 +129,18 @@ CASES = [
     Case("the CPU package", CPU_ENGINE_THERE, "CPUOnlyPackageError", "pip uninstall -y onnxruntime &&",
         details={"package": "onnxruntime", "version": "1.31.1"}),
     *(
-        Case(f"{name} in a project of uv", all_of(facts, part("installer", lock="/app/uv.lock")), error,
-            "\"onnxruntime ; sys_platform == 'never'\"")
+        Case(f"{name} in a project of {manager.name}", all_of(facts, part("installer", manager=manager)), error, words)
         for name, facts, error in (
             ("the CPU package", CPU_ENGINE_THERE, "CPUOnlyPackageError"),
             ("two packages", all_of(NO_PROVIDER, engine(owners=(ENGINE, CPU_ENGINE), build_name="onnxruntime")),
                 "ConflictingPackagesError"),
+        )
+        for manager, words in (
+            (Manager("uv", "/app/uv.lock", "uv add"), "\"onnxruntime ; sys_platform == 'never'\""),
+            (Manager("poetry", "/app/poetry.lock", "poetry add"), "again what /app/poetry.lock names: poetry remove"),
+            (Manager("pdm", "/app/pdm.lock", "pdm add"), "excludes = [\"onnxruntime\"] under [tool.pdm.resolution]"),
+            (Manager("pipenv", "/app/Pipfile.lock", "pipenv install"),
+                "pipenv install \"onnxruntime ; sys_platform == 'never'\""),
         )
     ),
     Case("the CPU package before the GPU one",
@@ -179,6 +186,9 @@ CASES = [
          "CollectiveOpsUnavailableError", "AllReduce"),
     Case("one library missing", without("libcurand.so.10"), "LibraryNotFoundError", "nvidia-curand~=10.0",
         details={"missing": ("libcurand.so.10",)}),
+    Case("a library of a project of Poetry", all_of(without("libcurand.so.10"),
+        part("installer", manager=Manager("poetry", "/app/poetry.lock", "poetry add"))),
+        "LibraryNotFoundError", "poetry add 'nvidia-curand~=10.0'", details={"missing": ("libcurand.so.10",)}),
     Case("all libraries missing", NO_LIBRARIES, "LibraryNotFoundError", "found nowhere",
         details={"missing": ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10")}),
     Case("another version of it", without("libcublas.so.13", found="libcublas.so.12"), "LibraryVersionError",

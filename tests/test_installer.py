@@ -70,36 +70,6 @@ def test_without_pip_and_uv_pip_comes_first(bare_python: Path) -> None:
     assert "ensurepip" not in read(bare_python, "/nowhere")[1], "pip is there now"
 
 
-def test_the_lock_file_of_a_project_of_uv(bare_python: Path) -> None:
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom ortgpu.environment.installer import read_installer\n"
-    command = [str(bare_python), "-c", f"{code}print(read_installer().lock)"]
-    lock = bare_python.parents[2] / "uv.lock"
-    for expected in (None, lock):
-        if expected is not None:
-            expected.touch()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert done.stdout.strip() == str(expected)
-    lock.unlink()
-
-
-def test_the_lock_file_of_a_project_whose_environment_is_elsewhere(bare_python: Path, tmp_path: Path) -> None:
-    """As images have it: UV_PROJECT_ENVIRONMENT=/opt/venv, and the project in /app."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom ortgpu.environment.installer import read_installer\n"
-    inside = tmp_path / "app" / "inside"
-    inside.mkdir(parents=True)
-    lock = tmp_path / "app" / "uv.lock"
-    lock.touch()
-    found = []
-    for named in (bare_python.parents[1], tmp_path, None):
-        variables = {**os.environ, **({"UV_PROJECT_ENVIRONMENT": str(named)} if named is not None else {})}
-        command = [str(bare_python), "-c", f"{code}print(read_installer().lock)"]
-        done = subprocess.run(
-            command, cwd=inside, env=variables, capture_output=True, text=True, timeout=60, check=True
-        )
-        found.append(done.stdout.strip())
-    assert found == [str(lock), "None", "None"]
-
-
 @pytest.mark.skipif(PathFinder.find_spec("setuptools") is None, reason="setuptools is not installed here")
 def test_reading_leaves_the_process_as_it_was() -> None:
     """setuptools takes importlib.util.find_spec("pip") for pip at work: distutils is the standard library's then."""

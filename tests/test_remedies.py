@@ -9,6 +9,7 @@ import pytest
 
 from ortgpu.diagnosis import Facts, find_problems, releases, remedies
 from ortgpu.environment.inspection import Environment
+from ortgpu.environment.managers import Manager
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.variables import Variables
 from ortgpu.errors import GPUError
@@ -61,7 +62,25 @@ def test_a_frozen_program_is_not_told_to_run_pip() -> None:
     ):
         assert not fix.executable
         assert "frozen" in fix
+        assert "leave out" not in fix
         assert PIP not in fix
+
+
+def test_an_environment_for_one_run_is_made_of_something_else() -> None:
+    passing = replace(HEALTHY.environment, installer=replace(HEALTHY.environment.installer, for_one_run=True))
+    for fix in (remedies.install(passing, ["numpy<2"]), remedies.install_libraries(passing, ["numpy<2"])):
+        assert fix.endswith("add --with 'numpy<2' to uv run")
+        assert not fix.executable
+
+
+def test_a_lock_file_is_told_of_what_is_new() -> None:
+    """What pip installs is gone with the next sync. What is damaged, the lock file names already."""
+    manager = Manager("poetry", "/app/poetry.lock", "poetry add")
+    managed = replace(HEALTHY.environment, installer=replace(HEALTHY.environment.installer, manager=manager))
+    assert remedies.install(managed, ["numpy<2"]) == "poetry add 'numpy<2'"
+    assert remedies.other_release(managed, releases.FOR_CUDA_12).startswith("poetry add 'onnxruntime-gpu>=1.20,<1.27' ")
+    again = remedies.install(managed, ["numpy==2.4.6"], again=True)
+    assert again == f"{PIP} install --force-reinstall --no-deps numpy==2.4.6"
 
 
 def test_a_name_that_is_on_record_twice_is_removed_twice() -> None:

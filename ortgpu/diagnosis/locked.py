@@ -1,22 +1,38 @@
-"""What brings a package back after advice removed it: `uv run` first installs what its project's lock file names."""
+"""What brings a package back after advice removed it: a program that makes the environment agree with a lock file."""
 
 from __future__ import annotations
 
 from ..errors import Fix, manual
 from .facts import Facts
 
+_WAYS = {
+    # docs.astral.sh/uv, "Dependency overrides". `uv run` is enough to bring a package back.
+    "uv": "uv remove {names}, or where another package asks for it, override-dependencies = [{never}] under [tool.uv] "
+    "in pyproject.toml; then uv add onnxruntime-gpu, and uv sync --reinstall-package onnxruntime-gpu",
+    # Poetry overrides nothing that a package requires: with a marker of the project's own it is locked all the same.
+    "poetry": "poetry remove {names}{then}; where another package asks for it, Poetry cannot leave it out: "
+    "run the command above again after each poetry install, add or sync",
+    # pdm-project.org, "Exclude specific packages and their dependencies from the lock file"
+    "pdm": "pdm remove {names}, or where another package asks for it, excludes = [{quoted}] under "
+    "[tool.pdm.resolution] in pyproject.toml and pdm install{then}",
+    # A marker in the Pipfile becomes the package's in the lock file, whoever asks for it. This once it is installed.
+    "pipenv": "pipenv install {marked}{then}; then run the command above again",
+}
+
 
 def keep_out(facts: Facts) -> list[Fix]:
-    """For packages that share the folder of the GPU build. docs.astral.sh/uv, "Dependency overrides"."""
-    lock, owners = facts.environment.installer.lock, facts.environment.packages.onnxruntime.owners
-    others = list(dict.fromkeys(owner.name for owner in owners if owner.name != "onnxruntime-gpu"))
-    if lock is None or not others:
+    """For packages that share the folder of the GPU build."""
+    manager, owners = facts.environment.installer.manager, facts.environment.packages.onnxruntime.owners
+    installed = dict.fromkeys(owner.name for owner in owners)
+    others = [name for name in installed if name != "onnxruntime-gpu"]
+    if manager is None or not others:
         return []
-    never = ", ".join(f"\"{name} ; sys_platform == 'never'\"" for name in others)
-    return [
-        manual(
-            f"and keep uv from installing again what {lock} names: uv remove {' '.join(others)}, or where another "
-            f"package asks for it, override-dependencies = [{never}] under [tool.uv] in pyproject.toml; then "
-            "uv add onnxruntime-gpu, and uv sync --reinstall-package onnxruntime-gpu"
-        )
-    ]
+    never = [f"\"{name} ; sys_platform == 'never'\"" for name in others]
+    way = _WAYS[manager.name].format(
+        names=" ".join(others),
+        quoted=", ".join(f'"{name}"' for name in others),
+        never=", ".join(never),
+        marked=" ".join(never),
+        then="" if "onnxruntime-gpu" in installed else f"; then {manager.add} onnxruntime-gpu",
+    )
+    return [manual(f"and keep {manager.name} from installing again what {manager.lock} names: {way}")]

@@ -28,8 +28,8 @@ def install(
 ) -> Fix:
     """One command; ``again`` replaces what the installer believes to be there, in the folder ``instead_of``."""
     wanted = list(requirements)
-    if environment.host.frozen:
-        return _bundle(wanted)
+    if _is_made_anew(environment):
+        return _bundle(environment, wanted)
     if instead_of is not None and _comes_first(environment, instead_of):
         return shell(_install_into(environment, instead_of, wanted))
     return _past_the_obstacle(environment, _install(environment, wanted, again=again, upgrade=upgrade))
@@ -37,6 +37,8 @@ def install(
 
 def _install(environment: Environment, wanted: list[str], *, again: bool = False, upgrade: bool = False) -> str:
     installer = environment.installer
+    if installer.manager is not None and not again and not upgrade:
+        return f"{installer.manager.add} {' '.join(map(shlex.quote, wanted))}"
     options = " --upgrade" if upgrade else ""
     if again:
         options += " --reinstall --no-deps" if installer.name == "uv" else " --force-reinstall --no-deps"
@@ -67,8 +69,10 @@ def reinstall_onnxruntime(
     """Remove every distribution that owns the import, and what they leave behind, then install one: the GPU build, or
     what ``requirement`` names."""
     wanted = requirement or gpu_requirement(environment)
-    if environment.host.frozen:
-        return _bundle([wanted])
+    if _is_made_anew(environment):
+        stays = re.split("[<>=~!]", wanted)[0]
+        names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
+        return _bundle(environment, [wanted], without=[name for name in names if name != stays])
     if requirement is None and environment.driver.is_tegra:
         removal = " && ".join(_removal(environment))
         return manual(f"run {removal}, then {for_a_jetson()}", needs="host") if removal else for_a_jetson()
@@ -224,8 +228,8 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     and gives up when it writes through one.
     """
     wanted = fitting(environment, wheels)
-    if environment.host.frozen:
-        return _bundle(wanted)
+    if _is_made_anew(environment):
+        return _bundle(environment, wanted)
     present = {wheel.name: wheel.version for wheel in environment.packages.nvidia}
     damaged = [name for name in map(wheel_name, wanted) if name in present]
     folders = " ".join(map(shlex.quote, with_dead_links))
@@ -331,11 +335,19 @@ def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
     )
 
 
-def _bundle(requirements: list[str]) -> Fix:
-    """A frozen program has no installer, and its interpreter is the program itself."""
+def _is_made_anew(environment: Environment) -> bool:
+    return environment.host.frozen or environment.installer.for_one_run
+
+
+def _bundle(environment: Environment, requirements: list[str], without: Iterable[str] = ()) -> Fix:
+    """A frozen program has no installer: its interpreter is the program itself, or a pex that holds its packages."""
+    out = "".join(f", leave out {name}," for name in without)
+    if not environment.host.frozen:
+        options = " ".join(f"--with {shlex.quote(requirement)}" for requirement in requirements)
+        return manual(f"this environment is made for one run of a program: add {options} to uv run{out.rstrip(',')}")
     return manual(
-        f"this program is frozen: add {' '.join(requirements)} to what it is built from and build it again "
-        "(PyInstaller: --collect-all onnxruntime --collect-all nvidia)"
+        f"this program is frozen: add {' '.join(requirements)} to what it is built from{out} and build it again "
+        "(PyInstaller: --collect-all onnxruntime --collect-all nvidia; pex: among its requirements)"
     )
 
 

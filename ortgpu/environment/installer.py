@@ -10,10 +10,10 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
-from pathlib import Path
 
 from ..background import ForkSafeLock
 from .interpreter import this_interpreter
+from .managers import Manager, is_for_one_run, read_manager
 from .metadata import search_path
 
 _of_sysconfig = ForkSafeLock()  # which has none before Python 3.13: who comes while it fills its variables fails
@@ -35,7 +35,8 @@ class Installer:
     own: tuple[str, ...] = (os.sep,)  # below which it removes and replaces
     hidden: tuple[str, ...] = ()  # of the search path, behind ``folder``: what it installs is imported instead
     obstacle: str | None = None  # what keeps this user from running these words here, and how to get past it
-    lock: str | None = None  # the uv.lock that `uv run` first makes this environment agree with
+    for_one_run: bool = False  # this environment is gone when its program has ended
+    manager: Manager | None = None  # what takes these words back: it has a lock file that this environment agrees with
 
     def owns(self, folder: str) -> bool:
         return _is_below(os.path.realpath(folder), self.own)
@@ -61,7 +62,8 @@ def read_installer() -> Installer:
             own=packages,
             hidden=_hidden_by(folder),
             obstacle=_why_not_written(folder),
-            lock=_lock(),
+            for_one_run=is_for_one_run(),
+            manager=read_manager(),
         )
     pip, obstacle = f"{python} -m pip", None
     if not has_pip and not managed and PathFinder.find_spec("ensurepip") is not None:
@@ -84,27 +86,14 @@ def read_installer() -> Installer:
         own=own,
         hidden=_hidden_by(folder),
         obstacle=_why_not_written(folder) or obstacle,
-        lock=_lock(),
+        for_one_run=is_for_one_run(),
+        manager=read_manager(),
     )
 
 
 def _folder_of(kind: str) -> str:
     with _of_sysconfig:
         return sysconfig.get_path(kind)
-
-
-def _lock() -> str | None:
-    """Of the project that this is the environment of: in it, or by docs.astral.sh/uv, "Project environment path"."""
-    folders = [os.path.dirname(sys.prefix)] if _is_virtual() else []
-    named = os.environ.get("UV_PROJECT_ENVIRONMENT", "")
-    if os.path.isabs(named) and os.path.realpath(named) == os.path.realpath(sys.prefix):
-        try:
-            folder = os.getcwd()
-        except OSError:  # it is gone
-            folder = os.sep
-        folders += [folder, *map(str, Path(folder).parents)]
-    paths = (os.path.join(folder, "uv.lock") for folder in folders)
-    return next(filter(os.path.isfile, paths), None)
 
 
 def _hidden_by(folder: str) -> tuple[str, ...]:
