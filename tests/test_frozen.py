@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from modulefinder import ModuleFinder
 from pathlib import Path
+
+import pytest
 
 import ortgpu
 from ortgpu.cli import COMMANDS
 from tests.lab.child import outcome_of
+from tests.lab.environments import install, network_variables
 from tests.lab.fixtures import Lab
 
 PACKAGE = Path(ortgpu.__file__).parent
@@ -62,3 +69,60 @@ assert "this program is frozen" in started.errors, started
     assert error.type == "LibraryNotFoundError"
     assert "this program is frozen: add nvidia-curand" in error.text
     assert "-m pip" not in error.text
+
+
+@pytest.mark.parametrize("place", ["sys.path.append", "setattr(sys, 'prefix', folder) or str"])
+def test_a_program_of_pex(lab: Lab, tmp_path: Path, place: str) -> None:
+    """It runs on the system's interpreter, into which pip would install what it does not see; or in an environment of
+    its own, which is made anew."""
+    machine = lab.machine()
+    machine.overlay.remove("nvidia/*/lib/libcurand.so.10")
+    (tmp_path / "PEX-INFO").write_text("{}", encoding="utf-8")
+    code = f"import sys\nfolder = {str(tmp_path)!r}\n{place}(folder)\nopen_session({str(lab.models.relu)!r}, {{}})"
+    error = outcome_of(machine.run(code).ok()).error
+    assert error is not None
+    assert error.type == "LibraryNotFoundError"
+    assert "this program is frozen: add nvidia-curand" in error.text
+    assert "-m pip" not in error.text
+
+
+PROGRAM_FOR_PEX = """
+import sys
+sys.path.append(sys.argv[1])
+from ortgpu import GPUError, GPUSession
+try:
+    GPUSession(sys.argv[2])
+except GPUError as error:
+    print(type(error).__name__, *error.fixes, sep="\\n")
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["", "--venv"])
+def test_a_pex_that_is_built_again(lab: Lab, tmp_path: Path, mode: str) -> None:
+    """The real thing. It fetches 300 MB."""
+    tool = install("pex", ["pex"]).parents[2] / "bin" / "pex"
+    (tmp_path / "program.py").write_text(PROGRAM_FOR_PEX, encoding="utf-8")
+    variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PEX_ROOT": str(tmp_path / "root")}
+
+    def run(*command: str) -> list[str]:
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**network_variables(tmp_path / "pip"), **variables}, capture_output=True,
+            text=True, check=False, timeout=900,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def build_and_open(engine: str) -> list[str]:
+        requirements = [engine, "onnx", "nvidia-ml-py", "numpy"]
+        run(str(tool), *requirements, *filter(None, [mode]), "--python", sys.executable, "-o", "app.pex")
+        return run("./app.pex", "program.py", str(PACKAGE.parent), str(lab.models.relu))
+
+    broken = build_and_open("onnxruntime")
+    assert broken[0] == "CPUOnlyPackageError"
+    assert broken[1].startswith("this program is frozen: add ")
+    assert ", leave out onnxruntime, and build it again" in broken[1]
+    mended = build_and_open(broken[1].split()[5])
+    assert mended[:1] != ["CPUOnlyPackageError"], mended
+    shutil.rmtree(tmp_path)

@@ -399,10 +399,11 @@ def _replace_build(facts: Facts) -> list[Fix]:
     gpu = any(_is_for_cuda(other.name) for other in installed.elsewhere)
     shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
     of_python = os.path.basename(home) in ("site-packages", "dist-packages")
-    if shared or (of_python and (not gpu or installer.owns(home))):  # off the path, it would take the others with it
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
+    bundled = facts.environment.host.frozen and off is None  # a pex has a folder for each of its packages
+    if shared or bundled or (of_python and (not gpu or installer.owns(home))):  # off the path, it would take others too
         return [remedies.reinstall_onnxruntime(facts.environment)]
     # A folder that somebody put on the search path: what is behind it is taken once it is off.
-    off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
     first = [] if gpu else _first_install(facts)
     if off is not None and all(fix.executable for fix in first):
         return [shell(" && ".join((off, *first)))]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from .interpreter import is_frozen
+from .interpreter import is_frozen, is_pex
 
 # A name inside a container's cgroup path; "docker.service" is dockerd itself, on the host.
 _CGROUP_CONTAINERS: Final = (
@@ -53,7 +53,7 @@ class Host:
     container: str | None  # "docker", "podman", "kubernetes", "lxc", or another name; None: none seen
     wsl: bool
     display_vendors: frozenset[int] | None  # PCI vendor ids of display controllers: 0x10de, 0x1002, 0x8086
-    frozen: bool  # a PyInstaller-like bundle
+    frozen: bool  # a bundle, as PyInstaller and pex make them
     address_space: int | None = None  # bytes that this process may map (ulimit -v); None: no limit, or unknown
     data: int | None = None  # bytes of them that may be private and writable (ulimit -d); None: as before
     open_files: OpenFiles | None = None
@@ -82,7 +82,7 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
         container=_read_container(root, variables),
         wsl=kernel is not None and "microsoft" in kernel.lower(),
         display_vendors=_read_display_vendors(root),
-        frozen=is_frozen(),
+        frozen=is_frozen() or is_pex(),
         address_space=_read_limit("RLIMIT_AS"),
         data=_read_limit("RLIMIT_DATA"),
         open_files=_read_open_files(),

@@ -46,6 +46,13 @@ def is_frozen() -> bool:
     return bool(getattr(sys, "frozen", False) or getattr(compiled, "standalone", False))
 
 
+def is_pex() -> bool:
+    """Whether packages come from a pex, which is made of what it was built from again wherever it is unpacked: what pip
+    puts into the interpreter it does not see, or only until then. Each has this file: docs.pex-tool.org, "PEX-INFO"."""
+    folders = (each for each in (sys.prefix, *sys.path) if each and isinstance(each, str))
+    return any(os.path.isfile(os.path.join(folder, "PEX-INFO")) for folder in folders)
+
+
 def is_sub_interpreter() -> bool:
     """Whether this code runs in another than the main interpreter of its process, as mod_wsgi has it unless told
     otherwise. False where nobody can tell."""
