@@ -12,7 +12,7 @@ import pytest
 import ortgpu
 from ortgpu.__main__ import main
 from ortgpu.cli.explain import reference_page
-from ortgpu.diagnosis import cuda_codes, releases, remedies
+from ortgpu.diagnosis import cuda_codes, releases, system_remedies
 from ortgpu.errors import GPUError, catalogue
 from ortgpu.explanations import BY_CODE, EXPLANATIONS, Explanation
 
@@ -81,7 +81,7 @@ def test_numbers_in_the_texts_are_those_of_the_checks() -> None:
         one = BY_CODE[code]
         return " ".join((one.means, *one.comes_about, *one.tell, *one.mend))
 
-    assert all(remedies.LOWEST_DRIVER[major] in text("driver-too-old") for major in (12, 13))
+    assert all(system_remedies.LOWEST_DRIVER[major] in text("driver-too-old") for major in (12, 13))
     assert f"`{releases.FOR_CUDA_12.requirement}`" in text("library-version")
     entries = [entry.partition(":")[0] for entry in BY_CODE["driver-unusable"].comes_about]
     ranges = [re.fullmatch(r"(\d+)(?: to (\d+))?", entry) for entry in entries]

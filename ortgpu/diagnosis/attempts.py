@@ -17,7 +17,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import loader_words, remedies
+from . import loader_words, remedies, system_remedies
 from .facts import Facts
 from .messages import of_construction
 from .model import custom_domains, not_loaded, unreadable
@@ -54,7 +54,7 @@ def died(facts: Facts) -> GPUError | None:
         return DriverUnusableError(
             f"asking NVML {how}" if probe.opening == NVML else summary,
             evidence=evidence,
-            fixes=[*first, *remedies.restart_driver(facts.environment, again)],
+            fixes=[*first, *system_remedies.restart_driver(facts.environment, again)],
         )
     if probe.died_in in ("libraries", "import", "provider"):
         return _died_in_a_library(probe, summary, evidence, first, facts)
@@ -68,9 +68,9 @@ def _died_in_a_library(
 ) -> BrokenPackageError:
     """``first``: what to try before the package of the library is installed again."""
     package, again = _owner_of(probe.opening, facts)
-    if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
+    if not probe.timed_out and system_remedies.limit_on_memory(facts.environment) is not None:
         # The loader and what it loads take no mapping for granted, and touch what was not mapped.
-        first = [remedies.let_it_be_mapped(facts.environment, "")]
+        first = [system_remedies.let_it_be_mapped(facts.environment, "")]
     version = facts.environment.packages.onnxruntime.version
     if (probe.died_in, probe.signal, version) == ("import", "SIGSEGV", "1.29.0"):
         # Its telemetry asks a shell for an identity of the machine: onnxruntime issues 32173 and 32501.
@@ -169,7 +169,7 @@ def session_failed(facts: Facts) -> GPUError | None:
     step = facts.observed.failed("session")
     if step is None:
         return None
-    fixes = [remedies.let_it_have_threads()] if loader_words.lacks_threads(step.detail) else []
+    fixes = [system_remedies.let_it_have_threads()] if loader_words.lacks_threads(step.detail) else []
     return of_construction(step.detail, facts) or ProviderFallbackError(
         "a session on the GPU could not be opened and run", evidence=[step.detail], fixes=fixes
     )

@@ -22,7 +22,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import memory, releases, remedies
+from . import memory, releases, remedies, system_remedies
 from .cuda_codes import NO_DEVICE, name_of
 from .facts import Facts
 from .surroundings import give_the_gpu, of_service, of_wsl
@@ -69,7 +69,7 @@ def none_visible(facts: Facts) -> GPUError | None:
     if cuda is not None and cuda.devices:
         return None
     if not hidden and not empty and environment.driver.libcuda is None:
-        return None  # without a driver there is no device: driver.not_found says it
+        return None  # without a driver there is no device: driver_absent.not_found says it
     fixes = []
     if value == _OF_A_JOB_WITHOUT:
         ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
@@ -246,7 +246,7 @@ def _passed_over(
 def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
     environment = facts.environment
     if environment.driver.is_tegra:
-        return remedies.for_a_jetson()
+        return system_remedies.for_a_jetson()
     release = releases.for_gpus(environment.host, environment.driver.supported_cuda, [capability])
     if release is not None:
         return remedies.other_release(environment, release)

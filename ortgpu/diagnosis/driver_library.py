@@ -11,7 +11,7 @@ import re
 from pathlib import PurePosixPath
 
 from ..errors import DriverTooOldError, DriverUnusableError, Fix, manual
-from . import remedies
+from . import remedies, system_remedies
 from .cuda_codes import UNUSABLE, name_of
 from .facts import Facts
 
@@ -43,7 +43,7 @@ def older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
 
 def is_enough(version: str | None, cuda_major: int) -> bool:
     """Whether a driver is known, and as new as a CUDA major needs."""
-    lowest = remedies.LOWEST_DRIVER.get(cuda_major)
+    lowest = system_remedies.LOWEST_DRIVER.get(cuda_major)
     return version is not None and lowest is not None and _numbers(version) >= _numbers(lowest)
 
 
@@ -84,7 +84,7 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
     if not environment.host.wsl or not is_of_linux or not (code or too_old):
         return None
     fixes = [
-        remedies.look_first_in(remedies.WSL_DRIVER),
+        system_remedies.look_first_in(system_remedies.WSL_DRIVER),
         manual("or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)", needs="root"),
     ]
     return DriverUnusableError(
@@ -147,7 +147,7 @@ def _update(facts: Facts) -> list[Fix]:
     major, version = facts.environment.cuda_major, facts.environment.driver.version
     if major is None or version is None or is_enough(version, major):
         return []
-    return [remedies.update_driver(facts.environment)]
+    return [system_remedies.update_driver(facts.environment)]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from ..errors import (
     UnsupportedPlatformError,
     manual,
 )
-from . import loader_words, remedies, windows
+from . import loader_words, remedies, system_remedies, windows
 from .facts import Facts
 from .library_symbols import c_library_too_old, of_another_version
 
@@ -41,7 +41,7 @@ def failed(facts: Facts) -> GPUError | None:
         return LibraryNotFoundError(
             f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
             evidence=[text],
-            fixes=[remedies.system_package([absent[1]])],
+            fixes=[system_remedies.system_package([absent[1]])],
             missing=(absent[1],),
         )
     if (other := of_another_version(text, "ONNX Runtime's module", facts)) is not None:
@@ -53,7 +53,7 @@ def failed(facts: Facts) -> GPUError | None:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
             evidence=[text, threads[0]],
-            fixes=[remedies.let_it_have_threads()],
+            fixes=[system_remedies.let_it_have_threads()],
         )
     if any("built with baseline optimizations" in line for line in (text, *_printed_meanwhile(facts))):
         return _processor_too_old(facts, text)
@@ -65,7 +65,7 @@ def failed(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         "import onnxruntime fails",
         evidence=dict.fromkeys(filter(None, (text, unmapped, blocked))),
-        fixes=[remedies.unblock()] if blocked is not None else _ways_to_import_it(facts, text, unmapped),
+        fixes=[system_remedies.unblock()] if blocked is not None else _ways_to_import_it(facts, text, unmapped),
         package=installed.build_name,
         files=(),
     )
@@ -79,15 +79,15 @@ def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None) -> list[Fi
     if unmapped is not None:
         refused = re.search(r"(/.+?\.so[^:]*): ", unmapped)  # NumPy's may lie on another file system
         folder = os.path.dirname(refused[1]) if refused is not None else environment.packages.onnxruntime.folder
-        return [remedies.let_it_be_mapped(environment, folder or "")]
+        return [system_remedies.let_it_be_mapped(environment, folder or "")]
     if (late := loader_words.lacks_thread_storage(text)) is not None:
-        return [remedies.load_at_start(environment, [late])]
+        return [system_remedies.load_at_start(environment, [late])]
     if "sys.modules" in text:
         what = "remove what puts something else in the place of onnxruntime: the package itself is not imported"
         return [manual(what)]
     again = remedies.reinstall_onnxruntime(environment)
     if environment.host.system == "Windows" and windows.may_be_visual_c(text):
-        return [remedies.update_visual_c(), again]
+        return [system_remedies.update_visual_c(), again]
     return [again]
 
 

@@ -20,7 +20,7 @@ from ..errors import (
     shell,
 )
 from ..preloading import MissingLibrary
-from . import loader_words, remedies
+from . import loader_words, remedies, system_remedies
 from .facts import Facts
 from .library_symbols import newer_c_library, of_another_version, older_c_library
 
@@ -152,20 +152,20 @@ def _ways_to_have(
     foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
-        fixes.append(remedies.let_it_be_mapped(environment, folder))
+        fixes.append(system_remedies.let_it_be_mapped(environment, folder))
     if blocked:
-        fixes.append(remedies.unblock())
+        fixes.append(system_remedies.unblock())
     if late:
-        fixes.append(remedies.load_at_start(environment, late.values()))
+        fixes.append(system_remedies.load_at_start(environment, late.values()))
     if unfit:
         evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
         fixes += _ways_to_one_copy(unfit, facts)
     if closed:
         evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
-        fixes.append(remedies.let_it_be_read(environment, closed.values()))
+        fixes.append(system_remedies.let_it_be_read(environment, closed.values()))
     fixes += dict.fromkeys(too_new.values())
     if foreign:
-        fixes.append(remedies.system_package(foreign.values()))
+        fixes.append(system_remedies.system_package(foreign.values()))
     otherwise = {*unmapped, *blocked, *late, *unfit, *closed, *too_new, *foreign}
     to_install = [library for library in absent if library.soname not in otherwise]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
@@ -173,7 +173,7 @@ def _ways_to_have(
         dead = dict.fromkeys(_folder_of_wheels(file.path) for _, file in passed_over if _is_dead_link(file))
         fixes.append(remedies.install_libraries(environment, {**wheels, **dict.fromkeys(further)}, dead))
     if unknown := [library.soname for library in to_install if not library.wheel]:
-        fixes += remedies.newer_cuda(environment, unknown) or [remedies.system_package(unknown)]
+        fixes += remedies.newer_cuda(environment, unknown) or [system_remedies.system_package(unknown)]
     return fixes, evidence
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import BrokenPackageError, GPUError
-from . import remedies
+from . import system_remedies
 from .facts import Facts
 from .packages import did_its_work, is_vital
 
@@ -28,7 +28,7 @@ def package_unreadable(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         f"this user may not read {what}",
         evidence=[f"permission denied: {each.mode} {each.path}" for each in refused[:8]],
-        fixes=[remedies.let_it_be_read(facts.environment, [each.path for each in refused])],
+        fixes=[system_remedies.let_it_be_read(facts.environment, [each.path for each in refused])],
         package=packages.onnxruntime.build_name,
         files=tuple(each.path for each in refused),
     )

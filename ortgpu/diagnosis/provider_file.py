@@ -7,7 +7,7 @@ import re
 
 from ..errors import BrokenPackageError, DriverTooOldError, GPUError, LibraryVersionError, manual
 from ..preloading import MissingLibrary
-from . import driver, loader_words, remedies, windows
+from . import driver, loader_words, remedies, system_remedies, windows
 from .facts import Facts
 from .libraries import judge_missing
 from .library_symbols import c_library_too_old, of_another_version
@@ -47,13 +47,13 @@ def unloadable(facts: Facts) -> GPUError | None:
     provider = facts.environment.provider
     fixes = [remedies.reinstall_onnxruntime(facts.environment)]
     if provider is not None and loader_words.cannot_be_mapped(text):
-        fixes = [remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
+        fixes = [system_remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
     elif loader_words.is_blocked(text):
-        fixes = [remedies.unblock()]
+        fixes = [system_remedies.unblock()]
     elif (late := loader_words.lacks_thread_storage(text)) is not None:
-        fixes = [remedies.load_at_start(facts.environment, [late])]
+        fixes = [system_remedies.load_at_start(facts.environment, [late])]
     elif windows.may_be_visual_c(text):
-        fixes.insert(0, remedies.update_visual_c())
+        fixes.insert(0, system_remedies.update_visual_c())
     return BrokenPackageError(
         "the dynamic loader refuses the CUDA provider library",
         evidence=[text],
@@ -72,7 +72,7 @@ def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
         f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
         "it is older than this ONNX Runtime needs, or no driver",
         evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
-        fixes=[remedies.update_driver(facts.environment)],
+        fixes=[system_remedies.update_driver(facts.environment)],
         driver_version=found.version,
         driver_cuda=found.cuda_version,
         needed_cuda=(major, 0) if major else None,

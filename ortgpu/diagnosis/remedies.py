@@ -1,4 +1,4 @@
-"""The text of fixes, written for the environment at hand: its interpreter, its installer, its versions."""
+"""The text of fixes to what is installed, for the environment at hand: its interpreter, its installer, its versions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..environment.catalogue import CUDNN_CODE, LIBRARIES, TOOLKIT_MAJORS, is_dll, spec_for, wheel_name
+from ..environment.catalogue import CUDNN_CODE, LIBRARIES, TOOLKIT_MAJORS, spec_for, wheel_name
 from ..environment.inspection import Environment
 from ..environment.packages import Packages
 from ..errors import Fix, manual, shell
+from . import system_remedies
 from .releases import Release, newest_for
-
-# Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
-LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 
 
 def install(
@@ -74,8 +72,8 @@ def reinstall_onnxruntime(
         names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
         return _bundle(environment, [wanted], without=[name for name in names if name != stays])
     if requirement is None and environment.driver.is_tegra:
-        removal = " && ".join(_removal(environment))
-        return manual(f"run {removal}, then {for_a_jetson()}", needs="host") if removal else for_a_jetson()
+        removal, then = " && ".join(_removal(environment)), system_remedies.for_a_jetson()
+        return manual(f"run {removal}, then {then}", needs="host") if removal else then
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
@@ -156,7 +154,7 @@ def newest_release(environment: Environment) -> Release:
 def why_none_fits(environment: Environment) -> Fix | None:
     """What to do where the package index has no wheel of ONNX Runtime for this machine; None: it has."""
     if environment.driver.is_tegra:
-        return for_a_jetson()
+        return system_remedies.for_a_jetson()
     release = newest_release(environment)
     supported = environment.driver.supported_cuda
     instead = release.why_not_for(environment.host)
@@ -166,16 +164,6 @@ def why_none_fits(environment: Environment) -> Fix | None:
             f"the wheels for {environment.host.machine} need that"
         )
     return manual(instead, needs="host") if instead is not None else None
-
-
-def for_a_jetson() -> Fix:
-    """Its GPUs are of compute capability 7.2, 8.7 and 11.0; the aarch64 wheels of the package index have code for 8.9,
-    9.0, 12.0 and 12.1."""
-    return manual(
-        "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: that of the package index holds no code for "
-        "its GPU",
-        needs="host",
-    )
 
 
 def other_release(environment: Environment, release: Release) -> Fix:
@@ -243,98 +231,6 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     return _past_the_obstacle(environment, " && ".join(steps))
 
 
-def let_it_have_threads() -> Fix:
-    return manual(
-        "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "
-        "fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions",
-        needs="host",
-    )
-
-
-def load_at_start(environment: Environment, paths: Iterable[str]) -> Fix:
-    already = environment.variables.now.get("LD_PRELOAD", "")
-    return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [*paths, already])))}")
-
-
-# Of Debian and Ubuntu, for what slim images leave out.
-_SYSTEM_PACKAGES = {
-    "libstdc++.so.6": "libstdc++6",
-    "libgcc_s.so.1": "libgcc-s1",
-    "libgomp.so.1": "libgomp1",
-    "libz.so.1": "zlib1g",
-}
-
-
-# Of Microsoft: its own link to the newest.
-_REDISTRIBUTABLE = "https://aka.ms/vs/17/release/vc_redist.x64.exe"
-_OF_VISUAL_C = re.compile(r"(msvcp|vcruntime|concrt|vcomp|vccorlib)\d", re.IGNORECASE)
-
-
-def update_visual_c() -> Fix:
-    return manual(
-        f"install the newest Visual C++ Redistributable for x64 ({_REDISTRIBUTABLE}) and start the program again",
-        needs="root",
-    )
-
-
-def system_package(sonames: Iterable[str]) -> Fix:
-    wanted = list(dict.fromkeys(sonames))
-    if all(map(_OF_VISUAL_C.match, wanted)):
-        return update_visual_c()
-    if all(map(is_dll, wanted)):
-        return manual(f"install what brings {' and '.join(wanted)}", needs="root")
-    known = [_SYSTEM_PACKAGES[soname] for soname in wanted if soname in _SYSTEM_PACKAGES]
-    named = f" (Debian and Ubuntu: {' '.join(known)})" if known else ""
-    return manual(f"install the system package that has {' and '.join(wanted)}{named}", needs="root")
-
-
-def limit_on_memory(environment: Environment) -> str | None:
-    """What keeps this process from mapping libraries, in words; of two limits the lower. None: there is none."""
-    space, data = environment.host.address_space, environment.host.data
-    if space is not None and (data is None or space <= data):
-        known = f"it is {space >> 20} MiB, and CUDA maps many times that"
-        return f"the limit on the address space of this process (ulimit -v, RLIMIT_AS): {known}"
-    if data is not None:
-        known = f"it is {data >> 20} MiB, and the CUDA libraries take more"
-        return f"the limit on the private memory of this process (ulimit -d, RLIMIT_DATA): {known}"
-    return None
-
-
-def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
-    """For files that are whole and that this process may not map: installing them again mends nothing."""
-    limit = limit_on_memory(environment)
-    if environment.host.system == "Windows":
-        return manual(
-            "let Windows manage the size of its paging file, or make it larger, or end programs", needs="host"
-        )
-    if limit is not None:
-        return manual(f"raise {limit}", needs="host")
-    return manual(
-        f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
-        needs="host",
-    )
-
-
-def unblock() -> Fix:
-    return manual(
-        "let this program load it: the application control of Windows (Smart App Control, AppLocker) or its virus "
-        "scanner refuses files that they do not know, and installing them again changes nothing",
-        needs="root",
-    )
-
-
-def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
-    """For what is whole, and refused to this user."""
-    wanted = list(dict.fromkeys(paths))
-    own = {each.path for each in environment.packages.refused if each.own}
-    words = " ".join(map(shlex.quote, wanted))
-    return (
-        shell(f"chmod -R u+rX {words}")
-        if own.issuperset(wanted)
-        else shell(f"sudo chmod -R a+rX {words}", needs="root")
-    )
-
-
 def _is_made_anew(environment: Environment) -> bool:
     return environment.host.frozen or environment.installer.for_one_run
 
@@ -399,38 +295,6 @@ def leave_to_its_python(environment: Environment, folder: str, instead: Iterable
         return shell(f"{off} && {then}" if then is not None else str(off))
     first = off or f"take {folder} off the search path of this program"
     return manual(f"{first}, then: {then}" if then is not None else str(first))
-
-
-WSL_DRIVER = "/usr/lib/wsl/lib"
-
-
-def look_first_in(folder: str) -> Fix:
-    """For a library of the system: whether it is there, the machine at hand decides."""
-    return shell(f'export LD_LIBRARY_PATH="{folder}:$LD_LIBRARY_PATH"', needs="host")
-
-
-def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
-    """``fixes`` of a driver that has to start anew; WSL has no kernel module of NVIDIA's, nor anything to reboot."""
-    if not environment.host.wsl:
-        return list(fixes)
-    restart = "restart WSL (wsl --shutdown, in Windows); if that does not help, update the NVIDIA driver of Windows"
-    return [*(fix for fix in fixes if fix.needs is None), manual(restart, needs="host")]
-
-
-def update_driver(environment: Environment) -> Fix:
-    """One for the CUDA of the installed ONNX Runtime; where the driver is that of another system, to be installed
-    there: in WSL one for Linux would hide the one that works."""
-    host, cuda_major = environment.host, environment.cuda_major or 13
-    wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", LOWEST_DRIVER.get(cuda_major)
-    if host.wsl:
-        return manual(f"{wanted} in Windows, and none inside WSL", needs="driver")
-    if environment.driver.is_tegra:
-        return manual(
-            f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the one that is there",
-            needs="driver",
-        )
-    wanted += " on the host of this container" if host.container else ""
-    return manual(wanted + (f": {version} or newer" if version else ""), needs="driver")
 
 
 def wheel_of(soname: str, cuda_major: int | None) -> str | None:

@@ -21,7 +21,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import attempts, devices, driver, packages, remedies, training_packages
+from . import attempts, devices, driver, driver_absent, packages, remedies, training_packages
 from .facts import Facts, TrainingFacts
 from .probe_result import ProbeStep
 from .refusals import refuse
@@ -274,7 +274,7 @@ CHECKS: tuple[Check, ...] = (
     _with_training(_platform),
     packages.shadowed,
     *(_with_training(_of_packages(check)) for check in training_packages.CHECKS),
-    driver.not_found,
+    driver_absent.not_found,
     devices.none_visible,
     driver.unusable,
     devices.busy,

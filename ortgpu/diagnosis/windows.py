@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..errors import GPUError, LibraryConflictError, LibraryNotFoundError, manual
-from . import remedies
+from . import system_remedies
 from .facts import Facts
 
 
@@ -34,7 +34,7 @@ def runtime_missing(facts: Facts) -> GPUError | None:
     return LibraryNotFoundError(
         f"ONNX Runtime links {' and '.join(absent)}, not found on this machine",
         evidence=[f"{name}: not beside ONNX Runtime, not beside Python, and not in System32" for name in absent],
-        fixes=[remedies.system_package(absent)],
+        fixes=[system_remedies.system_package(absent)],
         severity="fatal" if failed else "warning",
         missing=absent,
     )
