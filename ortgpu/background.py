@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
+
+
+def start(thread: threading.Thread) -> None:
+    """Raises RuntimeError where the system gives no thread, and at the end of the interpreter: before 3.12 Python would
+    wait for ever until it runs."""
+    if sys.is_finalizing():
+        raise RuntimeError("can't start a thread at the end of the interpreter")
+    thread.start()
 
 
 class Task(Generic[Result]):
@@ -20,7 +29,7 @@ class Task(Generic[Result]):
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name=name, daemon=True)
         try:
-            self._thread.start()
+            start(self._thread)
         except RuntimeError:  # "can't start new thread": a limit of the container or the user
             self._thread = None
             self._run()

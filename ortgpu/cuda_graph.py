@@ -181,8 +181,8 @@ class CapturingSession:
         if before is not None:
             self._runtime.exchange_capture_mode(before)
 
-    def __del__(self) -> None:
-        if "_stream" in self.__dict__ and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if "_stream" in self.__dict__ and not is_finalizing():  # by argument: this module has no names left then
             self._let_go()
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:

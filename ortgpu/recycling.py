@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,8 +144,8 @@ class RecycledMemory:
             except RuntimeError as error:  # a CUDA that is lost has no memory either
                 logger.debug("%d %s bytes cannot be freed: %s", block.size, self._taken, error)
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # by argument: this module has no names left then
             self.close()
 
 

@@ -10,7 +10,8 @@ device outputs are wanted (onnxruntime_pybind_state.cc; InferenceSession::Run in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -86,9 +87,10 @@ class StagedRuns:
         """Give back what no array uses."""
         self._ordinary.close()
 
-    def __del__(self) -> None:
-        # Results outlive this, and keep the memory that they are in, but not what is idle beside it
-        if "_ordinary" in self.__dict__:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Results outlive this, and keep the memory that they are in, but not what is idle beside it. By argument: at
+        # the end of the interpreter this module has no names left.
+        if "_ordinary" in self.__dict__ and not is_finalizing():
             self.close()
 
     def _feed(self, inner: Any, memory: PinnedMemory, given: dict[str, Any]) -> Any:

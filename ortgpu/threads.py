@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from .background import start
+
 Result = TypeVar("Result")
 Task = Callable[[], object]
 
@@ -36,7 +38,7 @@ class Threads:
             # Daemons: whoever forgets to end them must not wait for them at the end of the program.
             name = f"{self._name}_{len(self.threads)}"
             thread = threading.Thread(target=_work, args=(self._tasks, first), name=name, daemon=True)
-            thread.start()
+            start(thread)
             self.threads.append(thread)
 
     def put(self, task: Task) -> None:

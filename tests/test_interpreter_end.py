@@ -1,0 +1,73 @@
+"""What outlives the modules of this library at the end of the interpreter goes without a word, and without a wait.
+
+Python empties modules before it frees what others hold: NumPy's module, which is emptied later, stands for these.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.cpu_session import PRELUDE
+from tests.graph_sessions import SETUP as WITH_GRAPHS
+from tests.lab.stubs import Stubs
+from tests.staged_sessions import SETUP as STAGED
+
+
+def at_the_end(code: str, stubs: Stubs) -> tuple[str, str]:
+    """What a program wrote to stdout, and to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(stubs.cudart)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "holds",
+    [
+        "GPUSession(NEG)",
+        "ortgpu.GPUSessionPool(NEG)",
+        "GPUSession(NEG).map(feeds(100)); next(np.kept)",
+        "[GPUSession(NEG)]; np.kept[0].pinned_empty(1 << 20)",
+    ],
+    ids=["session", "pool", "iteration", "session with an array"],
+)
+def test_what_another_module_holds(holds: str, stubs: Stubs) -> None:
+    assert at_the_end(f"np.kept = {holds}", stubs) == ("", "")
+
+
+def test_a_session_of_the_guard(stubs: Stubs) -> None:
+    code = "import onnxruntime\nortgpu.install()\nnp.kept = onnxruntime.InferenceSession(NEG)"
+    assert at_the_end(code, stubs) == ("", "")
+
+
+def test_a_session_that_stages(stubs: Stubs) -> None:
+    code = "np.kept = staged(NEG)\nnp.kept.run(None, big(1.0))\nassert ran == [True]"
+    assert at_the_end(STAGED + code, stubs) == ("", "")
+
+
+def test_a_session_that_replays_graphs(stubs: Stubs) -> None:
+    code = "np.kept = capturing(NEG)\nnp.kept.run(None, feeds(1)[0])\nassert bound"
+    assert at_the_end(WITH_GRAPHS + code, stubs) == ("", "")
+
+
+def test_a_session_that_a_destructor_opens(stubs: Stubs) -> None:
+    """Python imports nothing any more, and says so; before 3.12 it would start a thread, and wait for it for ever."""
+    code = """
+        class Late:
+            def __del__(self):
+                GPUSession(NEG)
+        late = Late()
+        late.me = late
+    """
+    assert "Python is likely shutting down" in at_the_end(code, stubs)[1]
