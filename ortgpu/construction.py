@@ -84,7 +84,7 @@ def _takes_weights(construct: Callable[..., None], request: SessionRequest, aske
 
 def _behind_the_guard(construct: Callable[..., None]) -> Any:
     function = getattr(construct, "__func__", None)
-    while type(function) is FunctionType and function.__globals__["__name__"] == _GUARD:
+    while type(function) is FunctionType and function.__globals__.get("__name__") == _GUARD:
         function = function.__wrapped__  # type: ignore[attr-defined]  # functools.wraps sets it
     return function
 

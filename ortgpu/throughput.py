@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def is_onnxruntimes(function: Any) -> bool:
     """Whether a function is of the module of InferenceSession, and no tracer's, whatever name that gives itself."""
-    return type(function) is FunctionType and function.__globals__["__name__"] == InferenceSession.__module__
+    return type(function) is FunctionType and function.__globals__.get("__name__") == InferenceSession.__module__
 
 
 class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types

@@ -60,3 +60,43 @@ def test_a_class_that_was_replaced(put: str) -> None:
     assert is_plain is True
     assert refused in (["DriverNotFoundError"] * 2, ["NoDeviceError"] * 2)
     assert kinds == ["GPUSession", "unguarded"]
+
+
+# mock makes the function that stands in for `run`, in a namespace of its own without a name.
+SPECIFIED = """
+import warnings
+warnings.simplefilter("ignore")
+from unittest import mock
+import onnxruntime, ortgpu
+from ortgpu.diagnosis.probe_child import RELU
+
+if {guarded}:
+    ortgpu.install()
+    make = onnxruntime.InferenceSession
+else:
+    make = ortgpu.GPUSession
+with mock.patch.object(onnxruntime.InferenceSession, "run", autospec=True, return_value=["mocked"]) as run:
+    session = make(RELU)
+    assert session.run(None, {{}}) == ["mocked"]
+run.assert_called_once_with(session, None, {{}}, None)
+with mock.patch.object(onnxruntime.InferenceSession, "__init__", autospec=True, side_effect=RuntimeError("mocked")):
+    try:
+        make(RELU)
+    except RuntimeError as error:
+        assert str(error) == "mocked", error
+    else:
+        raise AssertionError("the mock was not called")
+"""
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["GPUSession", "guarded"])
+def test_methods_that_a_mock_has_the_place_of(guarded: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SPECIFIED.format(guarded=guarded)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
