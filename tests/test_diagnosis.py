@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ortgpu.diagnosis import CHECKS, diagnose, find_problems
+from ortgpu.diagnosis import CHECKS, Diagnosis, diagnose, find_problems
 from ortgpu.diagnosis.devices import visible_gpus
 from ortgpu.diagnosis.probe_result import ProbeStep
 from ortgpu.environment.cuda import CudaState
@@ -357,3 +357,14 @@ def test_beside_it_what_is_absent_is_installed() -> None:
 def test_a_timeout_that_is_no_time_to_wait(timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout must be a positive number of seconds"):
         diagnose(probe=True, timeout=timeout)
+
+
+def test_what_a_notebook_or_print_shows_is_what_is_wrong() -> None:
+    """The facts behind it are 20 KB: who wants them has ``environment`` and ``as_dict()``."""
+    machine = NO_DRIVER(HEALTHY)
+    problems = find_problems(machine)
+    found = Diagnosis(problems, machine.environment)
+    assert str(found) == str(problems[0])
+    assert repr(found) == f"Diagnosis(problems={problems!r})"
+    assert str(Diagnosis((*problems, *problems), machine.environment)) == f"{problems[0]}\n\n{problems[0]}"
+    assert str(Diagnosis((), HEALTHY.environment)) == "no problem was found"

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..environment.inspection import Environment, as_plain, inspect_environment
@@ -144,17 +144,21 @@ def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, most likely cause first, and the facts that it was judged by."""
+    """What is wrong, most likely cause first, and the facts that it was judged by. str() is what the problems say."""
 
     problems: tuple[GPUError, ...]
-    environment: Environment
-    probe: ProbeResult | None = None  # None: it was not asked for
-    training: TrainingFacts | None = None  # None: the profile was another
+    # Not for repr(): a notebook shows that, and these are pages.
+    environment: Environment = field(repr=False)
+    probe: ProbeResult | None = field(default=None, repr=False)  # None: it was not asked for
+    training: TrainingFacts | None = field(default=None, repr=False)  # None: the profile was another
 
     @property
     def ok(self) -> bool:
         """No problem that keeps a session from opening, or for training, the driver, the API or MPI from working."""
         return not any(problem.severity == "fatal" for problem in self.problems)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.problems)) or "no problem was found"
 
     def as_dict(self) -> dict[str, Any]:
         return {
