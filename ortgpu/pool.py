@@ -89,12 +89,13 @@ class GPUSessionPool:
         self._serving: tuple[Worker, ...] = ()
         self._lost: tuple[LostDevice, ...] = ()
         self._closed = False
+        self._closed_itself = False
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
         arguments.refuse_misspelt("GPUSessionPool", options.keys() - set(arguments.NAMES), ("sessions_per_device",))
         self._workers: list[Worker] = []
         # Also where the pool is dropped without close(), or the interpreter ends.
-        self._stop = weakref.finalize(self, stop, self._workers, self._pid)
+        self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
         try:
             open_workers(self._workers, model, devices, operator.index(sessions_per_device), options)
         except BaseException:
@@ -192,14 +193,11 @@ class GPUSessionPool:
         ExecutionError as its result, and so does any later use. Closing twice is fine."""
         if os.getpid() != self._pid:
             return
-        with self._changed:
-            self._closed = True
-            dropped = self._drop_waiting()
-        self._fail(dropped)
+        self._refuse_all()
         try:
             self._stop()
         except BaseException:  # an interrupt while it waits: what is left is done when the pool is dropped
-            self._stop = weakref.finalize(self, stop, self._workers, self._pid)
+            self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
             raise
 
     def __enter__(self) -> Self:
@@ -320,7 +318,25 @@ class GPUSessionPool:
             if request.future.set_running_or_notify_cancel():
                 request.future.set_exception(self._why_over())
 
+    def _refuse_all(self) -> None:
+        """What is waiting, and what is asked for from now on."""
+        with self._changed:
+            self._closed = True
+            dropped = self._drop_waiting()
+        self._fail(dropped)
+
+    def _close_itself(self) -> None:
+        """At the end of the program, when callbacks of atexit may still use it."""
+        self._closed_itself = not self._closed
+        self._refuse_all()
+
     def _why_over(self) -> GPUError:
+        if self._closed_itself:
+            return ExecutionError(
+                "this GPUSessionPool closed itself at the end of the program",
+                evidence=["what was registered with atexit before it was opened is called after that"],
+                fixes=[manual("register what uses it when it is open, or use it before the program ends")],
+            )
         if self._closed:
             return ExecutionError("this GPUSessionPool is closed", fixes=[manual("open a new GPUSessionPool")])
         causes = [lost.error for lost in self._lost]
@@ -344,6 +360,14 @@ class GPUSessionPool:
                 f"it was opened in process {self._pid}; this is process {os.getpid()}",
                 self._pid,
             )
+
+
+def _end(pool: weakref.ref[GPUSessionPool], workers: Sequence[Worker], pid: int) -> None:
+    """It was closed, nobody refers to it any more, or the program has come to its end."""
+    ending = pool()
+    if ending is not None and os.getpid() == pid:
+        ending._close_itself()
+    stop(workers, pid)
 
 
 def _by_load(worker: Worker) -> int:

@@ -159,3 +159,29 @@ def test_it_does_not_pickle() -> None:
     """)
     assert found["pickle"]["type"] == "TypeError"
     assert "send a GPUSession" in found["pickle"]["text"]
+
+
+def test_what_atexit_calls_after_the_pool_has_closed_itself() -> None:
+    """Registered before the pool was opened, it is called after that, and waited for threads that were gone."""
+    found = child("""
+        import atexit
+        def late():
+            report("waiting", outcome(waiting.result))
+            report("later", [outcome(lambda: made.run(None, feed(1))), outcome(lambda: made.map([feed(1)]))])
+            made.close()
+            report("left", pool_threads())
+        atexit.register(late)
+        made = open_pool(1)
+        gate = Gate()
+        Watched(made.sessions[0], gate)
+        running = [made.submit(None, feed(n)) for n in range(3)]
+        gate.wait_for(3)
+        waiting = made.submit(None, feed(3))
+        timer = threading.Timer(0.5, gate.opened.set)
+        timer.daemon = True  # the program is at its end before
+        timer.start()
+    """)
+    for each in (found["waiting"], *found["later"]):
+        assert each["type"] == "ExecutionError"
+        assert "closed itself at the end of the program" in each["text"]
+    assert found["left"] == []
