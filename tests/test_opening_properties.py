@@ -100,7 +100,7 @@ class OnCuda:
     def __init__(self, operators: Sequence[str], count: int) -> None:
         self.operators = operators
         self.count = count
-        self._inputs_meta = self._outputs_meta = ()
+        self._inputs_meta = self._outputs_meta = self.inputs_meta = self.outputs_meta = ()
         self._sess = self
 
     def construct(self, _model: Any, _options: Any, *, providers: Sequence[Any], **_others: Any) -> None:
