@@ -14,8 +14,10 @@ import pytest
 
 from tests.cpu_session import PRELUDE
 from tests.graph_sessions import SETUP as WITH_GRAPHS
+from tests.lab.installed import older_than
 from tests.lab.stubs import Stubs
 from tests.staged_sessions import SETUP as STAGED
+from tests.staged_sessions import STAGES
 
 
 def at_the_end(code: str, stubs: Stubs) -> tuple[str, str]:
@@ -58,6 +60,7 @@ def test_what_another_module_holds(code: str, stubs: Stubs) -> None:
     assert at_the_end(code, stubs) == ("", "")
 
 
+@pytest.mark.skipif(older_than(STAGES) is not None, reason=str(older_than(STAGES)))
 def test_a_session_that_stages(stubs: Stubs) -> None:
     code = "np.kept = staged(NEG)\nnp.kept.run(None, big(1.0))\nassert ran == [True]"
     assert at_the_end(STAGED + code, stubs) == ("", "")
