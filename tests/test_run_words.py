@@ -270,16 +270,17 @@ def test_a_kernel_that_was_not_launched(text: str, error: str, details: dict[str
 
 
 def test_the_names_are_those_of_the_runtime() -> None:
-    code = (
-        "import sys\n"
-        "from ortgpu.preloading import load, plan\n"
-        "from ortgpu.environment.packages import locate_packages\n"
-        "import ctypes\n"
-        "runtime = ctypes.CDLL(load(plan(locate_packages())).path_of('libcudart'))\n"
-        "runtime.cudaGetErrorName.restype = ctypes.c_char_p\n"
-        "from ortgpu.diagnosis.runtime_errors import CODES\n"
-        "wrong = {name for name, code in CODES.items() if runtime.cudaGetErrorName(code).decode() != name}\n"
-        "sys.stdout.write(f'{len(CODES)} {wrong or None}')\n"
-    )
+    """An older one does not know them all: that of CUDA 12 lacks five."""
+    code = """
+import ctypes, sys
+from ortgpu.diagnosis.runtime_errors import CODES
+from ortgpu.environment.packages import locate_packages
+from ortgpu.preloading import load, plan
+runtime = ctypes.CDLL(load(plan(locate_packages())).path_of("libcudart"))
+runtime.cudaGetErrorName.restype = ctypes.c_char_p
+given = {name: runtime.cudaGetErrorName(code).decode() for name, code in CODES.items()}
+known = {name: its for name, its in given.items() if its != "unrecognized error code"}
+sys.stdout.write(f"{len(CODES)} {len(known) >= 132} { {name for name, its in known.items() if its != name} or None}")
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "137 None"
+    assert done.stdout == "137 True None"
