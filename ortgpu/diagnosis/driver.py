@@ -137,9 +137,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     if code == INVALID_DEVICE and (better := named_device(facts) or none_visible(facts)) is not None:
         return better
     if code in NO_CODE:
-        gpu = gpu_asked_for(facts)
-        name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
-        return unsupported(facts) or without_code(evidence, name, capability)
+        return unsupported(facts) or without_code(evidence, gpu_asked_for(facts))
     if code == DEVICE_UNAVAILABLE:
         gpu = gpu_asked_for(facts)
         return DeviceBusyError(

@@ -114,8 +114,7 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         return _not_opened("cuFFT", SYSTEM.name(BY_STEM["libcufft"], 12), text)
     if TENSORRT.search(text):
         return tensorrt_failed(text)
-    name, capability = (device.name, device.compute_capability) if device is not None else (None, None)
-    if (found := of_generation(text, telling_line(text), name, capability)) is not None:
+    if (found := of_generation(text, telling_line(text), device)) is not None:
         return found
     if is_ep_fail:
         return ProviderFailureError("the execution provider failed", evidence=[telling_line(text)], status="EP_FAIL")
@@ -181,8 +180,7 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     if code == CONTEXT_IS_DESTROYED:
         return context_destroyed(evidence)
     if code in NO_CODE:
-        name, capability = (device.name, device.compute_capability) if device is not None else (None, None)
-        return without_code(evidence, name, capability)
+        return without_code(evidence, device)
     meaning = meaning_of(code)
     if code in (CALL_REQUIRES_NEWER_DRIVER, UNSUPPORTED_PTX_VERSION):
         version = device.driver_version if device is not None else None

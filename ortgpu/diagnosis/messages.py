@@ -7,6 +7,7 @@ GPU is not translated: the exception stays ONNX Runtime's own.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from ..devices import not_found
 from ..environment.catalogue import BY_STEM
@@ -31,6 +32,10 @@ from .facts import Facts
 from .library_status import LibraryStatus, read_library_status
 from .model import collective_ops_missing
 from .runtime_errors import code_in
+
+if TYPE_CHECKING:
+    from ..devices import Device
+    from ..environment.driver import GPU
 
 _OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
 _OPTION_VALUE = re.compile(
@@ -108,8 +113,7 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
     if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
         return _cudnn_unavailable(text, facts)
     gpu = gpu_asked_for(facts)
-    name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
-    if (found := of_generation(_GIVEN_NAMES.sub("", text), telling_line(text), name, capability)) is not None:
+    if (found := of_generation(_GIVEN_NAMES.sub("", text), telling_line(text), gpu)) is not None:
         return found
     if match := _NOT_LOADED.search(text):
         if match[1] == "tensorrt":
@@ -165,12 +169,11 @@ def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
     )
 
 
-def of_generation(
-    text: str, line: str, name: str | None, capability: tuple[int, int] | None
-) -> UnsupportedDeviceError | None:
+def of_generation(text: str, line: str, gpu: GPU | Device | None) -> UnsupportedDeviceError | None:
     """The error for an operator whose kernels are for other generations of GPUs, which says so itself."""
     if _GENERATION.search(text) is None:
         return None
+    name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
     shown = name or "this GPU"
     if capability is not None:
         shown += f" (compute capability {capability[0]}.{capability[1]})"
