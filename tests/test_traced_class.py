@@ -36,6 +36,19 @@ print(json.dumps([
 """
 
 
+def written_by(program: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **env},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     "put",
     [
@@ -46,16 +59,7 @@ print(json.dumps([
     ids=["function", "partial", "subclass"],
 )
 def test_a_class_that_was_replaced(put: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(put=put)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    result, is_plain, refused, kinds = json.loads(done.stdout.splitlines()[-1])
+    result, is_plain, refused, kinds = json.loads(written_by(PROGRAM.format(put=put)).splitlines()[-1])
     assert result == [-1, -1]
     assert is_plain is True
     assert refused in (["DriverNotFoundError"] * 2, ["NoDeviceError"] * 2)
@@ -91,12 +95,4 @@ with mock.patch.object(onnxruntime.InferenceSession, "__init__", autospec=True, 
 
 @pytest.mark.parametrize("guarded", [False, True], ids=["GPUSession", "guarded"])
 def test_methods_that_a_mock_has_the_place_of(guarded: bool) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SPECIFIED.format(guarded=guarded)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    written_by(SPECIFIED.format(guarded=guarded), ORTGPU_ALLOW_CPU="1")
