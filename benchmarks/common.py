@@ -228,8 +228,8 @@ def overlay(folder: Path, *, nvidia: Literal["all", "none", "all but cudnn"]) ->
     return folder
 
 
-def loader_finds(soname: str, env: Mapping[str, str]) -> str | None:
-    """Path at which the system loader of a child with `env` finds `soname`; None: it does not."""
+def loader_finds(soname: str, env: Mapping[str, str], before: Sequence[str] = ()) -> str | None:
+    """Path at which the system loader of a child with `env`, started by `before`, finds `soname`; None: it does not."""
     code = (
         "import ctypes, sys\n"
         "from benchmarks.common import report, mapped_files\n"
@@ -238,7 +238,7 @@ def loader_finds(soname: str, env: Mapping[str, str]) -> str | None:
         "paths = [path for path in mapped_files() if path.rpartition('/')[2].startswith(stem)]\n"
         "report('path', paths[0] if paths else sys.argv[1])\n"
     )
-    found = run_child([sys.executable, "-S", "-c", code, soname], env=env, deadline=60).reports.get("path")
+    found = run_child([*before, sys.executable, "-S", "-c", code, soname], env=env, deadline=60).reports.get("path")
     return None if found is None else str(found)
 
 

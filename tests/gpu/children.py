@@ -76,7 +76,10 @@ def run_program(
     *,
     env: Mapping[str, str] | None = None,
     deadline: float = 90,
+    before: Sequence[str] = (),
     interpreter: Sequence[str] = (),
 ) -> Report:
-    command = [sys.executable, *interpreter, str(PROGRAMS), name, json.dumps(dict(arguments or {}), default=str)]
+    """``before``: what starts the interpreter, such as a command that gives it other mounts."""
+    given = json.dumps(dict(arguments or {}), default=str)
+    command = [*before, sys.executable, *interpreter, str(PROGRAMS), name, given]
     return Report(run_child(command, env=child_environment() if env is None else env, deadline=deadline))

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
-from benchmarks.common import child_environment, loader_finds, nvidia_folders, site_folders, without_cuda_variables
+from benchmarks.common import (
+    child_environment,
+    loader_finds,
+    nvidia_folders,
+    run_child,
+    site_folders,
+    without_cuda_variables,
+)
 
 
 def cuda_major() -> str:
@@ -48,3 +58,33 @@ def cudnn_home() -> Path | None:
         if (folder / "cudnn" / "lib" / "libcudnn.so.9").is_file():
             return folder / "cudnn"
     pytest.skip("needs cuDNN 9, in the system or as a wheel")
+
+
+def hidden_from_the_loader(soname: str, env: Mapping[str, str]) -> list[str]:
+    """What starts a process with ``env`` whose system loader does not find the library; skips where that is refused.
+
+    Its folders are covered in a mount namespace of that process, by an overlay in which the library's files are gone.
+    """
+    pattern = soname.partition(".so")[0] + "[._]*"
+    before: list[str] = []
+    folders: list[Path] = []
+    while found := loader_finds(soname, env, before):
+        folder = Path(found).parent
+        if folder in folders:
+            pytest.skip(f"{soname} cannot be hidden here: the system loader still finds {found}")
+        folders.append(folder)
+        before = _covering(folders, pattern)
+        tried = run_child([*before, sys.executable, "-S", "-c", ""], env=env, deadline=30)
+        if tried.returncode:
+            pytest.skip(f"{soname} cannot be hidden here: the system loader finds {found}; {tried.stderr.strip()}")
+    return before
+
+
+def _covering(folders: Iterable[Path], pattern: str) -> list[str]:
+    lines = ["mount --make-rprivate /", "cover=$(mktemp -d)", 'mount -t tmpfs tmpfs "$cover"']
+    for number, folder in enumerate(folders):
+        upper, work, place = f'"$cover"/upper{number}', f'"$cover"/work{number}', shlex.quote(str(folder))
+        options = f"lowerdir={place},upperdir={upper},workdir={work}"
+        lines += [f"mkdir {upper} {work}", f"mount -t overlay overlay -o {options} {place}", f"rm {place}/{pattern}"]
+    lines += ['umount --lazy "$cover"', 'rmdir "$cover"', 'exec "$@"']
+    return ["unshare", "--mount", "sh", "-ec", "\n".join(lines), "sh"]
