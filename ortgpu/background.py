@@ -27,6 +27,7 @@ class Task(Generic[Result]):
         self._function = function
         self._results: list[Result] = []
         self._error: BaseException | None = None
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             start(self._thread)
@@ -39,15 +40,19 @@ class Task(Generic[Result]):
             self._results.append(self._function())
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             self._error = error
+        finally:
+            self._ended.set()
 
     def result(self) -> Result:
         """Wait for the end; raises what the function raised, and, at the end too, an interrupt while it waits."""
         if self._thread is not None:
+            # Not the thread itself: until Python 3.13 one whose join was interrupted counts as ended from then on.
             try:
-                self._thread.join()
+                self._ended.wait()
             except BaseException:
-                self._thread.join()
+                self._ended.wait()
                 raise
+            self._thread.join()
         if self._error is not None:
             try:
                 raise self._error

@@ -179,10 +179,11 @@ except ortgpu.GPUError as error:
 
 
 class Double:
-    """Opens on each device but ``busy``; all but the first wait for one another."""
+    """Opens on each device but ``busy``; all but the first wait for one another, and ``late`` takes longer."""
 
     opened: ClassVar[list[Double]]
     busy: ClassVar[int | None]
+    late: ClassVar[int | None]
     together: ClassVar[threading.Barrier]
 
     def __init__(self, _model: object, *, device: int, **options: object) -> None:
@@ -190,6 +191,8 @@ class Double:
         self.device = Device("cuda", device, f"GPU-{device}", "NVIDIA H200", (9, 0), 1 << 37, "580.65")
         if device > 0:
             self.together.wait(DEADLINE)
+        if device == self.late:
+            time.sleep(0.3)
         if device == self.busy:
             raise DeviceBusyError(f"cuda:{device} is busy", uuid=self.device.uuid)
         registry.register(self)
@@ -201,7 +204,7 @@ class Double:
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> type[Double]:
-    Double.opened, Double.busy, Double.together = [], None, threading.Barrier(2)
+    Double.opened, Double.busy, Double.late, Double.together = [], None, None, threading.Barrier(2)
     shown = tuple(CudaDevice(n, f"GPU-{n}", "NVIDIA H200", (9, 0), 1 << 37, 0) for n in range(3))
     monkeypatch.setattr(pool_workers, "initialise", lambda: CudaState(0, shown, 0))
     monkeypatch.setattr(pool_workers, "gpu_session_class", lambda: Double)
@@ -233,6 +236,7 @@ def test_a_gpu_that_refuses_closes_the_sessions_of_the_others(double: type[Doubl
 def test_an_interrupt_closes_what_threads_were_opening(double: type[Double]) -> None:
     """In a notebook the traceback would keep a session that nobody closes, and with it memory of the GPU."""
     double.together = threading.Barrier(3)
+    double.late = 1  # the one that is waited for when the interrupt comes
     before = threading.active_count()
 
     def interrupt() -> None:
