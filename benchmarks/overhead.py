@@ -156,6 +156,9 @@ class Benchmark:
     def session_small(self) -> Figure:
         return self._construct("mlp")
 
+    def session_conv(self) -> Figure:
+        return self._construct("conv")
+
     def session_resnet50(self) -> Figure:
         return self._construct("resnet50")
 
@@ -315,6 +318,7 @@ class Benchmark:
 FIGURES: Figures[Benchmark] = {
     "import": ("import ortgpu | import onnxruntime", False, Benchmark.import_time),
     "session-small": ("session, tiny model, warm", True, Benchmark.session_small),
+    "session-conv": ("session, one convolution, warm", True, Benchmark.session_conv),
     "session-resnet50": ("session, ResNet-50, warm", True, Benchmark.session_resnet50),
     "run-small": ("run, tiny model, a call", True, Benchmark.run_small),
     "cold-small": ("cold start to first result, tiny model", True, Benchmark.cold_small),

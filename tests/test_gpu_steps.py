@@ -64,6 +64,15 @@ def test_of_several_outcomes_the_one_that_says_most_counts(folder: Path) -> None
     assert {outcome.what for outcome in found.values()} == {"passed"}
 
 
+def test_the_record_says_what_ran_and_how_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTGPU_CYCLES", "10000")
+    monkeypatch.delenv("ORTGPU_SOAK_SECONDS", raising=False)
+    record = steps._record(find_gpus(), run(folder, "first.xml", "tests/gpu"), {})
+    assert record["how much"] == {"ORTGPU_CYCLES": "10000", "ORTGPU_SOAK_SECONDS": "what the test says"}
+    assert record["by file"] == {"tests/gpu/test_it.py": "1 failed, 1 passed, 2 skipped"}
+    assert record["commit"]
+
+
 def test_without_a_gpu_nothing_is_said_to_have_passed(tmp_path: Path) -> None:
     if find_gpus().visible:
         pytest.skip("the CUDA driver shows a GPU")

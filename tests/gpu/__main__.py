@@ -44,6 +44,8 @@ TOGETHER = ("test_ray.py", "test_training_profile.py", "test_training.py", "test
 ALONE = ("test_devices.py", "test_pool.py")
 MEASURED_RANKS = "out_of_memory or of_its_own"
 
+HOW_MUCH = ("ORTGPU_CYCLES", "ORTGPU_SOAK_SECONDS")  # variables that tests read: how many sessions, how long
+
 DEADLINE = 900  # seconds of one run of pytest
 GROUPS_OF_RANKS = 4  # at a time, for each pair of GPUs
 _ORDER = ("skipped", "passed", "failed")  # of what came out more than once, the last counts
@@ -147,6 +149,19 @@ def _collected(*arguments: str) -> list[str]:
     return [line for line in listed.splitlines() if "::" in line]
 
 
+def _record(gpus: GPUs, found: Mapping[str, Outcome], not_passed: Mapping[str, Outcome]) -> dict[str, object]:
+    files: dict[str, list[Outcome]] = {}
+    for test, outcome in sorted(found.items()):
+        files.setdefault(test.partition("::")[0], []).append(outcome)
+    return {
+        **environment_record(gpus),
+        "how much": {name: os.environ.get(name, "what the test says") for name in HOW_MUCH},
+        "outcomes": _count(found.values()),
+        "by file": {file: _count(of_file) for file, of_file in files.items()},
+        "not passed": not_passed,
+    }
+
+
 def _count(found: Iterable[Outcome]) -> str:
     kinds = [each.what for each in found]
     return ", ".join(f"{kinds.count(what)} {what}" for what in reversed(_ORDER) if what in kinds) or "no tests"
@@ -183,8 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for test, outcome in not_passed.items():
         _say(f"{outcome.what}: {test}: {outcome.why}")
     _say(f"all: {_count(found.values())}")
-    record = {**environment_record(gpus), "outcomes": _count(found.values()), "not passed": not_passed}
-    (folder / "summary.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    (folder / "summary.json").write_text(json.dumps(_record(gpus, found, not_passed), indent=1), encoding="utf-8")
     kinds = {outcome.what for outcome in found.values()}
     return 0 if "passed" in kinds and "failed" not in kinds else 1
 
