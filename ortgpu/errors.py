@@ -198,7 +198,8 @@ def _plain(value: object) -> object:
 
 
 class PackageError(GPUError, ImportError):
-    """The ``onnxruntime`` that this process would import cannot use a GPU."""
+    """The ``onnxruntime`` that this process would import cannot use a GPU; by itself: a package that an integration
+    needs is not installed."""
 
     code = "package-error"
 
@@ -210,7 +211,7 @@ class OnnxRuntimeNotInstalledError(PackageError):
 
 
 class CPUOnlyPackageError(PackageError):
-    """The package that provides ``onnxruntime`` was built without CUDA."""
+    """The package that provides ``onnxruntime`` was built without CUDA. ``package``, ``version``: which it is."""
 
     code = "cpu-only-package"
     fields = ("package", "version")
@@ -219,7 +220,7 @@ class CPUOnlyPackageError(PackageError):
 
 
 class ConflictingPackagesError(PackageError):
-    """Several distributions own the same ``onnxruntime`` folder; the last one written wins."""
+    """Several distributions, ``packages``, own the same ``onnxruntime`` folder; the last one written wins."""
 
     code = "conflicting-packages"
     fields = ("packages",)
@@ -227,7 +228,8 @@ class ConflictingPackagesError(PackageError):
 
 
 class BrokenPackageError(PackageError):
-    """Files of the installed package are missing, altered, or cannot be loaded."""
+    """Files of the installed package are missing, altered, or cannot be loaded. ``files``: those that are known, by
+    path or as the record of ``package`` names them."""
 
     code = "broken-package"
     fields = ("package", "files")
@@ -236,7 +238,7 @@ class BrokenPackageError(PackageError):
 
 
 class UnsupportedPlatformError(PackageError):
-    """There is no CUDA build of ONNX Runtime for this operating system or architecture."""
+    """There is no CUDA build of ONNX Runtime for this operating system or architecture: ``system``, ``machine``."""
 
     code = "unsupported-platform"
     fields = ("system", "machine")
@@ -262,7 +264,8 @@ class LibraryNotFoundError(LibraryError):
 
 
 class LibraryVersionError(LibraryError):
-    """Only other major versions of needed libraries were found. ``found``: name to path of what there is."""
+    """Only other major versions of needed libraries were found. ``needed``: their names; ``found``: name to path of
+    what there is."""
 
     code = "library-version"
     fields = ("needed", "found")
@@ -271,7 +274,7 @@ class LibraryVersionError(LibraryError):
 
 
 class LibraryConflictError(LibraryError):
-    """Libraries that exclude each other are, or would be, in this process."""
+    """Libraries that exclude each other are, or would be, in this process. ``libraries``: those that are known."""
 
     code = "library-conflict"
     fields = ("libraries",)
@@ -294,7 +297,10 @@ class DriverNotFoundError(DriverError):
 
 
 class DriverTooOldError(DriverError):
-    """The driver supports an older CUDA than the installed ONNX Runtime needs."""
+    """The driver supports an older CUDA than the installed ONNX Runtime needs.
+
+    ``driver_version``: as "535.104.05"; ``driver_cuda``, ``needed_cuda``: major and minor. None is unknown.
+    """
 
     code = "driver-too-old"
     fields = ("driver_version", "driver_cuda", "needed_cuda")
@@ -327,7 +333,8 @@ class NoDeviceError(DeviceError):
 
 
 class DeviceNotFoundError(DeviceError, LookupError):
-    """The GPU that was asked for is not among those that this process sees."""
+    """The GPU that was asked for is not among those that this process sees. ``requested``: as it was asked for;
+    ``available``: those that it sees, in words; empty where nobody can list them."""
 
     code = "device-not-found"
     fields = ("requested", "available")
@@ -336,7 +343,7 @@ class DeviceNotFoundError(DeviceError, LookupError):
 
 
 class DeviceBusyError(DeviceError):
-    """The GPU accepts no further process (compute mode), or another process holds it."""
+    """The GPU accepts no further process (compute mode), or another process holds it. ``uuid``: which, where known."""
 
     code = "device-busy"
     fields = ("uuid",)
@@ -344,7 +351,11 @@ class DeviceBusyError(DeviceError):
 
 
 class UnsupportedDeviceError(DeviceError):
-    """The installed ONNX Runtime, or the cuDNN that it uses, holds no code for this GPU's generation."""
+    """The installed ONNX Runtime, or the cuDNN that it uses, holds no code for this GPU's generation.
+
+    ``device``: the GPU's name; ``compute_capability``: major and minor; ``architectures``: those that there is code
+    for, where that was read.
+    """
 
     code = "unsupported-device"
     fields = ("device", "compute_capability", "architectures")
@@ -354,7 +365,7 @@ class UnsupportedDeviceError(DeviceError):
 
 
 class InsufficientDeviceMemoryError(DeviceError, MemoryError):
-    """The GPU has too little free memory to open the session. Sizes in bytes."""
+    """The GPU has too little free memory to open the session. Sizes in bytes; None is unknown."""
 
     code = "insufficient-device-memory"
     fields = ("requested", "free", "total")
@@ -373,7 +384,8 @@ class ProviderError(GPUError):
 
 
 class ProviderRequestError(ProviderError, ValueError):
-    """The ``providers`` argument names something that does not exist, is malformed, or contradicts itself."""
+    """What was asked of a session is malformed, contradicts itself, or names what does not exist; or an argument cannot
+    be served together with another, or by this model. ``requested``: what was asked for."""
 
     code = "provider-request"
     fields = ("requested",)
@@ -381,7 +393,8 @@ class ProviderRequestError(ProviderError, ValueError):
 
 
 class ProviderOptionError(ProviderError, ValueError):
-    """A provider option has a name or value that the installed provider does not know."""
+    """A provider option has a name or value that the installed provider does not know. ``provider``, ``option`` and
+    ``value`` name it."""
 
     code = "provider-option"
     fields = ("provider", "option", "value")
@@ -391,7 +404,7 @@ class ProviderOptionError(ProviderError, ValueError):
 
 
 class ProviderFallbackError(ProviderError):
-    """ONNX Runtime left the GPU and no check knows why: the last resort."""
+    """ONNX Runtime left the GPU and no check knows why: the last resort. ``bound``: the providers that it took."""
 
     code = "provider-fallback"
     fields = ("bound",)
@@ -399,7 +412,7 @@ class ProviderFallbackError(ProviderError):
 
 
 class PlacementError(GPUError):
-    """Nodes that compute were placed on the CPU. ``nodes``: which."""
+    """Nodes that compute were placed on the CPU. ``nodes``: which, each a ``PlacedNode``; empty where nobody knows."""
 
     code = "placement"
     fields = ("nodes",)
@@ -416,7 +429,7 @@ class ExecutionError(GPUError):
 
 
 class GPUOutOfMemoryError(ExecutionError, MemoryError):
-    """A run needed more GPU memory than there was. Sizes in bytes."""
+    """A run needed more GPU memory than there was. Sizes in bytes; None is unknown."""
 
     code = "gpu-out-of-memory"
     fields = ("requested", "free", "total")
@@ -434,7 +447,8 @@ class PoisonedContextError(ExecutionError):
 
 
 class ForkedSessionError(ExecutionError):
-    """CUDA was used before this process was forked, and does not survive a fork."""
+    """CUDA was used before this process was forked, and does not survive a fork. ``creator_pid``: the process that used
+    it; ``pid``: this one."""
 
     code = "forked-session"
     fields = ("creator_pid", "pid")
@@ -443,7 +457,7 @@ class ForkedSessionError(ExecutionError):
 
 
 class ProviderFailureError(ExecutionError):
-    """The CUDA provider, cuDNN or cuBLAS failed. ``library`` and ``status`` name it where known."""
+    """The CUDA provider, cuDNN, cuBLAS or TensorRT failed. ``library`` and ``status`` name it where known."""
 
     code = "provider-failure"
     fields = ("library", "status")

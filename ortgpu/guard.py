@@ -53,7 +53,14 @@ _changed: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []  # class: name: what
 
 
 def install() -> None:
-    """Put the guard in force until :func:`uninstall`, or the end of the process. Calling it twice is fine."""
+    """Put the guard in force until :func:`uninstall`, or the end of the process. Calling it twice is fine.
+
+    While it is in force, every ``onnxruntime.InferenceSession`` that this process makes and that asks for CUDA, or for
+    nothing, is a GPUSession, or its constructor raises what GPUSession raises. One that asks for the CPU alone, or for
+    other providers alone, is let through, and listed by :func:`ortgpu.sessions`.
+
+    Not promised: anything about sessions made before, other processes, and sessions that do not come from that class.
+    """
     _set(installed=True)
 
 
@@ -118,10 +125,13 @@ def enforce() -> Enforcement: ...
 @overload
 def enforce(function: F) -> F: ...
 def enforce(function: Any = None) -> Any:
-    """The guard, for a ``with`` block or a function: ``with enforce():``, ``@enforce()``, ``@enforce``.
+    """The guard of :func:`install`, for a block or a function: ``with enforce():``, ``@enforce()``, ``@enforce``.
 
-    In force in the whole process while the block or function runs; with several open at once, until the last one ends.
-    A coroutine function is guarded until its coroutine ends. Generators cannot be decorated.
+    In force in the whole process, all threads, while the block or function runs; with several open at once, until the
+    last one ends. A coroutine function is guarded until its coroutine ends.
+
+    Raises:
+        TypeError: what is decorated is a class or a generator, or cannot be called.
     """
     return Enforcement() if function is None else Enforcement()(function)
 

@@ -41,7 +41,11 @@ class CPUNodesWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class PlacedNode:
-    """A node as ONNX Runtime placed it, after its optimisations: names may be its own, or empty."""
+    """A node as ONNX Runtime placed it, after its optimisations: names may be its own, or empty.
+
+    ``domain`` is "" for ONNX's own operators; ``provider`` is such as "CUDAExecutionProvider"; ``kind`` is "shape"
+    where it handles shapes, or indices of a few elements, and else "compute".
+    """
 
     name: str
     op_type: str
@@ -82,13 +86,16 @@ class Placement:
 
     @property
     def by_provider(self) -> dict[str, int]:
+        """How many nodes each provider has."""
         return dict(Counter(node.provider for node in self.nodes))
 
     @property
     def cpu_compute_nodes(self) -> tuple[PlacedNode, ...]:
+        """What ``cpu_nodes`` of GPUSession warns of or refuses. Empty, too, where the placement is not ``known``."""
         return tuple(node for node in self.nodes if node.provider == CPU and node.kind == "compute")
 
     def operators_on(self, provider: str) -> dict[str, int]:
+        """How many nodes of each operator a provider has."""
         return dict(Counter(node.op_type for node in self.nodes if node.provider == provider))
 
     def rows(self) -> list[tuple[str, str, str, int]]:

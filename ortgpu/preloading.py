@@ -62,15 +62,25 @@ class MissingLibrary:
 
 @dataclass(frozen=True, slots=True)
 class PreloadReport:
-    """What :func:`preload` did. ``provider`` None: there is no CUDA provider file to read the needs from."""
+    """What :func:`preload` did.
+
+    Attributes:
+        provider: the CUDA provider's file, from which the needs were read; None: there is none.
+        libraries: what is in the process now, in the order in which it was loaded, each with its path and origin.
+        missing: what could not be had; those that are not ``required`` matter to models that use them.
+        rejected: files that were passed over, each with the reason.
+        driver_missing: libcuda.so.1 (nvcuda.dll) cannot be loaded.
+        cudnn_cuda_major: the CUDA that the loaded cuDNN was built for; None: unknown, or no cuDNN was loaded.
+        cudnn_mixed: paths of cuDNN's libraries in this process, where they are of several releases.
+    """
 
     provider: ProviderLibrary | None
     libraries: tuple[LoadedLibrary, ...]
     missing: tuple[MissingLibrary, ...]
     rejected: tuple[Candidate, ...]
-    driver_missing: bool  # libcuda.so.1 cannot be loaded
-    cudnn_cuda_major: int | None  # the CUDA that the loaded cuDNN was built for
-    cudnn_mixed: tuple[str, ...] = ()  # paths of cuDNN's libraries in this process, where they are of several releases
+    driver_missing: bool
+    cudnn_cuda_major: int | None
+    cudnn_mixed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -80,6 +90,7 @@ class PreloadReport:
 
     @property
     def missing_required(self) -> tuple[MissingLibrary, ...]:
+        """Those of ``missing`` without which no session opens: the provider links them."""
         return tuple(library for library in self.missing if library.required)
 
     @property

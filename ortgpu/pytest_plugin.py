@@ -272,7 +272,11 @@ def gpu_device(gpu_devices: tuple[Device, ...]) -> Device:
 
 @pytest.fixture
 def gpu_session(request: pytest.FixtureRequest, gpu_device: Device) -> Iterator[Callable[..., GPUSession]]:
-    """Opens sessions: ``gpu_session(model, **options)`` is a GPUSession on this test's GPU, closed after the test."""
+    """Opens sessions: ``gpu_session(model, **options)`` is a GPUSession on this test's GPU, closed after the test.
+
+    It takes what GPUSession takes and raises what that raises; ``device=`` names another GPU. A session that only
+    ORTGPU_ALLOW_CPU let onto the CPU is refused, with ExecutionError.
+    """
     from .testing import gpu_sessions
 
     if "gpu_leak_check" in request.fixturenames:
@@ -283,7 +287,11 @@ def gpu_session(request: pytest.FixtureRequest, gpu_device: Device) -> Iterator[
 
 @pytest.fixture
 def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ...]) -> Iterator[None]:
-    """Fails a test that leaves GPU memory behind: more than 64 MiB on one of its GPUs."""
+    """Fails a test that leaves GPU memory behind: more than 64 MiB on one of its GPUs.
+
+    A test of which that cannot be measured is skipped, or fails with ``--gpu=require``. What another process takes of
+    the GPU meanwhile counts as well where NVML shows no processes, as in many containers.
+    """
     from . import testing
 
     node, state = request.node, request.config.stash[_STATE]

@@ -161,6 +161,7 @@ class Diagnosis:
         return "\n\n".join(map(str, self.problems)) or "no problem was found"
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON: "ok", "problems", "environment", "probe", and with the profile "training" that too."""
         return {
             "ok": self.ok,
             "problems": [problem.as_dict() for problem in self.problems],
@@ -179,7 +180,7 @@ def diagnose(
     ssh: Sequence[str] = (),
     shared_folder: str | os.PathLike[str] | None = None,
 ) -> Diagnosis:
-    """Inspect this environment and judge it.
+    """Inspect this environment and judge it. What is wrong is returned, and not raised.
 
     Args:
         model: a path or the bytes of a model; what it needs is judged too. Whether ONNX Runtime knows its opset and
@@ -196,6 +197,7 @@ def diagnose(
 
     Raises:
         LauncherConflictError: with ``shared_folder``, when the launcher's variables contradict each other.
+        TypeError: ``model`` is neither a path nor bytes.
         ValueError: for arguments of the other profile, and a ``timeout`` that is no time to wait.
 
     Not promised: that a machine without problems runs every model; that takes a session.

@@ -51,6 +51,7 @@ def preflight(
         NCCLError: NCCL failed, gave wrong values, or cannot be used; ``status`` is its ncclResult_t.
         GPUError: the reason why a rank has no usable GPU, as :func:`ortgpu.diagnose` gives it. ``evidence`` names the
             ranks.
+        UnsupportedPlatformError: this is not Linux, for which alone NCCL exists.
         ValueError: ``timeout`` or ``address`` is malformed, or there are more than 10,000 calls.
 
     A fault of one rank is raised on all of them. No process, socket or file is left. This process's CUDA is not used;

@@ -20,8 +20,9 @@ BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
 class Collective:
     """One collective operation, as NCCL counts it.
 
-    ``count`` is the number of elements that a rank hands in for an all_reduce or an all_gather, and that it receives
-    from a reduce_scatter. Reductions are sums.
+    ``operation``: "all_reduce", "all_gather" or "reduce_scatter"; ``dtype``: "float32", "float16", "bfloat16" or
+    "int32". ``count`` is the number of elements that a rank hands in for an all_reduce or an all_gather, and that it
+    receives from a reduce_scatter. Reductions are sums. Others raise ValueError.
     """
 
     operation: Operation
@@ -29,7 +30,6 @@ class Collective:
     count: int
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what a preflight cannot run."""
         if self.dtype not in BYTES_OF or str(self.operation) not in OPERATIONS:
             raise ValueError(f"{self.operation} of {self.dtype} is not known: {OPERATIONS} of {tuple(BYTES_OF)}")
         if type(self.count) is not int or self.count < 1:
@@ -118,13 +118,17 @@ class CollectiveResult:
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """What a preflight that passed has found; the same on every rank but for ``rank``."""
+    """What a preflight that passed has found; the same on every rank but for ``rank``, the one that was asked.
+
+    ``ranks``: each as it described itself; ``differences``: what is not the same on all of them; ``collectives``: in
+    the order in which they ran; ``notes``: what was not covered, in sentences; ``seconds``: of all of it.
+    """
 
     rank: Rank
     ranks: tuple[RankFacts, ...]
     differences: tuple[Difference, ...]
     collectives: tuple[CollectiveResult, ...]
-    notes: tuple[str, ...]  # what was not covered
+    notes: tuple[str, ...]
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:

@@ -53,8 +53,8 @@ class Environment:
 @untranslated()
 def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bool = False) -> Environment:
     """Read all facts. Takes some tens of milliseconds; creates no CUDA context and loads no CUDA library but the
-    driver's own: libcuda and NVML, where they are not among the ``unasked``. With ``compare_contents`` it takes as long
-    as reading the libraries of all packages does.
+    driver's own: libcuda and NVML, where "libcuda" and "nvml" are not among the ``unasked``. With ``compare_contents``
+    it takes as long as reading the libraries of all packages does. What cannot be read is None.
 
     Not promised: that a defective driver returns from that. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
     """

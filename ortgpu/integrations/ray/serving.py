@@ -31,6 +31,10 @@ class ServedGPUSession:
     health check fails: after three in a row Serve replaces the replica.
 
     A subclass may prepare requests around ``super().__call__``, and is deployed by ``serve.deployment``.
+
+    Raises:
+        ValueError: ``max_batch_size`` is less than 1.
+        GPUError, Exception: as :func:`~ortgpu.integrations.ray.open_session`.
     """
 
     def __init__(
