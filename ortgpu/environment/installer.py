@@ -8,7 +8,7 @@ import shutil
 import site
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 
 from ..background import ForkSafeLock
@@ -49,26 +49,28 @@ def read_installer() -> Installer:
     python = shlex.quote(this_interpreter() or "python3")
     # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes
     # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
-    managed = " --break-system-packages" if _is_managed_by_the_system() else ""
     has_pip = PathFinder.find_spec("pip") is not None
-    packages = _resolved(_folder_of("purelib"), _folder_of("platlib"))
-    folder = packages[0]
-    if not has_pip and shutil.which("uv"):
-        return Installer(
-            "uv",
-            f"uv pip install --python {python}{managed}",
-            f"uv pip uninstall --python {python}{managed}",
-            folder=folder,
-            own=packages,
-            hidden=_hidden_by(folder),
-            obstacle=_why_not_written(folder),
-            for_one_run=is_for_one_run(),
-            manager=read_manager(),
-        )
-    pip, obstacle = f"{python} -m pip", None
-    if not has_pip and not managed and PathFinder.find_spec("ensurepip") is not None:
+    found = _uv(python) if not has_pip and shutil.which("uv") else _pip(python, has_pip)
+    return replace(
+        found,
+        hidden=_hidden_by(found.folder),
+        obstacle=_why_not_written(found.folder) or found.obstacle,
+        for_one_run=is_for_one_run(),
+        manager=read_manager(),
+    )
+
+
+def _uv(python: str) -> Installer:
+    words, packages = f"--python {python}{_all_the_same()}", _package_folders()
+    return Installer("uv", f"uv pip install {words}", f"uv pip uninstall {words}", folder=packages[0], own=packages)
+
+
+def _pip(python: str, is_there: bool) -> Installer:
+    managed, packages = _all_the_same(), _package_folders()
+    folder, pip, obstacle = packages[0], f"{python} -m pip", None
+    if not is_there and not managed and PathFinder.find_spec("ensurepip") is not None:
         pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
-    elif not has_pip:  # a Python of Debian has no ensurepip, or one that refuses
+    elif not is_there:  # a Python of Debian has no ensurepip, or one that refuses
         obstacle = f"{python} has no pip: once its system has brought it (apt-get install python3-pip)"
     if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
         folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
@@ -79,16 +81,16 @@ def read_installer() -> Installer:
     prefix = _resolved(sys.prefix) if _is_virtual() else (os.sep,)
     own = (folder,) if folder not in packages else tuple(one for one in seen if _is_below(one, prefix))
     return Installer(
-        "pip",
-        f"{pip} install{managed}",
-        f"{pip} uninstall -y{managed}",
-        folder=folder,
-        own=own,
-        hidden=_hidden_by(folder),
-        obstacle=_why_not_written(folder) or obstacle,
-        for_one_run=is_for_one_run(),
-        manager=read_manager(),
+        "pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", folder=folder, own=own, obstacle=obstacle
     )
+
+
+def _all_the_same() -> str:
+    return " --break-system-packages" if _is_managed_by_the_system() else ""
+
+
+def _package_folders() -> tuple[str, ...]:
+    return _resolved(_folder_of("purelib"), _folder_of("platlib"))
 
 
 def _folder_of(kind: str) -> str:
