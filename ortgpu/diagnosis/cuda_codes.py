@@ -7,15 +7,10 @@ issues named in each line.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..environment.cuda import RESULT_NAMES
-from ..errors import Fix, PoisonedContextError, ProviderFailureError, UnsupportedDeviceError, manual, shell
+from ..errors import Fix, PoisonedContextError, ProviderFailureError, manual, shell
 from .runtime_errors import NAMES
-
-if TYPE_CHECKING:
-    from ..devices import Device
-    from ..environment.driver import GPU
 
 # The codes that a check tells from the others
 OUT_OF_MEMORY = 2
@@ -181,17 +176,6 @@ def poisoned(code: int, evidence: list[str]) -> PoisonedContextError:
         evidence=evidence,
         fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
         cuda_code=code,
-    )
-
-
-def without_code(evidence: list[str], gpu: GPU | Device | None) -> UnsupportedDeviceError:
-    """Of one kernel: where the file has no code for the GPU at all, a check knows it."""
-    return UnsupportedDeviceError(
-        "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
-        evidence=evidence,
-        fixes=[manual("use another release of ONNX Runtime, or another GPU")],
-        device=gpu.name if gpu is not None else None,
-        compute_capability=gpu.compute_capability if gpu is not None else None,
     )
 
 

@@ -179,8 +179,7 @@ def unsupported(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
     return UnsupportedDeviceError(
-        f"the installed ONNX Runtime holds no code for {name or 'this GPU'} "
-        f"(compute capability {capability[0]}.{capability[1]})",
+        f"the installed ONNX Runtime holds no code for {described(name, capability)}",
         evidence=[
             f"{build} holds {', '.join(held)}",
             f"read from {provider.path}",
@@ -215,8 +214,7 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
     if request.cudnn_operators:
         evidence.append(f"needed by {', '.join(request.cudnn_operators)}")
     return UnsupportedDeviceError(
-        f"the installed cuDNN holds no code for {name or 'this GPU'} "
-        f"(compute capability {capability[0]}.{capability[1]})",
+        f"the installed cuDNN holds no code for {described(name, capability)}",
         evidence=evidence,
         fixes=[remedies.another_cudnn(environment, path, capability)],
         severity="fatal" if request.cudnn_operators else "warning",
@@ -233,14 +231,36 @@ def _passed_over(
     guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
     evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
     return UnsupportedDeviceError(
-        f"CUDA is told to pass over the code that the installed ONNX Runtime holds for {name or 'this GPU'} "
-        f"(compute capability {capability[0]}.{capability[1]})",
+        f"CUDA is told to pass over the code that the installed ONNX Runtime holds for {described(name, capability)}",
         evidence=[*evidence, f"held: {', '.join(held)}"],
         fixes=[shell(f"unset {' '.join(guilty)}")],
         device=name,
         compute_capability=capability,
         architectures=held,
     )
+
+
+def without_code(
+    gpu: GPU | devices.Device | None, summary: str, evidence: list[str], fixes: list[Fix]
+) -> UnsupportedDeviceError:
+    """Of one kernel or operator, as it says itself. ``gpu`` None: nobody knows which it is."""
+    name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
+    return UnsupportedDeviceError(summary, evidence=evidence, fixes=fixes, device=name, compute_capability=capability)
+
+
+def kernel_without_code(gpu: GPU | devices.Device | None, evidence: list[str]) -> UnsupportedDeviceError:
+    """Where the file has no code for the GPU at all, a check knows it."""
+    return without_code(
+        gpu,
+        "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
+        evidence,
+        [manual("use another release of ONNX Runtime, or another GPU")],
+    )
+
+
+def described(name: str | None, capability: tuple[int, int] | None) -> str:
+    known = f" (compute capability {capability[0]}.{capability[1]})" if capability is not None else ""
+    return (name or "this GPU") + known
 
 
 def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:

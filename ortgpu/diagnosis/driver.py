@@ -36,10 +36,10 @@ from .cuda_codes import (
     meaning_of,
     name_of,
     poisoned,
-    without_code,
 )
 from .devices import (
     gpu_asked_for,
+    kernel_without_code,
     lacks_memory,
     named_device,
     none_visible,
@@ -137,7 +137,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     if code == INVALID_DEVICE and (better := named_device(facts) or none_visible(facts)) is not None:
         return better
     if code in NO_CODE:
-        return unsupported(facts) or without_code(evidence, gpu_asked_for(facts))
+        return unsupported(facts) or kernel_without_code(gpu_asked_for(facts), evidence)
     if code == DEVICE_UNAVAILABLE:
         gpu = gpu_asked_for(facts)
         return DeviceBusyError(

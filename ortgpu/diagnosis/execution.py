@@ -46,8 +46,8 @@ from .cuda_codes import (
     meaning_of,
     name_of,
     poisoned,
-    without_code,
 )
+from .devices import described, kernel_without_code, without_code
 from .libraries import by_folder, mixed
 from .library_status import read_library_status
 from .messages import (
@@ -95,12 +95,11 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
             return error
         if "ARCH_MISMATCH" in failed.status:
-            return UnsupportedDeviceError(
+            return without_code(
+                device,
                 f"{failed.library} has no code for {device or 'this GPU'} in what this model asks: {failed.status}",
-                evidence=[telling_line(text)],
-                fixes=[manual("use another GPU, this model in another data type, or a release of that library for it")],
-                device=device.name if device is not None else None,
-                compute_capability=device.compute_capability if device is not None else None,
+                [telling_line(text)],
+                [manual("use another GPU, this model in another data type, or a release of that library for it")],
             )
         return ProviderFailureError(
             f"{failed.library} failed: {failed.status}",
@@ -157,13 +156,13 @@ def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
     paths = [path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)]
     held = read_architectures_of_cudnn(paths)
     capability = device.compute_capability if device is not None else None
-    if capability is None or coverage_by(held, capability, os.environ) != "none":
+    if device is None or capability is None or coverage_by(held, capability, os.environ) != "none":
         return None
     return UnsupportedDeviceError(
-        f"the cuDNN of this process holds no code for {device} (compute capability {capability[0]}.{capability[1]})",
+        f"the cuDNN of this process holds no code for {described(str(device), capability)}",
         evidence=[telling_line(text), f"{paths[0]} holds {', '.join(map(str, held or ()))}"],
         fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
-        device=device.name if device is not None else None,
+        device=device.name,
         compute_capability=capability,
         architectures=tuple(map(str, held or ())),
     )
@@ -180,7 +179,7 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     if code == CONTEXT_IS_DESTROYED:
         return context_destroyed(evidence)
     if code in NO_CODE:
-        return without_code(evidence, device)
+        return kernel_without_code(device, evidence)
     meaning = meaning_of(code)
     if code in (CALL_REQUIRES_NEWER_DRIVER, UNSUPPORTED_PTX_VERSION):
         version = device.driver_version if device is not None else None

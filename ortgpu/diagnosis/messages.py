@@ -27,7 +27,7 @@ from ..errors import (
 from ..providers import CUDA
 from . import driver, libraries, remedies
 from .cuda_codes import INVALID_DEVICE, NO_DEVICE, OUT_OF_MEMORY, meaning_of
-from .devices import gpu_asked_for, lacks_memory, named_device, none_visible
+from .devices import described, gpu_asked_for, lacks_memory, named_device, none_visible, without_code
 from .facts import Facts
 from .library_status import LibraryStatus, read_library_status
 from .model import collective_ops_missing
@@ -173,19 +173,15 @@ def of_generation(text: str, line: str, gpu: GPU | Device | None) -> Unsupported
     """The error for an operator whose kernels are for other generations of GPUs, which says so itself."""
     if _GENERATION.search(text) is None:
         return None
-    name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
-    shown = name or "this GPU"
-    if capability is not None:
-        shown += f" (compute capability {capability[0]}.{capability[1]})"
-    return UnsupportedDeviceError(
+    shown = described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
+    return without_code(
+        gpu,
         f"an operator of this model has no kernel for {shown} in the installed ONNX Runtime",
-        evidence=[line],
-        fixes=[
+        [line],
+        [
             manual("use another GPU, or this model in another data type or quantization"),
             manual("or export it without that operator, which may be one that an optimizer made of several"),
         ],
-        device=name,
-        compute_capability=capability,
     )
 
 
