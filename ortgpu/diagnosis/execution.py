@@ -49,7 +49,7 @@ from .cuda_codes import (
 )
 from .devices import described, kernel_without_code, without_code
 from .libraries import by_folder, mixed
-from .library_status import read_library_status
+from .library_status import LibraryStatus, read_library_status
 from .messages import (
     ALLOCATION,
     LIMIT,
@@ -84,29 +84,7 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
     if (number := code_in(text)) is not None:
         return _of_code(number, text, device)
     if failed := read_library_status(text):
-        if failed.lacks_memory(_free_memory_of(device) if failed.is_creation else None):
-            return out_of_memory(None, text, device)
-        if failed.is_mixture:
-            return _mixed_cudnn(text)
-        if failed.is_incomplete:
-            return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
-        if failed.is_creation:
-            return not_created(failed, text)
-        if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
-            return error
-        if "ARCH_MISMATCH" in failed.status:
-            return without_code(
-                device,
-                f"{failed.library} has no code for {device or 'this GPU'} in what this model asks: {failed.status}",
-                [telling_line(text)],
-                [manual("use another GPU, this model in another data type, or a release of that library for it")],
-            )
-        return ProviderFailureError(
-            f"{failed.library} failed: {failed.status}",
-            evidence=[telling_line(text)],
-            library=failed.library,
-            status=failed.status,
-        )
+        return _of_library(failed, text, device)
     if re.search(r"cuDNN is unavailable|cuDNN handle is required|cuDNN is not available", text):
         return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
     if "cuFFT is unavailable" in text:
@@ -118,6 +96,32 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
     if is_ep_fail:
         return ProviderFailureError("the execution provider failed", evidence=[telling_line(text)], status="EP_FAIL")
     return None
+
+
+def _of_library(failed: LibraryStatus, text: str, device: Device | None) -> GPUError:
+    if failed.lacks_memory(_free_memory_of(device) if failed.is_creation else None):
+        return out_of_memory(None, text, device)
+    if failed.is_mixture:
+        return _mixed_cudnn(text)
+    if failed.is_incomplete:
+        return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
+    if failed.is_creation:
+        return not_created(failed, text)
+    if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
+        return error
+    if "ARCH_MISMATCH" in failed.status:
+        return without_code(
+            device,
+            f"{failed.library} has no code for {device or 'this GPU'} in what this model asks: {failed.status}",
+            [telling_line(text)],
+            [manual("use another GPU, this model in another data type, or a release of that library for it")],
+        )
+    return ProviderFailureError(
+        f"{failed.library} failed: {failed.status}",
+        evidence=[telling_line(text)],
+        library=failed.library,
+        status=failed.status,
+    )
 
 
 def _free_memory_of(device: Device | None) -> int | None:

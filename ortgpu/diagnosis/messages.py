@@ -78,23 +78,8 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return _of_code(code, text, facts)
     if "cannot use the graph capture feature" in text or "cannot use the CUDA Graph feature" in text:
         return _graph_refused(text)
-    if match := _OPTION_NAME.search(text):
-        return ProviderOptionError(
-            f"the CUDA provider knows no option {match[1]!r}",
-            evidence=[telling_line(text)],
-            fixes=[manual(f"remove {match[1]!r} from the provider options")],
-            provider=CUDA,
-            option=match[1],
-        )
-    if match := _OPTION_VALUE.search(text):
-        option = match[1] or match[2]
-        return ProviderOptionError(
-            f"the CUDA provider refuses the value of its option {option!r}",
-            evidence=[telling_line(text)],
-            fixes=[manual(f"correct the value of {option!r}")],
-            provider=CUDA,
-            option=option,
-        )
+    if (refused := _of_option(text)) is not None:
+        return refused
     if match := LIMIT.search(text):
         return InsufficientDeviceMemoryError(
             "this session needs more GPU memory than its gpu_mem_limit leaves it",
@@ -149,6 +134,27 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
             available=(),
         )
     return driver.for_code(code, facts, evidence)
+
+
+def _of_option(text: str) -> ProviderOptionError | None:
+    if match := _OPTION_NAME.search(text):
+        return ProviderOptionError(
+            f"the CUDA provider knows no option {match[1]!r}",
+            evidence=[telling_line(text)],
+            fixes=[manual(f"remove {match[1]!r} from the provider options")],
+            provider=CUDA,
+            option=match[1],
+        )
+    if match := _OPTION_VALUE.search(text):
+        option = match[1] or match[2]
+        return ProviderOptionError(
+            f"the CUDA provider refuses the value of its option {option!r}",
+            evidence=[telling_line(text)],
+            fixes=[manual(f"correct the value of {option!r}")],
+            provider=CUDA,
+            option=option,
+        )
+    return None
 
 
 def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
