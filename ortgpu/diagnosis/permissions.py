@@ -7,7 +7,7 @@ import os
 from ..errors import BrokenPackageError, GPUError
 from . import system_remedies
 from .facts import Facts
-from .packages import did_its_work, is_vital
+from .package_files import did_its_work, is_vital
 
 
 def package_unreadable(facts: Facts) -> GPUError | None:

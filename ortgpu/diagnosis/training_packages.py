@@ -25,7 +25,7 @@ from ..errors import (
 )
 from . import remedies
 from .facts import Facts
-from .packages import broken_files, is_vital
+from .package_files import broken_files, is_vital
 from .refusals import LAST_RELEASE
 from .requirements import numbers_of
 
