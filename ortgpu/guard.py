@@ -219,7 +219,7 @@ class _Finder:
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec)
-                return spec  # type: ignore[no-any-return]
+                return spec  # type: ignore[no-any-return]  # a finder may be anybody's
         return None
 
 
@@ -256,7 +256,7 @@ _finder: Any = _Finder()
 
 def _guarded_init(original: Any) -> Any:
     @functools.wraps(original)
-    def __init__(  # noqa: N807
+    def __init__(  # noqa: N807 - what a traceback shows, and wraps() leaves as it is
         self: Any,
         path_or_bytes: Any,
         sess_options: Any = None,

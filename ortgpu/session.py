@@ -16,16 +16,17 @@ if _runtime.module is None:
 
     raise failure.why_no_module(_runtime)
 
-import onnxruntime  # noqa: E402 - load_runtime imports it, after what it links where it links CUDA itself
+# ruff: noqa: E402 - what follows imports ONNX Runtime, which load_runtime does after what it links where it links CUDA
+import onnxruntime
 
-from . import arguments, lifetime  # noqa: E402
-from .arguments import CPUNodes  # noqa: E402 - typing.get_type_hints asks for it, as frameworks do
-from .devices import Device, DeviceRequest  # noqa: E402
-from .direct_runs import DirectRuns, direct_runs_of  # noqa: E402
-from .environment.cuda import initialising  # noqa: E402
-from .errors import CPUExecutionWarning, ExecutionError, GPUError, ProviderRequestError, manual  # noqa: E402
-from .session_facts import SessionFacts  # noqa: E402
-from .throughput import InferenceSession  # noqa: E402
+from . import arguments, lifetime
+from .arguments import CPUNodes  # typing.get_type_hints asks for it, as frameworks do
+from .devices import Device, DeviceRequest
+from .direct_runs import DirectRuns, direct_runs_of
+from .environment.cuda import initialising
+from .errors import CPUExecutionWarning, ExecutionError, GPUError, ProviderRequestError, manual
+from .session_facts import SessionFacts
+from .throughput import InferenceSession
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11

@@ -106,14 +106,14 @@ def _names() -> dict[str, Callable[..., Any]]:
             super().__init__(path, **kwargs)
             self.path = path
 
-    class Explicit(InferenceSession):  # type: ignore[misc]
+    class Explicit(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
         def __init__(self, path: str) -> None:
             InferenceSession.__init__(self, path, None, [CUDA])
 
     class Slotted(Subclass):
         __slots__ = ("more",)
 
-    class Registered(InferenceSession):  # type: ignore[misc]
+    class Registered(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
         def __init_subclass__(cls, *, number: int, **kwargs: Any) -> None:
             super().__init_subclass__(**kwargs)
 
@@ -123,7 +123,7 @@ def _names() -> dict[str, Callable[..., Any]]:
     class Meta(type):
         pass
 
-    class WithMeta(InferenceSession, metaclass=Meta):  # type: ignore[misc]
+    class WithMeta(InferenceSession, metaclass=Meta):  # type: ignore[misc]  # onnxruntime ships no types
         pass
 
     backend: Any = importlib.import_module("onnxruntime.backend.backend")
@@ -243,7 +243,7 @@ def by_variable(model: str) -> None:
     """What ORTGPU_ENFORCE does, or not, in this process."""
     before = [name for name in ("ortgpu", "onnxruntime") if name in sys.modules]
     first = outcome(functools.partial(_make, model))
-    import ortgpu  # noqa: F401
+    import ortgpu  # noqa: F401 - which is what puts the guard in force
 
     report(
         {

@@ -71,7 +71,7 @@ def scopes(model: str) -> None:
 
     for name, wrong in {"generator": generator, "class": Path, "nothing": 1}.items():
         try:
-            ortgpu.enforce()(wrong)  # type: ignore[type-var]
+            ortgpu.enforce()(wrong)  # type: ignore[type-var]  # the wrong type is the point
         except TypeError as raised:
             found[name] = str(raised)
 
@@ -180,7 +180,7 @@ def importing_meanwhile(model: str) -> None:
 
     def work() -> None:
         started.set()
-        import onnxruntime  # noqa: F401
+        import onnxruntime  # noqa: F401 - the import itself is what is raced
 
     thread = threading.Thread(target=work)
     thread.start()

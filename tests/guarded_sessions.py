@@ -18,10 +18,10 @@ class Pickable(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no 
         return {"model_path": self.model_path}
 
     def __setstate__(self, values: dict[str, Any]) -> None:
-        self.__init__(values["model_path"])  # type: ignore[misc]
+        self.__init__(values["model_path"])  # type: ignore[misc]  # as such libraries do
 
 
-class Reducing(InferenceSession):  # type: ignore[misc]
+class Reducing(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
     """Pickles in the older way."""
 
     def __init__(self, model_path: str) -> None:

@@ -259,7 +259,7 @@ def use_under_guard(model: bytes, installed_first: bool) -> dict[str, Any]:
         on_cpu.set_providers(["CPUExecutionProvider"])
         try:
             on_cpu.set_providers(["CUDAExecutionProvider"])
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - the same
             seen["set_providers"] = type(error).__name__
         seen["sessions"] = [(record.kind, *record.providers) for record in ortgpu.sessions()]
     seen["runs"] = on_cpu.run(None, {"x": [[1.0, 2.0]]})[0].tolist()

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,9 +30,9 @@ def test_search_path_entries_that_are_no_folders(tmp_path: Path) -> None:
     archive = tmp_path / "packages.zip"
     with zipfile.ZipFile(archive, "w") as writer:
         writer.writestr("onnxruntime/__init__.py", "")
-    odd: list[object] = ["", "\0", str(tmp_path / "absent"), tmp_path / "file", loop, None, b"/bytes", site / "\udcff"]
+    odd: list[Any] = ["", "\0", str(tmp_path / "absent"), tmp_path / "file", loop, None, b"/bytes", site / "\udcff"]
     path = [str(one) if isinstance(one, Path) else one for one in odd]
-    found = read_packages([*path, str(archive), str(archive / "inner"), str(site)])  # type: ignore[list-item]
+    found = read_packages([*path, str(archive), str(archive / "inner"), str(site)])
     assert found.onnxruntime.folder == str(site / "onnxruntime")
     assert names(found.onnxruntime.owners) == ["onnxruntime-gpu"]
 

@@ -19,7 +19,7 @@ from ortgpu.cli import output
 from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:  # for what freezes programs, too: PyInstaller finds no module that is imported by a name made up here
-    from ortgpu.cli import bench, check, demo, doctor, exec, explain, preflight  # noqa: A004, F401
+    from ortgpu.cli import bench, check, demo, doctor, exec, explain, preflight  # noqa: A004, F401 - named as commands are
 
 # name: the module of this package that holds a click command of the same name, and what `ortgpu --help` says of it
 COMMANDS = {

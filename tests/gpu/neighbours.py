@@ -94,7 +94,7 @@ def few_descriptors(left: int, fix: str | None = None) -> None:
     import resource
 
     import numpy as np  # noqa: F401 - all that is imported is imported before
-    import onnxruntime  # noqa: F401
+    import onnxruntime  # noqa: F401 - the same
 
     from ortgpu import GPUSession
 

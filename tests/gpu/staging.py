@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -147,8 +148,8 @@ def errors() -> None:
         "none": (None, {}),
     }
     for name, (names, feed) in wrong.items():
-        attempt(f"{name}, plain", lambda names=names, feed=feed: plainly(session, names, feed))  # type: ignore[misc]
-        attempt(name, lambda names=names, feed=feed: session.run(names, feed))  # type: ignore[misc]
+        attempt(f"{name}, plain", functools.partial(plainly, session, names, feed))
+        attempt(name, functools.partial(session.run, names, feed))
     attempt("afterwards", lambda: float(session.run(None, {"x": right})[0].min()))
     limited = [("CUDAExecutionProvider", {"gpu_mem_limit": str(64 << 20)})]
     small = GPUSession(elementwise("n"), providers=limited)
