@@ -110,5 +110,5 @@ def put(folder: Path, *names: str, **options: object) -> Path:
     """DLLs of these names, and with no more in them, in a folder, which is returned."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        (folder / name).write_bytes(dll(name, **options))  # type: ignore[arg-type] # those of ``dll``
+        (folder / name).write_bytes(dll(name, **options))  # type: ignore[arg-type]  # those of ``dll``
     return folder

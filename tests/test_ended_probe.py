@@ -50,7 +50,7 @@ def test_what_a_library_ended_is_its_own(signal: str) -> None:
 
 
 @pytest.mark.skipif(CUDA != 13, reason="which bytes of a library are of use at its start is known of those for CUDA 13")
-@pytest.mark.skipif(older_than(LINKS_DRIVER) is not None, reason="the same")
+@pytest.mark.skipif(older_than(LINKS_DRIVER) is not None, reason=str(older_than(LINKS_DRIVER)))
 @pytest.mark.parametrize(
     ("file", "named"),
     [

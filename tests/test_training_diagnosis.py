@@ -245,7 +245,7 @@ def test_what_does_not_exist_is_refused_with_what_to_do_instead(missing: Missing
 
 def test_features_that_nobody_knows() -> None:
     with pytest.raises(ValueError, match="feature is one of on-device, ORTModule, nccl"):
-        require_training("everything")  # type: ignore[arg-type] # what a caller without a type checker may write
+        require_training("everything")  # type: ignore[arg-type]  # what a caller without a type checker may write
 
 
 # MPI, NCCL, Horovod

@@ -35,7 +35,7 @@ def require_training(feature: Feature = "on-device") -> None:
         ValueError: there is no such feature.
     """
     if feature in get_args(refusals.Missing):
-        raise refusals.refuse(feature)  # type: ignore[arg-type] # mypy does not narrow a Literal by get_args
+        raise refusals.refuse(feature)  # type: ignore[arg-type]  # mypy does not narrow a Literal by get_args
     if feature not in _MODULES:
         raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(refusals.Missing)))}; not {feature!r}")
     environment = inspect_environment()

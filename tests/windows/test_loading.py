@@ -154,7 +154,7 @@ class FakeFunction:
     """A function of kernel32, as ctypes has it: with types, and what it is called with."""
 
     def __init__(self, answer: Any) -> None:
-        self.answer, self.calls = answer, []  # type: ignore[var-annotated] # whatever is passed
+        self.answer, self.calls = answer, []  # type: ignore[var-annotated]  # whatever is passed
         self.argtypes: Any = None
         self.restype: Any = None
 
