@@ -11,7 +11,7 @@ import click
 
 from ortgpu.cli import output
 from ortgpu.cli.given_model import inputs_option, known_of
-from ortgpu.errors import CPUExecutionWarning, GPUError
+from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,7 +110,6 @@ def bench(
     """
     from ortgpu.cli import report
 
-    on_cpu_because: GPUError | None = None
     problem: Exception | None = None
     known: tuple[GPUError, ...] = ()  # of the problem, where it is none of ours
     found: _Results | None = None
@@ -123,9 +122,7 @@ def bench(
             problem, known = refused.error, (GPUError(str(refused)),)
         except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
             problem, known = error, known_of(model, error)
-    for warning in caught:
-        if isinstance(warning.message, CPUExecutionWarning):
-            on_cpu_because = warning.message.error
+    on_cpu_because, _ = report.told(caught)
     if as_json:
         document = output.document(ok=problem is None, model=str(model))
         if problem:

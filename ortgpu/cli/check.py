@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -9,10 +10,12 @@ import click
 
 from ortgpu.cli import output, signals
 from ortgpu.cli.given_model import inputs_option, known_of
-from ortgpu.errors import CPUExecutionWarning, GPUError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ortgpu.cli.report import SessionReport
+    from ortgpu.errors import GPUError
     from ortgpu.placement_details import PlacementDetails
 
 CpuNodes = Literal["allow", "warn", "forbid"]
@@ -78,59 +81,69 @@ def check(
     """
     from ortgpu.cli import report
 
-    on_cpu_because: GPUError | None = None
-    texts: list[str] = []
+    look_closer = placement or html is not None
     found: SessionReport | None = None
     problem: Exception | None = None
     details: PlacementDetails | None = None
     with report.quiet() as caught:
         try:
             found = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs)
-            if (placement or html) and found.device.is_gpu:
+            if look_closer and found.device.is_gpu:
                 details = _look_closer(model, device, html)
         except click.UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
             problem = error
-    for warning in caught:
-        if isinstance(warning.message, CPUExecutionWarning):
-            on_cpu_because = warning.message.error
-        else:
-            texts.append(str(warning.message).partition("\n")[0])  # a table of the placement follows anyway
-
-    name = str(model) if model else None
+    outcome = _Outcome(model, found, details, problem, *report.told(caught))
     if as_json:
-        document = output.document(ok=problem is None, model=name)
-        if problem:
-            document["error"] = output.error_document(problem, known_of(model, problem))
-        elif found:
-            document |= found.as_dict()
-            document["warnings"] = texts
-            if placement or html:
-                document["placement_details"] = details.as_dict() if details else None
-            document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
-        output.write_json(document)
-        return 1 if problem else 0
+        document = output.document(ok=problem is None, model=outcome.name)
+        output.write_json(document | outcome.as_dict(with_details=look_closer))
+    else:
+        outcome.show(output.stdout(), allow_cpu, placement, html)
+    return 1 if problem else 0
 
-    console = output.stdout()
-    for text in texts:
-        output.line(console, f"warning: {text}", style="yellow")
-    if problem:
-        output.show_error(console, problem, known_of(model, problem))
-        return 1
-    if on_cpu_because:
-        output.show_why_on_cpu(console, on_cpu_because, "Opened", by_option=allow_cpu)
-    elif found:
-        output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
-    if found:
-        found.show(console)
-    if details and placement:
-        output.line(console, "")
-        for text in str(details).splitlines():
-            output.line(console, text)
-    if html:
-        output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
-    return 0
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    model: Path | None
+    found: SessionReport | None
+    details: PlacementDetails | None
+    problem: Exception | None
+    on_cpu_because: GPUError | None
+    warnings: list[str]
+
+    @property
+    def name(self) -> str | None:
+        return str(self.model) if self.model else None
+
+    def as_dict(self, *, with_details: bool) -> dict[str, object]:
+        if self.problem:
+            return {"error": output.error_document(self.problem, known_of(self.model, self.problem))}
+        document = self.found.as_dict() if self.found else {}
+        document["warnings"] = self.warnings
+        if with_details:
+            document["placement_details"] = self.details.as_dict() if self.details else None
+        document["on_cpu_because"] = output.error_document(self.on_cpu_because) if self.on_cpu_because else None
+        return document
+
+    def show(self, console: Console, allow_cpu: bool, placement: bool, html: Path | None) -> None:
+        for text in self.warnings:
+            output.line(console, f"warning: {text}", style="yellow")
+        if self.problem:
+            output.show_error(console, self.problem, known_of(self.model, self.problem))
+            return
+        if self.on_cpu_because:
+            output.show_why_on_cpu(console, self.on_cpu_because, "Opened", by_option=allow_cpu)
+        elif self.found:
+            output.line(console, f"OK: {self.name or 'the built-in model'} runs on the GPU", style="bold green")
+        if self.found:
+            self.found.show(console)
+        if self.details and placement:
+            output.line(console, "")
+            for text in str(self.details).splitlines():
+                output.line(console, text)
+        if html:
+            output.line(console, f"Written: {html}" if self.details else f"{html} is not written: nothing is on a GPU.")
 
 
 def _open_and_run(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortgpu.cli import output, signals
-from ortgpu.errors import CPUExecutionWarning, GPUError
+from ortgpu.errors import GPUError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,5 +119,5 @@ def _open_and_compare(model: bytes) -> tuple[SessionReport, float, GPUError | No
         import onnxruntime  # after the session, which imports it guarded and with its libraries loaded
 
         (on_cpu,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
-    because = (each.message.error for each in caught if isinstance(each.message, CPUExecutionWarning))
-    return found, float(np.max(np.abs(on_gpu - on_cpu)) / np.max(np.abs(on_cpu))), next(because, None)
+    on_cpu_because, _ = report.told(caught)
+    return found, float(np.max(np.abs(on_gpu - on_cpu)) / np.max(np.abs(on_cpu))), on_cpu_because

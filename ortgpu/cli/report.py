@@ -9,14 +9,14 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from ortgpu.cli import output
-from ortgpu.errors import GPUError
+from ortgpu.errors import CPUExecutionWarning, GPUError
 from ortgpu.providers import CUDA
 
 if TYPE_CHECKING:
@@ -183,6 +183,15 @@ def quiet() -> Iterator[list[warnings.WarningMessage]]:
     ):
         warnings.simplefilter("always", UserWarning)  # also under `python -W error`: the report is where they are seen
         yield caught
+
+
+def told(caught: Iterable[warnings.WarningMessage]) -> tuple[GPUError | None, list[str]]:
+    """The error for which ``allow_cpu`` let a session onto the CPU, if it did; and the first lines of other warnings:
+    a table of the placement follows anyway."""
+    messages = [each.message for each in caught]
+    because = next((message.error for message in messages if isinstance(message, CPUExecutionWarning)), None)
+    others = [message for message in messages if not isinstance(message, CPUExecutionWarning)]
+    return because, [str(message).partition("\n")[0] for message in others]
 
 
 @contextlib.contextmanager
