@@ -200,7 +200,7 @@ def _note(value: object) -> str:
         if "median" in value:
             return _cell(value, signed=True)
         return ", ".join(f"{key} {readable(each) if isinstance(each, float) else each}" for key, each in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
 
 
 def _print_results(record: Mapping[str, Any], titles: Mapping[str, str]) -> None:
