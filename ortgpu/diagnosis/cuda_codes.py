@@ -217,6 +217,10 @@ def name_of(code: int) -> str:
     return RESULT_NAMES.get(code) or NAMES.get(code) or f"CUDA error {code}"
 
 
+def returned_by_cuinit(code: int) -> str:
+    return f"cuInit returned {code} ({name_of(code)})"
+
+
 def meaning_of(code: int) -> Meaning:
     return (
         UNUSABLE.get(code)

@@ -6,7 +6,7 @@ With fewer than 30 descriptors left, driver 580 on an H100 gave 304, 999, 100 an
 from __future__ import annotations
 
 from ..errors import DriverUnusableError, Fix, manual, python
-from .cuda_codes import name_of
+from .cuda_codes import returned_by_cuinit
 from .devices import hides_everything
 from .facts import Facts
 
@@ -19,7 +19,7 @@ def exhausted(facts: Facts) -> DriverUnusableError | None:
     cuda = facts.observed.cuda
     if cuda is None or not cuda.code or hides_everything(facts.environment):
         return None
-    return too_few_for(cuda.code, facts, [f"cuInit returned {cuda.code} ({name_of(cuda.code)})"])
+    return too_few_for(cuda.code, facts, [returned_by_cuinit(cuda.code)])
 
 
 def too_few_for(code: int | None, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:

@@ -23,7 +23,7 @@ from ..errors import (
     shell,
 )
 from . import memory, releases, remedies, system_remedies
-from .cuda_codes import NO_DEVICE, name_of
+from .cuda_codes import NO_DEVICE, returned_by_cuinit
 from .facts import Facts
 from .surroundings import give_the_gpu, of_service, of_wsl
 
@@ -89,7 +89,7 @@ def _seen(facts: Facts) -> list[str]:
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     seen = []
     if cuda is not None and cuda.code:
-        seen.append(f"cuInit returned {cuda.code} ({name_of(cuda.code)})")
+        seen.append(returned_by_cuinit(cuda.code))
     if nvml.available:
         names = "; ".join(f"{gpu.name} {gpu.uuid}" for gpu in nvml.gpus)
         seen.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))

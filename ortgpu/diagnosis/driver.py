@@ -36,6 +36,7 @@ from .cuda_codes import (
     meaning_of,
     name_of,
     poisoned,
+    returned_by_cuinit,
 )
 from .devices import (
     gpu_asked_for,
@@ -88,7 +89,7 @@ def unusable(facts: Facts) -> GPUError | None:
     explained = (device_files.not_accessible, driver_library.of_linux_in_wsl, kernel_module.not_ready)
     if cuda is None or not cuda.code or cuda.code == NO_DEVICE or any(check(facts) for check in explained):
         return None  # devices.none_visible judges that code
-    evidence = [f"cuInit returned {cuda.code} ({name_of(cuda.code)})", *_printed_by_it(facts)]
+    evidence = [returned_by_cuinit(cuda.code), *_printed_by_it(facts)]
     return _lacks_host_memory(facts, evidence) if cuda.code == OUT_OF_MEMORY else for_code(cuda.code, facts, evidence)
 
 

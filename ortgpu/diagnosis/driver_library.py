@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from ..errors import DriverTooOldError, DriverUnusableError, Fix, manual
 from . import remedies, system_remedies
-from .cuda_codes import UNUSABLE, name_of
+from .cuda_codes import UNUSABLE, name_of, returned_by_cuinit
 from .facts import Facts
 
 _MISMATCH = 803
@@ -89,7 +89,7 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
     ]
     return DriverUnusableError(
         "a libcuda.so.1 that is not WSL's is loaded, and in WSL there is no other driver than that of Windows",
-        evidence=[f"loaded: {path}", *([f"cuInit returned {code} ({name_of(code)})"] if code else [])],
+        evidence=[f"loaded: {path}", *([returned_by_cuinit(code)] if code else [])],
         fixes=_ways_to_the_drivers_own(facts) if environment.host.container else fixes,
         cuda_code=code or None,
     )

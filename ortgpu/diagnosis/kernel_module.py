@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import DriverUnusableError, Fix, manual, shell
 from . import driver_library
-from .cuda_codes import UNUSABLE, Meaning, name_of
+from .cuda_codes import UNUSABLE, Meaning, name_of, returned_by_cuinit
 from .devices import hides_everything
 from .facts import Facts
 from .surroundings import of_wsl
@@ -45,7 +45,7 @@ def not_ready(facts: Facts) -> DriverUnusableError | None:
     nvml = environment.driver.nvml
     if cuda is None or cuda.code not in _VAGUE or hides_everything(environment):
         return None
-    evidence = [f"cuInit returned {cuda.code} ({name_of(cuda.code)})", f"NVML: {nvml.error}"]
+    evidence = [returned_by_cuinit(cuda.code), f"NVML: {nvml.error}"]
     if nvml.code == _MISMATCH:
         found = driver_library.of_another_driver(cuda.code, facts, evidence)
         if found is not None:

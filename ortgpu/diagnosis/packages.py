@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ..environment.packages import Distribution, provider_file_name
+from ..environment.packages import Distribution, OnnxRuntime, provider_file_name
 from ..errors import (
     BrokenPackageError,
     ConflictingPackagesError,
@@ -120,7 +120,7 @@ def _is_of_another_python(facts: Facts) -> bool:
     """A package in a folder that is not this interpreter's, with a library that this interpreter cannot import."""
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
     built = re.search(r"\.cpython-3(\d+)t?-", os.path.basename(installed.extension or ""))
-    home = os.path.dirname(installed.folder or "")
+    home = installed.home
     return (
         built is not None and (3, int(built[1])) != environment.host.python[:2] and not environment.installer.owns(home)
     )
@@ -128,7 +128,7 @@ def _is_of_another_python(facts: Facts) -> bool:
 
 def _of_another_python(facts: Facts) -> GPUError:
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
-    home = os.path.dirname(installed.folder or "")
+    home = installed.home
     others = [other for other in installed.elsewhere if _is_for_cuda(other.name)]
     instead = [] if others else [remedies.newest_release(environment).requirement]
     fix = remedies.leave_to_its_python(environment, home, instead)
@@ -137,7 +137,7 @@ def _of_another_python(facts: Facts) -> GPUError:
         evidence=[
             f"this is Python {'.'.join(map(str, environment.host.python))}, and the package has "
             f"{os.path.basename(installed.extension or '')}",
-            *(f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere),
+            *_shadowed_by(installed),
         ],
         fixes=[(remedies.why_none_fits(environment) or fix) if instead else fix],
         files=(installed.extension or "",),
@@ -153,7 +153,7 @@ def _is_checkout(facts: Facts) -> bool:
 def _checkout(facts: Facts) -> GPUError:
     installed = facts.environment.packages.onnxruntime
     folder = installed.folder or ""
-    off = remedies.off_the_path(facts.environment, "PYTHONPATH", os.path.dirname(folder))
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", installed.home)
     fixes = [off or manual(f"start the program in another folder, or rename {folder}")]
     if not installed.elsewhere:
         fixes += _first_install(facts)
@@ -161,7 +161,7 @@ def _checkout(facts: Facts) -> GPUError:
         f"import onnxruntime takes {folder}, which is no installed package",
         evidence=[
             "it has no onnxruntime_pybind11_state, as the sources of ONNX Runtime have none",
-            *(f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere),
+            *_shadowed_by(installed),
         ],
         fixes=fixes,
         files=(folder,),
@@ -222,7 +222,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
     if available is not None:
         evidence.append(f"providers in this build: {', '.join(available)}")
-    evidence += [f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere]
+    evidence += _shadowed_by(installed)
     evidence += [
         f"{other.name} {other.version} is a plugin, which only sessions use that are told to; a GPUSession does not"
         for other in facts.environment.packages.others
@@ -268,7 +268,7 @@ def _first_install(facts: Facts) -> list[Fix]:
 
 def _replace_build(facts: Facts) -> list[Fix]:
     installed, installer = facts.environment.packages.onnxruntime, facts.environment.installer
-    home = os.path.dirname(installed.folder or "")
+    home = installed.home
     packages = facts.environment.packages
     gpu = any(_is_for_cuda(other.name) for other in installed.elsewhere)
     shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
@@ -287,6 +287,10 @@ def _replace_build(facts: Facts) -> list[Fix]:
 def _is_for_cuda(names: str) -> bool:
     """By a name that ends in -gpu, as onnxruntime-gpu and ort-nightly-gpu do; onnxruntime-webgpu has no CUDA."""
     return "gpu" in re.split(r"[-_\s]", names)
+
+
+def _shadowed_by(installed: OnnxRuntime) -> list[str]:
+    return [f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere]
 
 
 def _names(facts: Facts) -> str:

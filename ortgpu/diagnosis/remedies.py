@@ -77,11 +77,11 @@ def reinstall_onnxruntime(
     if requirement is None and not _gpu_versions(environment) and (instead := why_none_fits(environment)) is not None:
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
-    home = os.path.dirname(installed.folder) if installed.folder is not None else None
+    home = installed.home
     # Without a RECORD behind the installer's own folder: a package of the system (Debian's python3-onnxruntime), whose
     # files are its to remove.
-    of_system = home is not None and any(not one.record_readable for one in installed.owners) and installer.hides(home)
-    if home is not None and (of_system or not installer.owns(home)):
+    of_system = home and any(not one.record_readable for one in installed.owners) and installer.hides(home)
+    if home and (of_system or not installer.owns(home)):
         if installer.hides(home):
             return install(environment, [wanted], again=True)
         return _replace_in(home, environment, wanted)
@@ -96,7 +96,7 @@ def _removal(environment: Environment) -> list[str]:
     """Commands that remove everything that owns the import."""
     installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
     without_record = [one for one in installed.owners if not one.record_readable]
-    if without_record and (files := _recorded_in(os.path.dirname(installed.folder or ""), environment)):
+    if without_record and (files := _recorded_in(installed.home, environment)):
         return [f"rm -rf {files}"]  # "Cannot uninstall ..., no RECORD file was found", and what comes next is not run
     # An installer removes one record of a name at a time, and a killed upgrade leaves two.
     names = [owner.name for owner in installed.owners]

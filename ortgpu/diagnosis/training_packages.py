@@ -6,7 +6,6 @@ is missing the import says nothing at all.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from typing import Final
@@ -120,8 +119,8 @@ def shadowed(environment: Environment, packages: TrainingPackages) -> GPUError |
         evidence.append(f"files of a training package are left in {packages.api_folder}")
     fixes: list[Fix] = [remedies.reinstall_onnxruntime(environment, requirement=TRAINING_PACKAGE)]
     if owner is None and where is not None:
-        off = remedies.off_the_path(environment, "PYTHONPATH", os.path.dirname(installed.folder or ""))
-        fixes = [off or manual(f"put {where.location} before {os.path.dirname(installed.folder or '')} on the path")]
+        off = remedies.off_the_path(environment, "PYTHONPATH", installed.home)
+        fixes = [off or manual(f"put {where.location} before {installed.home} on the path")]
     return TrainingUnavailableError(
         f"onnxruntime.training is not available: {name} is in the place of the training package",
         evidence=evidence,

@@ -85,6 +85,11 @@ class OnnxRuntime:
         return self.build_version or next((owner.version for owner in self.owners), None)
 
     @property
+    def home(self) -> str:
+        """The folder of the search path that holds it; empty where none does."""
+        return os.path.dirname(self.folder or "")
+
+    @property
     def is_of_another_release(self) -> bool:
         """Than what this process imported: its provider would meet a module that it was not made for."""
         return self.imported_as is not None and self.imported_as[1] != self.build_version
