@@ -71,7 +71,7 @@ def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
         Exception: as ``run``.
     """
     if not isinstance(feed, Mapping):
-        raise TypeError(f"a feed is a mapping of input names to arrays, not a {type(feed).__name__}")
+        raise TypeError(f"a feed is a mapping of input names to arrays, not {type(feed).__name__}")
     if session._staging is not None and session._staging.has_input_of(feed, _COPIED_BY_RUN_FROM):
         return session.run(output_names, feed)
     return session.run(output_names, memory_of(session).staged(feed))

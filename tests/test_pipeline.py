@@ -211,7 +211,7 @@ def test_what_is_no_feed() -> None:
         None,
     ]
     assert "not one feed" in found[0]["text"]
-    assert "a mapping of input names to arrays, not a ndarray" in found[4]["text"]
+    assert "a mapping of input names to arrays, not ndarray" in found[4]["text"]
     assert found[5] == {"returned": []}
 
 

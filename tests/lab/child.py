@@ -138,18 +138,10 @@ def run_child(
         home = Path(scratch)
         report = home / "report.json"
         (home / "work").mkdir()
-        variables: dict[str, str | None] = {
-            "PATH": os.pathsep.join([str(overlay.python.parent), "/usr/local/bin", "/usr/bin", "/bin"]),
-            "HOME": scratch,
-            "TMPDIR": scratch,
-            "LANG": "C.UTF-8",
-            "VIRTUAL_ENV": str(overlay.root),
-            "PYTHONDONTWRITEBYTECODE": "1",  # the overlay's folders may be those of the real environment
+        variables = {
+            **_variables(overlay, libraries, hiding, home),
             "LAB_REPORT": str(report),
             "LAB_FIRST_STATUS": str(home / "status"),
-            "LD_LIBRARY_PATH": os.pathsep.join(str(library.parent) for library in libraries) or None,
-            "LD_AUDIT": str(hiding.hide_from_loader) if hiding else None,
-            "LD_PRELOAD": str(hiding.hide_from_search) if hiding else None,
             **(env or {}),
         }
         command = [str(overlay.python), *([*argv] if code is None else ["-c", f"{PROBE}\n{code}", *argv])]
@@ -157,27 +149,9 @@ def run_child(
             script = f'{first}\nprintf %s $? > "$LAB_FIRST_STATUS"\nexec "$@"'
             command = ["/bin/sh", "-c", script, "sh", *command]
         started = time.monotonic()
-        with (home / "stdout").open("wb") as stdout, (home / "stderr").open("wb") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                cwd=cwd or home / "work",
-                env={name: value for name, value in variables.items() if value is not None},
-                start_new_session=True,
-            )
-            timed_out = False
-            try:
-                process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                timed_out = True
-            finally:
-                with contextlib.suppress(ProcessLookupError):  # the usual case: nobody of the group is left
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        returncode, timed_out = _run_to_its_end(command, variables, home, cwd or home / "work", timeout)
         return ChildResult(
-            returncode=process.returncode,
+            returncode=returncode,
             stdout=(home / "stdout").read_text(encoding="utf-8", errors="replace"),
             stderr=(home / "stderr").read_text(encoding="utf-8", errors="replace"),
             json=json.loads(report.read_text(encoding="utf-8")) if report.exists() else None,
@@ -185,6 +159,46 @@ def run_child(
             seconds=time.monotonic() - started,
             first_status=int(status.read_text(encoding="utf-8")) if (status := home / "status").exists() else None,
         )
+
+
+def _variables(overlay: Overlay, libraries: Sequence[Path], hiding: Stubs | None, home: Path) -> dict[str, str | None]:
+    return {
+        "PATH": os.pathsep.join([str(overlay.python.parent), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "LANG": "C.UTF-8",
+        "VIRTUAL_ENV": str(overlay.root),
+        "PYTHONDONTWRITEBYTECODE": "1",  # the overlay's folders may be those of the real environment
+        "LD_LIBRARY_PATH": os.pathsep.join(str(library.parent) for library in libraries) or None,
+        "LD_AUDIT": str(hiding.hide_from_loader) if hiding else None,
+        "LD_PRELOAD": str(hiding.hide_from_search) if hiding else None,
+    }
+
+
+def _run_to_its_end(
+    command: Sequence[str], variables: Mapping[str, str | None], home: Path, cwd: Path, timeout: float
+) -> tuple[int, bool]:
+    """The exit status, and whether it was the deadline that ended it."""
+    timed_out = False
+    with (home / "stdout").open("wb") as stdout, (home / "stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            env={name: value for name, value in variables.items() if value is not None},
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the usual case: nobody of the group is left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode, timed_out
 
 
 @dataclass(frozen=True)
