@@ -69,8 +69,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         "The `onnxruntime` that this process would import cannot use a GPU. Also an ImportError. It is raised itself "
         "for a package that one of the integrations needs and that cannot be imported.",
         ("ortgpu was installed without the extra of that integration: `ray` for `ortgpu.integrations.ray`.",),
-        ("`ortgpu doctor` names the package, its version and its folder; `error.evidence` what the import said.",),
-        ("Catch it to handle every fault of the installation alike.", "$ pip install 'ortgpu[ray]'"),
+        ("`error.evidence` names the module that is not there.",),
+        (
+            "Install the extra that the message names.",
+            "$ pip install 'ortgpu[ray]'",
+            "Catch it to handle every fault of the installation alike.",
+        ),
     ),
     Explanation(
         "onnxruntime-not-installed",
@@ -549,9 +553,9 @@ EXPLANATIONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         "provider-request",
-        "the `providers` argument is malformed or contradicts itself",
-        "`providers` or `provider_options` names a provider that does not exist or is not in this build, has the "
-        "wrong form, or contradicts `device=`. Also a ValueError.",
+        "what a session was asked for is malformed or contradicts itself",
+        "An argument of a session, of a pool or of a run has the wrong form, contradicts another one, or names what "
+        "does not exist or cannot be had here: `providers` and `provider_options`, most often. Also a ValueError.",
         (
             "The name is misspelt: `cuda`, `CudaExecutionProvider`. ONNX Runtime warns and uses the CPU.",
             "A string was passed for the list: ONNX Runtime then takes each letter for a provider.",
@@ -561,9 +565,11 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "leave the session on the CPU, as a policy that prefers a GPU does where it knows none.",
             "`cuda_graph=True`, and the model cannot be captured: it has control flow, inputs that the CPU reads, "
             "or output shapes that depend on data; or a method was called that does not go with it.",
+            "The GPU is named twice, by `device=` and the option `device_id`, and differently; `devices` of a pool has "
+            "none, or one GPU twice.",
             "An array of another library, passed to `run` or `map`, is on another device than the session.",
         ),
-        ("The message says what is wrong with it, and suggests a name.",),
+        ("The message says what is wrong; of a misspelt name it suggests another.",),
         (
             'Write `providers=["CUDAExecutionProvider"]`, or leave it out: a GPUSession puts CUDA first in any case.',
             'With options: `providers=[("CUDAExecutionProvider", {"gpu_mem_limit": "2147483648"})]`.',
