@@ -80,7 +80,7 @@ def manual(sentence: str, *, needs: Needs | None = None) -> Fix:
 
 
 class GPUError(RuntimeError):
-    """A model cannot run on the GPU it was meant for.
+    """A model cannot run on the GPU it was meant for; by itself: the model cannot be read.
 
     Attributes:
         code: stable kebab-case name, the argument of ``ortgpu explain``.
@@ -378,7 +378,8 @@ class InsufficientDeviceMemoryError(DeviceError, MemoryError):
 
 
 class ProviderError(GPUError):
-    """What was asked of ONNX Runtime's execution providers cannot be given."""
+    """What was asked of ONNX Runtime's execution providers cannot be given; by itself, from a diagnosis: the model
+    needs what the installed ONNX Runtime lacks."""
 
     code = "provider-error"
 
@@ -423,7 +424,7 @@ class PlacementError(GPUError):
 
 
 class ExecutionError(GPUError):
-    """A session that was on the GPU failed while running."""
+    """A session that was on the GPU failed while running; by itself: it is closed, or a pool is, or has no GPU left."""
 
     code = "execution-error"
 
@@ -478,7 +479,7 @@ class DistributedError(GPUError):
 
 
 class LauncherConflictError(DistributedError):
-    """The variables of two launchers contradict each other."""
+    """The variables of two launchers contradict each other, or those of one are not whole."""
 
     code = "launcher-conflict"
 
@@ -490,7 +491,7 @@ class RankDeviceError(DistributedError):
 
 
 class RendezvousError(DistributedError):
-    """Ranks did not meet before the deadline."""
+    """Ranks did not meet before the deadline, over the network or in a folder."""
 
     code = "rendezvous"
 
@@ -508,7 +509,7 @@ class CollectiveMismatchError(DistributedError):
 
 
 class NCCLError(DistributedError):
-    """NCCL returned an error. ``status``: its ncclResult_t."""
+    """NCCL cannot be used, gave wrong values or returned an error. ``status``: that error's ncclResult_t, else None."""
 
     code = "nccl"
     fields = (*DistributedError.fields, "status")
@@ -516,7 +517,7 @@ class NCCLError(DistributedError):
 
 
 class MPIInitError(DistributedError):
-    """MPI_Init failed."""
+    """MPI cannot be started, or a part of it is not there."""
 
     code = "mpi-init"
 
