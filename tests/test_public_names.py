@@ -8,6 +8,7 @@ import pydoc
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -25,10 +26,11 @@ def test_star_import_brings_every_public_name() -> None:
     assert not names & {"TYPE_CHECKING", "annotations"}
 
 
-def test_dir_lists_what_star_import_brings() -> None:
-    public = {name for name in dir(ortgpu) if not name.startswith("_")}
+@pytest.mark.parametrize("package", [ortgpu, ortgpu.distributed], ids=lambda package: package.__name__)
+def test_dir_lists_what_star_import_brings(package: ModuleType) -> None:
+    public = {name for name in dir(package) if not name.startswith("_")}
     namespace: dict[str, object] = {}
-    exec("from ortgpu import *", namespace)
+    exec(f"from {package.__name__} import *", namespace)
     assert public == namespace.keys() - {"__builtins__"}
 
 
@@ -36,6 +38,17 @@ def test_help_shows_what_arrives_when_it_is_used() -> None:
     text = pydoc.plain(pydoc.render_doc(ortgpu))
     assert "class GPUSession(" in text
     assert all(f"{name}(" in text for name in FUNCTIONS)
+    text = pydoc.plain(pydoc.render_doc(ortgpu.distributed))
+    assert "class Rank(" in text
+    assert all(f"{name}(" in text for name in ("current_rank", "has_collective_ops", "preflight", "require_training"))
+
+
+def test_ray_names_what_it_has_where_there_is_no_ray() -> None:
+    from ortgpu.integrations import ray
+
+    public = {name for name in dir(ray) if not name.startswith("_")}
+    assert public == set(ray.__all__)
+    assert public >= {"GPUDeployment", "RayGPUSession", "open_session", "preflight", "probe"}
 
 
 needs_mypy = pytest.mark.skipif(

@@ -29,6 +29,8 @@ _HOMES = {
 }
 _MODULES = ("checkpoint",)  # that are names of their own
 
+__all__ = sorted((*_HOMES, *_MODULES))  # for help() too, which shows nothing else that arrives later
+
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES and name not in _MODULES:
@@ -42,4 +44,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_MODULES})
+    return sorted({*(name for name in globals() if name.startswith("_")), *__all__})

@@ -47,6 +47,8 @@ _HOMES = {
     "probe": ("workers", "ray"),
 }
 
+__all__ = sorted(_HOMES)  # for help() too, which shows nothing else that arrives later
+
 
 def _require(module: str) -> None:
     """Raises PackageError, which is an ImportError, where a part of Ray is not installed. One that is, and is broken,
@@ -71,4 +73,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*(name for name in globals() if name.startswith("_")), *__all__})
