@@ -324,7 +324,7 @@ def environment_record(gpus: GPUs) -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version(), **_installed_versions()},
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": os.environ.get("ORTGPU_COMMIT") or commit_of(ROOT),
     }
 
 
@@ -352,21 +352,20 @@ def _installed_versions() -> dict[str, str]:
     return dict(sorted(versions.items()))
 
 
-def _commit() -> str | None:
-    given = os.environ.get("ORTGPU_COMMIT")
-    if given:
-        return given
+def commit_of(checkout: Path) -> str | None:
+    """Without git, which the machine that is measured may not have."""
     try:
-        git = ROOT / ".git"
-        if git.is_file():  # a worktree
-            git = ROOT / git.read_text().partition("gitdir:")[2].strip()
+        git = checkout / ".git"
+        if git.is_file():  # a worktree, whose branches are those of the checkout that it belongs to
+            git = checkout / git.read_text().partition("gitdir:")[2].strip()
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref:"):
             return head
         reference = head.removeprefix("ref:").strip()
+        if (git / "commondir").is_file():
+            git = git / (git / "commondir").read_text().strip()
         if (git / reference).is_file():
             return (git / reference).read_text().strip()
-        packed = _first_match(rf"^([0-9a-f]{{40}}) {re.escape(reference)}$", str(git / "packed-refs"))
+        return _first_match(rf"^([0-9a-f]{{40}}) {re.escape(reference)}$", str(git / "packed-refs"))
     except OSError:
         return None
-    return packed

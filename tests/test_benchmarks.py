@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -11,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from benchmarks.common import Child, child_environment, run_child
+from benchmarks.common import Child, child_environment, commit_of, run_child
 from benchmarks.soak import soak
 from benchmarks.thresholds import PIECES, THREADS, Sweep
 
@@ -188,6 +192,29 @@ def test_soak_notices_what_is_wrong_and_what_grows() -> None:
     outcome = soak(leaking, feeds, expected, 0.3, ())
     assert outcome["wrong"] == 1
     assert outcome["growth"]["host"] > 1 << 20
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git on PATH")
+@pytest.mark.parametrize("packed", [False, True], ids=["loose", "packed"])
+def test_the_commit_of_a_checkout_and_of_its_worktrees(tmp_path: Path, packed: bool) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *words]
+        own = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}  # nobody's signing, nor hooks
+        done = subprocess.run(command, cwd=checkout, env=own, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.strip()
+
+    checkout, worktree, detached = tmp_path / "checkout", tmp_path / "worktree", tmp_path / "detached"
+    checkout.mkdir()
+    git("init", "--quiet")
+    git("commit", "--quiet", "--allow-empty", "--message", "one")
+    first = git("rev-parse", "HEAD")
+    git("worktree", "add", "--quiet", "-b", "other", str(worktree))
+    git("worktree", "add", "--quiet", "--detach", str(detached))
+    git("commit", "--quiet", "--allow-empty", "--message", "two")
+    if packed:
+        git("pack-refs", "--all")
+    found = [commit_of(folder) for folder in (checkout, worktree, detached, tmp_path)]
+    assert found == [git("rev-parse", "HEAD"), first, first, None]
 
 
 def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
