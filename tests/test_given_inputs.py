@@ -94,11 +94,12 @@ def save_objects(path: Path) -> None:
     [
         (save_other_names, "has arrays of the names 'w', 'z', and the model takes 'x'"),
         (save_one_array, "it has one array, without a name"),
-        (save_objects, "is no file that numpy.savez wrote"),
+        (save_objects, "is no file that numpy.savez wrote (it holds something else than arrays of numbers or text)"),
+        (lambda path: path.write_text("{}"), "(it holds something else than arrays of numbers or text)"),
         (lambda path: path.write_bytes(b"PK\x03\x04junk"), "is no file that numpy.savez wrote"),
         (Path.touch, "is no file that numpy.savez wrote"),
     ],
-    ids=["other names", "one array", "objects", "broken", "empty"],
+    ids=["other names", "one array", "objects", "text", "broken", "empty"],
 )
 @pytest.mark.parametrize("command", ["check", "bench"])
 def test_files_without_the_inputs(
@@ -110,6 +111,7 @@ def test_files_without_the_inputs(
     assert result.returncode == 2, result
     assert is_clean(result)
     assert says in " ".join(result.stderr.split())
+    assert "allow_pickle" not in result.stderr  # an argument of NumPy's, which no option here hands on
 
 
 def test_inputs_larger_than_memory_are_not_made_up() -> None:

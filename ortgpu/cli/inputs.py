@@ -86,7 +86,9 @@ def read_inputs(path: Path, descriptions: Sequence[InputDescription]) -> dict[st
                 raise ValueError("it has one array, without a name")
             found = dict(arrays)
     except Exception as error:  # noqa: BLE001 - a pickle, a broken archive: NumPy raises what it likes
-        raise click.UsageError(f"--inputs: {path} is no file that numpy.savez wrote ({error})") from None
+        # What is no array, and what is no file of NumPy's, is a pickle to it, to be loaded by an argument of its own.
+        why = "it holds something else than arrays of numbers or text" if "allow_pickle" in str(error) else error
+        raise click.UsageError(f"--inputs: {path} is no file that numpy.savez wrote ({why})") from None
     wanted = {each.name for each in descriptions}
     if wanted != found.keys():
         has, takes = (", ".join(map(repr, sorted(names))) or "none" for names in (found.keys(), wanted))
