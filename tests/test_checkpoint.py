@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,6 +269,58 @@ def test_nothing_to_load(tmp_path: Path, job: Path) -> None:
     error = problem(lambda: checkpoint.load(job, 5))
     assert "step 5" in error.summary
     assert error.evidence == ("steps that are there: 1, 2",)
+
+
+# As a user who may read what others let him read, which root always may
+ANOTHER_USER = """
+import os, sys
+from ortgpu.distributed import checkpoint
+from ortgpu.errors import DistributedError
+if os.geteuid() == 0:
+    os.seteuid(65534)
+for action in (checkpoint.steps, checkpoint.load):
+    try:
+        print("found", getattr(action(sys.argv[1]), "step", "steps"))
+    except DistributedError as error:
+        print(error.summary, *error.evidence, *error.fixes, sep="|")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="this system has other permissions")
+@pytest.mark.parametrize(
+    ("closed", "mode", "refused"),
+    [(".", 0o300, 2), ("..", 0o600, 2), ("step-2", 0o000, 1), ("step-2/state.ckpt", 0o000, 1)],
+)
+def test_what_this_user_may_not_read_is_neither_absent_nor_damaged(closed: str, mode: int, refused: int) -> None:
+    """Else a program trains anew where it has a checkpoint, or somebody deletes one that is whole."""
+
+    def seen() -> list[str]:
+        command = [sys.executable, "-c", ANOTHER_USER, str(job)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True)
+        return done.stdout.splitlines()
+
+    with tempfile.TemporaryDirectory() as name:  # tmp_path lies in a folder that only its owner may enter
+        job = Path(name, "runs", "the job")
+        for step in (1, 2):
+            checkpoint.save(job, step, Recorded(), rank=TWO)
+        for folder in (name, job.parent):
+            os.chmod(folder, 0o755)
+        (job / closed).chmod(mode)
+        *_, last = lines = seen()
+        assert [line.startswith("found") for line in lines] == [refused == 1, False]
+        summary, evidence, fix = last.split("|")
+        assert summary.endswith("cannot be read")
+        assert "Permission denied" in evidence
+        way = fix.partition("read it: ")[2].partition(";")[0]
+        job.parent.chmod(0o755)
+        subprocess.run(["/bin/sh", "-c", way], check=True, timeout=DEADLINE)
+        assert seen() == ["found steps", "found 2"]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty() -> None:
+    error = problem(lambda: checkpoint.steps("/" + "a" * 300))
+    assert "too long" in error.evidence[0]
+    assert problem(lambda: checkpoint.load("/" + "a" * 300)).summary == error.summary
 
 
 def test_shards_of_ort_trainer_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import json
 import operator
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     Raises:
         DistributedError: there is none, or something of it is missing, cut off or altered; ``evidence`` names each
             file, and what is wrong with it. An older checkpoint is never taken instead: ``fixes`` names the newest
-            that is whole.
+            that is whole. Or it cannot be read, which is not the same as that it is damaged.
         TrainingUnavailableError: the folder holds a checkpoint of ORTTrainer, which no package reads that still trains.
     """
     root = Path(folder)
@@ -163,9 +164,12 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
         what = f"no checkpoint of step {wanted}" if wanted is not None else "no checkpoint"
         there = f"steps that are there: {', '.join(map(str, known)) or 'none'}"
         raise _error(f"there is {what} in {root}", [there if root.is_dir() else f"{root} is not a folder"])
-    checkpoint, problems = _verify(root / f"step-{wanted}", wanted)
+    try:
+        checkpoint, problems = _verify(root / f"step-{wanted}", wanted)
+    except PermissionError as error:
+        raise _unreadable(root / f"step-{wanted}", error) from error
     if checkpoint is None:
-        whole = next((one for one in reversed(known) if one != wanted and _verify(root / f"step-{one}", one)[0]), None)
+        whole = next((one for one in reversed(known) if one != wanted and _is_whole(root / f"step-{one}", one)), None)
         fix = manual("no other checkpoint of this folder is whole: copy it again from where it came from")
         if whole is not None:
             fix = python(f"ortgpu.distributed.checkpoint.load({os.fspath(folder)!r}, step={whole})")
@@ -174,15 +178,23 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
 
 
 def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
-    """The steps of which there is a checkpoint, ascending. That it is whole is what :func:`load` finds out."""
+    """The steps of which there is a checkpoint, ascending. That it is whole is what :func:`load` finds out.
+
+    None where there is no such folder.
+
+    Raises:
+        DistributedError: the folder is there and cannot be read. A program that took that for nothing would train anew.
+    """
     return tuple(sorted(int(match[1]) for name in _names(folder) if (match := _NAME.fullmatch(name))))
 
 
 def _names(folder: str | os.PathLike[str]) -> list[str]:
     try:
         return os.listdir(folder)
-    except (OSError, ValueError):  # absent, no folder, or not to be read; ValueError: a NUL in the path
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
         return []
+    except OSError as error:
+        raise _unreadable(Path(folder), error) from error
 
 
 def _make(root: Path) -> None:
@@ -241,8 +253,15 @@ def _write_manifest(folder: Path, step: int, world_size: int) -> None:
     (folder / _MANIFEST).write_text(text, encoding="utf-8")
 
 
+def _is_whole(folder: Path, step: int) -> bool:
+    try:
+        return _verify(folder, step)[0] is not None
+    except PermissionError:
+        return False
+
+
 def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint, or what is wrong with it, a file a line."""
+    """The checkpoint, or what is wrong with it, a file a line. Raises PermissionError, which says nothing of that."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         content: Mapping[str, Any] = manifest["content"]
@@ -257,6 +276,8 @@ def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
         ]
         names = tuple(name for name in content["files"] if name != _STATE)
         checkpoint = Checkpoint(folder, step, content["world_size"], names, _STATE in content["files"])
+    except PermissionError:
+        raise
     except OSError as error:
         return None, [f"{_MANIFEST}: {_text(error)}"]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -270,6 +291,8 @@ def _compare(path: Path, size: int, digest: str) -> str | None:
         if found != size:
             return f"{found} bytes, {size} were written"
         return None if _digest(path) == digest else "altered: its SHA-256 is not the one that was written"
+    except PermissionError:
+        raise
     except OSError as error:
         return "missing" if isinstance(error, FileNotFoundError) else _text(error)
 
@@ -310,6 +333,14 @@ def _fixes(error: Exception, sources: Iterable[Path]) -> list[Fix]:
     if isinstance(error, OSError) and error.errno in _FIXES and error.filename not in map(str, sources):
         return [manual(_FIXES[error.errno])]
     return []
+
+
+def _unreadable(folder: Path, error: OSError) -> DistributedError:
+    fixes = []
+    if isinstance(error, PermissionError):
+        way = f"chmod -R a+rX {shlex.quote(os.fspath(folder))}"
+        fixes = [manual(f"have its owner let this user read it: {way}; and enter the folders above it")]
+    return _error(f"{folder} cannot be read", [_text(error)], fixes)
 
 
 def _text(error: BaseException) -> str:
