@@ -134,6 +134,43 @@ def test_contradictions_are_refused_with_all_variables(variables: dict[str, str]
 
 
 @pytest.mark.parametrize(
+    ("variables", "ways"),
+    [
+        pytest.param({**OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}, [Rank(3, 4, 1, 2, "openmpi")], id="exported"),
+        pytest.param(
+            {**OPENMPI, "PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"},
+            [Rank(0, 1, 0, 1, "mpich"), Rank(3, 4, 1, 2, "openmpi")],
+            id="mpirun inside of another",
+        ),
+        pytest.param(
+            {**OPENMPI, **TORCHRUN, "RANK": "2", "LOCAL_RANK": "0"},
+            [Rank(2, 4, 0, 2, "torchrun", "node1"), Rank(3, 4, 1, 2, "openmpi")],
+            id="torchrun inside of mpirun",
+        ),
+        pytest.param(
+            {**SRUN, **OPENMPI, "OMPI_COMM_WORLD_RANK": "0"},
+            [Rank(0, 4, 1, 2, "openmpi"), Rank(3, 4, 1, 2, "srun", "node03")],
+            id="left over from mpirun, under srun",
+        ),
+    ],
+)
+def test_each_way_out_of_a_contradiction_names_whose_variables_it_is_right_for(
+    variables: dict[str, str], ways: list[Rank]
+) -> None:
+    """Which launcher started the process only its user knows: a way for each, and where it is clear, that alone."""
+    with pytest.raises(LauncherConflictError) as caught:
+        current_rank(variables)
+    found = []
+    for fix in caught.value.fixes:
+        unset = set(fix.partition("unset ")[2].split(", "))
+        assert unset < set(variables)
+        found.append(current_rank({name: value for name, value in variables.items() if name not in unset}))
+        others = {"openmpi", "mpich", "srun", "torchrun"} - {found[-1].launcher}
+        assert fix.startswith(("if they are left over", *(f"if it was not {other} that" for other in others)))
+    assert found == ways
+
+
+@pytest.mark.parametrize(
     ("variables", "named"),
     [
         ({"RANK": "0"}, "RANK=0"),

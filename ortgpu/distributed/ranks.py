@@ -260,15 +260,20 @@ def _contradiction(said: list[_Said], others: Iterable[str] = ()) -> LauncherCon
     claims = [
         f"{each.launcher} says rank {each.rank} of {each.world_size}: {', '.join(each.variables)}" for each in said
     ]
-    doubtful = [each for each in said if each.launcher == "environment"] or said[:1]
-    names = ", ".join(entry.partition("=")[0] for entry in doubtful[0].variables)
+    # What somebody exported is the likelier to be left over; between two launchers only the user can choose
+    doubtful = [each for each in said if each.launcher == "environment"] or said
     return LauncherConflictError(
         "the variables of two launchers contradict each other about which rank this is",
         evidence=[*claims, *others],
-        fixes=[
-            manual(f"unset the variables of the launcher that did not start this process; if left over: {names}"),
-        ],
+        fixes=[manual(_unset(each)) for each in doubtful],
     )
+
+
+def _unset(said: _Said) -> str:
+    names = ", ".join(entry.partition("=")[0] for entry in said.variables)
+    if said.launcher == "environment":
+        return f"if they are left over, unset {names}"
+    return f"if it was not {said.launcher} that started this process, unset {names}"
 
 
 def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherConflictError:
