@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,12 +165,13 @@ print(json.dumps([found.ok, found.missing, found.error]))
 """
 
 
-def meet(*folders: Path, timeout: float) -> list[list[Any]]:
-    """One process for each folder, as ranks of one job."""
+def meet(*folders: Path, timeout: float, longer: Sequence[float] = ()) -> list[list[Any]]:
+    """One process for each folder, as ranks of one job. ``longer``: seconds by which each waits longer."""
     command = [sys.executable, "-c", MEET]
+    timeouts = [timeout + more for more in longer or [0.0] * len(folders)]
     ranks = [
         subprocess.Popen(
-            [*command, str(folder), str(rank), str(len(folders)), str(timeout)], cwd=ROOT, stdout=subprocess.PIPE
+            [*command, str(folder), str(rank), str(len(folders)), str(timeouts[rank])], cwd=ROOT, stdout=subprocess.PIPE
         )
         for rank, folder in enumerate(folders)
     ]
@@ -189,6 +190,17 @@ def test_ranks_with_two_folders_do_not_meet(tmp_path: Path) -> None:
         folder.mkdir()
     assert meet(*folders, timeout=1.5) == [[False, [1], None], [False, [0], None]]
     assert [list(folder.iterdir()) for folder in folders] == [[], []]
+
+
+@pytest.mark.parametrize("longer", [(0, 0.4, 0, 0.8), (0.8, 0, 0, 0.4), (0.4, 0.8, 0.8, 0)], ids=str)
+def test_who_gives_up_first_was_met_all_the_same(longer: tuple[float, ...], tmp_path: Path) -> None:
+    """Ranks never have the same deadline to the moment: a launcher starts them one after the other."""
+    folders = [tmp_path / name for name in "aaba"]
+    for folder in set(folders):
+        folder.mkdir()
+    found = meet(*folders, timeout=2.0, longer=longer)
+    assert found == [[False, missing, None] for missing in ([2], [2], [0, 1, 3], [2])]
+    assert [list(folder.iterdir()) for folder in folders] == [[]] * 4
 
 
 def test_tokens_of_an_earlier_run_are_not_taken_for_a_rank(tmp_path: Path) -> None:

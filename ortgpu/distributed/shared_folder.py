@@ -64,10 +64,11 @@ def _meet(place: Path, rank: int, world_size: int, deadline: float) -> tuple[int
     """The ranks that were not met."""
     token = os.urandom(16).hex()
     others = [other for other in range(world_size) if other != rank]
+    met: set[int] = set()  # once is for good: who gives up first takes its file along
     written: dict[str, Any] = {}
     while True:
         found = {other: content for other in others if (content := _read(place, other)) is not None}
-        met = [other for other, content in found.items() if content["seen"].get(str(rank)) == token]
+        met |= {other for other, content in found.items() if content["seen"].get(str(rank)) == token}
         # Written before this rank is content, so that the others find their tokens repeated after it has left.
         state = {
             "token": token,
@@ -84,7 +85,8 @@ def _meet(place: Path, rank: int, world_size: int, deadline: float) -> tuple[int
             if not written and _read(place, rank) != state:
                 raise OSError(f"what was written to {place / f'{rank}.json'} is not what is read from it")
             written = state
-        if state["done"] and (rank != 0 or all(found[other]["done"] for other in others)):  # rank 0 cleans up
+        others_done = all(other in found and found[other]["done"] for other in others)
+        if state["done"] and (rank != 0 or others_done):  # rank 0 cleans up
             return ()
         if time.monotonic() > deadline:
             return tuple(other for other in others if other not in met)
