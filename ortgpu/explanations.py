@@ -885,7 +885,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         (
             "mpi4py finds no MPI library: its package has none inside.",
             "mpirun runs as root, in a container for instance, and Open MPI refuses that unless told otherwise.",
-            "A variable OMPI_MCA_... asks Open MPI for a component that is not there.",
+            "A variable OMPI_MCA_... or PMIX_MCA_... asks Open MPI for a component that is not there.",
             "The launcher is of one MPI and the library of another: MPI_Init fails then, or every process is alone, as "
             "rank 0 of 1.",
             "The process was started without the launcher, and the library cannot start alone: Open MPI of the package "

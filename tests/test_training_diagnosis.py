@@ -303,8 +303,16 @@ def test_fixes_of_mpi_init_follow_from_what_was_said_and_set() -> None:
     (root,) = failed_init("mpirun has detected an attempt to run as root.").fixes
     assert root == "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
     settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_MCA_pml": "nonexistent"}
-    (unset,) = failed_init("ORTE_ERROR_LOG: Out of resource", with_mpi(settings=settings)).fixes
+    unset, _ = failed_init("ORTE_ERROR_LOG: Out of resource", with_mpi(settings=settings)).fixes
     assert unset == "unset OMPI_MCA_pml"
+
+
+def test_settings_of_an_image_are_not_the_only_thing_that_may_be_wrong_with_mpi() -> None:
+    """NVIDIA's images turn hcoll off; MPI_Init fails for whatever else."""
+    unset, other = failed_init("no room", with_mpi(settings={"OMPI_MCA_coll_hcoll_enable": "0"})).fixes
+    assert unset == "unset OMPI_MCA_coll_hcoll_enable"
+    assert not other.executable
+    assert "mpirun -np 1 true" in other
 
 
 def test_copies_of_nccl_are_a_warning() -> None:

@@ -191,12 +191,14 @@ def _ways_to_mpi(text: str, training: TrainingFacts) -> list[Fix]:
     mpi = training.environment.mpi
     if "attempt to run as root" in text:
         return [shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")]
-    chosen = [name for name in mpi.settings if name.startswith("OMPI_MCA_")]
-    if chosen:  # the most frequent reason, and Open MPI's own words about it are often lost
-        return [shell(f"unset {' '.join(chosen)}")]
+    fixes = []
+    if chosen := [name for name in mpi.settings if "_MCA_" in name]:
+        # The most frequent reason, and Open MPI's own words about it are often lost. But images set harmless ones too
+        fixes.append(shell(f"unset {' '.join(chosen)}"))
     if mpi.mpirun is None:
-        return [manual("start processes with the launcher of this MPI (mpirun), which is not on PATH")]
-    return [manual("see what `mpirun -np 1 true` says, and whether launcher and library are of one installation")]
+        return [*fixes, manual("start processes with the launcher of this MPI (mpirun), which is not on PATH")]
+    seen = "see what `mpirun -np 1 true` says, and whether launcher and library are of one installation"
+    return [*fixes, manual(f"or, if that changes nothing, {seen}" if fixes else seen)]
 
 
 def _ssh(_: Facts, training: TrainingFacts) -> GPUError | None:

@@ -13,7 +13,7 @@ from typing import Final
 from .child import parse_answer, run, run_python
 
 _LAUNCHERS: Final = ("mpirun", "mpiexec")
-_SETTINGS: Final = ("OMPI_MCA_", "OMPI_ALLOW_")
+_SETTINGS: Final = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "OMPI_ALLOW_")
 _VERSIONS: Final = (
     ("Open MPI", re.compile(r"\(Open MPI\) ([0-9]+(?:\.[0-9]+)*)")),  # "mpirun (Open MPI) 4.1.8"
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*Version ([0-9]+(?:\.[0-9]+)*)")),
@@ -45,7 +45,7 @@ class Mpi:
     launcher: MpiVersion | None  # what it says of itself
     mpi4py: str | None  # its version
     library: MpiVersion | None  # that mpi4py loads
-    settings: Mapping[str, str]  # OMPI_MCA_* and OMPI_ALLOW_*, which change what Open MPI does
+    settings: Mapping[str, str]  # OMPI_MCA_*, OMPI_ALLOW_* and their like, which change what Open MPI does
     error: str | None = None  # why mpi4py cannot load one
 
 

@@ -26,14 +26,21 @@ def test_mpi_works_where_nothing_is_wrong(training: Path) -> None:
     assert set(problems(found)) <= {"training-unavailable"}
 
 
-def test_real_failure_of_mpi_init_and_its_fix(training: Path) -> None:
-    error = problems(diagnosis(training, env={"OMPI_MCA_pml": "nonexistent"}))["mpi-init"]
+@pytest.mark.parametrize(
+    "settings",
+    [{"OMPI_MCA_pml": "nonexistent"}, {"OMPI_MCA_coll_hcoll_enable": "0", "PMIX_MCA_gds": "nonexistent"}],
+    ids=["Open MPI", "PMIx, beside what NVIDIA's images set"],
+)
+def test_real_failure_of_mpi_init_and_its_fix(training: Path, settings: dict[str, str]) -> None:
+    error = problems(diagnosis(training, env=settings))["mpi-init"]
     assert (error["type"], error["severity"], error["details"]["phase"]) == ("MPIInitError", "fatal", "MPI_Init")
     assert "ended with " in error["summary"]
     assert len(error["evidence"]) > 1, "the words of the process that failed"
-    (fix,) = [fix["text"] for fix in error["fixes"]]
+    fix, other = (fix["text"] for fix in error["fixes"])
+    assert "mpirun -np 1 true" in other, "what is set is not always what is wrong"
     python = bin_of(training) / "python"
-    line = f"export OMPI_MCA_pml=nonexistent; {fix}; exec {python} -m ortgpu doctor --profile training --json"
+    exported = " ".join(f"{name}={value}" for name, value in settings.items())
+    line = f"export {exported}; {fix}; exec {python} -m ortgpu doctor --profile training --json"
     mended = json.loads(call(training, "/bin/sh", "-c", line).stdout)
     assert "mpi-init" not in problems(mended)
 
