@@ -81,6 +81,12 @@ def asleep_in_operation(channel: Channel, task: Task, ordinal: int, unique_id: b
     worker.run_collectives(channel, task, ordinal, unique_id, until)
 
 
+def killed_in_operation(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Dies between two calls of the first operation: NCCL of the other ranks is left with a connection that ended."""
+    vars(worker)["check"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    worker.run_collectives(channel, task, ordinal, unique_id, until)
+
+
 def asleep_with_results(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """Has run everything, and hangs before it says so."""
     send = channel.send
@@ -98,7 +104,7 @@ RUNS = {
     run.__name__: run
     for run in (
         *(killed, parent_killed, parent_stopped, idle, never_joins, reordered),
-        *(asleep, asleep_in_operation, asleep_with_results, deaf),
+        *(asleep, asleep_in_operation, killed_in_operation, asleep_with_results, deaf),
     )
 }
 

@@ -38,6 +38,7 @@ LAST = "waiting for the other ranks"
         pytest.param("asleep", "CollectiveTimeoutError", COMMUNICATOR, marks=pytest.mark.slow),
         ("deaf", "CollectiveTimeoutError", COMMUNICATOR),
         ("killed", "CollectiveTimeoutError", COMMUNICATOR),
+        ("killed_in_operation", "CollectiveTimeoutError", FIRST),
         ("idle", "CollectiveTimeoutError", FIRST),
         pytest.param("asleep_with_results", "CollectiveTimeoutError", LAST, marks=pytest.mark.slow),
     ],

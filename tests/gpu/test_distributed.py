@@ -152,6 +152,7 @@ def test_twice_in_one_job(preflight: Start) -> None:
         ("killed", "CollectiveTimeoutError", COMMUNICATOR),
         ("idle", "CollectiveTimeoutError", FIRST),
         ("asleep_in_operation", "CollectiveTimeoutError", FIRST),
+        ("killed_in_operation", "CollectiveTimeoutError", FIRST),
         ("asleep_with_results", "CollectiveTimeoutError", "waiting for the other ranks"),
     ],
 )
@@ -180,7 +181,7 @@ def test_a_rank_dies_itself(preflight: Start, launcher: str, count: int) -> None
     assert preflight(launcher, count=count, misbehaving={"1": "parent_killed"}).left == ()
 
 
-@pytest.mark.parametrize("kind", ["idle", "never_joins", "killed"])
+@pytest.mark.parametrize("kind", ["idle", "never_joins", "killed", "killed_in_operation"])
 def test_no_shared_memory_is_left(preflight: Start, kind: str) -> None:
     """NCCL's files, of communicators that were aborted and of processes that were killed."""
     before = set(Path("/dev/shm").glob("nccl-*"))
