@@ -16,7 +16,7 @@ import pytest
 from ortgpu.distributed import Collective, Rank, preflight
 from ortgpu.distributed.meeting import parse_address, ports_of, resolve
 from ortgpu.distributed.preflighting import MOST_CALLS
-from ortgpu.errors import RendezvousError
+from ortgpu.errors import RendezvousError, UnsupportedPlatformError
 from tests.lab import Stubs, launchers
 
 
@@ -67,6 +67,15 @@ def test_too_many_calls() -> None:
 def test_no_timeout(timeout: float) -> None:
     with pytest.raises(ValueError, match="seconds"):
         preflight(timeout)
+
+
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_a_system_without_nccl(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    with pytest.raises(UnsupportedPlatformError, match="NCCL exists for Linux only") as caught:
+        preflight()
+    assert caught.value.system == system
+    assert caught.value.fixes[0].needs == "host"
 
 
 def test_nowhere_to_meet() -> None:
