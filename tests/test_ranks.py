@@ -55,6 +55,9 @@ DEEPSPEED = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2",
     "MASTER_ADDR": "node1", "MASTER_PORT": "29500",
 }  # fmt: skip
+# What srun --mpi=pmi2 adds, which many sites have as MpiDefault: for agents, and in a shell (mpi_pmi2.c of Slurm)
+PMI2_OF_AGENTS = {"PMI_FD": "17", "PMI_JOBID": "77.0", "PMI_RANK": "1", "PMI_SIZE": "2"}
+PMI2_OF_SHELL = {"PMI_FD": "17", "PMI_JOBID": "77.0", "PMI_RANK": "0", "PMI_SIZE": "1"}
 SHELL_OF_SRUN = {
     **SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
     "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1",
@@ -98,6 +101,27 @@ SHELL_OF_SRUN = {
             id="torchrun by srun, which speaks PMIx",
         ),
         pytest.param(
+            {**SRUN_OF_AGENTS, **PMI2_OF_AGENTS, **TORCHRUN},
+            Rank(3, 4, 1, 2, "torchrun", "node1"),
+            id="torchrun by srun --mpi=pmi2",
+        ),
+        pytest.param(
+            {**SHELL_OF_SRUN, **PMI2_OF_SHELL, **TORCHRUN, "GROUP_WORLD_SIZE": "1"},
+            Rank(3, 4, 1, 2, "torchrun", "node1"),
+            id="torchrun in a shell of srun --mpi=pmi2",
+        ),
+        pytest.param(
+            {**SHELL_OF_SRUN, **PMI2_OF_SHELL, **OPENMPI},
+            Rank(3, 4, 1, 2, "openmpi"),
+            id="mpirun in a shell of srun --mpi=pmi2",
+        ),
+        pytest.param(
+            {**SHELL_OF_SRUN, **PMI2_OF_SHELL, **MPICH},
+            Rank(3, 4, 1, 2, "mpich"),
+            id="Hydra in a shell of srun --mpi=pmi2",
+        ),
+        pytest.param({**SHELL_OF_SRUN, **PMI2_OF_SHELL}, Rank(0, 1, 0, 1, "srun", "node03"), id="that shell itself"),
+        pytest.param(
             {**TORCHRUN, "JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"},
             Rank(3, 4, 1, 2, "torchrun", "node1"),
             id="torchrun by jsrun",
@@ -117,6 +141,7 @@ def test_rank_by_variables(variables: Mapping[str, str], expected: Rank) -> None
         pytest.param({**MPICH, "RANK": "0", "WORLD_SIZE": "1"}, id="under MPICH"),
         pytest.param({**SRUN, "RANK": "0", "WORLD_SIZE": "1"}, id="under srun"),
         pytest.param({**SRUN, **OPENMPI, "OMPI_COMM_WORLD_RANK": "0"}, id="left over from mpirun, under srun"),
+        pytest.param({**SRUN, "PMI_RANK": "2", "PMI_SIZE": "4"}, id="a PMI that is not srun's"),
         pytest.param({**OPENMPI, **MPICH, "MPI_LOCALRANKID": "0"}, id="only the local rank differs"),
         pytest.param({**TORCHRUN, **OPENMPI, "OMPI_COMM_WORLD_SIZE": "8"}, id="only the size differs"),
         pytest.param({"RANK": "0", "WORLD_SIZE": "1", "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}, id="under Horovod"),

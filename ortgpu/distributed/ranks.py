@@ -126,9 +126,10 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     variables = os.environ if environ is None else environ
     srun = _srun(variables)
     inner = [said for said in (_read(_OPENMPI, variables), _read(_MPICH, variables), _torch(variables)) if said]
+    inner = [said for said in inner if srun is None or not _is_pmi_of(srun, said)]
     if srun is not None and inner and all(_was_started_by(srun, said, variables) for said in inner):
         srun = None
-    said = [*([srun] if srun is not None else []), *inner]  # srun sets MPICH's variables as well, if told so
+    said = [*([srun] if srun is not None else []), *inner]
     _refuse_others(variables, said)
     if not said:
         return Rank(0, 1, 0, 1)
@@ -219,6 +220,12 @@ def first_host(nodelist: str) -> str | None:
     """The first host of Slurm's "node[03-05,9],login", node03: task 0 is there unless --distribution says otherwise."""
     first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodelist.strip())
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else None
+
+
+def _is_pmi_of(srun: _Said, said: _Said) -> bool:
+    """srun --mpi=pmi2 has variables of MPICH say who its tasks are. Hydra, if it was that, would add local numbers."""
+    ranks_alike = (said.rank, said.world_size) == (srun.rank, srun.world_size)
+    return said.launcher == "mpich" and said.local_rank is None and said.local_world_size is None and ranks_alike
 
 
 def _was_started_by(srun: _Said, inner: _Said, variables: Mapping[str, str]) -> bool:
