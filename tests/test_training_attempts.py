@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -266,6 +267,54 @@ def test_a_file_that_another_host_replaced_while_it_was_read(
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("LD_PRELOAD", str(stubs.compile("stale_read.so", STALE)))
     assert meet(tmp_path, tmp_path, timeout=DEADLINE / 2) == [[True, [], None]] * 2
+
+
+# A token that was looked for in vain is not there again before its folder is opened
+REMEMBERED = r"""
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/types.h>
+static char absent[16][4096];
+static int count;
+static int look(const char *name, const char *path, int flags, mode_t mode) {
+    size_t length = strlen(path);
+    int is_token = length > 5 && length < sizeof *absent && strcmp(path + length - 5, ".json") == 0;
+    for (int number = 0; is_token && number < count; number++)
+        if (strcmp(absent[number], path) == 0) {
+            errno = ENOENT;
+            return -1;
+        }
+    int descriptor = ((int (*)(const char *, int, mode_t))dlsym(RTLD_NEXT, name))(path, flags, mode);
+    if (descriptor < 0 && errno == ENOENT && is_token && count < 16) strcpy(absent[count++], path);
+    return descriptor;
+}
+int open(const char *path, int flags, mode_t mode) { return look("open", path, flags, mode); }
+int open64(const char *path, int flags, mode_t mode) { return look("open64", path, flags, mode); }
+DIR *opendir(const char *path) {
+    count = 0;
+    return ((DIR * (*)(const char *)) dlsym(RTLD_NEXT, "opendir"))(path);
+}
+"""
+
+
+def test_a_file_system_that_remembers_what_was_not_there(stubs: Stubs, tmp_path: Path) -> None:
+    """NFS does so for half a minute, which is all the time that the doctor gives the ranks: nfs(5), lookupcache."""
+    preload = stubs.compile("remembered.so", REMEMBERED)
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", MEET, str(tmp_path), str(rank), "2", "8"]
+        environment = {**os.environ, "LD_PRELOAD": str(preload), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=environment)
+
+    first = start(0)
+    until = time.monotonic() + DEADLINE
+    while not (tmp_path / ".ortgpu-shared-folder/0.json").exists() and time.monotonic() < until:
+        time.sleep(0.01)  # it has looked for the other one when it writes its own
+    ranks = [first, start(1)]
+    assert [json.loads(rank.communicate(timeout=DEADLINE)[0]) for rank in ranks] == [[True, [], None]] * 2
 
 
 def test_ranks_that_were_not_met_are_named() -> None:

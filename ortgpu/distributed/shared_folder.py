@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER = ".ortgpu-shared-folder"
+_GONE = (errno.ENOENT, errno.ESTALE)  # the second where NFS had it replaced meanwhile
 _PAUSE = 0.05  # seconds between looks: a network file system tells nobody of a change
 
 
@@ -39,8 +40,8 @@ def meet_in_folder(folder: str | os.PathLike[str], rank: int, world_size: int, *
     rank has met another when that one's file repeats its token: a file left by an earlier run cannot. The files are
     removed at the end, by rank 0 those of all. A world of one only writes and reads its own.
 
-    Nothing is raised for what is wrong with the folder. A network file system may show a new file of another host
-    with a delay: NFS by default up to 60 s after it was first looked for (nfs(5), acdirmax).
+    Nothing is raised for what is wrong with the folder. A network file system may show what another host wrote with a
+    delay, for which ``timeout`` has to leave room.
     """
     started = time.monotonic()
     place = Path(folder) / _FOLDER
@@ -67,7 +68,9 @@ def _meet(place: Path, rank: int, world_size: int, deadline: float) -> tuple[int
     met: set[int] = set()  # once is for good: who gives up first takes its file along
     written: dict[str, Any] = {}
     while True:
-        found = {other: content for other in others if (content := _read(place, other)) is not None}
+        names = _names(place)
+        there = [other for other in others if f"{other}.json" in names]
+        found = {other: content for other in there if (content := _read(place, other)) is not None}
         met |= {other for other, content in found.items() if content["seen"].get(str(rank)) == token}
         # Written before this rank is content, so that the others find their tokens repeated after it has left.
         state = {
@@ -99,6 +102,17 @@ def _write(place: Path, rank: int, state: Mapping[str, Any]) -> None:
     temporary.replace(place / f"{rank}.json")
 
 
+def _names(place: Path) -> frozenset[str]:
+    """What is there, by listing it: a name that was looked for in vain NFS takes for absent until what it knows of the
+    folder expires, after half a minute and more; but it asks anew when the folder is opened (nfs(5))."""
+    try:
+        return frozenset(os.listdir(place))
+    except OSError as error:
+        if error.errno in _GONE:
+            return frozenset()
+        raise
+
+
 def _read(place: Path, rank: int) -> dict[str, Any] | None:
     try:
         content = json.loads((place / f"{rank}.json").read_text(encoding="utf-8"))
@@ -106,7 +120,7 @@ def _read(place: Path, rank: int) -> dict[str, Any] | None:
     except (ValueError, AttributeError):
         return None
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESTALE):  # the second where NFS had it replaced meanwhile
+        if error.errno in _GONE:
             return None
         raise
 
