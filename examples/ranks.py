@@ -5,7 +5,8 @@
     srun --ntasks 2 python examples/ranks.py
 
 By itself, `python examples/ranks.py`, it is a job of one process. Needs the extra `distributed`. Exit code 0: each rank
-ran the model on its GPU. 1: they cannot work together, or one has no GPU; every rank knows why, and rank 0 says it.
+ran the model on its GPU. 1: they cannot work together, or one has no GPU. Rank 0 says all of what it knows, the others
+say a line each: what is wrong with one alone, it alone knows once they have met.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def main() -> int:
     except GPUError as error:
         if rank.rank == 0:
             print(error)
+        else:
+            print(f"rank {rank.rank}: {type(error).__name__}: {error.summary}", file=sys.stderr)
         return 1
     return 0
 

@@ -15,6 +15,7 @@ from ortgpu.environment.packages import locate_packages
 from ortgpu.environment.training import read_training_packages
 from ortgpu.errors import catalogue
 from tests.lab import launchers
+from tests.lab.fixtures import Lab
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DEADLINE = 110  # seconds: a process that opens a first session on a slow machine needs a fraction of it
@@ -144,6 +145,15 @@ def test_training_says_why_there_is_none() -> None:
     assert result.returncode == 69, result
     assert result.stderr.startswith("cannot train: onnxruntime.training is not available: "), result
     assert "To fix it:" in result.stderr
+
+
+def test_a_rank_that_fails_after_the_preflight_is_heard_of(lab: Lab) -> None:
+    """The lab's CUDA runtime does for NCCL and for no session: the ranks meet, and none has its own."""
+    job = launchers.launch_command(lab.machine_with_nccl(), "environment", 2, [str(EXAMPLES / "ranks.py")])
+    assert job.status == 1
+    assert "all ranks are alike" in job.result.stdout
+    assert "To fix it:" in job.result.stdout
+    assert "\nrank 1: " in f"\n{job.result.stderr}", job.result.output
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich", "torchrun"])
