@@ -83,6 +83,9 @@ SHELL_OF_SRUN = {
         ),
         pytest.param(SRUN_SEEN, Rank(2, 3, 0, 1, "srun", "node01"), id="srun as it was seen"),
         pytest.param(BATCH_SEEN, Rank(0, 1, 0, 1), id="a batch script"),
+        pytest.param(
+            {"SLURM_PROCID": "1", **TORCHRUN}, Rank(3, 4, 1, 2, "torchrun", "node1"), id="torchrun in a container"
+        ),
         pytest.param({**SRUN_OF_AGENTS, **TORCHRUN}, Rank(3, 4, 1, 2, "torchrun", "node1"), id="torchrun by srun"),
         pytest.param({**SRUN_OF_AGENTS, **OPENMPI}, Rank(3, 4, 1, 2, "openmpi"), id="mpirun by srun"),
         pytest.param({**OPENMPI, "RANK": "3", "WORLD_SIZE": "4"}, Rank(3, 4, 1, 2, "openmpi"), id="two that agree"),
@@ -220,6 +223,8 @@ def test_each_way_out_of_a_contradiction_names_whose_variables_it_is_right_for(
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x"}, "SLURM_STEP_TASKS_PER_NODE=2(x"),
         ({**SRUN, "SLURM_NODEID": "7"}, "SLURM_NODEID=7"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_LOCALID"}, "SLURM_PROCID=3"),
+        # What recipes for containers hand on; a batch script is number 0
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"}, "SLURM_PROCID=3"),
     ],
 )
 def test_half_a_launcher_is_refused(variables: dict[str, str], named: str) -> None:

@@ -1,7 +1,8 @@
 """Which process of how many this is, from the variables of the launcher that started it.
 
 Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher of
-DeepSpeed 0.19.8. Not seen: what Cray's PALS calls the local numbers, which is read as programs for it do.
+DeepSpeed 0.19.8. Not seen: what Cray's PALS calls the local numbers, which is read as programs for it do; and what srun
+--mpi=pmi2 adds, which is in its source.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     said = [*([srun] if srun is not None else []), *inner]
     _refuse_others(variables, said)
     if not said:
+        _refuse_part_of_srun(variables)
         return Rank(0, 1, 0, 1)
     for number in ("rank", "world_size", "local_rank", "local_world_size"):
         if len({getattr(each, number) for each in said} - {None}) > 1:
@@ -203,6 +205,14 @@ def _srun(variables: Mapping[str, str]) -> _Said | None:
         raise _incomplete(f"{names[3]} does not say how many tasks run on node {node}", evidence)
     hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
     return _Said("srun", rank, size, local_rank, tasks[node], evidence, first_host(hosts))
+
+
+def _refuse_part_of_srun(variables: Mapping[str, str]) -> None:
+    """A container may be given some of srun's variables. A batch script, which has no step either, is number 0."""
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_JOB_ID")
+    if variables.get("SLURM_PROCID", "0") != "0" and not {"SLURM_STEP_ID", "SLURM_STEPID"} & variables.keys():
+        evidence = [f"{name}={variables[name]}" for name in names if name in variables]
+        raise _incomplete("srun started this process, and SLURM_STEP_ID is not set", evidence)
 
 
 def parse_tasks_per_node(text: str) -> list[int] | None:
