@@ -9,7 +9,7 @@ import pytest
 from tests.lab import Machine, launchers
 from tests.lab.fixtures import Lab, with_gpus
 from tests.lab.installed import CUDA
-from tests.lab.launchers import launch
+from tests.lab.launchers import Job, launch
 from tests.preflight_runs import ARRIVAL, CALLS, TIMEOUT, assert_all_raise, run
 
 
@@ -53,6 +53,24 @@ def test_a_rank_that_fails_the_others(machine: Machine, kind: str, error_type: s
 def test_rank_0_never_comes(machine: Machine) -> None:
     job = run(machine, ranks=3, timeout=ARRIVAL, misbehaving={"0": "absent"})
     assert_all_raise(job, {1, 2}, "RendezvousError", named=[0], phase="rendezvous")
+
+
+def test_ranks_of_different_shells_that_nothing_ties_together(machine: Machine) -> None:
+    """By hand, without MASTER_ADDR: one process has to have started all of them, and the advice is true."""
+
+    def by_hand(**more: str) -> Job:
+        program = launchers.rank_program("preflight", {"timeout": ARRIVAL, "calls": {"all": CALLS}})
+        shell = ["/bin/sh", "-c", '"$@"; exit $?', "sh", str(machine.overlay.python), *program]
+        numbers = [
+            {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} for number in "01"
+        ]
+        return launchers.launch_commands(machine, [(shell, {**own, **more}) for own in numbers])
+
+    job = by_hand()
+    assert {job.error(number).type for number in range(2)} == {"RendezvousError"}
+    assert any("MASTER_ADDR and MASTER_PORT" in fix for fix in job.error(1).fixes), job.error(1).text
+    job = by_hand(MASTER_ADDR="localhost", MASTER_PORT="29511")
+    assert [job.returned(number)["rank"]["rank"] for number in range(2)] == [0, 1]
 
 
 def test_as_many_ranks_as_can_be_are_missing(machine: Machine) -> None:

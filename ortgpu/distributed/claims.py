@@ -29,7 +29,8 @@ def claim(rank: Rank, uuid: str) -> None:
     Raises:
         RankDeviceError: another rank of the job on this host has it, or the file cannot be made.
 
-    Not seen: ranks in containers of their own, whose folders are not the same.
+    Not seen: ranks in containers of their own, whose folders are not the same; and ranks that were started by hand,
+    by several processes, without MASTER_ADDR or MASTER_PORT.
     """
     if rank.world_size == 1:
         return

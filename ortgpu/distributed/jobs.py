@@ -34,6 +34,12 @@ def identity_of(rank: Rank, environ: Mapping[str, str] | None = None) -> str:
     return f"{rank.launcher} started by process {_starter()}"
 
 
+def is_told_apart_by_starter(rank: Rank) -> bool:
+    """Whether no variable names the job of ranks that were started by hand: they are those that one process started."""
+    variables = os.environ
+    return rank.launcher == "environment" and not any([*_named(rank, variables), variables.get("MASTER_ADDR")])
+
+
 def identity_between_hosts(rank: Rank, environ: Mapping[str, str] | None = None) -> str | None:
     """A text that the ranks of a job have in common on all hosts, and no other job on rank 0's host has; None where the
     launcher gives none.

@@ -22,13 +22,24 @@ from typing import Protocol
 
 from ..environment.child import parse_answer, run_python
 from ..errors import RendezvousError, manual
-from .jobs import FOLDER_NEEDED, identity_between_hosts, identity_of, runtime_folder, short_name
+from .jobs import (
+    FOLDER_NEEDED,
+    identity_between_hosts,
+    identity_of,
+    is_told_apart_by_starter,
+    runtime_folder,
+    short_name,
+)
 from .ranks import Rank
 
 _PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports that Linux gives out by itself
 _TRIED = 8  # ports of a job: the first that is free serves
 _LOOPBACK = "127.0.0.1"
 _ALL_INTERFACES = ""
+_NAME_THE_JOB = (
+    "set MASTER_ADDR and MASTER_PORT, the same on every rank: without them only ranks that one process started find "
+    "each other"
+)
 _RESOLVE = """
 import json, socket
 try:
@@ -51,7 +62,12 @@ class Address:
 
 
 class Meeting(Protocol):
-    """``listen`` is rank 0's; the others try the ``addresses``, which may be other ones a moment later."""
+    """``listen`` is rank 0's; the others try the ``addresses``, which may be other ones a moment later.
+
+    ``ways``: what may help where rank 0 is not found by it.
+    """
+
+    ways: Sequence[str]
 
     def listen(self) -> tuple[socket.socket, str]:
         """A listening socket and the token. Raises OSError."""
@@ -78,7 +94,8 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
     if rank.on_one_host and (rank.launcher is not None or rank.world_size == 1):
         own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
         try:
-            return _Published(runtime_folder() / f"meeting-{short_name(f'{own} {_loopback()}')}")
+            ways = (_NAME_THE_JOB,) if is_told_apart_by_starter(rank) else ()
+            return _Published(runtime_folder() / f"meeting-{short_name(f'{own} {_loopback()}')}", ways)
         except OSError as error:
             raise RendezvousError(
                 "there is no folder by which the ranks of this host can find each other",
@@ -164,6 +181,8 @@ def ports_of(identity: str) -> Iterator[int]:
 
 
 class _Named:
+    ways: Sequence[str] = ()
+
     def __init__(self, host: str, ports: tuple[int, ...], token: str, interface: str) -> None:
         self._host, self._ports, self._token, self._interface = host, ports, token, interface
 
@@ -208,8 +227,9 @@ def _loopback() -> str:
 
 
 class _Published:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ways: Sequence[str]) -> None:
         self._path = path
+        self.ways = ways
         self._is_ours = False
 
     def listen(self) -> tuple[socket.socket, str]:

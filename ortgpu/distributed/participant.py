@@ -385,7 +385,7 @@ class Participant:
                 *(f"on {here}, {name} is {', '.join(found)}" for name, found in names.items()),
             ],
             fixes=[
-                *map(manual, fixes),
+                *map(manual, (*fixes, *self._meeting.ways)),
                 manual("look at the output of rank 0: it ended, it was not started, or it did something else"),
                 manual("if it runs on another host: make sure that it can be reached there, through any firewall"),
             ],
