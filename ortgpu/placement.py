@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from .data_flow import Key, Place, computing_nodes
 from .errors import Fix, PlacementError, manual
 from .models import is_ort_format, nodes_on_strings
 from .providers import CPU
@@ -18,11 +19,13 @@ RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 
 NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
 ALL_ON_CPU = "the whole session is on the CPU"
 PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
+FOLLOWS = "ONNX Runtime prefers the CPU here: what it takes is there already"
 
 NodeKind = Literal["compute", "shape"]
 
-# Where one of these is on the CPU, it handles shapes or indices of a few elements: ONNX Runtime moves such nodes there
-# itself (GetCpuPreferredNodes in fallback_cpu_capability.cc), and on numbers all of them have CUDA kernels.
+# Where one of these is on the CPU, it mostly handles shapes or indices of a few elements: ONNX Runtime moves such nodes
+# there itself (GetCpuPreferredNodes in fallback_cpu_capability.cc). All of them have CUDA kernels, though not for all
+# types, and not for the newest version in each release: what they take tells (data_flow.py).
 _SHAPE_OPERATORS = frozenset(
     name
     for line in (
@@ -57,8 +60,9 @@ class PlacedNode:
     def reason(self) -> str | None:
         """Why it is not on the GPU, in a session that is; None for a node that is.
 
-        A node that does not handle shapes has no CUDA kernel for its operator, types, attributes and opset. Nothing
-        else keeps one on the CPU, but for session options that divide the model between devices
+        A node that does not handle shapes has no CUDA kernel for its operator, types, attributes and opset. Little
+        else keeps one on the CPU: that it follows one without a kernel that takes a shape, which
+        GPUSession.explain_placement() tells, and session options that divide the model between devices
         (session.layer_assignment_settings, session.resource_cuda_partitioning_settings).
         """
         if self.provider != CPU:
@@ -154,7 +158,33 @@ def read_placement(session: Any) -> Placement:
             on_strings = (node.op_type, name) in strings
             kind = "compute" if on_strings else kind_of(node.op_type, node.domain, part.ep_name)
             nodes.append(PlacedNode(name, node.op_type, node.domain, part.ep_name, kind))
-    return Placement(tuple(nodes))
+    computing = _computing_nodes(session, inner, nodes)
+    return Placement(
+        tuple(
+            replace(node, kind="compute") if _key(node) in computing and node.provider == CPU else node
+            for node in nodes
+        )
+    )
+
+
+def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
+    """Those on the CPU that compute on data, though their operators could handle shapes. The model is read again for
+    that, but only where there are such operators on the CPU, beside a GPU."""
+    doubtful = {_key(node) for node in nodes if node.provider == CPU and node.kind == "shape"}
+    doubtful = {key for key in doubtful if key[0] not in ("Shape", "Size", "If", "Loop")}
+    model = _model_of(session) if doubtful and tuple(inner.get_providers()) != (CPU,) else None
+    if not model:
+        return frozenset()
+    elsewhere = {_key(node) for node in nodes if node.provider != CPU or node.kind == "compute"}
+    placed: dict[Key, Place] = {
+        **dict.fromkeys(elsewhere - doubtful, "data"),
+        **dict.fromkeys(doubtful - elsewhere, "doubtful"),
+    }
+    return computing_nodes(model, (value.name for value in inner.inputs_meta), placed)
+
+
+def _key(node: PlacedNode) -> Key:
+    return node.op_type, node.name
 
 
 def _name_of(node: Any) -> str:

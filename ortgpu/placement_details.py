@@ -17,7 +17,7 @@ from typing import Any, Literal
 from .environment.child import run_python
 from .errors import ExecutionError, GPUError
 from .models import text_of
-from .placement import ALL_ON_CPU, NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table, not_recorded
+from .placement import ALL_ON_CPU, FOLLOWS, NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table, not_recorded
 from .providers import CPU, CUDA
 
 Direction = Literal["to CPU", "to GPU"]
@@ -138,7 +138,9 @@ def details_from(
             return ALL_ON_CPU
         if (node.op_type, node.name) in without_kernel:
             return NO_KERNEL
-        return PREFERRED if node.name in preferred else node.reason
+        if node.name in preferred:
+            return PREFERRED if node.kind == "shape" else FOLLOWS
+        return node.reason
 
     def of_graph(entry: Mapping[str, Any]) -> GraphNode:
         copy: Any = _COPIES.get(entry["op_type"])

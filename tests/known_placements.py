@@ -136,6 +136,20 @@ def int8() -> bytes:
     )
 
 
+def mask() -> bytes:
+    """Greater has CUDA kernels, and none for uint8; where it handles shapes it belongs on the CPU."""
+    return _model(
+        [
+            helper.make_node("Greater", ["x", "limit"], ["large"], name="compare"),
+            helper.make_node("Cast", ["large"], ["f"], to=FLOAT, name="cast"),
+            helper.make_node("Neg", ["f"], ["y"], name="negative"),
+        ],
+        [("x", UINT8, [1, 3, 8, 8])],
+        [("y", FLOAT)],
+        {"limit": np.uint8(127)},
+    )
+
+
 def alone(op_type: str, opset: int) -> bytes:
     """One operator, in the version that it has in that opset."""
     return _model(
@@ -154,6 +168,7 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "shapes": shapes,
     "control_flow": control_flow,
     "int8": int8,
+    "mask": mask,
 }
 
 FEEDS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -163,4 +178,5 @@ FEEDS: dict[str, Callable[[], dict[str, Any]]] = {
     "shapes": lambda: {"x": np.ones((4, 8), np.float32)},
     "control_flow": lambda: {"x": np.ones((1, 3, 8, 8), np.float32)},
     "int8": lambda: {"x": np.ones((1, 3, 8, 8), np.uint8)},
+    "mask": lambda: {"x": np.ones((1, 3, 8, 8), np.uint8)},
 }

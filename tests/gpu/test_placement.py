@@ -25,6 +25,7 @@ KNOWN: dict[str, tuple[list[str], list[str], int]] = {
     "shapes": ([], ["rows", "target", "twice", "unsqueeze"], 0),
     "control_flow": (["in branch"], [], 1),
     "int8": (["convolution"], [], 1),
+    "mask": (["compare"], [], 1),
 }
 
 

@@ -43,6 +43,16 @@ class Lab:
         """A machine with everything installed and, unless told otherwise, neither driver nor GPU."""
         return Machine(self.overlay(), self.stubs, cuda, nvml, env or {})
 
+    def machine_that_places(self, provider_library: str) -> Machine:
+        """A machine with a GPU on which sessions open and place their nodes as on a real one, and compute nothing."""
+        gpus = (GPU(),)
+        machine = self.machine(cuda=Cuda(devices=gpus), nvml=NVML(gpus=gpus), env={"STUB_CUDA_CONTEXT": "1"})
+        for name, stub in self.stubs.toolkit(provider_library).items():
+            file = machine.overlay.path(f"nvidia/*/lib/{name}").relative_to(machine.overlay.site)
+            machine.overlay.replace(str(file), stub)
+        machine.overlay.remove("nvidia/cudnn/lib/libcudnn*")  # the real one asks the GPU
+        return machine
+
     def machine_with_nccl(self, gpus: int = 3) -> Machine:
         """A machine with GPUs, on which the real nccl4py meets a CUDA runtime and an NCCL that are stubs."""
         machine = self.machine()

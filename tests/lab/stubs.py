@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -137,6 +138,20 @@ class Stubs:
         """The runtime of the CUDA in use, whose memory is the host's; the source says what it counts."""
         name = soname("libcudart")
         return self._build("libcudart_stub.c", f"cudart/{name}", f"-Wl,-soname,{name}", "-pthread")
+
+    def toolkit(self, provider: str) -> dict[str, Path]:
+        """What a provider file links of CUDA's toolkit, by soname, so that it opens sessions and computes nothing."""
+        source = (SOURCES / "cuda_toolkit_stub.c").read_text(encoding="utf-8")
+        listed = subprocess.run(["nm", "-D", "--undefined-only", provider], capture_output=True, text=True, check=True)
+        linked = re.findall(r"(\w+)@(libcu\S+)", listed.stdout)
+        others = sorted({name for name, _ in linked if not re.search(rf"\b{name}\(", source)})
+        code = source + "".join(f"int {name}(void) {{ return 0; }}\n" for name in others)
+        libraries = {soname("libcurand")} | {library for _, library in linked}
+        # The provider asks for functions of a version, which is called as the library
+        options = ("-Wl,--default-symver", "-Wno-builtin-declaration-mismatch")
+        return {
+            name: self.compile(f"toolkit/{name}", code, f"-Wl,-soname,{name}", *options) for name in sorted(libraries)
+        }
 
     @functools.cached_property
     def nccl(self) -> Path:

@@ -1,0 +1,90 @@
+/* Libraries of CUDA's toolkit that let ONNX Runtime's CUDA provider open a session and place its nodes, without a GPU.
+ *
+ * Memory of the device is the host's, copies are memcpy, and a kernel that is launched does nothing: results mean
+ * nothing. Whatever else the provider links is made beside this, by `Stubs.toolkit`, and says that it worked.
+ */
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SYNCHRONOUS_MEMORY = 256, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, WARP_SIZE = 10, DEVICE_MEMORY = 2 };
+
+static int allocate(void **address, size_t size) {
+    *address = aligned_alloc(SYNCHRONOUS_MEMORY, (size / SYNCHRONOUS_MEMORY + 1) * SYNCHRONOUS_MEMORY);
+    return *address ? 0 : 2;
+}
+
+static int make(void **handle) {
+    *handle = malloc(1);
+    return 0;
+}
+
+int cudaMalloc(void **address, size_t size) { return allocate(address, size); }
+int cudaMallocHost(void **address, size_t size) { return allocate(address, size); }
+int cudaHostAlloc(void **address, size_t size, unsigned flags) { return (void)flags, allocate(address, size); }
+int cudaFree(void *address) { return free(address), 0; }
+int cudaFreeHost(void *address) { return free(address), 0; }
+int cudaMemcpy(void *to, const void *from, size_t size) { return memcpy(to, from, size), 0; }
+int cudaMemcpyAsync(void *to, const void *from, size_t size) { return memcpy(to, from, size), 0; }
+int cudaMemset(void *to, int value, size_t size) { return memset(to, value, size), 0; }
+int cudaMemsetAsync(void *to, int value, size_t size) { return memset(to, value, size), 0; }
+int cudaMemGetInfo(size_t *available, size_t *total) { return *available = *total = (size_t)64 << 30, 0; }
+
+int cudaStreamCreate(void **stream) { return make(stream); }
+int cudaStreamCreateWithFlags(void **stream) { return make(stream); }
+int cudaEventCreate(void **event) { return make(event); }
+int cudaEventCreateWithFlags(void **event) { return make(event); }
+int cublasCreate_v2(void **handle) { return make(handle); }
+int cublasLtCreate(void **handle) { return make(handle); }
+int cudaStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0; }
+
+int cudaGetDeviceCount(int *count) { return *count = 1, 0; }
+int cudaGetDevice(int *device) { return *device = 0; }
+int cudaRuntimeGetVersion(int *version) { return *version = 13000, 0; }
+int cudaDriverGetVersion(int *version) { return *version = 13000, 0; }
+const char *cudaGetErrorString(int code) { return (void)code, "stub error"; }
+const char *cudaGetErrorName(int code) { return (void)code, "stubError"; }
+
+int cudaPointerGetAttributes(int *attributes, const void *address) {
+    (void)address;
+    memset(attributes, 0, 4 * sizeof(int));
+    attributes[0] = DEVICE_MEMORY;
+    return 0;
+}
+
+int cudaDeviceGetAttribute(int *value, int attribute) {
+    *value = attribute == CAPABILITY_MAJOR ? 9 : attribute == CAPABILITY_MINOR ? 0 : attribute == WARP_SIZE ? 32 : 1024;
+    return 0;
+}
+
+/* cudaDeviceProp of CUDA 12 and 13, which are the same as far as the compute capability. */
+typedef struct {
+    char name[256], uuid[16], luid[8];
+    unsigned luid_mask;
+    size_t memory, shared_memory;
+    int registers, warp_size;
+    size_t pitch;
+    int threads, block[3], grid[3], clock;
+    size_t constants;
+    int major, minor;
+    char others[600];
+} Properties;
+
+int cudaGetDeviceProperties(Properties *found) {
+    memset(found, 0, sizeof *found);
+    strcpy(found->name, "stub");
+    found->memory = (size_t)64 << 30;
+    found->shared_memory = 48 << 10;
+    found->registers = 65536;
+    found->warp_size = 32;
+    found->major = 9;
+    found->threads = 1024;
+    for (int axis = 0; axis < 3; axis++) found->block[axis] = found->grid[axis] = 1024;
+    return 0;
+}
+int cudaGetDeviceProperties_v2(Properties *found) { return cudaGetDeviceProperties(found); }
+
+void **__cudaRegisterFatBinary(void) {
+    static void *handle;
+    return &handle;
+}

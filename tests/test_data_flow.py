@@ -1,0 +1,196 @@
+"""Nodes on the CPU with the operators of shapes that compute on data, told from those that handle shapes.
+
+The installed provider places the nodes, over libraries of CUDA that compute nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import onnx.parser
+import pytest
+
+from ortgpu.data_flow import Key, Place, computing_nodes
+from ortgpu.placement import FOLLOWS, NO_KERNEL
+from tests.known_placements import shapes
+from tests.lab.fixtures import Lab
+from tests.lab.installed import PLACES, older_than
+
+
+def made(text: str, opset: int = 17) -> bytes:
+    header = f'<ir_version: 8, opset_import: ["": {opset}]>'
+    data: bytes = onnx.parser.parse_model(f"{header} {textwrap.dedent(text)}").SerializeToString()
+    return data
+
+
+# CUDA has kernels for these operators, and none for these types. What has a name computes on the CPU: "it" for want of
+# a kernel, "after" because ONNX Runtime has it follow one that takes a shape.
+COMPUTING = {
+    "an image compared": """
+        g (uint8[n] x, uint8[1] limit) => (uint8[n] y) { [it] c = Greater (x, limit) y = Cast <to = 2> (c) }""",
+    "numbers kept within bounds": """
+        g (float[n] x, int32 low, int32 high) => (int32[n] y)
+        { i = Cast <to = 6> (x) [it] y = Clip (i, low, high) }""",
+    "a mask repeated as often as a shape says": """
+        g (float[n] x) => (float[m] y)
+        {
+            zero = Constant <value = float {0}> ()
+            mask = Less (x, zero)
+            s = Shape (x)
+            [it] t = Tile (mask, s)
+            [after] y = Cast <to = 1> (t)
+        }""",
+    "a product": "g (int64[n] x) => (int64[1] y) { h = Neg (x) [it] y = ReduceProd <keepdims = 1> (h) }",
+    "behind another that computes there": """
+        g (uint8[n] x, uint8[1] limit) => (uint8[n] y) { [first] h = Mod (x, limit) [it] y = Max (h, limit) }""",
+    "in a branch": """
+        g (uint8[n] x, uint8[1] limit, bool c) => (bool[n] y)
+        {
+            y = If (c) <
+                then_branch = yes () => (bool[n] a) { [it] a = Less (x, limit) },
+                else_branch = no () => (bool[n] b) { d = Cast <to = 9> (x) b = Not (d) }
+            >
+        }""",
+}
+
+FOLLOWED = "a mask repeated as often as a shape says"
+
+SHAPES = {
+    "a shape": shapes(),
+    "the number of elements": made("""
+        g (float[n, m] x) => (float[k] y)
+        {
+            s = Shape (x)
+            [it] e = ReduceProd <keepdims = 1> (s)
+            y = Reshape (x, e)
+        }"""),
+}
+
+OPEN = """
+import sys, warnings
+from pathlib import Path
+from ortgpu import GPUSession, PlacementError
+found = {}
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with GPUSession(path) as session:
+            placed = [[node.name, node.provider, node.kind, node.reason] for node in session.placement.nodes]
+    try:
+        GPUSession(path, cpu_nodes="forbid").close()
+        refused = None
+    except PlacementError as error:
+        refused = [node.name for node in error.nodes]
+    found[path.stem] = [placed, [str(each.message).splitlines()[0] for each in caught], refused]
+path = Path(sys.argv[1]) / f"{sys.argv[2]}.onnx"
+with GPUSession(path, cpu_nodes="allow") as session:
+    details = session.explain_placement()
+    found["explained"] = {node.name: [node.kind, reason] for node, reason in details.off_gpu}
+    found["table"] = str(details)
+report(found)
+"""
+
+
+@pytest.fixture(scope="module")
+def opened(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory, provider_library: str) -> Any:
+    if reason := older_than(PLACES):
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("models")
+    for name, content in {**{name: made(text) for name, text in COMPUTING.items()}, **SHAPES}.items():
+        (folder / f"{name}.onnx").write_bytes(content)
+    machine = module_lab.machine_that_places(provider_library)
+    return machine.run(OPEN, argv=[str(folder), FOLLOWED]).ok().json
+
+
+def on_cpu(opened: Any, name: str) -> dict[str, list[str]]:
+    return {node: [kind, reason] for node, provider, kind, reason in opened[name][0] if provider.startswith("CPU")}
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_what_computes_without_a_kernel_is_warned_of_and_refused(opened: Any, name: str) -> None:
+    computing = sorted(re.findall(r"\[(it|first|after)\]", COMPUTING[name]))
+    found = on_cpu(opened, name)
+    assert {node: found[node][0] for node in computing} == dict.fromkeys(computing, "compute")
+    assert "no CUDA kernel" in found["it"][1]
+    _, warnings, refused = opened[name]
+    assert len(warnings) == 1
+    assert f"{len(computing)} of {len(opened[name][0])} nodes compute on the CPU" in warnings[0]
+    assert sorted(refused) == computing
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_handles_shapes_is_not(opened: Any, name: str) -> None:
+    found = on_cpu(opened, name)
+    assert found, "nothing is on the CPU: nothing was tried"
+    assert {kind for kind, _ in found.values()} == {"shape"}
+    assert opened[name][1:] == [[], None]
+
+
+def test_the_reasons_are_those_of_onnxruntime(opened: Any) -> None:
+    assert opened["explained"] == {"it": ["compute", NO_KERNEL], "after": ["compute", FOLLOWS]}
+    assert "copies between devices" in opened["table"]
+
+
+# As a function
+
+
+def flow(text: str, *inputs: str, **placed: Place) -> set[str]:
+    """Names of the nodes that compute. ``placed``: a name, and after it the operator."""
+    keys: dict[Key, Place] = {
+        (operator, name): place
+        for (name, _, operator), place in ((key.partition("_"), place) for key, place in placed.items())
+    }
+    return {name for _, name in computing_nodes(made(text), inputs, keys)}
+
+
+TWO = "g (int64[n] x) => (int64[n] y) { [a] h = Neg (x) [b] y = Mul (h, x) }"
+
+
+def test_what_takes_data_computes() -> None:
+    assert flow(TWO, "x", a_Neg="data", b_Mul="doubtful") == {"b"}
+    assert flow(TWO, "x", a_Neg="doubtful", b_Mul="doubtful") == {"a", "b"}
+
+
+def test_what_is_not_placed_is_what_it_takes() -> None:
+    """It was put together with others."""
+    assert flow(TWO, "x", b_Mul="doubtful") == {"b"}
+    assert (
+        flow("g (int64[n] x) => (int64[1] y) { s = Shape (x) h = Neg (s) [b] y = Abs (h) }", "x", b_Abs="doubtful")
+        == set()
+    )
+
+
+def test_what_takes_of_both_is_left_alone() -> None:
+    text = "g (int64[n] x) => (int64[n] y) { s = Shape (x) [b] y = Mul (x, s) }"
+    assert flow(text, "x", b_Mul="doubtful") == set()
+
+
+def test_a_constant_is_neither() -> None:
+    text = "g (int64[n] x) => (int64[1] y) <int64[1] w = {1}> { s = Shape (x) [b] y = Mul (w, s) [c] z = Abs (w) }"
+    assert flow(text, "x", b_Mul="doubtful", c_Abs="doubtful") == set()
+
+
+def test_nodes_of_one_name_are_one() -> None:
+    """Of which of them the placement speaks cannot be told: ONNX Runtime may have removed the other."""
+    text = "g (int64[n] x) => (int64[n] y, int64[1] z) { s = Shape (x) y = Neg (x) z = Neg (s) }"
+    assert computing_nodes(made(text), ["x"], {("Neg", ""): "doubtful"}) == frozenset()
+
+
+def test_what_a_loop_hands_in_is_left_alone() -> None:
+    text = """
+        g (int64 n, bool c, int64 x) => (int64 y)
+        {
+            y = Loop (n, c, x) <
+                body = b (int64 i, bool go, int64 v) => (bool on, int64 w)
+                { on = Identity (go) [it] w = Mul (i, v) }
+            >
+        }"""
+    assert flow(text, "n", "c", "x", it_Mul="doubtful") == set()
+
+
+def test_what_is_no_model_has_none(tmp_path: Path) -> None:
+    assert computing_nodes(b"\x08", ["x"], {}) == frozenset()
+    assert computing_nodes(tmp_path / "none.onnx", ["x"], {}) == frozenset()
