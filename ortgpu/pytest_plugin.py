@@ -237,7 +237,12 @@ def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> 
     if problem is not None and state.explained_by in (None, item.nodeid):
         state.explained_by = item.nodeid
         details = str(problem).splitlines()[1:]
-    pytest.fail("\n".join([reason, *details, f"A GPU is required: {state.source}"]), pytrace=False)
+    raise _failed("\n".join([reason, *details, f"A GPU is required: {state.source}"])) from None
+
+
+def _failed(reason: str) -> BaseException:
+    """What pytest.fail raises, which would be shown with what it was raised for: the reason says that."""
+    return pytest.fail.Exception(reason, pytrace=False)
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)  # outermost: xfail has had its say
@@ -306,7 +311,7 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
     except testing.UnmeasurableMemoryError as error:
         _refuse(node, str(error))
     except AssertionError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise _failed(str(error)) from None
 
 
 class _TestFailedError(Exception):

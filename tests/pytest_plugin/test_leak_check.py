@@ -156,6 +156,7 @@ def test_the_leak_check_of_a_test(
                 "GPU memory was left behind: 1.0 GiB more on cuda:0 (NVIDIA H200, GPU-0)*",
             ]
         )
+        result.stdout.no_fnmatch_line("During handling of the above exception*")
 
 
 @pytest.mark.usefixtures("held")
@@ -175,4 +176,6 @@ def test_a_leak_check_that_cannot_look(pytester: pytest.Pytester, run: Run, fake
     result = run()
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*NVML does not say how much memory of cuda:0 * is in use"])
-    run("--gpu=require").assert_outcomes(errors=1)
+    required = run("--gpu=require")
+    required.assert_outcomes(errors=1)
+    required.stdout.no_fnmatch_line("During handling of the above exception*")
