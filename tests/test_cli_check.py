@@ -13,7 +13,9 @@ from ortgpu.cli import inputs
 from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
 from tests.command_line import NO_GPU, Described, is_clean, ortgpu
+from tests.known_placements import MODELS
 from tests.lab.fixtures import Lab
+from tests.lab.installed import PLACES, older_than
 
 # Inputs
 
@@ -217,3 +219,28 @@ def test_check_of_a_device_that_is_not_there() -> None:
     result = ortgpu("check", "--device", "99", "--json")
     assert result.returncode == 1
     assert json.loads(result.stdout)["error"]["code"] == "device-not-found"
+
+
+# What it says of where the nodes are, where ONNX Runtime places them and computes nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "headline"),
+    [
+        ("all_on_cuda", "OK: all_on_cuda.onnx runs on the GPU"),
+        ("island", "OK: island.onnx runs on the GPU"),
+        ("strings", "strings.onnx is open on the GPU, and none of its nodes runs there"),
+    ],
+)
+def test_the_headline_says_whether_anything_runs_there(
+    lab: Lab, provider_library: str, tmp_path: Path, name: str, headline: str
+) -> None:
+    if reason := older_than(PLACES):
+        pytest.skip(reason)
+    (tmp_path / f"{name}.onnx").write_bytes(MODELS[name]())
+    machine = lab.machine_that_places(provider_library)
+    result = machine.run(argv=["-m", "ortgpu", "check", f"{name}.onnx", "--runs", "0"], cwd=tmp_path)
+    assert result.returncode == 0, result.output
+    said = result.stdout.splitlines()
+    assert headline in said[:2]
+    assert said[0].startswith("warning: ") == (name != "all_on_cuda")

@@ -134,6 +134,9 @@ class _Outcome:
             return
         if self.on_cpu_because:
             output.show_why_on_cpu(console, self.on_cpu_because, "Opened", by_option=allow_cpu)
+        elif self.found and self.found.is_idle:
+            said = f"{self.name} is open on the GPU, and none of its nodes runs there"
+            output.line(console, said, style="bold yellow")
         elif self.found:
             output.line(console, f"OK: {self.name or 'the built-in model'} runs on the GPU", style="bold green")
         if self.found:

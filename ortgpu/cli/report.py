@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ortgpu.cli import output
 from ortgpu.errors import CPUExecutionWarning, GPUError
-from ortgpu.providers import CUDA
+from ortgpu.providers import CPU, CUDA
 
 if TYPE_CHECKING:
     from ortgpu import GPUSession
@@ -58,6 +58,11 @@ class SessionReport:
     gpu_memory: int | None  # bytes
     latency: Latency | None
     latency_error: str | None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a GPU is bound and no node is placed on it, as of a model of strings alone."""
+        return self.device.is_gpu and self.placement.known and set(self.placement.by_provider) == {CPU}
 
     def as_dict(self) -> dict[str, object]:
         return {
