@@ -34,6 +34,26 @@ _BY_FIRST_INPUT = frozenset(
 )
 
 
+# Operators that lack CUDA kernels for some types in every release that tells where nodes are, 1.24 to 1.31. Of the
+# others of placement.py that handle shapes, all types and all versions up to opset 25 have one in these releases
+# (tests/test_kernels.py).
+_LACKING = frozenset(
+    name
+    for line in (
+        "Clip Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod",
+        "ReduceMax ReduceMin ReduceProd Tile Where",
+    )
+    for name in line.split(" ")
+)
+_COMPLETE = ((1, 28), (1, 31))
+
+
+def may_compute(operators: Iterable[str], release: tuple[int, ...]) -> bool:
+    """Whether one of these, which are on the CPU, may compute there: to find out which takes some milliseconds."""
+    first, last = _COMPLETE
+    return not first <= release[:2] <= last or not _LACKING.isdisjoint(operators)
+
+
 def computing_nodes(
     model: str | bytes | os.PathLike[str], inputs: Iterable[str], placed: Mapping[Key, Place]
 ) -> frozenset[Key]:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .data_flow import Key, Place, computing_nodes
+from .data_flow import Key, Place, computing_nodes, may_compute
 from .errors import Fix, PlacementError, manual
 from .models import is_ort_format, nodes_on_strings
 from .providers import CPU
+from .runtime import load_runtime
 from .session_options import config_entry
 
 RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
@@ -172,7 +173,9 @@ def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> f
     that, but only where there are such operators on the CPU, beside a GPU."""
     doubtful = {_key(node) for node in nodes if node.provider == CPU and node.kind == "shape"}
     doubtful = {key for key in doubtful if key[0] not in ("Shape", "Size", "If", "Loop")}
-    model = _model_of(session) if doubtful and tuple(inner.get_providers()) != (CPU,) else None
+    if not doubtful or tuple(inner.get_providers()) == (CPU,):
+        return frozenset()
+    model = _model_of(session) if may_compute((op_type for op_type, _ in doubtful), load_runtime().release) else None
     if not model:
         return frozenset()
     elsewhere = {_key(node) for node in nodes if node.provider != CPU or node.kind == "compute"}
