@@ -624,7 +624,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         'with `cpu_nodes="forbid"`, a CPUNodesWarning with "warn", the default, and nothing with "allow".',
         (
             "The operator, its type or its operator set has no CUDA kernel: quantised operators, strings, classical "
-            "machine learning, an operator set newer than the kernels.",
+            "machine learning, comparisons of uint8, Clip on int32, Tile on bool; an operator set newer than the "
+            "kernels.",
             "Nodes that only handle shapes are put there by ONNX Runtime on purpose. They do not count.",
             "The session options forbid every node on the CPU, shapes included: `session.disable_cpu_ep_fallback`.",
             "`cuda_graph=True` was asked for, and nodes on the CPU, with copies to and from it, cannot be captured.",
@@ -636,7 +637,7 @@ EXPLANATIONS: tuple[Explanation, ...] = (
         ),
         (
             "Export the model with operators that have CUDA kernels: operator set 17, float or half precision instead "
-            "of quantised operators.",
+            "of quantised operators, int32 or int64 where bytes are compared.",
             'Accept it: `cpu_nodes="allow"`.',
         ),
         (f"{_ORT}#10831", f"{_ORT}#2373", f"{_ORT}#24807", f"{_ORT}#27102", f"{_ORT}#16016"),

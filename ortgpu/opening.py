@@ -190,9 +190,13 @@ def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why:
         raise _other_providers(asked.names, bound)
     ordinal = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
     listed = why.cuda is not None and why.cuda.devices is not None
-    if ordinal != str(chosen.ordinal) or (listed and context_is_active(chosen.ordinal) is False):
+    if ordinal != str(chosen.ordinal):
         raise ProviderFallbackError(
             f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
+        )
+    if listed and context_is_active(chosen.ordinal) is False:
+        raise ProviderFallbackError(
+            f"ONNX Runtime bound cuda:{ordinal}, and this process has no CUDA context there", bound=bound
         )
     placement = placements.read_placement(session)
     _check_lazily_opened(placement, chosen.compute_capability, why)

@@ -248,7 +248,7 @@ def refusal(placement: Placement) -> PlacementError | None:
         fixes=[
             manual(
                 "export the model with operators that have CUDA kernels; often a lower opset is enough, since a new "
-                "version of an operator comes before its kernel"
+                "version of an operator comes before its kernel, or another type, such as int32 for uint8"
             ),
             manual('or accept it: cpu_nodes="allow"'),
         ],

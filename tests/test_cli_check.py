@@ -15,7 +15,6 @@ from ortgpu.errors import catalogue
 from tests.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.known_placements import MODELS
 from tests.lab.fixtures import Lab
-from tests.lab.installed import PLACES, older_than
 
 # Inputs
 
@@ -235,8 +234,6 @@ def test_check_of_a_device_that_is_not_there() -> None:
 def test_the_headline_says_whether_anything_runs_there(
     lab: Lab, provider_library: str, tmp_path: Path, name: str, headline: str
 ) -> None:
-    if reason := older_than(PLACES):
-        pytest.skip(reason)
     (tmp_path / f"{name}.onnx").write_bytes(MODELS[name]())
     machine = lab.machine_that_places(provider_library)
     result = machine.run(argv=["-m", "ortgpu", "check", f"{name}.onnx", "--runs", "0"], cwd=tmp_path)

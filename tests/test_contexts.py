@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cpu_session import PRELUDE
+from tests.lab.fixtures import Lab
+from tests.lab.models import Models
 from tests.lab.stubs import GPU, Cuda, Stubs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,3 +93,11 @@ gc.collect()
 print(stub.stub_pinned_bytes(), sys.getrefcount(native) >= before)
 """
     assert run(stubs, code).split("\n") == ["CUDA_ERROR_CONTEXT_IS_DESTROYED", f"{1 << 20} True"]
+
+
+def test_a_bound_gpu_without_a_context_is_not_taken_for_one(lab: Lab, models: Models, provider_library: str) -> None:
+    machine = lab.machine_that_places(provider_library)
+    error = machine.but(env={"STUB_CUDA_CONTEXT": "0"}).open_session(models.relu).error
+    assert error is not None
+    assert error.type == "ProviderFallbackError"
+    assert "bound cuda:0, and this process has no CUDA context there" in str(error.summary)

@@ -17,7 +17,6 @@ from ortgpu.data_flow import Key, Place, computing_nodes
 from ortgpu.placement import FOLLOWS, NO_KERNEL
 from tests.known_placements import shapes
 from tests.lab.fixtures import Lab
-from tests.lab.installed import PLACES, older_than
 
 
 def made(text: str, opset: int = 17) -> bytes:
@@ -58,6 +57,11 @@ COMPUTING = {
 
 FOLLOWED = "a mask repeated as often as a shape says"
 
+# The first of COMPUTING as the error advises
+MENDED = made("""
+    g (uint8[n] x, uint8[1] limit) => (uint8[n] y)
+    { a = Cast <to = 6> (x) b = Cast <to = 6> (limit) c = Greater (a, b) y = Cast <to = 2> (c) }""")
+
 SHAPES = {
     "a shape": shapes(),
     "the number of elements": made("""
@@ -84,6 +88,7 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
         refused = None
     except PlacementError as error:
         refused = [node.name for node in error.nodes]
+        assert "another type" in error.fixes[0], error.fixes
     found[path.stem] = [placed, [str(each.message).splitlines()[0] for each in caught], refused]
 path = Path(sys.argv[1]) / f"{sys.argv[2]}.onnx"
 with GPUSession(path, cpu_nodes="allow") as session:
@@ -96,10 +101,9 @@ report(found)
 
 @pytest.fixture(scope="module")
 def opened(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory, provider_library: str) -> Any:
-    if reason := older_than(PLACES):
-        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("models")
-    for name, content in {**{name: made(text) for name, text in COMPUTING.items()}, **SHAPES}.items():
+    computing = {name: made(text) for name, text in COMPUTING.items()}
+    for name, content in {**computing, **SHAPES, "mended": MENDED}.items():
         (folder / f"{name}.onnx").write_bytes(content)
     machine = module_lab.machine_that_places(provider_library)
     return machine.run(OPEN, argv=[str(folder), FOLLOWED]).ok().json
@@ -127,6 +131,12 @@ def test_what_handles_shapes_is_not(opened: Any, name: str) -> None:
     assert found, "nothing is on the CPU: nothing was tried"
     assert {kind for kind, _ in found.values()} == {"shape"}
     assert opened[name][1:] == [[], None]
+
+
+def test_another_type_puts_the_node_onto_the_gpu(opened: Any) -> None:
+    assert "mended" in opened
+    assert on_cpu(opened, "mended") == {}
+    assert opened["mended"][1:] == [[], None]
 
 
 def test_the_reasons_are_those_of_onnxruntime(opened: Any) -> None:

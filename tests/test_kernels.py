@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu import data_flow, placement
 from tests.lab.fixtures import Lab
-from tests.lab.installed import PLACES, VERSION, older_than
+from tests.lab.installed import VERSION
 
 NEWEST = 25  # opset, which onnx has to know
 TYPES = (
@@ -111,8 +110,6 @@ report([sorted(on_gpu), sorted(on_cpu)])
 
 
 def test_which_operators_lack_kernels(lab: Lab, provider_library: str, tmp_path: Path) -> None:
-    if reason := older_than(PLACES):
-        pytest.skip(reason)
     for name, content in models():
         (tmp_path / f"{name}.onnx").write_bytes(content)
     machine = lab.machine_that_places(provider_library)

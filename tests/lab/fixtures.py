@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.child import Machine
-from tests.lab.installed import soname
+from tests.lab.installed import OPENS_CUDNN_AT_NEED, older_than, soname
 from tests.lab.models import Models
 from tests.lab.overlay import Overlay
 from tests.lab.stubs import GPU, NVML, Cuda, Stubs, why_not_here
@@ -45,6 +45,8 @@ class Lab:
 
     def machine_that_places(self, provider_library: str) -> Machine:
         """A machine with a GPU on which sessions open and place their nodes as on a real one, and compute nothing."""
+        if reason := older_than(OPENS_CUDNN_AT_NEED):
+            pytest.skip(reason)
         gpus = (GPU(),)
         machine = self.machine(cuda=Cuda(devices=gpus), nvml=NVML(gpus=gpus), env={"STUB_CUDA_CONTEXT": "1"})
         for name, stub in self.stubs.toolkit(provider_library).items():
