@@ -22,6 +22,13 @@ ALL_ON_CPU = "the whole session is on the CPU"
 PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
 FOLLOWS = "ONNX Runtime prefers the CPU here: what it takes is there already"
 
+# Entries of the session options that divide a model between devices, by what it or the names of its nodes ask for
+_DIVIDING_KEYS = (
+    "session.layer_assignment_settings",
+    "session.name_based_layer_assignment",
+    "session.resource_cuda_partitioning_settings",
+)
+
 NodeKind = Literal["compute", "shape"]
 
 # Where one of these is on the CPU, it mostly handles shapes or indices of a few elements: ONNX Runtime moves such nodes
@@ -56,6 +63,7 @@ class PlacedNode:
     domain: str
     provider: str
     kind: NodeKind
+    divided_by: str | None = None  # an entry of the session options that may have put it on the CPU
 
     @property
     def reason(self) -> str | None:
@@ -63,11 +71,12 @@ class PlacedNode:
 
         A node that does not handle shapes has no CUDA kernel for its operator, types, attributes and opset. Little
         else keeps one on the CPU: that it follows one without a kernel that takes a shape, which
-        GPUSession.explain_placement() tells, and session options that divide the model between devices
-        (session.layer_assignment_settings, session.resource_cuda_partitioning_settings).
+        GPUSession.explain_placement() tells, and session options that divide the model between devices.
         """
         if self.provider != CPU:
             return None
+        if self.divided_by is not None:
+            return f"the model asks for it with {self.divided_by}, or there is no CUDA kernel"
         return PREFERRED if self.kind == "shape" else NO_KERNEL
 
     def __str__(self) -> str:
@@ -159,23 +168,30 @@ def read_placement(session: Any) -> Placement:
             on_strings = (node.op_type, name) in strings
             kind = "compute" if on_strings else kind_of(node.op_type, node.domain, part.ep_name)
             nodes.append(PlacedNode(name, node.op_type, node.domain, part.ep_name, kind))
-    computing = _computing_nodes(session, inner, nodes)
+    on_cpu = [node for node in nodes if node.provider == CPU]
+    divided_by = _divided_by(session) if on_cpu else None
+    computing = {_key(node) for node in on_cpu if node.kind == "compute"}
+    computing |= _computing_nodes(session, inner, nodes, divided_by)
     return Placement(
         tuple(
-            replace(node, kind="compute") if _key(node) in computing and node.provider == CPU else node
+            replace(node, kind="compute", divided_by=divided_by)
+            if node.provider == CPU and _key(node) in computing
+            else node
             for node in nodes
         )
     )
 
 
-def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
+def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode], divided_by: str | None) -> frozenset[Key]:
     """Those on the CPU that compute on data, though their operators could handle shapes. The model is read again for
     that, but only where there are such operators on the CPU, beside a GPU."""
     doubtful = {_key(node) for node in nodes if node.provider == CPU and node.kind == "shape"}
     doubtful = {key for key in doubtful if key[0] not in ("Shape", "Size", "If", "Loop")}
     if not doubtful or tuple(inner.get_providers()) == (CPU,):
         return frozenset()
-    model = _model_of(session) if may_compute((op_type for op_type, _ in doubtful), load_runtime().release) else None
+    if divided_by is None and not may_compute((op_type for op_type, _ in doubtful), load_runtime().release):
+        return frozenset()
+    model = _model_of(session)
     if not model:
         return frozenset()
     elsewhere = {_key(node) for node in nodes if node.provider != CPU or node.kind == "compute"}
@@ -184,6 +200,11 @@ def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> f
         **dict.fromkeys(doubtful - elsewhere, "doubtful"),
     }
     return computing_nodes(model, (value.name for value in inner.inputs_meta), placed)
+
+
+def _divided_by(session: Any) -> str | None:
+    options = getattr(session, "_sess_options", None)
+    return next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
 
 
 def _key(node: PlacedNode) -> Key:
@@ -240,12 +261,14 @@ def refusal(placement: Placement) -> PlacementError | None:
     if not nodes:
         return None
     counts = Counter(node.op_type for node in nodes)
+    divided_by = nodes[0].divided_by
     return PlacementError(
         f"{len(nodes)} of {len(placement.nodes)} nodes compute on the CPU: "
         + ", ".join(f"{op} ({n})" if n > 1 else op for op, n in counts.most_common(8)),
         evidence=[f"{node}: {node.reason}" for node in nodes[:12]]
         + ([f"... {len(nodes)} in all"] if len(nodes) > 12 else []),
         fixes=[
+            *([manual(f"leave {divided_by} out of the session options")] if divided_by is not None else []),
             manual(
                 "export the model with operators that have CUDA kernels; often a lower opset is enough, since a new "
                 "version of an operator comes before its kernel, or another type, such as int32 for uint8"

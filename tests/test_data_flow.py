@@ -73,9 +73,15 @@ SHAPES = {
         }"""),
 }
 
+# A model can ask for the CPU: by annotations, as of the second and the third node, or by names
+DIVIDED = made("""
+    g (float[2, 2] x) => (float[2, 2] y)
+    { [first] a = MatMul (x, x) [asked] b = Erf (a) [askedtoo] c = Neg (b) [last] y = MatMul (c, c) }""")
+
 OPEN = """
 import sys, warnings
 from pathlib import Path
+import onnxruntime
 from ortgpu import GPUSession, PlacementError
 found = {}
 for path in sorted(Path(sys.argv[1]).iterdir()):
@@ -90,6 +96,20 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
         refused = [node.name for node in error.nodes]
         assert "another type" in error.fixes[0], error.fixes
     found[path.stem] = [placed, [str(each.message).splitlines()[0] for each in caught], refused]
+def divided(key, value, **arguments):
+    options = onnxruntime.SessionOptions()
+    if key is not None:
+        options.add_session_config_entry(key, value)
+    try:
+        with GPUSession(Path(sys.argv[1]) / "divided.onnx", options, **arguments) as session:
+            return [[node.name, node.kind, node.reason] for node in session.placement.nodes if node.reason]
+    except PlacementError as error:
+        return [error.fixes[0], error.evidence[0]]
+entries = {"session.layer_assignment_settings": "cpu(slow)", "session.name_based_layer_assignment": "cpu(asked)"}
+found["divided"] = {}
+for key, value in entries.items():
+    found["divided"][key] = [divided(key, value, cpu_nodes=policy) for policy in ("allow", "forbid")]
+found["undivided"] = divided(None, None, cpu_nodes="forbid")
 path = Path(sys.argv[1]) / f"{sys.argv[2]}.onnx"
 with GPUSession(path, cpu_nodes="allow") as session:
     details = session.explain_placement()
@@ -105,6 +125,10 @@ def opened(module_lab: Lab, tmp_path_factory: pytest.TempPathFactory, provider_l
     computing = {name: made(text) for name, text in COMPUTING.items()}
     for name, content in {**computing, **SHAPES, "mended": MENDED}.items():
         (folder / f"{name}.onnx").write_bytes(content)
+    model = onnx.load_from_string(DIVIDED)
+    for node in model.graph.node[1:3]:
+        node.metadata_props.add(key="layer_ann", value="slow")
+    onnx.save(model, folder / "divided.onnx")
     machine = module_lab.machine_that_places(provider_library)
     return machine.run(OPEN, argv=[str(folder), FOLLOWED]).ok().json
 
@@ -137,6 +161,16 @@ def test_another_type_puts_the_node_onto_the_gpu(opened: Any) -> None:
     assert "mended" in opened
     assert on_cpu(opened, "mended") == {}
     assert opened["mended"][1:] == [[], None]
+
+
+@pytest.mark.parametrize("key", ["session.layer_assignment_settings", "session.name_based_layer_assignment"])
+def test_what_the_model_asks_for_is_said_to_be_asked_for(opened: Any, key: str) -> None:
+    placed, refused = opened["divided"][key]
+    asks = f"the model asks for it with {key}, or there is no CUDA kernel"
+    assert sorted(placed) == [["asked", "compute", asks], ["askedtoo", "compute", asks]]
+    assert refused[0] == f"leave {key} out of the session options"
+    assert asks in refused[1]
+    assert opened["undivided"] == [], "the fix does not mend it"
 
 
 def test_the_reasons_are_those_of_onnxruntime(opened: Any) -> None:
