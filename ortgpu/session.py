@@ -290,12 +290,14 @@ class GPUSession(SessionFacts):
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 
     def io_binding(self) -> Any:
-        """As InferenceSession.io_binding; see the class for what is raised."""
+        """As InferenceSession.io_binding; see the class for what is raised, also by the methods of the binding."""
+        from .bindings import explaining
+
         lifetime.refuse_if_unusable(self)
         if self._capturing is not None:
             self._capturing.refuse_binding()
         try:
-            return super().io_binding()
+            return explaining(super().io_binding(), self)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 

@@ -57,6 +57,7 @@ def out_of_memory() -> None:
         return session.run_with_ort_values(None, {"x": value})[0].shape()
 
     attempt("run_with_ort_values", with_values)
+    attempt("bind_cpu_input", lambda: session.io_binding().bind_cpu_input("x", big))
     attempt("next run with values", lambda: negated(session))
     attempt("new session", lambda: negated(GPUSession(elementwise("n"))))
 

@@ -20,7 +20,7 @@ def memory() -> Report:
     return run_program("out_of_memory")
 
 
-@pytest.mark.parametrize("method", ["run", "run_with_ort_values"])
+@pytest.mark.parametrize("method", ["run", "run_with_ort_values", "bind_cpu_input"])
 def test_out_of_memory_is_typed_with_its_sizes(memory: Report, method: str) -> None:
     error = memory.error(method)
     assert error.type == "GPUOutOfMemoryError"
