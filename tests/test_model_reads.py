@@ -11,9 +11,11 @@ from onnx import TensorProto, helper
 
 from ortgpu.diagnosis import find_problems
 from ortgpu.diagnosis.probe_result import ProbeStep
+from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
 from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab
+from tests.lab.installed import older_than
 from tests.made_facts import HEALTHY, all_of, probed, request
 
 
@@ -40,7 +42,10 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "opset": ({"opset": 99}, ("the model has opset 99 of ai.onnx", "export the model with opset")),
     "IR version": ({"ir_version": 99}, ("the model has IR version 99", "model.ir_version = ")),
     "operator": ({"op_type": "Reluu"}, ("no operator Reluu of opset 17", "a newer ONNX Runtime")),
-    "operator of ONNX Runtime": ({"op_type": "Reluu", "domain": "com.microsoft"}, ("cannot open this model", "Reluu")),
+    "operator of ONNX Runtime": (
+        {"op_type": "Reluu", "domain": "com.microsoft"},
+        ("has no operator com.microsoft:Reluu", "a newer ONNX Runtime"),
+    ),
 }
 
 
@@ -79,6 +84,67 @@ def test_what_is_no_fault_or_has_one_of_its_own(
     model = save(tmp_path / "model.onnx", **options)
     found = diagnosed(lab.machine(), model)
     assert [each[:2] for each in found if each[0] != "driver-not-found"] == others
+
+
+@pytest.mark.parametrize(
+    ("domain", "says"),
+    [
+        ("a.library", "register_custom_ops_library(path)"),
+        ("ai.onnx.contrib", "onnxruntime_extensions.get_library_path()"),
+        ("TRT", "without plugins of TensorRT"),
+    ],
+)
+def test_who_has_the_operators_of_a_domain(lab: Lab, tmp_path: Path, domain: str, says: str) -> None:
+    model = save(tmp_path / "model.onnx", op_type="Own", domain=domain)
+    found = diagnosed(lab.machine(), model)
+    assert [each[1] for each in found] == ["fatal", "warning"]
+    assert says in found[1][2]
+    on_a_gpu = opened_on_a_gpu(refused_by_onnx_runtime(lab.machine(), model))
+    assert on_a_gpu.summary == f"the installed ONNX Runtime has no operator {domain}:Own"
+    assert says in str(on_a_gpu.fixes[0])
+
+
+def refused_by_onnx_runtime(machine: Machine, model: Path) -> str:
+    """Its words about a model, as the child of a probe reports them; empty where it opens the model."""
+    outcome = machine.open_plain_session(model, providers=["CPUExecutionProvider"])
+    return f"{outcome.error.type}: {outcome.error.text}" if outcome.error is not None else ""
+
+
+def opened_on_a_gpu(said: str) -> GPUError:
+    """What is found where a session works, and ONNX Runtime said this of the model."""
+    steps = ProbeStep("session", True), ProbeStep("model", False, said)
+    (problem,) = find_problems(all_of(request(model=ModelFacts("m.onnx")), probed(*steps))(HEALTHY))
+    return problem
+
+
+@pytest.mark.skipif(older_than((1, 26)) is not None, reason="ONNX Runtime then reads weights wherever they are")
+@pytest.mark.parametrize("how", ["a link to another folder", "a folder above", "an absolute path"])
+def test_weights_outside_of_the_folder_of_the_model(lab: Lab, tmp_path: Path, how: str) -> None:
+    other, folder = tmp_path / "other", tmp_path / "folder"
+    other.mkdir()
+    folder.mkdir()
+    named = {"a folder above": "../other/weights.data", "an absolute path": str(other / "weights.data")}
+    model = with_weights_elsewhere(folder, named.get(how, "weights.data"))
+    (other / "weights.data").write_bytes(bytes(16))
+    if how == "a link to another folder":
+        (folder / "weights.data").symlink_to(other / "weights.data")
+    machine = lab.machine()
+    problem = opened_on_a_gpu(refused_by_onnx_runtime(machine, model))
+    assert problem.summary == "weights of the model lie outside of its folder, and ONNX Runtime reads none there"
+    assert "put the files with its weights into its folder, and no links to them" in str(problem.fixes[0])
+    (folder / "weights.data").unlink(missing_ok=True)
+    (folder / "weights.data").write_bytes(bytes(16))
+    assert refused_by_onnx_runtime(machine, with_weights_elsewhere(folder, "weights.data")) == ""
+
+
+def with_weights_elsewhere(folder: Path, location: str) -> Path:
+    weights = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value=location)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "graph", values[:1], values[1:], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    return folder / "model.onnx"
 
 
 def test_a_file_that_is_no_model_is_told_once(lab: Lab, tmp_path: Path) -> None:
