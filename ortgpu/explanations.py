@@ -436,7 +436,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "The machine has a driver and no NVIDIA GPU, or the GPU has fallen off its bus.",
         ),
         (
-            "`nvidia-smi -L` lists GPUs: then it is CUDA_VISIBLE_DEVICES, which nvidia-smi ignores.",
+            "`nvidia-smi -L` lists GPUs: then it is CUDA_VISIBLE_DEVICES, which nvidia-smi ignores; where that is not "
+            "set, the driver failed since it was loaded, and the kernel's log (`sudo dmesg`) has its words.",
             "Plain ONNX Runtime prints `CUDA failure 100: no CUDA-capable device is detected` and uses the CPU.",
         ),
         (

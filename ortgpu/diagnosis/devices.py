@@ -25,7 +25,7 @@ from ..errors import (
 from . import memory, releases, remedies, system_remedies
 from .cuda_codes import NO_DEVICE, returned_by_cuinit
 from .facts import Facts
-from .surroundings import give_the_gpu, of_service, of_wsl
+from .surroundings import give_the_gpu, how, of_service, of_wsl
 
 _OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
 
@@ -115,7 +115,20 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
         return [rented[0]], [rented[1]]
     if (none_given := of_wsl(environment)) is not None:
         return [], [none_given]
+    if nvml.available and nvml.gpus:
+        return [], _ways_to_those_that_nvml_sees(environment)
     return [], [give_the_gpu(environment), manual("or use a machine with an NVIDIA GPU", needs="hardware")]
+
+
+def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
+    """Of a GPU that failed since its driver was loaded, as can1357/oh-my-pi issue 4475 has it, NVML still knows."""
+    log = "sudo dmesg | grep -iE 'xid|nvrm'"
+    if environment.host.container:
+        again = f"start this container again with its GPU ({how(environment)})"
+        look = f"if CUDA sees none then either, look into the kernel's log on its host: {log}"
+        return [manual(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
+    restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
+    return system_remedies.restart_driver(environment, [shell(log, needs="root"), restart])
 
 
 def are_hidden(environment: Environment) -> bool:

@@ -136,6 +136,16 @@ CASES = in_group(
             needs=("host", "hardware"),
         ),
         Case(
+            "no-device-of-those-that-nvml-sees",
+            "NoDeviceError",
+            ("CUDA sees no GPU", "NVML sees 1 GPU(s)", "dmesg"),
+            cuda=Cuda(init=100),
+            nvml=NVML(gpus=(H200,)),
+            silent_about=("use a machine with",),
+            plain="printed",
+            needs=("host", "reboot") if IN_CONTAINER else ("root", "reboot"),
+        ),
+        Case(
             "no-device-and-no-nvml",
             "NoDeviceError",
             ("no GPU", "100"),
