@@ -84,6 +84,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "ortgpu was installed without an extra. It brings no ONNX Runtime by itself, because that has to be chosen "
             "by CUDA major, and because `onnxruntime` beside `onnxruntime-gpu` breaks both.",
             "It was installed for another interpreter: another virtual environment, conda environment or user.",
+            "A folder of this name that is no package, with models or a clone of the project, does not count: Python "
+            "imports it as an empty module, without `InferenceSession`.",
             "`onnxruntime` and `onnxruntime-gpu` of one version were both installed, and one was removed. They share "
             "their folder, and the removal took the files of the other with it.",
             "The package index has no build for this machine or this Python, and the failed installation went "

@@ -114,6 +114,15 @@ def test_nothing_is_installed(lab: Lab) -> None:
     assert re.search(r"ONNX Runtime +not installed$", result.stdout, re.MULTILINE)
 
 
+def test_a_folder_of_that_name_is_no_onnxruntime(lab: Lab, tmp_path: Path) -> None:
+    machine = lab.machine()
+    machine.overlay.uninstall("onnxruntime-gpu")
+    (tmp_path / "onnxruntime" / "models").mkdir(parents=True)
+    result = machine.run(argv=["-m", "ortgpu", "doctor"], cwd=tmp_path)
+    assert result.stdout.startswith("OnnxRuntimeNotInstalledError: ")
+    assert f"ONNX Runtime  nothing to import in {tmp_path}/onnxruntime\n" in result.stdout
+
+
 def test_missing_libraries_are_all_named(lab: Lab) -> None:
     machine = lab.machine(**EVERYTHING)
     machine.overlay.remove("nvidia/*/lib/libcurand.so.10", f"nvidia/*/lib/{soname('libcudart')}")

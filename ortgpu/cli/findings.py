@@ -61,6 +61,8 @@ def _onnxruntime(environment: Environment) -> Iterator[str]:
     installed = environment.packages.onnxruntime
     if installed.folder is None:
         yield "not installed"
+    elif not installed.importable:
+        yield f"nothing to import in {installed.folder}"
     else:
         name = " ".join(filter(None, (installed.build_name, installed.build_version))) or "of unknown build"
         cuda = f"for CUDA {environment.cuda_major}" if environment.cuda_major else "without a known CUDA provider"

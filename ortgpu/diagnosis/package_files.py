@@ -6,7 +6,7 @@ import os
 import re
 
 from ..environment.elf import wrong_machine
-from ..environment.packages import Distribution
+from ..environment.packages import Distribution, OnnxRuntime
 from ..errors import BrokenPackageError, Fix, GPUError, ProviderFallbackError
 from ..providers import CUDA
 from . import remedies
@@ -23,7 +23,7 @@ def broken_files(facts: Facts) -> GPUError | None:
     if installed.folder is None and not installed.owners:
         return None
     if not installed.importable:
-        return _leftover(facts)
+        return None if is_of_somebody_else(installed) else _leftover(facts)
     if len(installed.owners) != 1:
         return None
     owner = installed.owners[0]
@@ -55,6 +55,15 @@ def _same_again(facts: Facts, owner: Distribution) -> Fix:
     if "==" not in wanted:  # what somebody built, or a nightly build: no index that is known here has it
         return remedies.reinstall_onnxruntime(facts.environment)
     return remedies.install(facts.environment, [wanted], again=True, instead_of=owner.location)
+
+
+def is_of_somebody_else(installed: OnnxRuntime) -> bool:
+    """A folder that happens to have this name: of models, or a clone of the project. An installed package hides it."""
+    return not (installed.importable or installed.owners or installed.imported_as or is_for_packages(installed.home))
+
+
+def is_for_packages(folder: str) -> bool:
+    return os.path.basename(folder) in ("site-packages", "dist-packages")
 
 
 def _leftover(facts: Facts) -> GPUError:

@@ -20,7 +20,7 @@ from ..errors import (
 from ..providers import CUDA
 from . import locked, remedies
 from .facts import Facts
-from .package_files import did_its_work, is_vital
+from .package_files import did_its_work, is_for_packages, is_of_somebody_else, is_vital
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
 _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
@@ -50,11 +50,13 @@ def platform_unsupported(facts: Facts) -> GPUError | None:
 
 def not_installed(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
-    if installed.folder is not None or installed.owners:
+    if (installed.folder is not None and not is_of_somebody_else(installed)) or installed.owners:
         return None
     # On record, and its folder deleted: an installer would believe that there is nothing to do.
     ghosts = [owner for owner in installed.elsewhere if any("__init__.py" in name for name in owner.missing_files)]
     evidence = [f"no folder onnxruntime on the search path of {facts.environment.host.executable}"]
+    if installed.folder is not None:
+        evidence = [f"{installed.folder} is no package: it has no file __init__.py, and is nobody's on record"]
     evidence += [f"on record without its files: {owner.name} {owner.version} in {owner.location}" for owner in ghosts]
     fixes = _first_install(facts)
     if ghosts and fixes[0].executable:
@@ -272,7 +274,7 @@ def _replace_build(facts: Facts) -> list[Fix]:
     packages = facts.environment.packages
     gpu = any(_is_for_cuda(other.name) for other in installed.elsewhere)
     shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
-    of_python = os.path.basename(home) in ("site-packages", "dist-packages")
+    of_python = is_for_packages(home)
     off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
     bundled = facts.environment.host.frozen and off is None  # a pex has a folder for each of its packages
     if shared or bundled or (of_python and (not gpu or installer.owns(home))):  # off the path, it would take others too

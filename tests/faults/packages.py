@@ -50,6 +50,12 @@ def cpu_twin_gone_again(lab: Lab, overlay: Overlay) -> None:
     overlay.add_wheel(lab.wheels.cpu_twin).uninstall("onnxruntime")
 
 
+def folder_of_that_name(_lab: Lab, overlay: Overlay) -> None:
+    """What its owner wants to keep: a clone of the project has no file __init__.py at its top."""
+    overlay.uninstall("onnxruntime-gpu")
+    (overlay.root / "project" / "onnxruntime" / "cmake").mkdir(parents=True)
+
+
 def gpu_twin_gone_again(lab: Lab, overlay: Overlay) -> None:
     overlay.add_wheel(lab.wheels.cpu_twin).uninstall("onnxruntime-gpu")
 
@@ -144,6 +150,28 @@ CASES = in_group(
             "OnnxRuntimeNotInstalledError",
             ("not installed", "install", "onnxruntime-gpu"),
             lambda _lab, overlay: overlay.uninstall("onnxruntime-gpu"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "folder-of-that-name-in-the-working-directory",  # of models, or a clone of the project
+            "OnnxRuntimeNotInstalledError",
+            ("not installed", "work/onnxruntime", "no file __init__.py", "install", "onnxruntime-gpu"),
+            lambda _lab, overlay: overlay.uninstall("onnxruntime-gpu"),
+            prelude="import os; os.makedirs('onnxruntime/models')",
+            silent_about=("rm -rf", "off the search path", "--force-reinstall"),
+            cpu=False,
+            plain="raised",
+            after=MENDED,
+        ),
+        Case(
+            "folder-of-that-name-on-pythonpath",
+            "OnnxRuntimeNotInstalledError",
+            ("not installed", "project/onnxruntime", "no file __init__.py", "install", "onnxruntime-gpu"),
+            folder_of_that_name,
+            env={"PYTHONPATH": "{overlay}/project"},
+            silent_about=("rm -rf", "unset PYTHONPATH", "--force-reinstall"),
             cpu=False,
             plain="raised",
             after=MENDED,
