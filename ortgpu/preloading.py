@@ -99,6 +99,13 @@ class PreloadReport:
         toolkit = (lib for lib in self.libraries if not stem_of(lib.soname).startswith("libcudnn"))
         return tuple(dict.fromkeys(library.root for library in toolkit))
 
+    @property
+    def cudnn(self) -> tuple[LoadedLibrary, int] | None:
+        """The loaded cuDNN, and the CUDA that it was built for; None: there is none, or it does not say."""
+        loaded = (library for library in self.libraries if stem_of(library.soname) == "libcudnn")
+        library = next(loaded, None)
+        return (library, self.cudnn_cuda_major) if library is not None and self.cudnn_cuda_major else None
+
     def path_of(self, stem: str, *, linked: bool = False) -> str | None:
         """Path of a loaded library by the stem of its name: ``libcudnn``, on every system. ``linked``: if the provider
         links it, and has no other built in."""

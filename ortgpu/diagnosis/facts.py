@@ -9,7 +9,7 @@ from ..devices import DeviceRequest
 from ..environment.cuda import CudaState
 from ..environment.inspection import Environment
 from ..models import ModelFacts
-from ..preloading import MissingLibrary, PreloadReport
+from ..preloading import LoadedLibrary, MissingLibrary, PreloadReport
 from .probe_result import ProbeResult, ProbeStep
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ class Observed:
     @property
     def crashed(self) -> bool:
         return self.probe is not None and self.probe.crashed
+
+    @property
+    def cudnn(self) -> tuple[LoadedLibrary, int] | None:
+        """The cuDNN that was loaded, by this process or by that of the probe, and the CUDA that it was built for."""
+        seen = self.preload or self.probe
+        return seen.cudnn if seen is not None else None
 
     def step(self, name: str) -> ProbeStep | None:
         """What came of one step of the probe; None: it was not tried, or not finished."""

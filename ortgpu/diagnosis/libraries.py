@@ -19,7 +19,7 @@ from ..errors import (
     manual,
     shell,
 )
-from ..preloading import MissingLibrary
+from ..preloading import LoadedLibrary, MissingLibrary
 from . import loader_words, remedies, system_remedies
 from .facts import Facts
 from .library_symbols import newer_c_library, of_another_version, older_c_library
@@ -258,32 +258,37 @@ def _where_needed(facts: Facts) -> str:
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     """One SONAME, two builds: libcudnn.so.9 exists for CUDA 12 and for CUDA 13, and the first one loaded is used."""
-    report = facts.observed.preload
-    if report is None or report.provider is None or report.cudnn_cuda_major in (None, report.provider.cuda_major):
+    cudnn, provider, major = facts.observed.cudnn, facts.environment.provider, facts.environment.cuda_major
+    if cudnn is None or provider is None or major in (None, cudnn[1]):
         return None
-    major = report.provider.cuda_major
-    loaded = next((lib for lib in report.libraries if stem_of(lib.soname) == "libcudnn"), None)
-    if loaded is None or major is None:
-        return None
-    needed = (
-        any(stem_of(name).startswith("libcudnn") for name in report.provider.needed) or facts.request.cudnn_operators
-    )
-    wrong, right = f"nvidia-cudnn-cu{report.cudnn_cuda_major}", remedies.wheel_of(loaded.soname, major)
-    fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
-    if (
-        not facts.environment.host.frozen
-        and any(wheel.name == wrong for wheel in facts.environment.packages.nvidia)
-        and right
-    ):
-        command = f"{facts.environment.installer.uninstall} {wrong}"
-        fixes.insert(0, shell(f"{command} && {remedies.install(facts.environment, [right], again=True)}"))
+    loaded, built_for = cudnn
+    needed = any(stem_of(name).startswith("libcudnn") for name in provider.needed) or facts.request.cudnn_operators
     return LibraryConflictError(
-        f"{loaded.soname} in this process is built for CUDA {report.cudnn_cuda_major}, ONNX Runtime for CUDA {major}",
+        f"{loaded.soname} in this process is built for CUDA {built_for}, ONNX Runtime for CUDA {major}",
         evidence=[f"{loaded.path} ({loaded.source})"],
-        fixes=fixes,
+        fixes=_ways_to_the_right_cudnn(facts, loaded, built_for),
         severity="fatal" if needed else "warning",
         libraries=(loaded.path,),
     )
+
+
+# Where NVIDIA's wheels do not come first: what is loaded already stays, and a caller's own folder was asked for.
+_BEFORE_WHEELS = ("already loaded", "directory", "nvidia wheels")
+
+
+def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int) -> list[Fix]:
+    environment = facts.environment
+    major = environment.cuda_major
+    fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
+    wrong, right = f"nvidia-cudnn-cu{built_for}", remedies.wheel_of(loaded.soname, major)
+    if right is None or environment.host.frozen:
+        return fixes
+    if any(wheel.name == wrong for wheel in environment.packages.nvidia):
+        command = f"{environment.installer.uninstall} {wrong}"
+        return [shell(f"{command} && {remedies.install(environment, [right], again=True)}"), *fixes]
+    if loaded.source not in _BEFORE_WHEELS:
+        return [remedies.install_libraries(environment, [right])]
+    return fixes
 
 
 def cudnn_mixed(facts: Facts) -> GPUError | None:

@@ -100,6 +100,7 @@ def _libraries() -> Outcome:
             "missing": missing,
             "not_loaded": [asdict(library) for library in report.missing],
             "cudnn_mixed": report.cudnn_mixed,
+            "cudnn": None if report.cudnn is None else (asdict(report.cudnn[0]), report.cudnn[1]),
         },
     )
 

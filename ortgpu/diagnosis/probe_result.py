@@ -8,7 +8,7 @@ from typing import Any
 from ..environment.cuda import CudaDevice, CudaState
 from ..environment.driver import LIBCUDA, Asked
 from ..environment.libraries import Candidate
-from ..preloading import MissingLibrary
+from ..preloading import LoadedLibrary, MissingLibrary
 
 NVML = "NVML"  # what ``ProbeResult.opening`` says of it: nvidia-ml-py knows where the library lies
 
@@ -53,6 +53,13 @@ class ProbeResult:
             MissingLibrary(**{**entry, "rejected": tuple(Candidate(**each) for each in entry["rejected"])})
             for entry in step.data["not_loaded"]
         )
+
+    @property
+    def cudnn(self) -> tuple[LoadedLibrary, int] | None:
+        """As in PreloadReport, of the child."""
+        step = self.step("libraries")
+        found = step.data.get("cudnn") if step is not None else None
+        return (LoadedLibrary(**found[0]), found[1]) if found is not None else None
 
     @property
     def crashed(self) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import zipfile
+from typing import Literal
 
 from tests.faults.case import H200, MENDED, NEEDED_BY_CONV, Break, Case, in_group, library, own_path, with_gpus
 from tests.faults.driver import STUB_REFUSED, V100
@@ -15,6 +18,8 @@ from tests.lab.installed import CUDA, LINKED, soname
 LAST_OF_CUDA_12 = "1.26.0"
 FIRST_OF_CUDA_13 = "1.27.0"
 FOR_CUDA_13 = (1, 27)
+
+ASKED: tuple[Literal["session", "probe"], ...] = ("session", "probe")
 
 
 def other_cudnn(lab: Lab, overlay: Overlay) -> None:
@@ -102,6 +107,16 @@ def cudnn_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
         b"nvidia_cudnn_cu12-9.10.2.21.dist-info/METADATA,,\nnvidia_cudnn_cu12-9.10.2.21.dist-info/INSTALLER,,\n"
         b"nvidia_cudnn_cu12-9.10.2.21.dist-info/RECORD,,\n",
     )
+
+
+def cudnn_for_cuda_12_of_the_system(lab: Lab, overlay: Overlay) -> None:
+    """A cuDNN that came with the CUDA 12 of an image, and none among the wheels."""
+    folder = overlay.root / "system"
+    shutil.copytree(overlay.site / "nvidia" / "cudnn" / "lib", folder, copy_function=os.link)
+    for name, functions in {"libcudnn.so.9": {"cudnnGetCudartVersion": 12080}, "libcudnn_graph.so.9": {}}.items():
+        (folder / name).unlink()
+        shutil.copy(lab.stubs.library(name, functions), folder / name)
+    overlay.remove("nvidia/cudnn", "nvidia_cudnn_cu*.dist-info")
 
 
 def torch_for_cuda_12(lab: Lab, overlay: Overlay) -> None:
@@ -290,6 +305,23 @@ CASES = in_group(
             after=MENDED,
             needs=("driver", "host"),
             since=FOR_CUDA_13,
+        ),
+        *(
+            Case(
+                f"cudnn-for-cuda-12-of-the-system-in-a-{ask}",
+                MENDED,
+                ("library-conflict", "libcudnn.so.9", "built for CUDA 12", "ONNX Runtime for CUDA 13"),
+                cudnn_for_cuda_12_of_the_system,
+                model="conv",
+                ask=ask,
+                env={"LD_LIBRARY_PATH": "{overlay}/system"},
+                others=("LibraryConflictError",),
+                advice_of="LibraryConflictError",
+                after=MENDED,
+                needs=("driver", "host"),
+                since=FOR_CUDA_13,
+            )
+            for ask in ASKED
         ),
         Case(
             "torch-for-cuda-12",
