@@ -43,16 +43,20 @@ def broken_files(facts: Facts) -> GPUError | None:
         if works
         else f"the installed {owner.name} is damaged: {len(damaged)} of its files are missing or altered",
         evidence=evidence,
-        fixes=[_same_again(facts, owner)],
+        fixes=[_same_again(facts, owner, damaged)],
         severity="warning" if works else "fatal",
         package=owner.name,
         files=damaged,
     )
 
 
-def _same_again(facts: Facts, owner: Distribution) -> Fix:
+def _same_again(facts: Facts, owner: Distribution, damaged: tuple[str, ...]) -> Fix:
     wanted = remedies.published(owner.name, owner.version)
-    if "==" not in wanted:  # what somebody built, or a nightly build: no index that is known here has it
+    provider = facts.environment.packages.onnxruntime.provider_library
+    has_cuda = provider is not None or any("providers_cuda" in name for name in damaged)
+    # What a distribution or anybody else built, or a nightly build: no index that is known here has it. Under the name
+    # onnxruntime they have one without CUDA.
+    if "==" not in wanted or (has_cuda and owner.name == "onnxruntime"):
         return remedies.reinstall_onnxruntime(facts.environment)
     return remedies.install(facts.environment, [wanted], again=True, instead_of=owner.location)
 

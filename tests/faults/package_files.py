@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
-from tests.faults.case import AARCH64, AS_A_USER, MENDED, Case, in_group, own_path, removing, truncating, unreadable
+from tests.faults.case import (
+    AARCH64,
+    AS_A_USER,
+    MENDED,
+    Case,
+    edit,
+    in_group,
+    own_path,
+    removing,
+    truncating,
+    unreadable,
+)
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 
@@ -31,6 +43,16 @@ def numpy_for_newer_processors(_lab: Lab, overlay: Overlay) -> None:
 def release_before_numpy_2(lab: Lab, overlay: Overlay) -> None:
     """Installed with --no-deps: its metadata would have kept NumPy below 2."""
     overlay.uninstall("onnxruntime-gpu").add_wheel(lab.wheels.get("onnxruntime-gpu", "1.18.1"))
+
+
+def cuda_build_of_another_name(_lab: Lab, overlay: Overlay) -> None:
+    """As distributions build it: with CUDA, and called onnxruntime, which in the package index is the CPU's."""
+    named = own_path(overlay, "onnxruntime_gpu-*.dist-info")
+    other = named.replace("onnxruntime_gpu-", "onnxruntime-")
+    overlay.take_apart(named).rename(named, other)
+    edit(overlay, f"{other}/METADATA", rb"(?m)^Name: onnxruntime-gpu$", "Name: onnxruntime")
+    edit(overlay, f"{other}/RECORD", re.escape(named).encode(), other)
+    overlay.remove(CUDA_PROVIDER)
 
 
 def extension_of_another_python(_lab: Lab, overlay: Overlay) -> None:
@@ -72,6 +94,13 @@ CASES = in_group(
             ("libonnxruntime_providers_cuda.so", "onnxruntime-gpu"),
             removing(CUDA_PROVIDER),
             rows=("B23",),
+            after=MENDED,
+        ),
+        Case(
+            "provider-file-missing-in-a-cuda-build-of-another-name",
+            "BrokenPackageError",
+            ("the installed onnxruntime is damaged", "libonnxruntime_providers_cuda.so", "install 'onnxruntime-gpu"),
+            cuda_build_of_another_name,
             after=MENDED,
         ),
         Case(
