@@ -277,7 +277,8 @@ def _replace_build(facts: Facts) -> list[Fix]:
     of_python = is_for_packages(home)
     off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
     bundled = facts.environment.host.frozen and off is None  # a pex has a folder for each of its packages
-    if shared or bundled or (of_python and (not gpu or installer.owns(home))):  # off the path, it would take others too
+    mended = not gpu or installer.owns(home) or installer.hides(home)
+    if shared or bundled or (of_python and mended):  # off the path, it would take others too
         return [remedies.reinstall_onnxruntime(facts.environment)]
     # A folder that somebody put on the search path: what is behind it is taken once it is off.
     first = [] if gpu else _first_install(facts)

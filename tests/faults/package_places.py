@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 
 from tests.faults.advice import own
 from tests.faults.case import MENDED, Break, Case, in_group, removing
@@ -34,6 +35,20 @@ def in_another_folder(*breaks: Break, behind: bool = False) -> Break:
     return break_there
 
 
+def cpu_package_of_the_user(lab: Lab, overlay: Overlay) -> None:
+    """A virtual environment that shares the packages of its interpreter, and with them those of the user, which come
+    first: `pip install --user` brought the CPU package, and the GPU package is the machine's."""
+    settings = overlay.root / "pyvenv.cfg"
+    shared = settings.read_text(encoding="utf-8").replace("site-packages = false", "site-packages = true")
+    settings.write_text(shared, encoding="utf-8")
+    in_another_folder()(lab, overlay)
+    other = overlay.root.parent / OTHER_FOLDER
+    users = other / "user" / overlay.site.relative_to(overlay.root)  # lib/python3.11/site-packages
+    with zipfile.ZipFile(lab.wheels.cpu_twin) as archive:
+        archive.extractall(users)
+    (users / "onnxruntime_elsewhere.pth").write_text(f"{other}\n", encoding="utf-8")
+
+
 CASES = in_group(
     "A",
     [
@@ -62,6 +77,16 @@ CASES = in_group(
             ("the GPU build lost", "--force-reinstall --no-deps onnxruntime-gpu=="),
             in_another_folder(cpu_over_gpu, behind=True),
             silent_about=("uninstall -y", "rm -rf"),
+            plain="warned",
+            after=MENDED,
+        ),
+        Case(
+            "cpu-package-of-the-user-before-the-gpu-package",
+            "CPUOnlyPackageError",
+            ("without CUDA", "user/lib", "shadowed by it: onnxruntime-gpu", "--force-reinstall --no-deps"),
+            cpu_package_of_the_user,
+            env={"PYTHONUSERBASE": f"{{overlay}}/../{OTHER_FOLDER}/user"},
+            silent_about=("off the search path", "uninstall -y"),
             plain="warned",
             after=MENDED,
         ),
