@@ -123,6 +123,15 @@ def test_a_folder_of_that_name_is_no_onnxruntime(lab: Lab, tmp_path: Path) -> No
     assert f"ONNX Runtime  nothing to import in {tmp_path}/onnxruntime\n" in result.stdout
 
 
+def test_a_probe_that_cannot_be_started_says_why(lab: Lab) -> None:
+    machine = lab.machine(cuda=Cuda(devices=(H200,)), nvml=NVML(gpus=(H200,)))
+    code = "import sys; sys.frozen = True; from ortgpu.__main__ import main; sys.exit(main(['doctor']))"
+    result = machine.run(code)
+    assert result.returncode == 1
+    first = result.stdout.partition("\n")[0]
+    assert first.startswith("No check finds a fault, and the probe failed all the same: start, this program is frozen")
+
+
 def test_missing_libraries_are_all_named(lab: Lab) -> None:
     machine = lab.machine(**EVERYTHING)
     machine.overlay.remove("nvidia/*/lib/libcurand.so.10", f"nvidia/*/lib/{soname('libcudart')}")

@@ -167,6 +167,13 @@ class Report:
         failed = next((step.name for step in probe.steps if not step.ok), None)
         return failed or (None if probe.completed else probe.died_in)
 
+    def _words_of_failure(self) -> str:
+        """Of the step that failed, or of the child that could not be started; in one line."""
+        probe = self.diagnosis.probe
+        step = probe.step(self.failed_step or "") if probe is not None else None
+        said = step.detail if step is not None else probe.output if probe is not None else ""
+        return next(iter(said.strip().splitlines()), "")
+
     def as_dict(self) -> dict[str, Any]:
         diagnosis = self.diagnosis.as_dict()
         return {
@@ -211,7 +218,8 @@ class Report:
     def _show_verdict(self, console: Console) -> None:
         what = self.model or "a session"
         if self.failed_step is not None:
-            text = f"No check finds a fault, and the probe failed all the same: {self.failed_step}"
+            where = ", ".join(filter(None, (self.failed_step, self._words_of_failure())))
+            text = f"No check finds a fault, and the probe failed all the same: {where}"
             output.line(console, text, style="bold red")
         elif self.diagnosis.probe is None:
             output.line(
