@@ -20,7 +20,7 @@ from ortgpu.environment.permissions import RefusedPath
 from ortgpu.environment.wheel import Architecture
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
-from tests.diagnosis_cases import CASES, OLD_GPU, Case
+from tests.diagnosis_cases import CASES, OLD_DRIVER, OLD_GPU, Case
 from tests.made_facts import (
     AVAILABLE,
     CPU_ENGINE,
@@ -290,6 +290,15 @@ def test_a_file_that_the_import_does_without_may_be_unreadable() -> None:
         ((without("libcurand.so.10"), without("libcufft.so.12")), ["LibraryNotFoundError", "LibraryNotFoundError"]),
         ((part("driver", cuda_version=(12, 8)), cuda_failed(999)), ["DriverTooOldError"]),
         ((part("driver", cuda_version=(12, 8)), gpus((6, 1))), ["UnsupportedDeviceError", "DriverTooOldError"]),
+        # Mended by another release, which needs other libraries
+        ((OLD_DRIVER, NO_LIBRARIES), ["DriverTooOldError"]),
+        ((OLD_DRIVER, without(CUDNN_13)), ["DriverTooOldError"]),
+        ((gpus((6, 1)), NO_LIBRARIES), ["UnsupportedDeviceError"]),
+        ((OLD_DRIVER, observed(import_error="ImportError: libgcc_s.so.1: cannot open shared object file")),
+            ["LibraryNotFoundError", "DriverTooOldError"],),
+        # And by none
+        ((OLD_DRIVER, part("host", python=(3, 15, 0)), NO_LIBRARIES), ["LibraryNotFoundError", "DriverTooOldError"]),
+        ((part("driver", cuda_version=(12, 8)), NO_LIBRARIES), ["LibraryNotFoundError", "DriverTooOldError"]),
         ((NO_DRIVER, nvml(available=True, gpus=())), ["DriverNotFoundError"]),
         ((NO_DRIVER, variables(CUDA_VISIBLE_DEVICES="")), ["DriverNotFoundError", "NoDeviceError"]),
         *(

@@ -13,8 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..environment.catalogue import spec_for
 from ..environment.inspection import Environment, as_plain, inspect_environment
-from ..errors import BrokenPackageError, GPUError, NoDeviceError, UnsupportedPlatformError
+from ..errors import (
+    BrokenPackageError,
+    DriverTooOldError,
+    GPUError,
+    LibraryNotFoundError,
+    LibraryVersionError,
+    NoDeviceError,
+    UnsupportedDeviceError,
+    UnsupportedPlatformError,
+)
 from ..models import ModelFacts, collective_operators, read_model
 from ..placement import cudnn_operators, cufft_operators
 from . import (
@@ -32,6 +42,7 @@ from . import (
     packages,
     permissions,
     provider_file,
+    remedies,
     this_process,
     windows,
 )
@@ -108,7 +119,8 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
     """Everything that is wrong. Pure and deterministic.
 
     Fatal root causes come first, in the order of the checks; then what they explain, with ``consequence_of`` set; then
-    warnings.
+    warnings. What another release of ONNX Runtime mends explains the libraries that are missing for this one: the other
+    brings its own.
     """
     found: list[GPUError] = []
     for check in CHECKS if facts.training is None else _checks_of_training():
@@ -117,8 +129,12 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
             found.append(error)
     if facts.environment.host.system == "Windows":
         advise_for_windows(found)
+    other_release = next(filter(_asks_for_another_release, found), None)
+    if other_release is not None:
+        for error in filter(_is_of_missing_libraries, found):
+            error.consequence_of = other_release.code
     roots: list[GPUError] = []
-    for error in (each for each in found if each.severity == "fatal"):
+    for error in (each for each in found if each.severity == "fatal" and each.consequence_of is None):
         cause = next((root for root in roots if _explains(root, error, facts)), None)
         if cause is None:
             roots.append(error)
@@ -131,6 +147,18 @@ def _checks_of_training() -> tuple[Check, ...]:
     from . import training  # only where it is asked for: a session that failed shall be explained soon
 
     return training.CHECKS
+
+
+def _asks_for_another_release(error: GPUError) -> bool:
+    wrong_release = isinstance(error, (DriverTooOldError, UnsupportedDeviceError))
+    return wrong_release and error.severity == "fatal" and remedies.replace_onnxruntime(error.fixes)
+
+
+def _is_of_missing_libraries(error: GPUError) -> bool:
+    if not isinstance(error, (LibraryNotFoundError, LibraryVersionError)):
+        return False
+    sonames = error.missing if isinstance(error, LibraryNotFoundError) else error.needed
+    return bool(sonames) and all(map(spec_for, sonames))
 
 
 def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:

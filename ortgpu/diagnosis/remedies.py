@@ -172,6 +172,11 @@ def other_release(environment: Environment, release: Release) -> Fix:
     return install(environment, [release.requirement, *fitting(environment, wheels)])
 
 
+def replace_onnxruntime(fixes: Iterable[Fix]) -> bool:
+    """Whether one of them installs another release, and with it the libraries that it needs."""
+    return any("onnxruntime-gpu" in str(fix) and "nvidia-" in str(fix) for fix in fixes)
+
+
 # The first GPUs that cuDNN 9.11 and newer hold code for; 9.10 has it from 5.0 on. Read from both: see wheel.py
 _OF_NEWER_CUDNN = (7, 5)
 

@@ -10,9 +10,10 @@ from typing import Literal
 from tests.faults.case import H200, MENDED, NEEDED_BY_CONV, Break, Case, in_group, library, own_path, with_gpus
 from tests.faults.driver import STUB_REFUSED, V100
 from tests.faults.package_files import CUDA_PROVIDER
-from tests.lab import Cuda, Overlay
+from tests.lab import NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
 from tests.lab.installed import CUDA, LINKED, soname
+from tests.releases import TOO_OLD
 
 # The releases whose needs differ from those of the package under test: the last for CUDA 12, the first for CUDA 13.
 LAST_OF_CUDA_12 = "1.26.0"
@@ -196,6 +197,21 @@ CASES = in_group(
             rows=("A07",),
             plain="printed logged",
             after=MENDED,
+            since=FOR_CUDA_13,
+        ),
+        Case(
+            "cuda-12-wheels-and-driver-for-a-cuda-13-build",  # its libraries would be of no use with this driver
+            "DriverTooOldError",
+            ("12.8", "CUDA 13", "'onnxruntime-gpu>=1.20,<1.27'", "This explains: library-not-found"),
+            wheels_of_cuda_12,
+            rows=("A07",),
+            cuda=Cuda(version=TOO_OLD[13][0], devices=(H200,)),
+            nvml=NVML(gpus=(H200,), driver=TOO_OLD[13][1], cuda=TOO_OLD[13][0]),
+            others=("LibraryNotFoundError",),
+            silent_about=("Also found",),
+            plain="printed logged",
+            after=STUB_REFUSED,
+            needs=("driver",),
             since=FOR_CUDA_13,
         ),
         Case(
