@@ -279,6 +279,9 @@ def test_a_file_that_the_import_does_without_may_be_unreadable() -> None:
 # Several changes
 
 
+OF_AMD = all_of(NO_DRIVER, part("host", display_vendors=frozenset({0x1002})))
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -296,9 +299,19 @@ def test_a_file_that_the_import_does_without_may_be_unreadable() -> None:
         ((gpus((6, 1)), NO_LIBRARIES), ["UnsupportedDeviceError"]),
         ((OLD_DRIVER, observed(import_error="ImportError: libgcc_s.so.1: cannot open shared object file")),
             ["LibraryNotFoundError", "DriverTooOldError"],),
+        ((all_of(NO_DRIVER, nvml(driver_version="570.86.15", cuda_version=(12, 8), available=True)), NO_LIBRARIES),
+            ["LibraryNotFoundError", "DriverNotFoundError"],),
         # And by none
         ((OLD_DRIVER, part("host", python=(3, 15, 0)), NO_LIBRARIES), ["LibraryNotFoundError", "DriverTooOldError"]),
         ((part("driver", cuda_version=(12, 8)), NO_LIBRARIES), ["LibraryNotFoundError", "DriverTooOldError"]),
+        # Nothing that is installed would help
+        *(
+            ((OF_AMD, change), ["DriverNotFoundError"])
+            for change in (NO_LIBRARIES, without(CUDNN_13), CPU_ENGINE_THERE)
+        ),
+        ((OF_AMD, NO_ENGINE), ["OnnxRuntimeNotInstalledError", "DriverNotFoundError"]),  # which allow_cpu needs too
+        ((OF_AMD, observed(import_error="ImportError: libgcc_s.so.1: cannot open shared object file")),
+            ["LibraryNotFoundError", "DriverNotFoundError"],),
         ((NO_DRIVER, nvml(available=True, gpus=())), ["DriverNotFoundError"]),
         ((NO_DRIVER, variables(CUDA_VISIBLE_DEVICES="")), ["DriverNotFoundError", "NoDeviceError"]),
         *(

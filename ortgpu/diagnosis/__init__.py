@@ -17,6 +17,8 @@ from ..environment.catalogue import spec_for
 from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..errors import (
     BrokenPackageError,
+    CPUOnlyPackageError,
+    DriverNotFoundError,
     DriverTooOldError,
     GPUError,
     LibraryNotFoundError,
@@ -119,8 +121,8 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
     """Everything that is wrong. Pure and deterministic.
 
     Fatal root causes come first, in the order of the checks; then what they explain, with ``consequence_of`` set; then
-    warnings. What another release of ONNX Runtime mends explains the libraries that are missing for this one: the other
-    brings its own.
+    warnings. What is to be installed is no cause where it would not help: on a machine without a GPU of NVIDIA, or
+    where it takes another release of ONNX Runtime, which brings its own libraries.
     """
     found: list[GPUError] = []
     for check in CHECKS if facts.training is None else _checks_of_training():
@@ -129,17 +131,19 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
             found.append(error)
     if facts.environment.host.system == "Windows":
         advise_for_windows(found)
-    other_release = next(filter(_asks_for_another_release, found), None)
-    if other_release is not None:
-        for error in filter(_is_of_missing_libraries, found):
-            error.consequence_of = other_release.code
     roots: list[GPUError] = []
-    for error in (each for each in found if each.severity == "fatal" and each.consequence_of is None):
+    for error in (each for each in found if each.severity == "fatal"):
         cause = next((root for root in roots if _explains(root, error, facts)), None)
         if cause is None:
             roots.append(error)
         else:
             error.consequence_of = cause.code
+    for root in roots:
+        moot = [error for error in found if _is_moot(error, root)]
+        codes = {error.code for error in moot}
+        for error in found:
+            if error in moot or error.consequence_of in codes:
+                error.consequence_of = root.code
     return tuple(sorted(found, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
 
 
@@ -149,9 +153,15 @@ def _checks_of_training() -> tuple[Check, ...]:
     return training.CHECKS
 
 
-def _asks_for_another_release(error: GPUError) -> bool:
-    wrong_release = isinstance(error, (DriverTooOldError, UnsupportedDeviceError))
-    return wrong_release and error.severity == "fatal" and remedies.replace_onnxruntime(error.fixes)
+def _is_moot(error: GPUError, root: GPUError) -> bool:
+    """Whether mending it is of no use before the root is mended, nor after."""
+    other_hardware = isinstance(root, DriverNotFoundError) and all(fix.needs == "hardware" for fix in root.fixes)
+    if isinstance(error, CPUOnlyPackageError):
+        return other_hardware
+    other_release = isinstance(root, (DriverTooOldError, UnsupportedDeviceError)) and remedies.replace_onnxruntime(
+        root.fixes
+    )
+    return (other_hardware or other_release) and _is_of_missing_libraries(error)
 
 
 def _is_of_missing_libraries(error: GPUError) -> bool:
