@@ -16,6 +16,7 @@ from ortgpu.environment.libraries import Candidate
 from ortgpu.environment.managers import Manager
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.permissions import RefusedPath
+from ortgpu.environment.variables import Variables
 from ortgpu.environment.wheel import Architecture
 from ortgpu.models import ModelFacts
 from ortgpu.preloading import MissingLibrary
@@ -254,6 +255,18 @@ CASES = [
         "UnsupportedDeviceError", "NVIDIA's build of ONNX Runtime for this Jetson's JetPack"),
     Case("every GPU hidden", variables(CUDA_VISIBLE_DEVICES=""), "NoDeviceError", "unset CUDA_VISIBLE_DEVICES"),
     Case("every GPU hidden by -1", variables(CUDA_VISIBLE_DEVICES="-1"), "NoDeviceError", "hides every GPU"),
+    *(
+        Case(f"every GPU hidden {when}", environment(variables=Variables({"CUDA_VISIBLE_DEVICES": "-1"}, at_start)),
+            "NoDeviceError", what)
+        for when, at_start, what in (
+            ("by the program", {}, "sets CUDA_VISIBLE_DEVICES itself: take that out of it"),
+            ("by the program, and another before", {"CUDA_VISIBLE_DEVICES": "0"}, "sets CUDA_VISIBLE_DEVICES itself"),
+            ("before the start, or not", None, "unset CUDA_VISIBLE_DEVICES"),
+        )
+    ),
+    Case("machine code that the program tells CUDA to pass over",
+        environment(variables=Variables({"CUDA_FORCE_PTX_JIT": "1"}, {})), "UnsupportedDeviceError",
+        "sets CUDA_FORCE_PTX_JIT itself"),
     Case("no GPU", nvml(gpus=()), "NoDeviceError", "NVML sees 0 GPU(s)"),
     Case("CUDA sees none", cuda_failed(100), "NoDeviceError", "cuInit returned 100"),
     Case("CUDA counts none", observed(cuda=CudaState(0, (), 1)), "NoDeviceError", "CUDA sees no GPU"),

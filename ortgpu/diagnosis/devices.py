@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 
 from .. import devices
 from ..environment.catalogue import CUDNN_CODE
@@ -75,7 +74,7 @@ def none_visible(facts: Facts) -> GPUError | None:
         ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
         fixes.append(manual(ask, needs="host"))
     elif value is not None:
-        fixes.append(shell("unset CUDA_VISIBLE_DEVICES"))
+        fixes.append(remedies.unset(environment, ["CUDA_VISIBLE_DEVICES"]))
     if hidden:
         hides = "CUDA_VISIBLE_DEVICES hides every GPU from this process"
         return NoDeviceError(hides, evidence=_seen(facts), fixes=fixes)
@@ -187,7 +186,7 @@ def unsupported(facts: Facts) -> GPUError | None:
     held = tuple(str(architecture) for architecture in provider.architectures or ())
     for name, capability in capabilities:
         if provider.coverage(capability) != "none":
-            return _passed_over(name, capability, held, variables)
+            return _passed_over(name, capability, held, facts.environment)
     name, capability = capabilities[0]
     installed = facts.environment.packages.onnxruntime
     build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
@@ -238,15 +237,16 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
 
 
 def _passed_over(
-    name: str | None, capability: tuple[int, int], held: tuple[str, ...], variables: Mapping[str, str]
+    name: str | None, capability: tuple[int, int], held: tuple[str, ...], environment: Environment
 ) -> UnsupportedDeviceError:
     """There is code for the GPU, and a variable keeps CUDA from it: releases from 1.29 on hold no PTX at all."""
+    variables = environment.variables.now
     guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
     evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
     return UnsupportedDeviceError(
         f"CUDA is told to pass over the code that the installed ONNX Runtime holds for {described(name, capability)}",
         evidence=[*evidence, f"held: {', '.join(held)}"],
-        fixes=[shell(f"unset {' '.join(guilty)}")],
+        fixes=[remedies.unset(environment, guilty)],
         device=name,
         compute_capability=capability,
         architectures=held,

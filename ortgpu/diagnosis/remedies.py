@@ -252,6 +252,16 @@ def _bundle(environment: Environment, requirements: list[str], without: Iterable
     )
 
 
+def unset(environment: Environment, names: Iterable[str]) -> Fix:
+    """Take variables away: in the shell, or from the program where it set them after its start."""
+    wanted, variables = list(names), environment.variables
+    if variables.at_start is not None:
+        own = [name for name in wanted if variables.at_start.get(name) != variables.now.get(name)]
+        if own:
+            return manual(f"this program, or a library in it, sets {' and '.join(own)} itself: take that out of it")
+    return shell(f"unset {' '.join(wanted)}")
+
+
 def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | None:
     """Take a folder out of a variable that holds a search path, or a file out of LD_PRELOAD, where spaces separate too;
     None where it is not in there."""

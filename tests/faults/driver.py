@@ -222,6 +222,16 @@ CASES = in_group(
             )
         ),
         Case(
+            "hidden-by-the-program-itself",  # to keep another library off the GPU, and this one with it
+            "NoDeviceError",
+            ("CUDA_VISIBLE_DEVICES hides", "'-1'", "sets CUDA_VISIBLE_DEVICES itself: take that out"),
+            prelude="import os; os.environ['CUDA_VISIBLE_DEVICES'] = '-1'",
+            silent_about=("unset",),
+            plain="printed",
+            needs=("",),
+            **with_gpus(H200),
+        ),
+        Case(
             "ordinal-too-high",
             "DeviceNotFoundError",
             ("3", "NVIDIA H200", H200.uuid),
