@@ -42,7 +42,8 @@ LANES = (
 RANKS = "test_distributed.py"
 TOGETHER = ("test_ray.py", "test_training_profile.py", "test_training.py", "test_guard.py")
 ALONE = ("test_devices.py", "test_pool.py")
-MEASURED_RANKS = "out_of_memory or of_its_own"
+# They measure how much of which GPU is free, and take several of them.
+MEASURED = {RANKS: "out_of_memory or of_its_own", "test_ray.py": "fills"}
 
 HOW_MUCH = ("ORTGPU_CYCLES", "ORTGPU_SOAK_SECONDS")  # variables that tests read: how many sessions, how long
 
@@ -94,17 +95,21 @@ class Runs:
 
     def together(self, gpus: GPUs) -> None:
         several = len(gpus.visible) > 1
-        ranks = _collected(f"tests/gpu/{RANKS}", "-k", f"not ({MEASURED_RANKS})") if several else []
+        ranks = _collected(f"tests/gpu/{RANKS}", *_but_measured(RANKS)) if several else []
         groups = min(len(ranks), GROUPS_OF_RANKS * (len(gpus.visible) // 2))
         with ThreadPoolExecutor(groups + len(TOGETHER) + 1) as pool:
             runs = [pool.submit(self.run, f"ranks-{group}", ranks[group::groups]) for group in range(groups)]
-            runs += [pool.submit(self.run, f"together-{file}", [f"tests/gpu/{file}"]) for file in TOGETHER]
+            runs += [
+                pool.submit(self.run, f"together-{file}", [f"tests/gpu/{file}", *_but_measured(file)])
+                for file in TOGETHER
+            ]
             runs.append(pool.submit(self.run, "elsewhere", ["tests", "--ignore=tests/gpu"]))
             for each in runs:
                 each.result()
 
     def alone(self) -> None:
-        self.run("alone-ranks", [f"tests/gpu/{RANKS}", "-k", MEASURED_RANKS])
+        for file, measured in MEASURED.items():
+            self.run(f"alone-of-{file}", [f"tests/gpu/{file}", "-k", measured])
         for file in ALONE:
             self.run(f"alone-{file}", [f"tests/gpu/{file}"])
         skipped = [test for test, found in outcomes(self._folder.glob("lane-*.xml")).items() if found.what == "skipped"]
@@ -130,6 +135,10 @@ def _outcome_of(case: ElementTree.Element) -> Outcome:
         if (part := case.find(kind)) is not None:
             return Outcome(what, part.get("message", "").partition("\n")[0])
     return Outcome("passed", "")
+
+
+def _but_measured(file: str) -> list[str]:
+    return ["-k", f"not ({MEASURED[file]})"] if file in MEASURED else []
 
 
 def _collected(*arguments: str) -> list[str]:

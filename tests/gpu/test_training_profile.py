@@ -18,6 +18,8 @@ from benchmarks.common import GPUs, child_environment, run_child
 
 pytestmark = pytest.mark.gpu(count=2)
 
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as containers run
+
 
 @pytest.fixture
 def two(gpus: GPUs) -> GPUs:
@@ -87,7 +89,7 @@ def test_nccl() -> None:
 
 @pytest.mark.usefixtures("two")
 def test_mpi_is_started(open_mpi: str) -> None:
-    found = document()
+    found = document(env=AS_ROOT)
     steps = {step["name"]: step for step in found["probe"]["steps"]}
     assert steps["mpi"]["ok"], steps["mpi"]
     assert "mpi-init" not in problems_of(found)
@@ -99,7 +101,7 @@ def test_mpi_is_started(open_mpi: str) -> None:
 @pytest.mark.usefixtures("two", "open_mpi")
 def test_mpi_that_cannot_start() -> None:
     """By a messaging layer that does not exist."""
-    error = problems_of(document(env={"OMPI_MCA_pml": "nonexistent"}))["mpi-init"]
+    error = problems_of(document(env={**AS_ROOT, "OMPI_MCA_pml": "nonexistent"}))["mpi-init"]
     assert error["type"] == "MPIInitError"
     assert "OMPI_MCA_pml" in error["fixes"][0]["text"]
 
