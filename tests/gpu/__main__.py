@@ -47,6 +47,7 @@ MEASURED = {RANKS: "out_of_memory or of_its_own", "test_ray.py": "fills"}
 
 HOW_MUCH = ("ORTGPU_CYCLES", "ORTGPU_SOAK_SECONDS")  # variables that tests read: how many sessions, how long
 
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
 DEADLINE = 900  # seconds of one run of pytest
 GROUPS_OF_RANKS = 4  # at a time, for each pair of GPUs
 _ORDER = ("skipped", "passed", "failed")  # of what came out more than once, the last counts
@@ -68,11 +69,10 @@ class Runs:
     def run(self, name: str, arguments: Iterable[str], env: Mapping[str, str] | None = None) -> None:
         results = self._folder / f"{name}.xml"
         results.unlink(missing_ok=True)
-        options = ("-q", "-rfE", "-p", "no:cacheprovider", "-m", "gpu", f"--junitxml={results}")
         with open(self._folder / f"{name}.log", "wb") as log:
             try:
                 subprocess.run(
-                    [sys.executable, "-m", "pytest", *options, *arguments],
+                    [*PYTEST, "-rfE", f"--junitxml={results}", *arguments],
                     cwd=ROOT, env={**self._env, **(env or {})}, stdout=log, stderr=log, timeout=DEADLINE, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
@@ -142,18 +142,7 @@ def _but_measured(file: str) -> list[str]:
 
 
 def _collected(*arguments: str) -> list[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--collect-only",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "gpu",
-        *arguments,
-    ]
+    command = [*PYTEST, "--collect-only", *arguments]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False).stdout
     return [line for line in listed.splitlines() if "::" in line]
 
