@@ -1,5 +1,5 @@
-"""Construct a session with what is chosen for its model here: the layout of images, whether cuDNN has a part in it, and
-how its weights are read."""
+"""Construct a session with what is chosen for its model here: the layout of images, whether cuDNN has a part in it, how
+many threads there are for the CPU, and how its weights are read."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import logging
 import os
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from .cpu_threads import COUNT, THREADS, needs_no_more, options_with_few_threads
 from .cudnn_handles import HANDLES, needs_none, options_without_handles
 from .layout import options_for_layout
-from .placement import recording
+from .model_questions import in_memory_if_small
+from .placement import Placement, read_placement, recording
 from .providers import CPU, CUDA, ProviderList
 from .signal_handlers import is_of_a_handler
 from .throughput import is_onnxruntimes
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ortgpu")
 
+Model: TypeAlias = str | bytes | os.PathLike[str]
+
+
+class Constructed(NamedTuple):
+    chosen: dict[str, tuple[str, str]]  # options beside those asked for, each with its value and the reason
+    placement: Placement
+
 
 def constructed_as_chosen(
     session: Any,
@@ -30,27 +39,61 @@ def constructed_as_chosen(
     given: ProviderList,
     asked: ProviderList,
     capability: tuple[int, int] | None,
-) -> dict[str, tuple[str, str]] | None:
-    """Provider options with which ``session`` is constructed now, beside those ``asked`` for, each with its value and
-    the reason. None: nothing can be chosen, or nothing opens so, whatever the reason is.
+) -> Constructed | None:
+    """``session`` is constructed now, with more options than ``asked`` for. None: nothing can be chosen, or nothing
+    opens so, whatever the reason is.
 
     ``given``: what the caller asked for. ``capability``: that of the GPU.
     """
-    chosen = _chosen_for(request, given, capability)
-    providers = asked.with_cuda_options({name: value for name, (value, _) in chosen.items()}).as_arguments()
-
-    def opens(model: Any, options: Any) -> bool:
-        opened = _opens(construct, model, options, providers, request)
-        return opened and (HANDLES not in chosen or needs_none(session))
-
-    weights = weights_in_place(request.model) if _takes_weights(construct, request, asked) else None
-    if weights is not None and opens(weights.structure, weights.options):
-        _name_model(session, request.model)
-        return chosen
-    weights = None  # and with them the mapping
-    if chosen and opens(request.model, recording(request.sess_options)):
-        return chosen
+    if not request.choose_options:
+        return None
+    model = in_memory_if_small(request.model)
+    chosen = _chosen_for(model, request, given, capability)
+    heavy = model if _takes_weights(construct, request, asked) else None
+    while chosen or heavy is not None:
+        if not _construct(session, construct, request, asked, chosen, heavy):
+            return None
+        placement = read_placement(session, without_options=request.sess_options is None)
+        unfit = [name for name, fits in _FITS.items() if name in chosen and not fits(placement)]
+        if not unfit:
+            return Constructed(chosen, placement)
+        chosen = {name: choice for name, choice in chosen.items() if name not in unfit}
     return None
+
+
+_FITS = {HANDLES: needs_none, THREADS: needs_no_more}
+
+
+def _construct(
+    session: Any,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    asked: ProviderList,
+    chosen: dict[str, tuple[str, str]],
+    heavy: Model | None,
+) -> bool:
+    """Whether it is constructed now; it is not where nothing would be gained. ``heavy``: the model, if it may be made
+    with its weights in place."""
+    of_provider = {name: value for name, (value, _) in chosen.items() if name != THREADS}
+    providers = asked.with_cuda_options(of_provider).as_arguments()
+    weights = weights_in_place(heavy) if heavy is not None else None
+    if weights is not None:
+        options = _with_threads(weights.options, chosen)
+        if _opens(construct, weights.structure, options, providers, request):
+            _name_model(session, request.model, _with_threads(recording(None), chosen))
+            return True
+        del options
+    weights = None  # and with them the mapping
+    if not chosen:
+        return False
+    options = _with_threads(recording(request.sess_options), chosen)
+    return _opens(construct, request.model, options, providers, request)
+
+
+def _with_threads(options: Any, chosen: dict[str, tuple[str, str]]) -> Any:
+    if THREADS in chosen:
+        options.intra_op_num_threads = COUNT
+    return options
 
 
 def _opens(construct: Callable[..., None], model: Any, options: Any, providers: Any, request: SessionRequest) -> bool:
@@ -66,12 +109,14 @@ def _opens(construct: Callable[..., None], model: Any, options: Any, providers: 
 
 
 def _chosen_for(
-    request: SessionRequest, given: ProviderList, capability: tuple[int, int] | None
+    model: Model, request: SessionRequest, given: ProviderList, capability: tuple[int, int] | None
 ) -> dict[str, tuple[str, str]]:
-    if not request.choose_options or request.kwargs:  # they change how the graph is optimised
+    if request.kwargs:  # they change how the graph is optimised
         return {}
-    layout = options_for_layout(request.model, given, request.sess_options, capability)
-    return layout or options_without_handles(request.model, given, request.sess_options)
+    options = request.sess_options
+    layout = options_for_layout(model, given, options, capability)
+    threads = options_with_few_threads(model, given, options, is_network_of_images=bool(layout))
+    return {**(layout or options_without_handles(model, given, options)), **threads}
 
 
 def _takes_weights(construct: Callable[..., None], request: SessionRequest, asked: ProviderList) -> bool:
@@ -79,7 +124,7 @@ def _takes_weights(construct: Callable[..., None], request: SessionRequest, aske
     it likes. A tracer in the place of the constructor is to see the model that the caller named."""
     if request.sess_options is not None or not {CUDA, CPU}.issuperset(asked.names):
         return False
-    return request.choose_options and is_onnxruntimes(_behind_the_guard(construct))
+    return is_onnxruntimes(_behind_the_guard(construct))
 
 
 def _behind_the_guard(construct: Callable[..., None]) -> Any:
@@ -92,11 +137,11 @@ def _behind_the_guard(construct: Callable[..., None]) -> Any:
 _GUARD = f"{__package__}.guard"
 
 
-def _name_model(session: Any, model: str | bytes | os.PathLike[str]) -> None:
+def _name_model(session: Any, model: Model, options: Any) -> None:
     """What InferenceSession keeps of a model and options, as if it had been given the model as it is."""
     in_bytes = isinstance(model, bytes)
     session.__dict__.update(
         _model_path=None if in_bytes else os.fspath(model),
         _model_bytes=model if in_bytes else None,
-        _sess_options_initial=recording(None),
+        _sess_options_initial=options,
     )

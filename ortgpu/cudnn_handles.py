@@ -11,9 +11,8 @@ import os
 from typing import Any
 
 from .errors import LibraryNotFoundError, ProviderOptionError, manual
-from .model_structure import STANDARD, is_so
-from .placement import RECORDING_KEY, cudnn_operators, read_placement
-from .protobuf import Extent, Reader
+from .model_questions import has_only
+from .placement import RECORDING_KEY, Placement, cudnn_operators
 from .providers import CPU, CUDA, ProviderList
 from .runtime import load_runtime
 from .session_options import config_entry
@@ -61,12 +60,11 @@ def options_without_handles(
 def needs_no_cudnn(model: str | bytes | os.PathLike[str]) -> bool:
     """Whether all operators of a model are known to compute without cuDNN. False for what is no model, and for one with
     more parts than are read here."""
-    return is_so(model, _only_such_operators, _MOST_READ)
+    return has_only(model, OPERATORS, _MOST_READ)
 
 
-def needs_none(session: object) -> bool:
+def needs_none(placement: Placement) -> bool:
     """Whether nothing that ONNX Runtime made of the model needs cuDNN after all."""
-    placement = read_placement(session)
     placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
     return placement.known and not cudnn_operators(placed)
 
@@ -81,29 +79,3 @@ def with_a_handle(error: LibraryNotFoundError) -> ProviderOptionError:
         option=HANDLES,
         value="0",
     )
-
-
-# Numbers of fields are those of onnx.proto
-
-
-def _only_such_operators(reader: Reader) -> bool:
-    graphs = 0
-    for number, _, extent in reader.fields():
-        if number == 25:  # a function of its own, which may have the name of an operator
-            return False
-        if number == 7:
-            graphs += 1
-            nodes = (node for field, _, node in reader.fields(extent) if field == 1)
-            if not all(_is_such(reader, node) for node in nodes):
-                return False
-    return graphs == 1
-
-
-def _is_such(reader: Reader, node: Extent) -> bool:
-    operator, domain = b"", b""
-    for number, _, extent in reader.fields(node):
-        if number == 4:
-            operator = reader.text(extent)
-        elif number == 7:
-            domain = reader.text(extent)
-    return operator in OPERATORS and domain in STANDARD

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias
 
-from .model_structure import is_so
+from .model_questions import is_so
 from .protobuf import Extent, Reader
 
 Key: TypeAlias = tuple[str, str]  # operator and name of a node

@@ -54,7 +54,9 @@ def as_request(device: Any) -> Any:
     """A :class:`Device`, a ``torch.device`` or a number of NumPy's as the request that it means; others as they are."""
     if isinstance(device, Device):
         return (device.uuid or f"cuda:{device.ordinal or 0}") if device.is_gpu else device.kind
-    if isinstance(device, SupportsIndex) and not isinstance(device, int):
+    if device is None or isinstance(device, (int, str)):  # as mostly; to ask for a protocol takes 10 µs
+        return device
+    if isinstance(device, SupportsIndex):
         return operator.index(device)
     kind = type(device)
     return str(device) if (kind.__module__, kind.__name__) == ("torch", "device") else device

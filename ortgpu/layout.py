@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import onnxruntime
 
-from .model_structure import STANDARD, is_so
+from .model_questions import STANDARD, is_so
 from .protobuf import Extent, Reader
 from .providers import CPU, CUDA, ProviderList
 from .runtime import load_runtime
@@ -53,6 +53,7 @@ _SAME_RANK = frozenset(
 _BODY = _CONVERTED | _SAME_RANK | {"Shape", "Gather", "Unsqueeze", "Constant"}
 # Where no convolution comes after them
 _HEAD = frozenset(("Flatten", "Reshape", "Squeeze", "ReduceMean", "Gemm", "MatMul", "Softmax"))
+OPERATORS = _BODY | _HEAD  # of a model that gains
 # The attributes that matter, of which operators
 _READ_CLOSELY = _CONVERTED | {"Resize"}
 _ATTRIBUTES = frozenset((b"group", b"pads", b"auto_pad", b"mode"))
@@ -61,6 +62,7 @@ _RANK_OF_IMAGES = 4
 _CHANNELS_OF_A_PICTURE = 3
 # Fields of the file, a tenth of a second: a DenseNet-201, with the most nodes of those measured, has a quarter of them.
 _MOST_READ = 100_000
+_SOON_SEARCHED = 1 << 20  # bytes, a tenth of a millisecond
 
 
 def options_for_layout(
@@ -92,6 +94,8 @@ def gains_channels_last(model: str | bytes | os.PathLike[str]) -> bool:
 
     Reads no weights: a few milliseconds for a network of which a session takes a hundred.
     """
+    if isinstance(model, bytes) and len(model) <= _SOON_SEARCHED and model.count(b"Conv") < _FEWEST_CONVOLUTIONS:
+        return False
     return is_so(model, _model_gains, _MOST_READ)
 
 
@@ -119,7 +123,7 @@ def _graph_gains(reader: Reader, graph: Extent) -> bool:
     for number, _, extent in reader.fields(graph):
         if number == 1:
             node = _read_node(reader, extent)
-            if node.operator not in _BODY and node.operator not in _HEAD:
+            if node.operator not in OPERATORS:
                 return False
             nodes.append(node)
         elif number == 5:

@@ -10,8 +10,6 @@ from typing import BinaryIO, NamedTuple
 
 from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
 
-STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
-
 _MOST_READ = 1_000_000  # fields of the file, a second
 _LARGE = 1024  # bytes of an initializer; smaller ones can be shapes, which shape inference reads
 
@@ -30,18 +28,6 @@ def read_structure(model: str | bytes | os.PathLike[str]) -> bytes:
             return b""
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _structure(content)
-
-
-def is_so(model: str | bytes | os.PathLike[str], judge: Callable[[Reader], bool], most: int) -> bool:
-    """What ``judge`` says of a reader of a model, which reads ``most`` fields. False for what is no model: ONNX Runtime
-    says what is wrong with it."""
-    try:
-        if isinstance(model, bytes):
-            return judge(Reader(model, most))
-        with open_model(os.fspath(model)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return judge(Reader(content, most))
-    except (OSError, ValueError, IndexError, TypeError):
-        return False
 
 
 def _structure(data: Bytes) -> bytes:

@@ -20,7 +20,7 @@ from . import placement as placements
 from . import providers as requests
 from .arguments import CPUNodes, cpu_is_allowed_by_variable
 from .background import Task
-from .construction import constructed_as_chosen
+from .construction import Constructed, constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
 from .environment.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
@@ -111,10 +111,11 @@ def open_verified(
     if why.cuda.code != 0:
         raise lifetime.forked_error() or why.unusable()
     _check_tensorrt(requested, why.runtime)
-    asked, gpu, layout = _construct(session, construct, request, given, requested, why)
-    device_bound, placement = _verify(session, asked, gpu, why)
+    asked, gpu, constructed = _construct(session, construct, request, given, requested, why)
+    _verify_providers(session, asked, gpu, why)
+    _check_lazily_opened(constructed.placement, gpu.compute_capability, why)
     _has_opened = True
-    return Verified(device_bound, placement, {**options_chosen, **layout})
+    return Verified(_describe(gpu), constructed.placement, {**options_chosen, **constructed.chosen})
 
 
 def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
@@ -130,7 +131,11 @@ def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRe
     """Construct ``session`` on the CPU, which its caller allowed."""
     options = placements.recording(request.sess_options)
     construct(request.model, options, providers=[requests.CPU], enable_fallback=0, **request.kwargs)
-    return Verified(CPU, placements.read_placement(session), {})
+    return Verified(CPU, _placement_of(session, request), {})
+
+
+def _placement_of(session: Any, request: SessionRequest) -> Placement:
+    return placements.read_placement(session, without_options=request.sess_options is None)
 
 
 def _construct(
@@ -140,8 +145,8 @@ def _construct(
     given: requests.ProviderList,
     requested: requests.ProviderList,
     why: _Why,
-) -> tuple[requests.ProviderList, CudaDevice, dict[str, tuple[str, str]]]:
-    """What was asked of ONNX Runtime, on which GPU, and what of it was chosen for this model."""
+) -> tuple[requests.ProviderList, CudaDevice, Constructed]:
+    """What was asked of ONNX Runtime, on which GPU, and what became of it."""
     gpu = _choose(why.device, why)
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
     options = placements.recording(request.sess_options)
@@ -153,9 +158,9 @@ def _construct(
     def construct_with(providers: requests.ProviderList) -> None:
         construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
 
-    layout = constructed_as_chosen(session, construct, request, given, asked, gpu.compute_capability)
-    if layout is not None:
-        return asked, gpu, layout
+    constructed = constructed_as_chosen(session, construct, request, given, asked, gpu.compute_capability)
+    if constructed is not None:
+        return asked, gpu, constructed
     try:
         construct_with(asked)
     except Exception as cause:
@@ -164,7 +169,7 @@ def _construct(
         if error is None:
             raise  # not about the GPU: ONNX Runtime's own
         raise lifetime.noted(error) from cause
-    return asked, gpu, {}
+    return asked, gpu, Constructed({}, _placement_of(session, request))
 
 
 def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
@@ -182,7 +187,7 @@ def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
     return chosen
 
 
-def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why: _Why) -> tuple[Device, Placement]:
+def _verify_providers(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why: _Why) -> None:
     bound = tuple(InferenceSession.get_providers(session))  # a class that somebody derived may have answers of its own
     if requests.CUDA not in bound:
         raise why.unusable()
@@ -198,9 +203,6 @@ def _verify(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why:
         raise ProviderFallbackError(
             f"ONNX Runtime bound cuda:{ordinal}, and this process has no CUDA context there", bound=bound
         )
-    placement = placements.read_placement(session)
-    _check_lazily_opened(placement, chosen.compute_capability, why)
-    return _describe(chosen), placement
 
 
 def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | None, why: _Why) -> None:

@@ -146,9 +146,12 @@ def recording(options: Any) -> Any:
     return options
 
 
-def read_placement(session: Any) -> Placement:
-    """The placement that ``session``, an InferenceSession, recorded when it was made."""
-    if _is_of_ort_format(session):  # nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)
+def read_placement(session: Any, *, without_options: bool = False) -> Placement:
+    """The placement that ``session``, an InferenceSession, recorded when it was made. ``without_options``: its caller
+    gave no SessionOptions, so that these need not be asked for what is not there, which takes 50 µs and more each."""
+    if _is_of_ort_format(
+        session, without_options=without_options
+    ):  # nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)
         return UNKNOWN_IN_OWN_FORMAT
     try:
         # Not by methods: a class that somebody derived may have answers of its own
@@ -169,7 +172,7 @@ def read_placement(session: Any) -> Placement:
             kind = "compute" if on_strings else kind_of(node.op_type, node.domain, part.ep_name)
             nodes.append(PlacedNode(name, node.op_type, node.domain, part.ep_name, kind))
     on_cpu = [node for node in nodes if node.provider == CPU]
-    divided_by = _divided_by(session) if on_cpu else None
+    divided_by = _divided_by(session) if on_cpu and not without_options else None
     computing = {_key(node) for node in on_cpu if node.kind == "compute"}
     computing |= _computing_nodes(session, inner, nodes, divided_by)
     return Placement(
@@ -220,8 +223,9 @@ def _name_of(node: Any) -> str:
     return name
 
 
-def _is_of_ort_format(session: Any) -> bool:
-    said = config_entry(getattr(session, "_sess_options", None), "session.load_model_format")
+def _is_of_ort_format(session: Any, *, without_options: bool) -> bool:
+    options = None if without_options else getattr(session, "_sess_options", None)
+    said = config_entry(options, "session.load_model_format") if options is not None else None
     model = _model_of(session)
     return said == "ORT" if said else model is not None and is_ort_format(model)
 

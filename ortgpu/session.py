@@ -91,8 +91,8 @@ class GPUSession(SessionFacts):
     ``sess_options`` it carries the properties and the configuration entries that the installed release knows, not
     registered libraries, initialisers or overrides of free dimensions, which cannot be read back; a copy has them all.
 
-    Not promised: that two runs give the same bits, or those of plain ONNX Runtime: ``options_chosen`` has the provider
-    options that are set where the caller set none, each with its value and the reason.
+    Not promised: that two runs give the same bits, or those of plain ONNX Runtime: ``options_chosen`` has the options,
+    of the provider and ``intra_op_num_threads``, that are set where the caller set none, each with value and reason.
     """
 
     device: Device

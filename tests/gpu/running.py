@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from benchmarks.common import report
@@ -207,6 +208,35 @@ def many_threads(model: str, threads: int, seconds: float) -> None:
     report("threads", {"runs": sum(counts), "least": min(counts), "wrong": wrong})
 
 
+def asynchronous(model: str) -> None:
+    """Runs that ONNX Runtime makes in the session's own threads, all handed over at once."""
+    import numpy as np
+    import onnxruntime
+
+    from ortgpu import GPUSession
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    plain = onnxruntime.InferenceSession(model, providers=[CUDA, CPU])  # and with it the threads of CUDA
+    before = threads()
+    another = onnxruntime.InferenceSession(model, providers=[CUDA, CPU])
+    report("threads of a plain session", threads() - before)
+    before = threads()
+    session = GPUSession(model)
+    report("threads", threads() - before)
+    report("chosen", session.options_chosen.get("intra_op_num_threads"))
+    name, shape = plain.get_inputs()[0].name, [d if isinstance(d, int) else 2 for d in plain.get_inputs()[0].shape]
+    random = np.random.default_rng(0)
+    feeds = [{name: random.standard_normal(shape, dtype=np.float32)} for _ in range(50)]
+    results: SimpleQueue[tuple[int, Any, str]] = SimpleQueue()
+    for number, feed in enumerate(feeds):
+        session.run_async(None, feed, lambda found, given, error: results.put((given, found, error)), number)
+    found = [results.get(timeout=20) for _ in feeds]
+    report("errors", [error for _, _, error in found if error])
+    report("error", max(relative_error(outputs, another.run(None, feeds[given])) for given, outputs, _ in found))
+
+
 def first_sessions_in_parallel(model: str, threads: int) -> None:
     """The very first sessions of a process, made at once."""
     outcomes: list[str] = []
@@ -376,6 +406,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "forked_unseen": forked_unseen,
     "pickled": pickled,
     "many_threads": many_threads,
+    "asynchronous": asynchronous,
     "first_sessions_in_parallel": first_sessions_in_parallel,
     "terminated": terminated,
 }

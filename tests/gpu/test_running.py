@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ortgpu.cpu_threads import COUNT
+from ortgpu.runtime import load_runtime
+
 from .children import Report, run_program
 
 pytestmark = pytest.mark.gpu
+
+ASYNCHRONOUS_TOLERANCE = 1e-2  # of the largest output, beside another session: TF32
 
 # Of the threads' run; the minute is for a run on its own: ORTGPU_SOAK_SECONDS=60.
 SECONDS = float(os.environ.get("ORTGPU_SOAK_SECONDS", "10"))
@@ -119,6 +124,23 @@ def test_threads_on_one_session_beside_construction(mlp: Path) -> None:
 def test_the_first_sessions_of_a_process_in_parallel(mlp: Path) -> None:
     report = run_program("first_sessions_in_parallel", {"model": mlp, "threads": 8})
     assert report["outcomes"] == ["0"] * 8
+
+
+@pytest.fixture(scope="module")
+def asynchronous(mlp: Path) -> Report:
+    return run_program("asynchronous", {"model": mlp})
+
+
+def test_runs_that_were_handed_over_are_right(asynchronous: Report) -> None:
+    assert asynchronous["errors"] == []
+    assert asynchronous["error"] <= ASYNCHRONOUS_TOLERANCE
+
+
+@pytest.mark.skipif(load_runtime().release < (1, 31), reason="measured with ONNX Runtime 1.31")
+@pytest.mark.skipif((os.cpu_count() or 1) <= 2 * COUNT, reason="few processors: ONNX Runtime's own choice is left")
+def test_a_session_has_fewer_threads_than_a_plain_one(asynchronous: Report) -> None:
+    assert asynchronous["chosen"][0] == str(COUNT)
+    assert asynchronous["threads"] < asynchronous["threads of a plain session"]
 
 
 def test_termination_during_a_run_leaves_no_process(resnet50: Path) -> None:
