@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -117,12 +118,22 @@ def _make_id_without_files() -> bytes:
     return nccl.make_unique_id()
 
 
+def _make_id_that_is_stale() -> bytes:
+    """Of a process that has ended: what a job finds in a file that one before it has left there."""
+    program = "from ortgpu.distributed import nccl; print(nccl.make_unique_id().hex())"
+    told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    return bytes.fromhex(told.stdout.split()[-1])
+
+
+_IDS = {"without_files": _make_id_without_files, "stale_id": _make_id_that_is_stale}
+
+
 def main(descriptor: int, parent: int) -> None:
     kind = os.environ["RANK_MISBEHAVES"]
     if kind == "asleep_in_driver":
         vars(worker)["initialise"] = _sleep_in_native_code  # in place of the driver's cuInit
     elif kind == "killed_in_driver":
         vars(worker)["initialise"] = lambda: os.kill(os.getpid(), signal.SIGKILL)
-    elif kind == "without_files":
-        vars(worker)["nccl"] = SimpleNamespace(**{**vars(nccl), "make_unique_id": _make_id_without_files})
+    elif kind in _IDS:
+        vars(worker)["nccl"] = SimpleNamespace(**{**vars(nccl), "make_unique_id": _IDS[kind]})
     worker.main(descriptor, parent, RUNS.get(kind))

@@ -142,9 +142,12 @@ def _but_measured(file: str) -> list[str]:
 
 
 def _collected(*arguments: str) -> list[str]:
+    """Names of tests. Raises RuntimeError where there are none, or pytest could not tell."""
     command = [*PYTEST, "--collect-only", *arguments]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False).stdout
-    return [line for line in listed.splitlines() if "::" in line]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    if listed.returncode:
+        raise RuntimeError(f"pytest --collect-only ended with {listed.returncode}:\n{listed.stdout}{listed.stderr}")
+    return [line for line in listed.stdout.splitlines() if "::" in line]
 
 
 def _record(gpus: GPUs, found: Mapping[str, Outcome], not_passed: Mapping[str, Outcome]) -> dict[str, object]:

@@ -204,6 +204,22 @@ def test_nccl_says_why(preflight: Start) -> None:
         assert any("NCCL WARN" in fact for fact in error.evidence), error.text
 
 
+def test_an_id_of_a_process_that_has_ended(preflight: Start) -> None:
+    """NCCL says so of its own when it does not try again."""
+    ranks = preflight("torchrun", {"NCCL_SOCKET_RETRY_CNT": "0"}, misbehaving={"0": "stale_id"})
+    for number in range(2):
+        error = ranks.error(number)
+        assert error.type == "NCCLError"
+        assert error.details["status"] == 6  # ncclRemoteError
+        assert any("Connection refused" in fact for fact in error.evidence), error.text
+    assert ranks.left == ()
+
+
+def test_an_id_of_a_process_that_has_ended_while_nccl_tries_again(preflight: Start) -> None:
+    ranks = preflight("torchrun", misbehaving={"0": "stale_id"})
+    ranks.assert_all_raise(range(2), "CollectiveTimeoutError", named=[0, 1], phase=COMMUNICATOR)
+
+
 def test_one_gpu_for_two_ranks(preflight: Start) -> None:
     ranks = preflight("torchrun", {"CUDA_VISIBLE_DEVICES": "0"})
     ranks.assert_all_raise(range(2), "RankDeviceError", named=[0, 1], phase="exchange")
@@ -258,3 +274,24 @@ def test_a_rank_that_runs_out_of_memory_says_which_it_is(start: Start, mlp: Path
 
 def placement(model: Path) -> dict[str, Any]:
     return {"model": str(model), "ranks": 2}
+
+
+@LAUNCHERS
+def test_ranks_meet_in_a_folder(start: Start, tmp_path: Path, launcher: str) -> None:
+    """What the doctor's ``--shared-folder`` asks. On one host, so that what one folder shows is that they meet."""
+    ranks = start(launcher, "meet", {"folder": str(tmp_path), "timeout": 20.0})
+    assert [ranks.returned(number)["missing"] for number in range(2)] == [[], []]
+
+
+def test_operators_for_several_gpus_are_refused(start: Start, tmp_path: Path) -> None:
+    """Where there are several, too: no published package has them."""
+    from onnx import TensorProto, helper, save
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y"))
+    node = helper.make_node("AllReduce", ["x"], ["y"], domain="com.microsoft")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = tmp_path / "all_reduce.onnx"
+    graph = helper.make_graph([node], "graph", [x], [y])
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=8), model)
+    ranks = start("torchrun", "open_session", {"model": model})
+    assert [ranks.error(number).type for number in range(2)] == ["CollectiveOpsUnavailableError"] * 2
