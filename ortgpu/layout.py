@@ -76,9 +76,9 @@ def options_for_layout(
         return {}
     if not {CUDA, CPU}.issuperset(given.names) or not _UNRELATED.issuperset(given.options_of(CUDA)):
         return {}
-    if options is not None and not _leave_it_open(options):
+    if not gains_channels_last(model) or (options is not None and not _leave_it_open(options)):
         return {}
-    return dict(LAYOUT_OPTIONS) if gains_channels_last(model) else {}
+    return dict(LAYOUT_OPTIONS)
 
 
 def _leave_it_open(options: Any) -> bool:
