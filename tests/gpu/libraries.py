@@ -80,6 +80,17 @@ def hidden_from_the_loader(soname: str, env: Mapping[str, str]) -> list[str]:
     return before
 
 
+def with_little_shared_memory(env: Mapping[str, str]) -> list[str]:
+    """What starts a process for which /dev/shm has 64 KiB, as in a container it has 64 MiB; skips where that is
+    refused."""
+    lines = ["mount --make-rprivate /", "mount -t tmpfs -o size=64k tmpfs /dev/shm", 'exec "$@"']
+    before = ["unshare", "--mount", "sh", "-ec", "\n".join(lines), "sh"]
+    tried = run_child([*before, sys.executable, "-S", "-c", ""], env=env, deadline=30)
+    if tried.returncode:
+        pytest.skip(f"/dev/shm cannot be made small here: {tried.stderr.strip()}")
+    return before
+
+
 def _covering(folders: Iterable[Path], pattern: str) -> list[str]:
     lines = ["mount --make-rprivate /", "cover=$(mktemp -d)", 'mount -t tmpfs tmpfs "$cover"']
     for number, folder in enumerate(folders):

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import pytest
 from benchmarks.common import Child, GPUs, child_environment, run_child
 from tests.lab import Problem, launchers
 from tests.lab.launchers import AS_ROOT, MARK, RANK_PROGRAM, RankOutcome, outcomes_of, processes_with, starts_of
+
+from .libraries import with_little_shared_memory
 
 pytestmark = pytest.mark.gpu(count=2)
 
@@ -82,6 +84,7 @@ def start(gpus: GPUs, tmp_path: Path) -> Start:
         arguments: Mapping[str, Any],
         env: Mapping[str, str | None] | None = None,
         count: int = 2,
+        before: Sequence[str] = (),
     ) -> Ranks:
         if len(gpus.visible) < count:
             pytest.skip(f"needs {count} GPUs, and CUDA shows {len(gpus.visible)}")
@@ -93,7 +96,7 @@ def start(gpus: GPUs, tmp_path: Path) -> Start:
         [(command, _)] = starts_of(launcher, count, [sys.executable, str(RANK_PROGRAM), task])
         # NVLink SHARP, which two GPUs do not need, and whose multicast memory a virtual machine may not have
         variables = {**AS_ROOT, "NCCL_NVLS_ENABLE": "0", MARK: mark, "RANK_REPORTS": str(folder), **(env or {})}
-        child = run_child(command, env=child_environment(variables), deadline=TIMEOUT + 60)
+        child = run_child([*before, *command], env=child_environment(variables), deadline=TIMEOUT + 60)
         reports = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json"))
         return Ranks(child, outcomes_of(reports), processes_with(mark))
 
@@ -105,8 +108,15 @@ def preflight(start: Start) -> Start:
     if importlib.util.find_spec("nccl") is None:
         pytest.skip("needs nccl4py: pip install 'ortgpu[distributed]', or its wheel on PYTHONPATH")
 
-    def run(launcher: str, env: Mapping[str, str | None] | None = None, count: int = 2, **arguments: Any) -> Ranks:
-        return start(launcher, "preflight", {"timeout": TIMEOUT, "calls": {"all": CALLS}, **arguments}, env, count)
+    def run(
+        launcher: str,
+        env: Mapping[str, str | None] | None = None,
+        count: int = 2,
+        before: Sequence[str] = (),
+        **arguments: Any,
+    ) -> Ranks:
+        given = {"timeout": TIMEOUT, "calls": {"all": CALLS}, **arguments}
+        return start(launcher, "preflight", given, env, count, before)
 
     return run
 
@@ -202,6 +212,28 @@ def test_nccl_says_why(preflight: Start) -> None:
         assert error.type == "NCCLError"
         assert error.details["status"] == 5
         assert any("NCCL WARN" in fact for fact in error.evidence), error.text
+
+
+# Without the ways between the GPUs of a host for which NCCL 2.28 needs no /dev/shm
+SHARED_MEMORY = {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}
+
+
+def test_too_little_shared_memory(preflight: Start) -> None:
+    """The "unhandled system error" of a container."""
+    ranks = preflight("torchrun", SHARED_MEMORY, before=with_little_shared_memory(child_environment({})))
+    for number in range(2):
+        error = ranks.error(number)
+        assert error.type == "NCCLError", error.text
+        assert error.details["status"] == 2, error.text  # ncclSystemError
+        assert any("/dev/shm" in fact for fact in error.evidence), error.text
+        assert "--shm-size" in error.fixes[0]
+    assert ranks.left == ()
+
+
+def test_enough_shared_memory(preflight: Start) -> None:
+    """That it was the memory which was wanting, and that more of it mends that."""
+    ranks = preflight("torchrun", SHARED_MEMORY)
+    assert [len(ranks.returned(number)["collectives"]) for number in range(2)] == [len(CALLS)] * 2
 
 
 def test_an_id_of_a_process_that_has_ended(preflight: Start) -> None:
