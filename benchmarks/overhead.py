@@ -159,12 +159,15 @@ class Benchmark:
     def session_conv(self) -> Figure:
         return self._construct("conv")
 
+    def session_options(self) -> Figure:
+        return self._construct("conv", with_options=True)
+
     def session_resnet50(self) -> Figure:
         return self._construct("resnet50")
 
-    def _construct(self, name: str) -> Figure:
-        model = made_model(name)
-        child = run_worker("construct", {"model": model, "rounds": self.repeats.construct})
+    def _construct(self, name: str, *, with_options: bool = False) -> Figure:
+        arguments = {"model": made_model(name), "rounds": self.repeats.construct, "with_options": with_options}
+        child = run_worker("construct", arguments)
         seconds = child.reports["seconds"]
         return Figure(seconds["ours"], seconds["plain"], self._recipe(name))
 
@@ -319,6 +322,7 @@ FIGURES: Figures[Benchmark] = {
     "import": ("import ortgpu | import onnxruntime", False, Benchmark.import_time),
     "session-small": ("session, tiny model, warm", True, Benchmark.session_small),
     "session-conv": ("session, one convolution, warm", True, Benchmark.session_conv),
+    "session-options": ("session, one convolution, with SessionOptions", True, Benchmark.session_options),
     "session-resnet50": ("session, ResNet-50, warm", True, Benchmark.session_resnet50),
     "run-small": ("run, tiny model, a call", True, Benchmark.run_small),
     "cold-small": ("cold start to first result, tiny model", True, Benchmark.cold_small),

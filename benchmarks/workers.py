@@ -31,14 +31,21 @@ def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, 
     return {each.name: array([n if isinstance(n, int) else batch for n in each.shape]) for each in inputs}
 
 
-def plain_session(model: str, device: str = "cuda", ordinal: int = 0, options: Mapping[str, str] | None = None) -> Any:
+def plain_session(
+    model: str,
+    device: str = "cuda",
+    ordinal: int = 0,
+    options: Mapping[str, str] | None = None,
+    *,
+    sess_options: Any = None,
+) -> Any:
     """ONNX Runtime's own session, known to be on the device; with further options of the CUDA provider."""
     import onnxruntime
 
     names = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
     given = {**({"device_id": str(ordinal)} if ordinal else {}), **(options or {})}
     of_each = [given] + [{}] * (len(names) - 1) if given and device == "cuda" else None
-    session = onnxruntime.InferenceSession(model, providers=names, provider_options=of_each)
+    session = onnxruntime.InferenceSession(model, sess_options, names, of_each)
     if session.get_providers()[0] != names[0]:
         raise RuntimeError("the plain session is on the CPU: there is nothing to compare with")
     return session
@@ -55,15 +62,19 @@ def report_turns(
     in_turns(actions, rounds, told)
 
 
-def construct(model: str, rounds: int) -> None:
-    """Seconds that the constructor takes, the process being warm. Letting go of the session is not part of it."""
+def construct(model: str, rounds: int, *, with_options: bool = False) -> None:
+    """Seconds that the constructor takes, the process being warm; ``with_options``: given SessionOptions. Letting go of
+    the session is not part of it."""
+    import onnxruntime
+
     from ortgpu import GPUSession
 
-    def seconds(make: Callable[[str], Any]) -> Callable[[], float]:
+    def seconds(make: Callable[..., Any]) -> Callable[[], float]:
         def action() -> float:
+            options = {"sess_options": onnxruntime.SessionOptions()} if with_options else {}
             gc.collect()
             started = time.perf_counter()
-            session = make(model)
+            session = make(model, **options)
             taken = time.perf_counter() - started
             if hasattr(session, "close"):
                 session.close()

@@ -7,6 +7,7 @@ needs loaded before it.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -115,6 +116,7 @@ CUDNN_CORE_PARTS = {
 CUDNN_CODE = ("libcudnn_ops", "libcudnn_cnn")
 
 
+@functools.lru_cache(maxsize=1024)  # each session asks again for the same few
 def spec_for(name: str) -> LibrarySpec | None:
     """The table's entry for a soname or a DLL of any version, or None for a library that is not CUDA's."""
     if is_dll(name):
