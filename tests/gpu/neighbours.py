@@ -104,7 +104,15 @@ def few_descriptors(left: int, fix: str | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1 + left, hard))
     if fix is not None:
         exec(fix)
-    attempt("session", lambda: negated(GPUSession(model)))
+
+    def session() -> list[float]:
+        try:
+            return negated(GPUSession(model))
+        finally:
+            for descriptor in taken:  # of which a report needs one
+                os.close(descriptor)
+
+    attempt("session", session)
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
