@@ -51,7 +51,7 @@ def map_session(
     output_names = for_many_runs(output_names)
 
     def convert(feed: Any) -> Any:
-        return with_values(session, feed) or feed
+        return with_values(session, feed) or as_it_is_now(feed)
 
     # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used. Not in
     # a generator, which keeps a feed until it is asked for the next.
@@ -60,6 +60,11 @@ def map_session(
     if session._capturing is None:
         return in_order(run, converted, ahead, THREADS)
     return _captured_in_order(session, run, converted, ahead)
+
+
+def as_it_is_now(feed: Any) -> Any:
+    """The same arrays in a dict of our own: a caller may fill his again for the next feed, before this one is run."""
+    return dict(feed) if isinstance(feed, Mapping) else feed
 
 
 def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:

@@ -149,10 +149,11 @@ class GPUSessionPool:
             ProviderRequestError: an array of ``input_feed`` is on a GPU.
         """
         from .device_arrays import refuse_on_gpu
+        from .pipeline import as_it_is_now
 
         self._refuse_after_fork()
         refuse_on_gpu(input_feed)
-        request = _Request(output_names, input_feed, Future())
+        request = _Request(output_names, as_it_is_now(input_feed), Future())
         with self._changed:
             # A callback of a future runs in a thread that serves: it would wait for itself.
             waits = threading.current_thread() not in self._threads

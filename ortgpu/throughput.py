@@ -43,7 +43,7 @@ class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime 
 
         Args:
             feeds: any iterable, also a generator without end. It is consumed in the thread that iterates. The arrays of
-                a feed must stay as they are until its result is there.
+                a feed must stay as they are until its result is there; its dict may be filled again for the next.
             in_flight: how many feeds may have been taken whose results were not handed out; 8 unless given.
 
         The first exception, of ``run`` or of ``feeds``, comes out at its place, after the results of the feeds before

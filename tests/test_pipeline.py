@@ -185,6 +185,26 @@ def test_a_feed_is_let_go_before_the_next_is_taken() -> None:
     assert found == [5, [0] * 6]
 
 
+def test_a_dict_that_is_filled_again_for_the_next_feed() -> None:
+    """With another array in it: what was taken is run, not what the dict has by then."""
+    found = child("""
+        def refilled():
+            feed = {}
+            for number in range(40):
+                feed["x"] = np.full(100_000, number, np.float32)
+                yield feed
+        session, pool = GPUSession(NEG), ortgpu.GPUSessionPool(NEG)
+        expected = [-number for number in range(40)]
+        requests = [pool.submit(None, feed) for feed in refilled()]
+        report([
+            [int(result[0][0]) for result in session.map(refilled())] == expected,
+            [int(result[0][0]) for result in pool.map(refilled())] == expected,
+            [int(request.result()[0][0]) for request in requests] == expected,
+        ])
+    """)
+    assert found == [True, True, True]
+
+
 def test_the_interpreter_ends_while_an_iteration_stands_still() -> None:
     assert (
         child("""
