@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from .cpu_threads import COUNT, THREADS, needs_no_more, options_with_few_threads
 from .cudnn_handles import HANDLES, needs_none, options_without_handles
 from .layout import options_for_layout
+from .lifetime import HELD_BY_ONNXRUNTIME
 from .model_questions import in_memory_if_small
 from .placement import Placement, read_placement, recording
 from .providers import CPU, CUDA, ProviderList
@@ -58,6 +59,8 @@ def constructed_as_chosen(
         if not unfit:
             return Constructed(chosen, placement)
         chosen = {name: choice for name, choice in chosen.items() if name not in unfit}
+        for name in HELD_BY_ONNXRUNTIME:  # before it is made again: the GPU need not have room for two
+            vars(session).pop(name, None)
     return None
 
 

@@ -29,6 +29,13 @@ _poison: GPUError | None = None
 _forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
 
 
+# What keeps the C++ session and its options alive, in an InferenceSession of any release since 1.18
+HELD_BY_ONNXRUNTIME = (
+    "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
+    "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
+)  # fmt: skip
+
+
 class Refusal:
     """Stands in for what a session gave up: any use of it raises ``error``, anew each time."""
 

@@ -39,12 +39,7 @@ if TYPE_CHECKING:
 
 _PINNED_MEMORY_LIMIT = 2 << 30
 
-# Everything that keeps the C++ session, its options or the model's bytes alive: of an InferenceSession in any release
-# since 1.18, and of ours.
-_HELD = (
-    "_request", "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos",
-    "_output_meminfos", "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
-)  # fmt: skip
+_HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # and what keeps the model's bytes alive
 
 
 class GPUSession(SessionFacts):

@@ -91,21 +91,24 @@ def test_each_operator_is_on_the_gpu(lab: Lab, provider_library: str, tmp_path: 
 
 
 OPEN = """
-import os, sys
+import os, sys, weakref
 import onnxruntime
 from ortgpu import GPUSession
 os.cpu_count = lambda: {processors}
 options = onnxruntime.SessionOptions()
 before = len(os.listdir("/proc/self/task"))
-constructed = []
+constructed, made, alive = [], [], []
 construct = onnxruntime.InferenceSession.__init__
 def watched(self, *given, **named):
     constructed.append(given[1].intra_op_num_threads)
+    alive.append(sum(each() is not None for each in made))
     construct(self, *given, **named)
+    made.append(weakref.ref(self._sess))
 onnxruntime.InferenceSession.__init__ = watched
 with GPUSession(sys.argv[1], {arguments}) as session:
     report({{
         "constructed": constructed,
+        "alive": alive,
         "started": len(os.listdir("/proc/self/task")) - before,
         "says": session.get_session_options().intra_op_num_threads,
         "chosen": session.options_chosen.get("intra_op_num_threads"),
@@ -161,6 +164,7 @@ def test_a_node_that_computes_on_the_cpu_has_all_the_threads(lab: Lab, provider_
     found = opened(lab, provider_library, model.SerializeToString())
     assert found["computing"] == ["Equal"]
     assert found["constructed"] == [COUNT, 0]
+    assert found["alive"] == [0, 0]  # the GPU need not have room for two
     assert found["says"] == 0
     assert found["chosen"] is None
     assert found["cudnn"][0] == "0"
