@@ -103,11 +103,13 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
         else:
             binding.bind_cpu_input(name, np.asarray(value, _dtype_of(session, name, value), order="C"))
     device = lifetime.device_of(session)
-    for name in output_names or [output.name for output in session._outputs_meta]:
+    names = list(output_names or [output.name for output in session._outputs_meta])
+    for name in names:
         binding.bind_output(name, device.kind, device.ordinal or 0)
     session.run_with_iobinding(binding, run_options)
-    outputs: list[Any] = binding.get_outputs()
-    return outputs
+    # A binding has one place for an output, however often it is named
+    outputs = dict(zip(dict.fromkeys(names), binding.get_outputs(), strict=True))
+    return [outputs[name] for name in names]
 
 
 def _dtype_of(session: Any, name: str, value: Any) -> Any:

@@ -27,7 +27,8 @@ class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime 
 
         Since ONNX Runtime 1.26 they have ``__dlpack__``: ``torch.from_dlpack(value)`` shares the memory. It is used
         again when value and tensor are gone, so keep one of them until your stream is done with it. Booleans are uint8
-        there until 1.31. Outputs must be tensors, and not of strings: ONNX Runtime raises RuntimeError for others.
+        there until 1.31. Inputs and outputs must be tensors, and not of strings: ONNX Runtime raises RuntimeError for
+        others, and for names, shapes and types that do not fit.
         """
         from .device_arrays import run_on_device
 

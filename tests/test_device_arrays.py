@@ -187,6 +187,16 @@ def test_results_stay_on_the_device_of_the_session() -> None:
     assert found == [[[-1, 2], [1, 2], [2, 1], -1], "cpu", shared, "RuntimeError"]
 
 
+def test_an_output_that_is_named_twice_is_there_twice() -> None:
+    found = child("""
+        session = GPUSession(model("t (float[n] x) => (float[n] y, float[n] z) { y = Neg(x) z = Abs(x) }"))
+        names, feed = ["z", "y", "z"], {"x": np.array([3], np.float32)}
+        values = session.run_on_device(names, feed)
+        report([[value.tolist() for value in session.run(names, feed)], [value.numpy().tolist() for value in values]])
+    """)
+    assert found == [[[3], [-3], [3]]] * 2
+
+
 def test_numbers_in_no_array_are_of_the_type_that_the_model_declares() -> None:
     found = with_arrays("""
         session = GPUSession(model("t (float[n] x) => (float[n] y) { y = Neg(x) }"))
