@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from . import lifetime
 from .pinned import is_to_be_staged, memory_of
+from .signal_handlers import is_of_a_handler
 from .threads import Executor
 
 Feed = TypeVar("Feed")
@@ -160,8 +161,10 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
                     del feed  # the caller's array must not outlive its result here
                 except StopIteration:
                     ended = True
-                except Exception as raised:  # noqa: BLE001 - raised after the results of the feeds before it
-                    ended, error = True, raised
+                except Exception as raised:
+                    if is_of_a_handler(raised):  # a time limit may be up long before its place
+                        raise
+                    ended, error = True, raised  # raised after the results of the feeds before it
             if not pending:
                 break
             yield pending.popleft().result()

@@ -84,6 +84,24 @@ def test_an_exception_of_the_feeds_comes_out_at_its_place() -> None:
     assert found == [[0, -1, -2], {"type": "OSError", "text": "the disk is gone"}, "ended", []]
 
 
+def test_what_a_handler_of_a_signal_raises_in_the_feeds_comes_out_at_once() -> None:
+    """The time limit of a job: who takes no more results than there are before it would go on without one."""
+    found = child("""
+        class TimeLimit(Exception):
+            pass
+        def limit(*_):
+            raise TimeLimit("of the job")
+        signal.signal(signal.SIGALRM, limit)
+        def limited():
+            yield from feeds(3)
+            signal.raise_signal(signal.SIGALRM)
+            yield from feeds(3)
+        results = GPUSession(NEG).map(limited())
+        report([outcome(lambda: len(list(itertools.islice(results, 2)))), next(results, "ended"), threads()])
+    """)
+    assert found == [{"type": "TimeLimit", "text": "of the job"}, "ended", []]
+
+
 @pytest.mark.parametrize("end", ["results.close()", "del results", "gc.collect()"])
 def test_ended_early_it_leaves_nothing_running(end: str) -> None:
     setup = "cycle = [results]; cycle.append(cycle); del results, cycle" if end == "gc.collect()" else ""
