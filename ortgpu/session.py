@@ -270,7 +270,10 @@ class GPUSession(SessionFacts):
         self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None
     ) -> None:
         """As InferenceSession.run_async. What fails later reaches ``callback`` as ONNX Runtime's text; a sticky CUDA
-        error among them makes every session of the process refuse, as it does from the other methods."""
+        error among them makes every session of the process refuse, as it does from the other methods.
+
+        Callbacks are called in the session's threads for the CPU: three where ``options_chosen`` has
+        ``intra_op_num_threads``. One that waits for a later run may wait for ever."""
         if not callable(callback):  # ONNX Runtime would find out in a thread of its own, and end the process
             raise TypeError(f"callback must be callable, not {callback!r}")
 
