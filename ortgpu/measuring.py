@@ -189,6 +189,11 @@ class Bench:
                 self.left_out.append(LeftOut(way.name, batch, first_line(error)))
         return self._in_turns(calls, PLAIN, batch, feed, rounds, progress)
 
+    def leave_out(self, batch: int | None, error: Exception) -> None:
+        """Of a feed for which :meth:`measure` raised: all ways, those too that it had not come to."""
+        told = {each.way for each in self.left_out if each.batch == batch}
+        self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in self._ways if way.name not in told]
+
     def measure_layouts(
         self, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None] = lambda: None
     ) -> list[Figure]:

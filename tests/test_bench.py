@@ -235,6 +235,41 @@ def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
     assert child.reports["steps"] == [9, 3]
 
 
+ONE_ONLY = "g (float[n, 4] x) => (float[n, 4] y) <int64[2] shape = {1, 4}> { y = Reshape(x, shape) }"
+
+
+@pytest.mark.parametrize("batches", [(), ("--batch", "8,1")], ids=["default", "largest first"])
+def test_a_batch_that_the_model_does_not_run_takes_no_other_with_it(tmp_path: Path, batches: tuple[str, ...]) -> None:
+    """Exported with a free batch dimension, and with the length of the example's batch written into a Reshape."""
+    path = write_model(tmp_path / "one.onnx", ONE_ONLY)
+    command = ("bench", str(path), "--allow-cpu", "--rounds", "5", *batches)
+    result = ortgpu(*command, "--json", env=NO_GPU)
+    assert result.returncode == 0, result
+    document = json.loads(result.stdout)
+    assert [(each["batch"], each["way"]) for each in document["figures"]] == [(1, way) for way in ON_CPU]
+    failing = [8] if batches else [8, 64]
+    left_out = document["left_out"]
+    assert [(each["batch"], each["way"]) for each in left_out] == [(batch, way) for batch in failing for way in ON_CPU]
+    assert all("Reshape" in each["why"] for each in left_out)
+    assert all(sentence.startswith("Batch 1,") for sentence in document["recommended"])
+
+
+def test_batches_that_the_model_does_not_run_are_told_in_a_line_each(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "one.onnx", ONE_ONLY)
+    result = ortgpu("bench", str(path), "--allow-cpu", "--rounds", "5", env=NO_GPU)
+    assert result.returncode == 0, result
+    told = [line.partition(": Fail: ")[0] for line in result.stdout.splitlines() if line.startswith("not measured")]
+    assert told == [f"not measured: plain, run, map, pool, batch {batch}" for batch in (8, 64)]
+
+
+def test_where_no_batch_runs_it_is_the_inputs_or_the_model(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "one.onnx", ONE_ONLY)
+    result = ortgpu("bench", str(path), "--allow-cpu", "--batch", "2,3", env=NO_GPU)
+    assert result.returncode == 1, result
+    assert "requested shape:{1,4}" in result.stdout
+    assert "the model does not run on made-up inputs" in result.stdout
+
+
 def test_percentiles_are_those_of_the_calls() -> None:
     seconds = [number / 1000 for number in range(1, 202)]
     found = Latency.of(seconds)

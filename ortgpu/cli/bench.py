@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +89,8 @@ def bench(
     graph   GPUSession(cuda_graph=True).run
     pool    GPUSessionPool.map: all GPUs
 
-    Exit code 0: measured. 1: the model cannot be opened on the GPU, or does not run. 2: wrong usage, for instance a
-    batch size for a model whose batch dimension is fixed.
+    Exit code 0: measured, with one batch size at least. 1: the model cannot be opened on the GPU, or runs with none. 2:
+    wrong usage, for instance a batch size for a model whose batch dimension is fixed.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
@@ -210,9 +211,10 @@ class _Results:
             output.heading(console, "run with other layouts of images")
             columns_of_layouts = ("batch", "layout", "items/s", "to run", "quartiles", "p50 ms")
             output.table(console, columns_of_layouts, (_row(figure)[:-2] for figure in self.layouts))
-        for each in self.left_out:
-            batch = f", batch {each.batch}" if each.batch is not None else ""
-            output.line(console, f"not measured: {each.way}{batch}: {each.why}", style="yellow")
+        for (batch, why), alike in itertools.groupby(self.left_out, lambda each: (each.batch, each.why)):
+            ways = ", ".join(each.way for each in alike)
+            where = f", batch {batch}" if batch is not None else ""
+            output.line(console, f"not measured: {ways}{where}: {why}", style="yellow")
         if self.recommended:
             output.heading(console, "What these figures speak for")
         for sentence in self.recommended:
@@ -237,14 +239,18 @@ def _measure(
         feeds = _feeds(opened, batches, inputs)
         figures: list[Figure] = []
         with output.progress_bar("Measuring", len(feeds) * rounds * opened.steps) as step:
+            refused: Exception | None = None
             for batch, feed in feeds.items():
                 try:
                     figures += opened.measure(batch, feed, rounds, step)
                 except GPUError:
                     raise
-                except Exception as error:
-                    text = REFUSED if inputs is None else f"the model does not run on the inputs of {inputs}"
-                    raise _InputsRefusedError(text, error) from error
+                except Exception as error:  # noqa: BLE001 - many a model runs one batch size only, whatever it declares
+                    opened.leave_out(batch, error)
+                    refused = refused or error
+            if refused is not None and not figures:
+                text = REFUSED if inputs is None else f"the model does not run on the inputs of {inputs}"
+                raise _InputsRefusedError(text, refused) from refused
             layouts = opened.measure_layouts(feeds, rounds, step)
         return _Results(opened.session.device, figures, layouts, opened.left_out)
 
