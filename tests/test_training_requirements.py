@@ -22,6 +22,8 @@ from ortgpu.environment.training import (
     TrainingPackages,
     inspect_training,
 )
+from ortgpu.environment.variables import Variables
+from tests.made_facts import HEALTHY, part, resolution
 
 
 def gpu(index: int, capability: tuple[int, int], gigabytes: int) -> GPU:
@@ -67,6 +69,17 @@ def test_gpus(gpus: list[GPU], count: tuple[str, str], memory: tuple[str, str]) 
     found = statuses(with_gpus(*gpus))
     assert found["GPUs"] == count
     assert found["GPU memory"] == memory
+
+
+def test_gpus_that_this_process_is_not_shown_do_not_count() -> None:
+    two = with_gpus(gpu(0, (9, 0), 150), gpu(1, (9, 0), 12))
+    assert statuses(two)["GPUs"] == ("pass", "fail")
+    hidden = dataclasses.replace(two, variables=Variables({"CUDA_VISIBLE_DEVICES": "0"}, {}))
+    found = rows(hidden)
+    assert found["GPUs"].status_minimum == "fail"
+    assert (found["GPUs"].found or "").startswith("1: ")
+    assert "GPU-1" not in (found["GPUs"].found or "")
+    assert found["GPU memory"].status_minimum == "pass", "of the one that is left"
 
 
 def test_without_nvml_nothing_is_guessed_of_gpus() -> None:
@@ -208,6 +221,53 @@ def test_variables_of_a_build(leads_there: bool | None, expected: str) -> None:
     row = rows(build_variables=(BuildVariable("CUDA_HOME", "/cuda", "a toolkit", leads_there),))["CUDA_HOME"]
     assert (row.status_minimum, row.found) == (expected, "/cuda")
     assert "not promised" in row.note
+
+
+# The machine and its system
+
+
+@pytest.mark.parametrize(
+    ("needed", "soname", "cuda", "cudnn"),
+    [
+        (("libcudart.so.10.2",), "libcudnn.so.8", ("fail", "fail"), ("pass", "fail")),
+        (("libcudart.so.11.0",), "libcudnn.so.8", ("pass", "fail"), ("pass", "fail")),
+        (("libcudart.so.12",), "libcudnn.so.9", ("pass", "pass"), ("pass", "pass")),
+        (("libcudart.so.13",), "libcudnn.so.9", ("pass", "pass"), ("pass", "pass")),
+        ((), None, ("unknown", "unknown"), ("unknown", "unknown")),
+    ],
+)
+def test_cuda_and_cudnn_by_the_provider_file(
+    needed: tuple[str, ...], soname: str | None, cuda: tuple[str, str], cudnn: tuple[str, str]
+) -> None:
+    made = part("provider", needed=needed)(HEALTHY).environment
+    found = rows(dataclasses.replace(made, libraries=(resolution(soname),) if soname else ()))
+    assert (found["CUDA"].status_minimum, found["CUDA"].status_recommended) == cuda
+    assert (found["cuDNN"].status_minimum, found["cuDNN"].status_recommended) == cudnn
+    assert "is built for CUDA 11.8 and no other" in found["CUDA"].note
+    assert "links cuDNN 8" in found["cuDNN"].note
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "expected"),
+    [
+        ("Python", {"python": (3, 9, 21)}, ("fail", "fail")),
+        ("Python", {"python": (3, 10, 0)}, ("pass", "fail")),
+        ("Python", {"python": (3, 12, 1)}, ("pass", "pass")),
+        ("operating system", {"os_name": "Ubuntu 22.04.5 LTS"}, ("pass", "pass")),
+        ("operating system", {"os_name": "Debian GNU/Linux 12"}, ("pass", "fail")),
+        ("operating system", {"machine": "aarch64", "os_name": None}, ("fail", "unknown")),
+        ("operating system", {"system": "Darwin", "os_name": None}, ("fail", "unknown")),
+        ("memory", {"memory_total": 31 * 10**9}, ("fail", "fail")),
+        ("memory", {"memory_total": 32 * 10**9}, ("pass", "fail")),
+        ("memory", {"memory_total": 256 * 10**9}, ("pass", "pass")),
+        ("memory", {"memory_total": None}, ("unknown", "unknown")),
+    ],
+    ids=str,
+)
+def test_system(row: str, changes: dict[str, Any], expected: tuple[str, str]) -> None:
+    made = part("host", **changes)(HEALTHY).environment
+    assert statuses(made)[row] == expected
+    assert "the CUDA wheels of onnxruntime-training end at Python 3.11" in rows(made)["Python"].note
 
 
 def test_this_machine_has_every_row_of_the_table() -> None:
