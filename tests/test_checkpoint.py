@@ -197,6 +197,30 @@ def test_what_to_do_about_a_folder(job: Path, monkeypatch: pytest.MonkeyPatch, c
     assert sorted(os.listdir(job)) == ["step-1", "step-2"]
 
 
+SAID_BY_ONNX_RUNTIME = (  # 1.19.2, on a tmpfs of 1 MB
+    "/onnxruntime_src/orttraining/orttraining/python/orttraining_pybind_state.cc:937 onnxruntime::python::"
+    "addObjectMethodsForTraining(pybind11::module&)::<lambda(onnxruntime::training::api::CheckpointState*, const "
+    "std::string&, bool)> [ONNXRuntimeError] : 1 : FAIL : checkpoint.cc:231 ToFile Failed to save checkpoint to file: "
+    "{path}. error:{text} errno:{code}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "fixes"), [(errno.ENOSPC, ["make room there"]), (errno.EACCES, ["name a folder"]), (errno.EIO, [])]
+)
+def test_what_to_do_where_onnx_runtime_cannot_write(job: Path, code: int, fixes: list[str]) -> None:
+    """The state is the large file of a checkpoint, and what fails for it is no OSError."""
+
+    class Full(Recorded):
+        @staticmethod
+        def save_checkpoint(state: Recorded, checkpoint_uri: str, include_optimizer_state: bool = False) -> None:
+            raise RuntimeError(SAID_BY_ONNX_RUNTIME.format(path=checkpoint_uri, text=os.strerror(code), code=code))
+
+    error = problem(lambda: checkpoint.save(job, 3, Full(), rank=TWO))
+    assert [fix.partition(":")[0][: len(begin)] for fix, begin in zip(error.fixes, fixes, strict=True)] == fixes
+    assert sorted(os.listdir(job)) == ["step-1", "step-2"]
+
+
 def test_a_file_that_is_not_there(job: Path) -> None:
     error = problem(lambda: checkpoint.save(job, 3, files=["/no/such/file"], rank=TWO))
     assert "/no/such/file" in error.evidence[0]

@@ -35,6 +35,7 @@ _PARTIAL: Final = ".partial-"
 _NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
 _PHASE: Final = "checkpoint"
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # of folders, on file systems that cannot: PostgreSQL's fsync_fname
+_SAID: Final = re.compile(r"errno:([0-9]{1,9})\s*$")  # by ONNX Runtime, which raises a bare RuntimeError
 _FIXES: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there: older checkpoints may be deleted, a folder each"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a folder that this user may write to"),
@@ -330,9 +331,12 @@ def _sync(path: Path) -> None:
 
 
 def _fixes(error: Exception, sources: Iterable[Path]) -> list[Fix]:
-    if isinstance(error, OSError) and error.errno in _FIXES and error.filename not in map(str, sources):
-        return [manual(_FIXES[error.errno])]
-    return []
+    if isinstance(error, OSError):
+        code = error.errno if error.filename not in map(str, sources) else None
+    else:
+        said = _SAID.search(str(error))
+        code = int(said[1]) if said is not None else None
+    return [manual(_FIXES[code])] if code in _FIXES else []
 
 
 def _unreadable(folder: Path, error: OSError) -> DistributedError:

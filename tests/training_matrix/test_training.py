@@ -84,3 +84,43 @@ except Exception as error:
 """
     done = call(training, str(bin_of(training) / "python"), "-c", code)
     assert done.stdout.startswith(f"DistributedError ONNX Runtime cannot read {tmp_path}/step-1/state.ckpt"), done
+
+
+FULL = """
+import os, sys
+from onnxruntime.training.api import CheckpointState
+from ortgpu.distributed import Rank, checkpoint
+
+artifacts, folder = sys.argv[1:]
+state = CheckpointState.load_checkpoint(artifacts + "/checkpoint")
+state.properties["notes"] = "x" * 20_000  # more than ONNX Runtime's stream holds back until it is closed
+older = os.path.join(folder, "older")
+with open(older, "wb", buffering=0) as file:
+    while True:
+        try:
+            file.write(bytes(4096))
+        except OSError:
+            break
+try:
+    checkpoint.save(folder, 1, state, rank=Rank(0, 1, 0, 1))
+except Exception as error:
+    print(type(error).__name__, *error.evidence, *error.fixes)
+print(sorted(os.listdir(folder)))
+os.remove(older)
+checkpoint.save(folder, 1, state, rank=Rank(0, 1, 0, 1))
+print(checkpoint.load(folder).load_state() is not None)
+"""
+
+
+def test_a_full_disk(artifacts: Path, training: Path, tmp_path: Path) -> None:
+    """In the words of ONNX Runtime, which writes the state; and there is room again where the fix is followed."""
+    mounted = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"', str(tmp_path)]
+    tried = call(training, *mounted, "true")
+    if tried.returncode:
+        pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
+    done = call(training, *mounted, str(bin_of(training) / "python"), "-c", FULL, str(artifacts), str(tmp_path))
+    assert done.returncode == 0, done
+    assert "DistributedError" in done.stdout, done
+    assert "orttraining_pybind_state.cc" in done.stdout, done
+    assert "make room there: older checkpoints may be deleted" in done.stdout, done
+    assert done.stdout.endswith("['older']\nTrue\n"), done
