@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -351,6 +352,20 @@ def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
         text = re.sub(r"\x1b\[[0-9;?]*\w", "", stream.getvalue())
         assert ("Measuring" in text and "2/2" in text) == shown
         assert (ESCAPE in stream.getvalue()) == shown
+
+
+@pytest.mark.parametrize(("error", "last"), [(None, "4/4"), (KeyboardInterrupt, "1/4")])
+def test_a_bar_is_full_where_steps_were_left_out(
+    error: type[BaseException] | None, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with contextlib.suppress(KeyboardInterrupt), output.progress_bar("Measuring", 4) as step:
+        step()
+        if error is not None:
+            raise error
+    assert re.findall(r"\d/4", re.sub(r"\x1b\[[0-9;?]*\w", "", stream.getvalue()))[-1] == last
 
 
 @pytest.fixture

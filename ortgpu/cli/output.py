@@ -93,6 +93,7 @@ def progress_bar(text: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(text, total=total)
         yield lambda: bar.advance(task)
+        bar.update(task, completed=total)  # what was left out will not come
 
 
 def line(console: Console, text: str = "", style: str | None = None) -> None:
