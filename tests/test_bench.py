@@ -318,6 +318,24 @@ def test_the_best_way_is_recommended_for_time_and_for_items() -> None:
     ]
 
 
+def test_of_ways_that_do_not_differ_the_plainest_is_recommended() -> None:
+    """A pool over one GPU does what map does: by how much is a matter of luck."""
+    plain = figure("plain", 8, 100, None)
+    assert recommend([plain, figure("map", 8, 240, 2.40), figure("pool", 8, 241, 2.41)]) == [
+        f"Batch 8, most items a second: {WAYS['map']}, 2.40 times plain run."
+    ]
+    assert recommend(
+        [plain, figure("run", 8, 139, 1.39), figure("graph", 8, 140, 1.4), figure("pool", 8, 260, 2.6)]
+    ) == [
+        f"Batch 8, shortest time for a request: {WAYS['run']}, 1.39 times plain run.",
+        f"Batch 8, most items a second: {WAYS['pool']}, 2.60 times plain run.",
+    ]
+    # One that scatters does not stand for the best because it came near that now and then
+    assert recommend([plain, figure("map", 8, 180, 1.8, 0.4), figure("pool", 8, 240, 2.4)]) == [
+        f"Batch 8, most items a second: {WAYS['pool']}, 2.40 times plain run."
+    ]
+
+
 # Inputs with a batch
 
 
