@@ -79,18 +79,31 @@ def _construct(
     with its weights in place."""
     of_provider = {name: value for name, (value, _) in chosen.items() if name != THREADS}
     providers = asked.with_cuda_options(of_provider).as_arguments()
-    weights = weights_in_place(heavy) if heavy is not None else None
-    if weights is not None:
-        options = _with_threads(weights.options, chosen)
-        if _opens(construct, weights.structure, options, providers, request):
-            _name_model(session, request.model, _with_threads(recording(None), chosen))
-            return True
-        del options
-    weights = None  # and with them the mapping
+    if heavy is not None and _opens_with_weights_in_place(session, construct, request, heavy, providers, chosen):
+        return True
     if not chosen:
         return False
     options = _with_threads(recording(request.sess_options), chosen)
     return _opens(construct, request.model, options, providers, request)
+
+
+def _opens_with_weights_in_place(
+    session: Any,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    model: Model,
+    providers: Any,
+    chosen: dict[str, tuple[str, str]],
+) -> bool:
+    """By itself, so that a session that does not open leaves no mapping behind for the next."""
+    weights = weights_in_place(model)
+    if weights is None:
+        return False
+    options = _with_threads(weights.options, chosen)
+    if not _opens(construct, weights.structure, options, providers, request):
+        return False
+    _name_model(session, request.model, _with_threads(recording(None), chosen))
+    return True
 
 
 def _with_threads(options: Any, chosen: dict[str, tuple[str, str]]) -> Any:

@@ -148,10 +148,9 @@ def recording(options: Any) -> Any:
 
 def read_placement(session: Any, *, without_options: bool = False) -> Placement:
     """The placement that ``session``, an InferenceSession, recorded when it was made. ``without_options``: its caller
-    gave no SessionOptions, so that these need not be asked for what is not there, which takes 50 µs and more each."""
-    if _is_of_ort_format(
-        session, without_options=without_options
-    ):  # nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)
+    gave no SessionOptions, so that these need not be asked for entries that are not there, which takes 50 µs each."""
+    # Then nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)
+    if _is_of_ort_format(session, without_options=without_options):
         return UNKNOWN_IN_OWN_FORMAT
     try:
         # Not by methods: a class that somebody derived may have answers of its own
