@@ -83,8 +83,7 @@ def hidden_from_the_loader(soname: str, env: Mapping[str, str]) -> list[str]:
 def with_little_shared_memory(env: Mapping[str, str]) -> list[str]:
     """What starts a process for which /dev/shm has 64 KiB, as in a container it has 64 MiB; skips where that is
     refused."""
-    lines = ["mount --make-rprivate /", "mount -t tmpfs -o size=64k tmpfs /dev/shm", 'exec "$@"']
-    before = ["unshare", "--mount", "sh", "-ec", "\n".join(lines), "sh"]
+    before = _with_mounts(["mount -t tmpfs -o size=64k tmpfs /dev/shm"])
     tried = run_child([*before, sys.executable, "-S", "-c", ""], env=env, deadline=30)
     if tried.returncode:
         pytest.skip(f"/dev/shm cannot be made small here: {tried.stderr.strip()}")
@@ -92,10 +91,14 @@ def with_little_shared_memory(env: Mapping[str, str]) -> list[str]:
 
 
 def _covering(folders: Iterable[Path], pattern: str) -> list[str]:
-    lines = ["mount --make-rprivate /", "cover=$(mktemp -d)", 'mount -t tmpfs tmpfs "$cover"']
+    lines = ["cover=$(mktemp -d)", 'mount -t tmpfs tmpfs "$cover"']
     for number, folder in enumerate(folders):
         upper, work, place = f'"$cover"/upper{number}', f'"$cover"/work{number}', shlex.quote(str(folder))
         options = f"lowerdir={place},upperdir={upper},workdir={work}"
         lines += [f"mkdir {upper} {work}", f"mount -t overlay overlay -o {options} {place}", f"rm {place}/{pattern}"]
-    lines += ['umount --lazy "$cover"', 'rmdir "$cover"', 'exec "$@"']
-    return ["unshare", "--mount", "sh", "-ec", "\n".join(lines), "sh"]
+    return _with_mounts([*lines, 'umount --lazy "$cover"', 'rmdir "$cover"'])
+
+
+def _with_mounts(lines: Iterable[str]) -> list[str]:
+    """What starts a process in a mount namespace of its own, after these lines of a shell."""
+    return ["unshare", "--mount", "sh", "-ec", "\n".join(["mount --make-rprivate /", *lines, 'exec "$@"']), "sh"]

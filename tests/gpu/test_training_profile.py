@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from benchmarks.common import GPUs, child_environment, run_child
+from tests.lab.launchers import AS_ROOT
 
 pytestmark = pytest.mark.gpu(count=2)
-
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as containers run
 
 
 @pytest.fixture

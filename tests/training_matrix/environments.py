@@ -18,6 +18,7 @@ import pytest
 from tests.lab import ChildResult, Machine
 from tests.lab.environments import network_variables
 from tests.lab.fixtures import Lab
+from tests.lab.launchers import AS_ROOT
 
 MARKS = [
     pytest.mark.matrix,
@@ -38,7 +39,6 @@ REQUIREMENTS = (
     *NEEDED_BY_ORTGPU,
 )
 GPU_RELEASE = "1.31.1"
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 PROGRAMS = str(ROOT / "tests/training_programs.py")
 
 

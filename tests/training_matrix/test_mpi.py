@@ -10,7 +10,8 @@ import pytest
 
 from tests.lab import Machine
 from tests.lab.fixtures import Lab
-from tests.training_matrix.environments import AS_ROOT, DEADLINE, MARKS, bin_of, call, diagnosis, mend, problems
+from tests.lab.launchers import AS_ROOT
+from tests.training_matrix.environments import DEADLINE, MARKS, bin_of, call, diagnosis, mend, problems
 
 pytestmark = MARKS
 
