@@ -149,19 +149,18 @@ def recording(options: Any) -> Any:
 def read_placement(session: Any, *, without_options: bool = False) -> Placement:
     """The placement that ``session``, an InferenceSession, recorded when it was made. ``without_options``: its caller
     gave no SessionOptions, so that these need not be asked for entries that are not there, which takes 50 µs each."""
-    # Then nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)
-    if _is_of_ort_format(session, without_options=without_options):
-        return UNKNOWN_IN_OWN_FORMAT
     try:
         # Not by methods: a class that somebody derived may have answers of its own
         inner = session._sess
         assigned = inner.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError, TypeError):
-        return UNKNOWN
+        return _unknown(session, without_options=without_options)
     except Exception as error:  # ONNX Runtime's Fail when recording is off: its classes derive from Exception alone
         if type(error).__module__.startswith("onnxruntime"):
-            return UNKNOWN
+            return _unknown(session, without_options=without_options)
         raise
+    if not assigned and _is_of_ort_format(session, without_options=without_options):
+        return UNKNOWN_IN_OWN_FORMAT
     strings = _nodes_on_strings(session, inner)
     nodes = []
     for part in assigned:
@@ -222,7 +221,12 @@ def _name_of(node: Any) -> str:
     return name
 
 
+def _unknown(session: Any, *, without_options: bool) -> Placement:
+    return UNKNOWN_IN_OWN_FORMAT if _is_of_ort_format(session, without_options=without_options) else UNKNOWN
+
+
 def _is_of_ort_format(session: Any, *, without_options: bool) -> bool:
+    """Of such a model nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)."""
     options = None if without_options else getattr(session, "_sess_options", None)
     said = config_entry(options, "session.load_model_format") if options is not None else None
     model = _model_of(session)
