@@ -22,6 +22,7 @@ from ortgpu.timing import in_turns
 LARGEST_OF_GRAPHS = 8  # batches that may gain by a CUDA graph
 BYTES_OF_A_ROUND = 128 << 20  # of an input that is staged, by each way to do it
 DIFFERENT_FEEDS = 4  # arrays that take turns, so that no cache holds all of a large batch
+_RANK_OF_IMAGES = 4
 
 
 def ours(model: str, device: str, **arguments: Any) -> Any:
@@ -118,8 +119,8 @@ def in_pinned_memory(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
 def other_libraries(
     model: str, plain: Any, feeds: list[dict[str, Any]], batches: int, device: str, why_not: dict[str, str]
 ) -> dict[str, Callable[[], None]]:
-    """PyTorch's eager mode, torch.compile and optimum, from ordinary arrays to arrays; ``why_not`` gets what does not
-    work here."""
+    """PyTorch's eager mode and torch.compile, with images in channels-last as well, and optimum, from ordinary arrays to
+    arrays; ``why_not`` gets what does not work here."""
     actions: dict[str, Callable[[], None]] = {}
     try:
         torch: Any = importlib.import_module("torch")
@@ -136,11 +137,19 @@ def other_libraries(
             for array in itertools.islice(itertools.cycle(inputs), batches):
                 run(array.to(device)).cpu()
 
+    def channels_last(compiled: bool) -> Callable[..., Any]:
+        made = models.TORCH[model]()[0].to(device, memory_format=torch.channels_last)
+        run = torch.compile(made) if compiled else made
+        return lambda images: run(images.contiguous(memory_format=torch.channels_last))
+
     makers: dict[str, Callable[[], Callable[..., Any]]] = {
         "torch eager": lambda: models.TORCH[model]()[0].to(device),
         "torch.compile": lambda: torch.compile(models.TORCH[model]()[0].to(device)),
         "optimum": lambda: optimum_run(plain),
     }
+    if inputs[0].ndim == _RANK_OF_IMAGES:
+        makers["torch eager, channels-last"] = lambda: channels_last(compiled=False)
+        makers["torch.compile, channels-last"] = lambda: channels_last(compiled=True)
     for name, make in makers.items():
         try:
             run = make()
