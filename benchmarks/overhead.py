@@ -165,6 +165,9 @@ class Benchmark:
     def session_resnet50(self) -> Figure:
         return self._construct("resnet50")
 
+    def session_resnet50_options(self) -> Figure:
+        return self._construct("resnet50", with_options=True)
+
     def _construct(self, name: str, *, with_options: bool = False) -> Figure:
         arguments = {"model": made_model(name), "rounds": self.repeats.construct, "with_options": with_options}
         child = run_worker("construct", arguments)
@@ -324,6 +327,11 @@ FIGURES: Figures[Benchmark] = {
     "session-conv": ("session, one convolution, warm", True, Benchmark.session_conv),
     "session-options": ("session, one convolution, with SessionOptions", True, Benchmark.session_options),
     "session-resnet50": ("session, ResNet-50, warm", True, Benchmark.session_resnet50),
+    "session-resnet50-options": (
+        "session, ResNet-50, with SessionOptions",
+        True,
+        Benchmark.session_resnet50_options,
+    ),
     "run-small": ("run, tiny model, a call", True, Benchmark.run_small),
     "cold-small": ("cold start to first result, tiny model", True, Benchmark.cold_small),
     "cold-resnet50": ("cold start to first result, ResNet-50", True, Benchmark.cold_resnet50),

@@ -119,8 +119,8 @@ def in_pinned_memory(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
 def other_libraries(
     model: str, plain: Any, feeds: list[dict[str, Any]], batches: int, device: str, why_not: dict[str, str]
 ) -> dict[str, Callable[[], None]]:
-    """PyTorch's eager mode and torch.compile, with images in channels-last as well, and optimum, from ordinary arrays to
-    arrays; ``why_not`` gets what does not work here."""
+    """PyTorch eagerly and compiled, with images channels-last as well, and optimum, from ordinary arrays to arrays;
+    ``why_not`` gets what does not work here."""
     actions: dict[str, Callable[[], None]] = {}
     try:
         torch: Any = importlib.import_module("torch")
