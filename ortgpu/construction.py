@@ -7,13 +7,14 @@ import logging
 import os
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .cpu_threads import COUNT, THREADS, needs_no_more, options_with_few_threads
 from .cudnn_handles import HANDLES, needs_none, options_without_handles
 from .layout import options_for_layout
 from .lifetime import HELD_BY_ONNXRUNTIME
 from .model_questions import in_memory_if_small
+from .model_structure import Model
 from .placement import Placement, read_placement, recording
 from .providers import CPU, CUDA, ProviderList
 from .signal_handlers import is_of_a_handler
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from .opening import SessionRequest
 
 logger = logging.getLogger("ortgpu")
-
-Model: TypeAlias = str | bytes | os.PathLike[str]
 
 
 class Constructed(NamedTuple):

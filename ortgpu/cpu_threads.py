@@ -11,6 +11,7 @@ from typing import Any
 
 from . import cudnn_handles, layout
 from .model_questions import has_only
+from .model_structure import Model
 from .placement import Placement
 from .providers import CPU, CUDA, ProviderList
 from .runtime import load_runtime
@@ -32,7 +33,7 @@ _MOST_READ = 2_000  # fields of the file, some 2 ms
 
 
 def options_with_few_threads(
-    model: str | bytes | os.PathLike[str], given: ProviderList, options: Any, *, is_network_of_images: bool
+    model: Model, given: ProviderList, options: Any, *, is_network_of_images: bool
 ) -> dict[str, tuple[str, str]]:
     """``CHOSEN`` for a session that needs no more, else nothing.
 

@@ -7,11 +7,11 @@ back: 100 MB after ten thousand sessions, of plain ONNX Runtime as well.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from .errors import LibraryNotFoundError, ProviderOptionError, manual
 from .model_questions import has_only
+from .model_structure import Model
 from .placement import RECORDING_KEY, Placement, cudnn_operators
 from .providers import CPU, CUDA, ProviderList
 from .runtime import load_runtime
@@ -41,9 +41,7 @@ OPERATORS = frozenset(
 _MOST_READ = 2_000  # fields of the file, some 2 ms: what a larger one would gain is little of what it takes
 
 
-def options_without_handles(
-    model: str | bytes | os.PathLike[str], given: ProviderList, options: Any
-) -> dict[str, tuple[str, str]]:
+def options_without_handles(model: Model, given: ProviderList, options: Any) -> dict[str, tuple[str, str]]:
     """``CHOSEN`` for a session that needs no handle, else nothing.
 
     ``given`` and ``options``, which may be None, are what its caller asked for.
@@ -57,7 +55,7 @@ def options_without_handles(
     return dict(CHOSEN) if needs_no_cudnn(model) else {}
 
 
-def needs_no_cudnn(model: str | bytes | os.PathLike[str]) -> bool:
+def needs_no_cudnn(model: Model) -> bool:
     """Whether all operators of a model are known to compute without cuDNN. False for what is no model, and for one with
     more parts than are read here."""
     return has_only(model, OPERATORS, _MOST_READ)

@@ -8,11 +8,11 @@ it follows such a node.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, TypeAlias
 
 from .model_questions import is_so
+from .model_structure import Model
 from .protobuf import Extent, Reader
 
 Key: TypeAlias = tuple[str, str]  # operator and name of a node
@@ -54,9 +54,7 @@ def may_compute(operators: Iterable[str], release: tuple[int, ...]) -> bool:
     return not first <= release[:2] <= last or not _LACKING.isdisjoint(operators)
 
 
-def computing_nodes(
-    model: str | bytes | os.PathLike[str], inputs: Iterable[str], placed: Mapping[Key, Place]
-) -> frozenset[Key]:
+def computing_nodes(model: Model, inputs: Iterable[str], placed: Mapping[Key, Place]) -> frozenset[Key]:
     """Those of the doubtful nodes that take data and nothing of a shape. ``inputs``: names of what a run is given.
 
     A node that the model file does not have, because ONNX Runtime made it, is not among them, nor is one of which

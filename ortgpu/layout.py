@@ -15,13 +15,13 @@ an illegal instruction (error 715, cuDNN 9.19).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import onnxruntime
 
 from .model_questions import STANDARD, is_so
+from .model_structure import Model
 from .protobuf import Extent, Reader
 from .providers import CPU, CUDA, ProviderList
 from .runtime import load_runtime
@@ -66,7 +66,7 @@ _SOON_SEARCHED = 1 << 20  # bytes, a tenth of a millisecond
 
 
 def options_for_layout(
-    model: str | bytes | os.PathLike[str], given: ProviderList, options: Any, capability: tuple[int, int] | None
+    model: Model, given: ProviderList, options: Any, capability: tuple[int, int] | None
 ) -> dict[str, tuple[str, str]]:
     """``LAYOUT_OPTIONS`` for a session that gains by them on a GPU of this capability, else nothing.
 
@@ -89,7 +89,7 @@ def _leave_it_open(options: Any) -> bool:
     return not options.optimized_model_filepath  # it would hold operators that only sessions with this layout have
 
 
-def gains_channels_last(model: str | bytes | os.PathLike[str]) -> bool:
+def gains_channels_last(model: Model) -> bool:
     """Whether a model is one of those that gain. False for what is no model: ONNX Runtime says what is wrong with it.
 
     Reads no weights: a few milliseconds for a network of which a session takes a hundred.

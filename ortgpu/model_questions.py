@@ -6,7 +6,7 @@ import mmap
 import os
 from collections.abc import Callable, Collection
 
-from .model_structure import open_model
+from .model_structure import Model, open_model
 from .protobuf import Extent, Reader
 
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
@@ -14,7 +14,7 @@ STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node an
 _SMALL = 256 << 10  # bytes
 
 
-def is_so(model: str | bytes | os.PathLike[str], judge: Callable[[Reader], bool], most: int) -> bool:
+def is_so(model: Model, judge: Callable[[Reader], bool], most: int) -> bool:
     """What ``judge`` says of a reader of a model, which reads ``most`` fields. False for what is no model: ONNX Runtime
     says what is wrong with it."""
     try:
@@ -26,7 +26,7 @@ def is_so(model: str | bytes | os.PathLike[str], judge: Callable[[Reader], bool]
         return False
 
 
-def in_memory_if_small(model: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
+def in_memory_if_small(model: Model) -> Model:
     """What is in a small file, for whoever asks several questions: to map it for each takes longer than to read it.
     Else ``model`` as it is."""
     if isinstance(model, bytes):
@@ -38,7 +38,7 @@ def in_memory_if_small(model: str | bytes | os.PathLike[str]) -> str | bytes | o
         return model
 
 
-def has_only(model: str | bytes | os.PathLike[str], operators: Collection[bytes], most: int) -> bool:
+def has_only(model: Model, operators: Collection[bytes], most: int) -> bool:
     """Whether all nodes of a model are among these ``operators`` of ONNX's own. False for what is no model, and for one
     with more than ``most`` fields."""
 

@@ -34,6 +34,7 @@ from .errors import (
     ProviderRequestError,
     manual,
 )
+from .model_structure import Model
 from .models import read_collective_operators, read_model
 from .placement import CPUNodesWarning, Placement
 from .preloading import PreloadReport
@@ -48,7 +49,7 @@ _has_opened = False  # a session, and ONNX Runtime its provider for it
 class SessionRequest:
     """What the caller of a constructor asked for."""
 
-    model: str | bytes | os.PathLike[str]
+    model: Model
     sess_options: Any = None
     providers: Sequence[Any] | None = None
     provider_options: Sequence[dict[Any, Any]] | None = None

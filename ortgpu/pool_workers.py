@@ -13,6 +13,7 @@ from .background import Task
 from .devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
 from .environment.cuda import initialise
 from .errors import GPUError, ProviderRequestError, manual
+from .model_structure import Model
 from .threads import Threads
 
 # With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
@@ -36,7 +37,7 @@ class Worker(Threads):
 
 def open_workers(
     workers: list[Worker],
-    model: str | bytes | os.PathLike[str],
+    model: Model,
     devices: str | Iterable[Device | DeviceRequest],
     sessions_per_device: int,
     options: dict[str, Any],

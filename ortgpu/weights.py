@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime
 
 from . import dlpack
-from .model_structure import MovedTensor, open_model, with_values_elsewhere
+from .model_structure import Model, MovedTensor, open_model, with_values_elsewhere
 from .models import LARGEST, is_ort_format
 from .placement import recording
 from .runtime import load_runtime
@@ -51,7 +51,7 @@ class Weights(NamedTuple):
     options: Any
 
 
-def weights_in_place(model: str | bytes | os.PathLike[str]) -> Weights | None:
+def weights_in_place(model: Model) -> Weights | None:
     """None for a model that gains nothing by it, has external data already, or is none: ONNX Runtime says what is
     wrong with it.
 
@@ -78,7 +78,7 @@ def _with_values(content: bytes | mmap.mmap, structure: bytes, moved: Sequence[M
     return Weights(structure, options)
 
 
-def _content(model: str | bytes | os.PathLike[str]) -> bytes | mmap.mmap | None:
+def _content(model: Model) -> bytes | mmap.mmap | None:
     # Elsewhere than on Linux it was not tried
     if sys.platform != "linux" or load_runtime().release not in _RELEASES or is_ort_format(model):
         return None
