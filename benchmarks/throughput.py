@@ -61,7 +61,7 @@ class Benchmark:
             "batches a round": batches,
             "samples a second": {key: f"{batch / statistics.median(values):.0f}" for key, values in per_second.items()},
             **{key: spread(values) for key, values in per_second.items() if key not in ("ours", "plain")},
-            **{f"ours / {key}": ratio(seconds["ours"], values) for key, values in beside.items() if "ours" not in key},
+            **{f"ours / {key}": ratio(seconds["ours"], values) for key, values in beside.items() if "device" in key},
             **{f"ours / {key}": ratio(others["ours"], values) for key, values in others.items() if key != "ours"},
             **{f"left out: {key}": why for key, why in reports.get("left out", {}).items()},
         }
