@@ -97,11 +97,18 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
     # A binding says of an input that is missing only what some node says of it; None would be taken for NaN
     given = {name: value for name, value in feed.items() if value is not None}
     session._validate_input(list(given))
+    overridable = {each.name for each in session._overridable_initializers}
+    kept = []  # a binding on the CPU has no more than the address of an array
     for name, value in (with_values(session, given) or given).items():
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_input(name, value)
+            continue
+        array = np.asarray(value, _dtype_of(session, name, value), order="C")
+        if name in overridable:  # of which bind_cpu_input does not know
+            kept.append(onnxruntime.OrtValue.ortvalue_from_numpy(array))
+            binding.bind_ortvalue_input(name, kept[-1])
         else:
-            binding.bind_cpu_input(name, np.asarray(value, _dtype_of(session, name, value), order="C"))
+            binding.bind_cpu_input(name, array)
     device = lifetime.device_of(session)
     names = list(output_names or [output.name for output in session._outputs_meta])
     for name in names:
@@ -116,7 +123,8 @@ def _dtype_of(session: Any, name: str, value: Any) -> Any:
     """As which numbers that are in no array are meant, which ``run`` knows: the type that the model declares."""
     if isinstance(value, np.ndarray):
         return None
-    return next((DTYPES.get(each.type) for each in session._inputs_meta if each.name == name), None)
+    declared = (*session._inputs_meta, *session._overridable_initializers)
+    return next((DTYPES.get(each.type) for each in declared if each.name == name), None)
 
 
 def _is_foreign(value: Any) -> bool:

@@ -233,6 +233,23 @@ def test_an_optional_input_may_be_none() -> None:
     assert found == [[False, False]] * 2
 
 
+def test_an_input_with_a_value_of_its_own_may_be_given_another() -> None:
+    """An initialiser that is an input too, as models have them that were exported with them as inputs."""
+    found = with_arrays("""
+        session = GPUSession(model("t (float[n] x, float[1] w) => (float[n] y) <float[1] w = {5}> { y = Add(x, w) }"))
+        x, w = np.zeros(2, np.float32), np.full(1, 7, np.float32)
+        feeds = {"x": x}, {"x": x, "w": w}, {"w": np.repeat(w, 2)[::2], "x": x}, {"x": x, "w": Foreign(w)}
+        kept = [session.run_on_device(None, feed)[0].numpy().tolist() for feed in (*feeds, {"x": x, "w": [7]})]
+        wrong = [outcome(lambda: session.run_on_device(None, {"x": x, **given}))["type"]
+                 for given in ({"w": np.zeros(1)}, {"v": w})]
+        report([kept, [session.run(None, feed)[0].tolist() for feed in feeds], wrong])
+    """)
+    kept, by_run, wrong = found
+    assert kept == [[5, 5]] + [[7, 7]] * 4
+    assert by_run == kept[:4]
+    assert wrong == ["RuntimeError"] * 2
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is in no extra, and not installed here")
 def test_tensors_of_pytorch() -> None:
     found = child(
