@@ -21,7 +21,9 @@ from benchmarks.common import GPUs, child_environment, run_child
 from ortgpu import measuring
 from ortgpu.__main__ import main
 from ortgpu.cli import inputs, output
+from ortgpu.cli.bench import _Results
 from ortgpu.cli.model import example_model
+from ortgpu.devices import Device
 from ortgpu.errors import catalogue
 from ortgpu.measuring import WAYS, Figure, Latency, Spread, recommend
 from tests.command_line import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
@@ -286,6 +288,17 @@ def figure(way: str, batch: int | None, rate: float, ratio: float | None, spread
     ratios = None if ratio is None else Spread(ratio * (1 - spread), ratio, ratio * (1 + spread))
     latency = Latency(1 / rate, 1 / rate, None, 10) if way in ("plain", "run", "graph") else None
     return Figure(way, batch, around, ratios, latency)
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"),
+    [(0.043, "0.043"), (0.4, "0.4"), (1.66, "1.66"), (38.46, "38.5"), (99.96, "100"), (1234.5, "1,234")],
+)
+def test_items_a_second_of_a_slow_model_are_told_apart_from_none(
+    rate: float, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _Results(Device("cuda", 0, *[None] * 5), [figure("plain", 1, rate, None)], [], []).show(output.stdout(), "model")
+    assert capsys.readouterr().out.splitlines()[2].split()[:3] == ["1", "plain", shown]
 
 
 def test_nothing_is_said_of_a_difference_within_the_spread() -> None:

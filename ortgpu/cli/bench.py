@@ -281,11 +281,15 @@ def _row(figure: Figure) -> tuple[str, ...]:
     return (
         "fixed" if figure.batch is None else str(figure.batch),
         figure.way,
-        f"{figure.rate.median:,.0f}",
+        _rate(figure.rate.median),
         f"{ratio.median:.2f}" if ratio else "",
         f"{ratio.low:.2f} - {ratio.high:.2f}" if ratio else "",
         *("" if each is None else f"{each * 1e3:.3f}" for each in percentiles),
     )
+
+
+def _rate(items: float) -> str:
+    return f"{items:,.0f}" if items >= 99.5 else f"{items:.3g}"  # a large model may do less than one a second
 
 
 def _spread(spread: Spread) -> dict[str, object]:
