@@ -81,7 +81,8 @@ def refuse_on_gpu(feed: Any) -> None:
     """
     for name, value in feed.items() if isinstance(feed, Mapping) else ():
         if isinstance(value, onnxruntime.OrtValue):
-            on_gpu = value.device_name() not in ("cpu", "cuda_pinned")
+            has_device = value.is_tensor() or value.is_sparse_tensor()  # of others ONNX Runtime raises
+            on_gpu = has_device and value.device_name() not in ("cpu", "cuda_pinned")
         else:
             on_gpu = _is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)
         if on_gpu:

@@ -127,6 +127,27 @@ def test_arrays_on_a_gpu_are_refused() -> None:
     assert found["on the CPU"] == {"returned": 7.0}
 
 
+def test_values_that_are_no_tensors_are_on_no_gpu() -> None:
+    """A sequence that one model gave is for the next one: it has no device that could be asked for."""
+    found = child("""
+        import onnx.parser, onnxruntime
+        def model(text):
+            return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text).SerializeToString()
+        twice = model("t (float[n] x) => (seq(float[n]) s) { s = SequenceConstruct(x, x) }")
+        length = model("t (seq(float[n]) s) => (int64 n) { n = SequenceLength(s) }")
+        given = {"x": onnxruntime.OrtValue.ortvalue_from_numpy(np.ones(3, np.float32))}
+        with ortgpu.GPUSession(twice, allow_cpu=True) as session:
+            (pair,) = session.run_with_ort_values(None, given)
+        with GPUSessionPool(length, allow_cpu=True) as made:
+            report("run", outcome(lambda: int(made.run(None, {"s": pair})[0])))
+            report("map", outcome(lambda: [int(outputs[0]) for outputs in made.map([{"s": pair}] * 2)]))
+            report("wrong", outcome(lambda: made.run(None, {"s": given["x"]})))
+    """)
+    assert found["run"] == {"returned": 2}
+    assert found["map"] == {"returned": [2, 2]}
+    assert found["wrong"]["type"] == "InvalidArgument"
+
+
 def test_a_failure_that_nobody_looks_at_holds_no_arrays() -> None:
     found = child("""
         gc.collect()
