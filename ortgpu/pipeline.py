@@ -167,6 +167,7 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
                     ended, error = True, raised  # raised after the results of the feeds before it
             if not pending:
                 break
+            pending[0].exception()  # an interrupt, while it waits, leaves it among those that are waited for at the end
             yield pending.popleft().result()
         if error is not None:
             try:

@@ -67,3 +67,25 @@ def test_map_that_is_left_early_leaves_nothing_running() -> None:
     assert found["first"] == 0
     assert found["left"] == [0, 0, True]
     assert found["after"] == 1
+
+
+def test_an_interrupt_while_it_waits_for_a_result_leaves_nothing_running() -> None:
+    """The run whose result is waited for reads the caller's arrays, as those after it do."""
+    found = child("""
+        with open_pool(1) as made:
+            watched = Watched(made.sessions[0], gate := Gate())
+            results = made.map([feed(1)] * 3, in_flight=1)
+            def interrupt():
+                gate.wait_for(1)
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.5)
+                gate.opened.set()
+            interrupting = threading.Thread(target=interrupt)
+            interrupting.start()
+            raised = outcome(lambda: next(results))["type"]
+            report("left", [raised, watched.at_once, made._serving[0].busy, watched.calls, next(results, "ended")])
+            interrupting.join()
+            report("after", value_of(made.run(None, feed(1))))
+    """)
+    assert found["left"] == ["KeyboardInterrupt", 0, 0, 1, "ended"]
+    assert found["after"] == 1
