@@ -177,16 +177,21 @@ class Bench:
         """Figures of all ways for one feed; what a way cannot run is added to ``left_out``.
 
         Raises:
-            Exception: of the plainest way, where the model does not run on this feed at all.
+            GPUError: of ``run``, where no way runs; of any, where one that did fails later.
+            Exception: of ``run``, where the model does not run on this feed at all.
         """
         calls: dict[_Way, int] = {}
+        of_run: Exception | None = None
         for way in self._ways:
             try:
                 calls[way] = self._calls(way, feed)
             except Exception as error:
                 if way.name == RUN and not isinstance(error, GPUError):
                     raise
+                of_run = error if way.name == RUN else of_run
                 self.left_out.append(LeftOut(way.name, batch, first_line(error)))
+        if of_run is not None and not calls:
+            raise of_run
         return self._in_turns(calls, PLAIN, batch, feed, rounds, progress)
 
     def leave_out(self, batch: int | None, error: Exception) -> None:

@@ -238,6 +238,73 @@ def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
     assert child.reports["steps"] == [9, 3]
 
 
+OUT_OF_MEMORY = """
+import sys
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+from ortgpu import measuring
+from ortgpu.__main__ import main
+from ortgpu.devices import Device
+
+model, largest, calls, calls_of_plain = sys.argv[1], *map(int, sys.argv[2:5])
+
+class Memory:
+    # Of a GPU: batches beyond the largest fit for some calls, until there is too little in one piece
+    def __init__(self, inner, left):
+        self.inner, self.left = inner, left
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+    def run(self, names, feed, options):
+        if max(map(len, feed.values())) > largest:
+            self.left -= 1
+            if self.left < 0:
+                raise native.Fail("BFCArena: Failed to allocate memory for requested buffer of size 9")
+        return self.inner.run(names, feed, options)
+
+class OnSmallGPU(measuring.Bench):
+    def __enter__(self):
+        self._ways = [way for way in self._ways if way.name != "pool"]
+        for session, left in ((self.session, calls), (self._plain, calls_of_plain)):
+            session._sess = Memory(session._sess, left)
+        self.session.device = Device("cuda", 0, *[None] * 5)
+        self.session._direct = None
+        return self
+
+measuring.Bench = OnSmallGPU
+sys.exit(main(["bench", model, "--allow-cpu", "--rounds", "5", "--batch", "1,8", *sys.argv[5:]]))
+"""
+
+
+def with_memory_for(model: Path, *arguments: str) -> tuple[int | None, str]:
+    command = [sys.executable, "-c", OUT_OF_MEMORY, str(model), *arguments]
+    child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60)
+    assert not child.stderr, child.explain()
+    return child.returncode, child.stdout
+
+
+def test_where_no_batch_fits_into_the_memory_that_is_the_problem(model: Path) -> None:
+    code, text = with_memory_for(model, "0", "0", "0", "--json")
+    assert code == 1
+    document = json.loads(text)
+    assert (document["ok"], document["error"]["type"]) == (False, "GPUOutOfMemoryError")
+    assert "figures" not in document
+    code, text = with_memory_for(model, "0", "0", "0")
+    assert code == 1
+    assert text.startswith("GPUOutOfMemoryError: ")
+    assert "items/s" not in text
+
+
+@pytest.mark.parametrize("calls", [("0", "0"), ("9", "9"), ("9", "100000")], ids=["at once", "later", "only ours"])
+def test_a_batch_that_does_not_fit_into_the_memory_takes_no_other_with_it(model: Path, calls: tuple[str, str]) -> None:
+    code, text = with_memory_for(model, "1", *calls, "--json")
+    assert code == 0
+    document = json.loads(text)
+    ways = {"plain", "run", "map"}
+    assert {(each["batch"], each["way"]) for each in document["figures"]} == {(1, way) for way in ways}
+    left_out = document["left_out"]
+    assert {(each["batch"], each["way"]) for each in left_out} == {(8, way) for way in ways}
+    assert all("Failed to allocate" in each["why"] or "OutOfMemory" in each["why"] for each in left_out)
+
+
 ONE_ONLY = "g (float[n, 4] x) => (float[n, 4] y) <int64[2] shape = {1, 4}> { y = Reshape(x, shape) }"
 
 

@@ -243,11 +243,11 @@ def _measure(
             for batch, feed in feeds.items():
                 try:
                     figures += opened.measure(batch, feed, rounds, step)
-                except GPUError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - many a model runs one batch size only, whatever it declares
+                except Exception as error:  # noqa: BLE001 - a model may run one size only, a GPU have memory for some
                     opened.leave_out(batch, error)
                     refused = refused or error
+            if isinstance(refused, GPUError) and not figures:
+                raise refused
             if refused is not None and not figures:
                 text = REFUSED if inputs is None else f"the model does not run on the inputs of {inputs}"
                 raise _InputsRefusedError(text, refused) from refused
