@@ -58,7 +58,7 @@ def stage(session, staged_from, threads, piece):
 def same(found, expected):
     assert len(found) == len(expected) and type(found) is type(expected)
     for a, b in zip(found, expected):
-        assert type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.flags.writeable
+        assert type(a) is type(b) and a.dtype.char == b.dtype.char and a.shape == b.shape and a.flags.writeable
         assert a.tobytes() == b.tobytes()
     return True
 
