@@ -332,6 +332,22 @@ def test_batches_that_the_model_does_not_run_are_told_in_a_line_each(tmp_path: P
     assert told == [f"not measured: plain, run, map, pool, batch {batch}" for batch in (8, 64)]
 
 
+def test_a_batch_whose_inputs_cannot_be_made_up_takes_no_other_with_it(tmp_path: Path) -> None:
+    """The default batches of large images are more than it makes up."""
+    path = write_model(tmp_path / "model.onnx", "g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+    command = ("bench", str(path), "--allow-cpu", "--rounds", "5", "--json", "--batch")
+    result = ortgpu(*command, "1000000000,2", env=NO_GPU)
+    assert result.returncode == 0, result
+    document = json.loads(result.stdout)
+    assert [(each["batch"], each["way"]) for each in document["figures"]] == [(2, way) for way in ON_CPU]
+    left_out = document["left_out"]
+    assert [(each["batch"], each["way"]) for each in left_out] == [(1000000000, way) for way in ON_CPU]
+    assert all("'x' of 1000000000 x 4 would take 14.9 GiB" in each["why"] for each in left_out)
+    result = ortgpu(*command, "1000000000", env=NO_GPU)
+    assert result.returncode == 2
+    assert "would take 14.9 GiB, and cannot be made up" in result.stderr
+
+
 def test_where_no_batch_runs_it_is_the_inputs_or_the_model(tmp_path: Path) -> None:
     path = write_model(tmp_path / "one.onnx", ONE_ONLY)
     result = ortgpu("bench", str(path), "--allow-cpu", "--batch", "2,3", env=NO_GPU)

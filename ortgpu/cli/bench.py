@@ -265,7 +265,17 @@ def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) 
         return {None: read_inputs(inputs, declared)}
     try:
         if batch_dimension(declared) is not None:
-            return {size: make_inputs(declared, size) for size in batches or _DEFAULT_BATCHES}
+            feeds: dict[int | None, Feed] = {}
+            refused: UnknownInputError | None = None
+            for size in batches or _DEFAULT_BATCHES:
+                try:
+                    feeds[size] = make_inputs(declared, size)
+                except UnknownInputError as error:
+                    opened.leave_out(size, error)
+                    refused = refused or error
+            if refused is not None and not feeds:
+                raise refused
+            return feeds
         if batches is None:
             return {None: make_inputs(declared)}
     except UnknownInputError as error:
