@@ -436,8 +436,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "that entry and everything behind it.",
             "A scheduler gave the job no GPU, or the container has none. Ray gives its workers none unless asked to.",
             "The machine has a driver and no NVIDIA GPU, or the GPU has fallen off its bus.",
+            "The driver leaves the GPU out: one from the RTX 50 series on needs the open kernel modules, one before "
+            "the RTX 20 series the proprietary ones of driver 580 or older.",
         ),
         (
+            "`nvidia-smi` says `No devices were found`: then the driver left it out, and `sudo dmesg | grep -i nvrm` "
+            "says why.",
             "`nvidia-smi -L` lists GPUs: then it is CUDA_VISIBLE_DEVICES, which nvidia-smi ignores; where that is not "
             "set, the driver failed since it was loaded, and the kernel's log (`sudo dmesg`) has its words.",
             "Plain ONNX Runtime prints `CUDA failure 100: no CUDA-capable device is detected` and uses the CPU.",

@@ -268,6 +268,17 @@ CASES = [
         environment(variables=Variables({"CUDA_FORCE_PTX_JIT": "1"}, {})), "UnsupportedDeviceError",
         "sets CUDA_FORCE_PTX_JIT itself"),
     Case("no GPU", nvml(gpus=()), "NoDeviceError", "NVML sees 0 GPU(s)"),
+    Case("a GPU that the driver left out", all_of(nvml(gpus=()), cuda_failed(100)), "NoDeviceError",
+        "To fix it:\n    sudo dmesg | grep -i nvrm\n    install the driver that serves this GPU"),
+    *(
+        Case(f"no GPU for the driver {where}", all_of(nvml(gpus=()), cuda_failed(100), part("host", **there)),
+            "NoDeviceError", "To fix it:\n    in a container: give it the GPU")
+        for where, there in (("in a container", {"container": "docker"}),
+            ("on the bus", {"display_vendors": frozenset({0x8086})}),
+            ("where nothing is known of the bus", {"display_vendors": None}))
+    ),
+    Case("a driver without a module for an older GPU", all_of(nvml(**NO_MODULE), part("driver", kernel_version=None),
+        cuda_failed(100)), "DriverUnusableError", "drivers from 590 on leave out GPUs before the RTX 20 series"),
     Case("CUDA sees none", cuda_failed(100), "NoDeviceError", "cuInit returned 100"),
     Case("CUDA counts none", observed(cuda=CudaState(0, (), 1)), "NoDeviceError", "CUDA sees no GPU"),
     Case("CUDA sees none of NVML's", cuda_failed(100), "NoDeviceError",

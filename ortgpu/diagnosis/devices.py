@@ -24,7 +24,7 @@ from ..errors import (
 from . import memory, releases, remedies, system_remedies
 from .cuda_codes import NO_DEVICE, returned_by_cuinit
 from .facts import Facts
-from .surroundings import give_the_gpu, how, of_service, of_wsl
+from .surroundings import give_the_gpu, has_nvidia, how, of_service, of_wsl
 
 _OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
 
@@ -116,6 +116,8 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
         return [], [none_given]
     if nvml.available and nvml.gpus:
         return [], _ways_to_those_that_nvml_sees(environment)
+    if nvml.available and has_nvidia(environment) and not environment.host.container and not environment.host.wsl:
+        return ["on the PCI bus is a GPU of NVIDIA, which the driver left out"], system_remedies.serve_the_gpu()
     return [], [give_the_gpu(environment), manual("or use a machine with an NVIDIA GPU", needs="hardware")]
 
 

@@ -78,8 +78,8 @@ def _ways_to_load_it(facts: Facts) -> tuple[Fix, ...]:
         shell("sudo modprobe nvidia", needs="root"),
         manual(
             "if that fails, install the driver again for this kernel (uname -r): a kernel that was upgraded has no "
-            "module of it, Secure Boot refuses one that is not signed, and nouveau may hold the GPU "
-            "(sudo dmesg | grep -i nvrm)",
+            "module of it, Secure Boot refuses one that is not signed, nouveau may hold the GPU, and drivers from 590 "
+            "on leave out GPUs before the RTX 20 series (sudo dmesg | grep -i nvrm)",
             needs="driver",
         ),
     )

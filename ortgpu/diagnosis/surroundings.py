@@ -66,12 +66,17 @@ def of_service(environment: Environment) -> tuple[str, Fix] | None:
     return f"in {service}", manual(_BY_SERVICE[service], needs="host")
 
 
+def has_nvidia(environment: Environment) -> bool:
+    """Whether a display controller of NVIDIA is known to be on the PCI bus."""
+    return _NVIDIA in (environment.host.display_vendors or ())
+
+
 def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
     """Evidence and fix, where the PCI bus has display controllers, none of them NVIDIA's, and nothing else of NVIDIA is
     to be seen."""
     host, driver = environment.host, environment.driver
     vendors = host.display_vendors if not host.wsl else None  # which has Microsoft's in the place of all
-    if not vendors or _NVIDIA in vendors or driver.device_nodes or driver.kernel_version or driver.nvml.available:
+    if not vendors or has_nvidia(environment) or driver.device_nodes or driver.kernel_version or driver.nvml.available:
         return None
     if _AMD in vendors:
         return "the only GPU of this machine is AMD's", manual(

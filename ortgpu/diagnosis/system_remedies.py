@@ -46,6 +46,26 @@ def update_driver(environment: Environment) -> Fix:
     return manual(wanted + (f": {version} or newer" if version else ""), needs="driver")
 
 
+def serve_the_gpu() -> list[Fix]:
+    """For a driver that is loaded and left the GPU out: why, the kernel's log alone says.
+
+    NVIDIA/open-gpu-kernel-modules issues 862 and 872 (an RTX 5090), NixOS/nixos-hardware issue 1880 (a GTX 1050).
+    """
+    return [
+        shell("sudo dmesg | grep -i nvrm", needs="root"),
+        manual(
+            "install the driver that serves this GPU: with its open kernel modules (nvidia-open, nvidia-driver-*-open) "
+            "from the RTX 50 series on; with its proprietary ones, and none newer than 580, before the RTX 20 series",
+            needs="driver",
+        ),
+        manual(
+            "or, where the log says that it failed (RmInitAdapter), switch on Above 4G Decoding and Resizable BAR in "
+            "the firmware of this machine",
+            needs="hardware",
+        ),
+    ]
+
+
 def for_a_jetson() -> Fix:
     """Its GPUs are of compute capability 7.2, 8.7 and 11.0; the aarch64 wheels of the package index have code for 8.9,
     9.0, 12.0 and 12.1."""
