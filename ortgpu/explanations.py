@@ -395,6 +395,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "reset: CUDA has only a number for it, and NVML the word.",
             "This process may not open `/dev/nvidiactl`, `/dev/nvidia-uvm` or the GPU's own file, or one of them is "
             "missing. A container that ran well loses them when `systemctl daemon-reload` runs on its host.",
+            "A library that is loaded before the program to share out a GPU, as HAMi's libvgpu.so by "
+            "/etc/ld.so.preload, answers in the driver's place, and ends the process or never returns.",
         ),
         (
             "`ortgpu doctor` opens the driver in a child process and shows the code. NVML, and with it `nvidia-smi`, "
@@ -411,11 +413,12 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "rootless one of podman by `--group-add keep-groups`, one of LXC by `lxc.cgroup2.devices.allow`.",
             "Device files: `ls -l /dev/nvidia*`; a container is started again, with `--gpus all`.",
             "34 and 804: take the `stubs` or `cuda-compat` folder out of LD_LIBRARY_PATH.",
+            "What shares out a GPU: unset LD_PRELOAD; with HAMi, `CUDA_DISABLE_CONTROL=true` for the container.",
             "One bad GPU of several can break `cuInit` for all: hide it with CUDA_VISIBLE_DEVICES.",
         ),
         ("cuda.h (CUresult)", "NVIDIA/nvidia-docker#1256", f"{_ORT}#14211", f"{_ORT}#8381",
          "NVIDIA/nvidia-container-toolkit#48", "NVIDIA/nvidia-container-toolkit#520",
-         "NVIDIA/open-gpu-kernel-modules#901"),
+         "NVIDIA/open-gpu-kernel-modules#901", "Project-HAMi/HAMi#1055"),
     ),
     # Devices
     Explanation(

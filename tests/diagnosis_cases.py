@@ -476,6 +476,14 @@ CASES = [
     Case("a CUDA name that is there twice", variables(CUDA_VISIBLE_DEVICES="0,0"), "NoDeviceError",
         "unset CUDA_VISIBLE_DEVICES"),
     Case("the driver crashes", probed(died_in="driver"), "DriverUnusableError", "SIGSEGV"),
+    *(
+        Case(f"the driver {how}, and a library before it", all_of(part("driver", interposed=("/vgpu/libvgpu.so",)),
+            probed(died_in="driver", timed_out=timed_out), change), "DriverUnusableError", says)
+        for how, timed_out, change, says in (
+            ("crashes", False, variables(), "To fix it:\n    take /vgpu/libvgpu.so out of /etc/ld.so.preload"),
+            ("hangs", True, variables(LD_PRELOAD="/a.so /vgpu/libvgpu.so"), "export LD_PRELOAD=/a.so"),
+        )
+    ),
     Case("the driver crashes in WSL", all_of(OF_WINDOWS, probed(died_in="driver")), "DriverUnusableError",
         "To fix it:\n    restart WSL"),
     Case(

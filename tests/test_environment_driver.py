@@ -249,6 +249,26 @@ def test_the_driver_that_a_libcuda_belongs_to_and_how_it_was_found(tmp_path: Pat
 
 
 @needs_stubs
+def test_what_was_loaded_before_the_program_in_the_drivers_place(tmp_path: Path) -> None:
+    """By LD_PRELOAD or by the system's file; neither what has no such function, nor what only calls one."""
+    (tmp_path / "etc").mkdir()
+    sources = {
+        "libvgpu.so": "void *dlsym(void *handle, const char *name) { return 0; }",
+        "libsharing.so": "int cuInit(unsigned flags) { return 0; }",
+        "libcalling.so": "int cuInit(unsigned); void *dlsym(void *, void *); int f() { return cuInit(!dlsym(0, 0)); }",
+        "libcuda.so.1": "int cuInit(unsigned flags) { return 0; }",
+    }
+    built = {name: str(build(tmp_path, name, source)) for name, source in sources.items()}
+    text = f"/nonexistent.so relative.so\n{built['libcalling.so']}:{built['libvgpu.so']}\n"
+    (tmp_path / "etc" / "ld.so.preload").write_text(text)
+    code = f"show(driver.read_driver(Path({str(tmp_path)!r})).interposed)"
+    assert child(code) == [built["libvgpu.so"]]
+    (tmp_path / "etc" / "ld.so.preload").unlink()
+    preloaded = f"{built['libsharing.so']} {built['libcuda.so.1']}:{__file__}"
+    assert child(code, environ={"LD_PRELOAD": preloaded}) == [built["libsharing.so"]]
+
+
+@needs_stubs
 def test_libcuda_without_the_function(tmp_path: Path) -> None:
     library = build(tmp_path, "libcuda.so.1", "int something_else;")
     found = child("show(driver.read_driver())", library=tmp_path)

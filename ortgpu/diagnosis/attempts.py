@@ -17,7 +17,7 @@ from ..errors import (
     manual,
     shell,
 )
-from . import loader_words, remedies, system_remedies
+from . import driver_library, loader_words, remedies, system_remedies
 from .facts import Facts
 from .messages import of_construction
 from .model import custom_domains, not_loaded, unreadable
@@ -50,6 +50,8 @@ def died(facts: Facts) -> GPUError | None:
         return _ended_from_outside(probe, evidence, facts)
     if probe.died_in == "driver":
         evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
+        evidence += [f"loaded before it: {path}" for path in facts.environment.driver.interposed]
+        first += driver_library.do_without_interposed(facts)
         again = [manual("reboot, or reload the nvidia kernel modules", needs="reboot")]
         return DriverUnusableError(
             f"asking NVML {how}" if probe.opening == NVML else summary,

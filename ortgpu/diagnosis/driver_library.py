@@ -104,6 +104,19 @@ def off_the_path(facts: Facts) -> Fix | None:
     return remedies.off_the_path(environment, "LD_LIBRARY_PATH", entry) if entry is not None else None
 
 
+def do_without_interposed(facts: Facts) -> list[Fix]:
+    """For what stands between this process and the driver: Project-HAMi/HAMi issues 1055 and 1834."""
+    fixes = []
+    for path in facts.environment.driver.interposed:
+        everywhere = manual(
+            f"take {path} out of /etc/ld.so.preload; of HAMi, which puts it there, CUDA_DISABLE_CONTROL=true in the "
+            "specification of the container does without it",
+            needs="host",
+        )
+        fixes.append(remedies.off_the_path(facts.environment, "LD_PRELOAD", path) or everywhere)
+    return fixes
+
+
 def _is_compat(facts: Facts) -> bool:
     return "compat" in PurePosixPath(facts.environment.driver.libcuda or "").parts
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
-from .driver_places import UnlinkedFile, find_elsewhere, find_unlinked
+from .driver_places import UnlinkedFile, find_elsewhere, find_interposed, find_unlinked
 
 LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -74,6 +74,7 @@ class Driver:
     libcuda_unlinked: tuple[UnlinkedFile, ...] = ()  # if it cannot be loaded
     libcuda_entry: str | None = None  # of LD_LIBRARY_PATH, which leads to it; the path is that behind all links
     libcuda_preload: str | None = None  # the entry of LD_PRELOAD that is it
+    interposed: tuple[str, ...] = ()  # libraries that were loaded before, and answer in the driver's place
 
     @property
     def version(self) -> str | None:
@@ -122,6 +123,7 @@ def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> D
         libcuda_unlinked=find_unlinked(root, LIBCUDA) if path is None else (),
         libcuda_entry=_entry_of(path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), LIBCUDA),
         libcuda_preload=_entry_of(path, re.split("[: ]", os.environ.get("LD_PRELOAD", ""))),  # ld.so(8)
+        interposed=find_interposed(root),
     )
 
 

@@ -1,4 +1,4 @@
-"""Where libcuda.so.1 lies, when the loader does not find it."""
+"""Where libcuda.so.1 lies, when the loader does not find it, and what answers in its place."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from .elf import defines
 
 # Where drivers are that the loader is told of by LD_LIBRARY_PATH alone: Kubernetes Engine and nvidia-docker 1, WSL,
 # NixOS, Debian, Jetson.
@@ -56,3 +58,19 @@ def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
         except (OSError, ValueError):
             continue
     return tuple(found.values())
+
+
+def find_interposed(root: Path) -> tuple[str, ...]:
+    """Libraries that are loaded before the program, and give it other functions than those of the driver: so do those
+    that share out a GPU, HAMi's libvgpu.so for one."""
+    try:
+        text = (root / "etc/ld.so.preload").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        text = ""
+    entries = re.split(r"[:\s]+", f"{os.environ.get('LD_PRELOAD', '')} {text}")  # ld.so(8)
+    found = (entry for entry in entries if os.path.isabs(entry) and not _is_the_driver(entry))
+    return tuple(dict.fromkeys(entry for entry in found if defines(entry, ("cuInit", "dlsym"))))
+
+
+def _is_the_driver(path: str) -> bool:
+    return os.path.basename(path).startswith("libcuda.so")

@@ -10,6 +10,7 @@ import os
 import platform
 import stat
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -19,6 +20,7 @@ _MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 10, 14, 15, 29
+_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym
 _MAX_TABLE = 64 << 20  # bytes; the longest string table seen is that of libcudnn_cnn_infer.so.8, with 7 MB
 
 
@@ -90,6 +92,23 @@ def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] |
     except (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError):
         return None
     return None
+
+
+def defines(path: str | os.PathLike[str], names: Collection[str]) -> bool:
+    """Whether a library has one of these functions of its own, for others to call. False where that cannot be read."""
+    symbols, strings = find_section(path, ".dynsym"), find_section(path, ".dynstr")
+    if symbols is None or strings is None or max(symbols[1], strings[1]) > _MAX_TABLE:
+        return False
+    try:
+        with open(path, "rb") as file:
+            file.seek(symbols[0])
+            entries = file.read(symbols[1] - symbols[1] % _SYMBOL.size)
+            file.seek(strings[0])
+            table = file.read(strings[1])
+        defined = (at for at, _, _, section, _, _ in _SYMBOL.iter_unpack(entries) if section)
+        return any(_string(table, at) in names for at in defined)
+    except (OSError, _DamagedError, ValueError, struct.error, MemoryError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,27 @@ def linking_stub(lab: Lab, overlay: Overlay) -> None:
     (folder / "libcuda.so").write_bytes(lab.stubs.cuda.read_bytes())
 
 
+def shares_out_the_gpu(lab: Lab, overlay: Overlay) -> None:
+    """As HAMi's libvgpu.so does it: by a dlsym of its own, which gives away functions that nothing else can see."""
+    (overlay.root / "vgpu").mkdir()
+    made = lab.stubs.compile("libvgpu.so", _SHARING, "-fvisibility=hidden")
+    (overlay.root / "vgpu" / "libvgpu.so").write_bytes(made.read_bytes())
+
+
+_SHARING = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <string.h>
+static int ends(void) { raise(SIGSEGV); return 0; }
+__attribute__((visibility("default"))) void *dlsym(void *handle, const char *name) {
+    static void *(*real)(void *, const char *);
+    if (!real) real = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    int is_first = !strcmp(name, "cuInit") || !strncmp(name, "cuGetProcAddress", 16);  // for the CUDA runtime
+    return is_first ? (void *)ends : real(handle, name);
+}
+"""
+
 _ONE_GPU = {**Cuda(devices=(H200,)).variables(), **NVML(gpus=(H200,)).variables()}
 COMPAT_FIRST = {"LD_LIBRARY_PATH": "{overlay}/cuda/compat:{overlay}/nvml"}
 
@@ -144,6 +165,21 @@ CASES = in_group(
             plain="printed",
             after=MENDED,
             slow_fix=False,
+        ),
+        Case(
+            "library-that-shares-out-the-gpu",
+            "DriverUnusableError",
+            ("initialising the NVIDIA driver", "SIGSEGV", "vgpu/libvgpu.so", "unset LD_PRELOAD"),
+            shares_out_the_gpu,
+            cuda=Cuda(init=100),
+            nvml=NVML(gpus=(H200,)),
+            env={"LD_PRELOAD": "{overlay}/vgpu/libvgpu.so"},
+            ask="probe",
+            cpu=False,
+            plain="aborted",
+            after="NoDeviceError",
+            slow_fix=False,
+            needs=("reboot",),
         ),
         Case(
             "job-without-a-gpu",
