@@ -169,6 +169,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "A file `onnxruntime.py`, `numpy.py` or `onnx.py` of one's own, in the working directory for instance, is "
             "imported instead.",
             "The system forbids executable stacks, which some releases ask for: `cannot enable executable stack`.",
+            "A guard of the system lets nobody open what no package of the system brought, fapolicyd for one: "
+            "`Operation not permitted`.",
             "Importing it, or opening its provider, ended the process that tried: see what the diagnosis quotes.",
             "1.29.0 ends a process that imports it in an image with neither a shell nor `/etc/machine-id`.",
             "It is imported from a zip archive, as `python -m zipapp` makes one; what is compiled cannot be.",
@@ -188,6 +190,8 @@ EXPLANATIONS: tuple[Explanation, ...] = (
             "Rename the file of your own that stands in the way.",
             "For the executable stack: a newer release, or `patchelf --clear-execstack` on the library.",
             "For 1.29.0 in an image without a shell: another release, or `ORT_DISABLE_TELEMETRY=1`.",
+            "For a guard: have it allow the folder. For fapolicyd: `sudo fapolicyd-cli --file add FOLDER/` and "
+            "`sudo fapolicyd-cli --update`.",
         ),
         (f"{_ORT}#3326", f"{_ORT}#27377", f"{_ORT}#24911", f"{_ORT}#32501"),
     ),

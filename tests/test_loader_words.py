@@ -72,7 +72,14 @@ def test_loaded_at_the_start_there_is_room(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [f"{MAPPED}: Permission denied", "cannot restore segment prot after reloc: Permission denied"]
+    "words",
+    [
+        f"{MAPPED}: Permission denied",
+        f"{MAPPED}: Operation not permitted",
+        "cannot restore segment prot after reloc: Permission denied",
+        "cannot change memory protections: Permission denied",
+        "cannot make segment writable for relocation: Permission denied",
+    ],
 )
 def test_what_may_not_be_mapped_may_be_read(words: str) -> None:
     """SELinux, or a file system without execution: chmod changes neither."""

@@ -35,7 +35,8 @@ def failed(facts: Facts) -> GPUError | None:
         return _c_library_of_another_kind(facts, text)
     if (old := c_library_too_old(facts, text, "import onnxruntime fails")) is not None:
         return old
-    if (absent := re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)) is not None:
+    absent = re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)
+    if absent is not None and not loader_words.is_blocked(text):
         if spec_for(absent[1]) is not None or absent[1] == "libcuda.so.1":
             return None  # the extension itself links CUDA (1.27.0): libraries_missing says it, or driver_not_found
         return LibraryNotFoundError(
@@ -67,21 +68,21 @@ def failed(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         "import onnxruntime fails",
         evidence=dict.fromkeys(filter(None, (text, unmapped, blocked))),
-        fixes=[system_remedies.unblock()] if blocked is not None else _ways_to_import_it(facts, text, unmapped),
+        fixes=_ways_to_import_it(facts, text, unmapped, blocked),
         package=installed.build_name,
         files=(),
     )
 
 
-def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None) -> list[Fix]:
-    """``unmapped``: the loader's words about a file that it may not map."""
+def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None, blocked: str | None) -> list[Fix]:
+    """``unmapped``, ``blocked``: the loader's words about a file that it may not map, or open."""
     environment = facts.environment
+    if blocked is not None:
+        return [system_remedies.unblock(environment, _file_in(blocked, facts))]
     if "executable stack" in text:
         return [remedies.install(environment, [remedies.newest_release(environment).requirement], upgrade=True)]
     if unmapped is not None:
-        refused = re.search(r"(/.+?\.so[^:]*): ", unmapped)  # NumPy's may lie on another file system
-        folder = os.path.dirname(refused[1]) if refused is not None else environment.packages.onnxruntime.folder
-        return [system_remedies.let_it_be_mapped(environment, folder or "")]
+        return [system_remedies.let_it_be_mapped(environment, os.path.dirname(_file_in(unmapped, facts)))]
     if (late := loader_words.lacks_thread_storage(text)) is not None:
         return [system_remedies.load_at_start(environment, [late])]
     if "sys.modules" in text:
@@ -91,6 +92,13 @@ def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None) -> list[Fi
     if environment.host.system == "Windows" and windows.may_be_visual_c(text):
         return [system_remedies.update_visual_c(), again]
     return [again]
+
+
+def _file_in(words: str, facts: Facts) -> str:
+    """The file that the loader names: NumPy's may lie on another file system than ONNX Runtime's."""
+    named = re.search(r"(/.+?\.so[^:]*): ", words)
+    installed = facts.environment.packages.onnxruntime
+    return named[1] if named is not None else installed.extension or os.path.join(installed.folder or "", "__init__.py")
 
 
 def _printed_meanwhile(facts: Facts) -> list[str]:

@@ -142,7 +142,7 @@ def _ways_to_have(
     late = {
         soname: path for soname, words in problems if (path := loader_words.lacks_thread_storage(words)) is not None
     }
-    blocked = {soname for soname, words in problems if loader_words.is_blocked(words)}
+    blocked = {soname: file for soname, file in passed_over if loader_words.is_blocked(file.problem or "")}
     closed = _closed(facts, absent)
     too_new = {
         soname: newer_c_library(environment, old[1])
@@ -154,7 +154,7 @@ def _ways_to_have(
         folder = os.path.dirname(next(iter(unmapped.values())).path)
         fixes.append(system_remedies.let_it_be_mapped(environment, folder))
     if blocked:
-        fixes.append(system_remedies.unblock())
+        fixes.append(system_remedies.unblock(environment, next(iter(blocked.values())).path))
     if late:
         fixes.append(system_remedies.load_at_start(environment, late.values()))
     if unfit:

@@ -20,15 +20,18 @@ _LACKED = re.compile(
 def cannot_be_mapped(words: str) -> bool:
     """Whether the loader refuses a file that may be whole."""
     refusals = (
-        r"failed to map segment|annot (apply additional|restore segment)|annot allocate memory(?! in static TLS)"
+        r"failed to map segment|annot (apply additional|restore segment|change memory prot|make segment writable)"
+        r"|annot allocate memory(?! in static TLS)"
         r"|not enough memory \(error|paging file of Windows|paging file is too small"
     )
     return re.search(refusals, words) is not None
 
 
 def is_blocked(words: str) -> bool:
-    """Whether Windows refuses a whole file for what it is: errors 225, 1260 and 4551 in its words and in ours."""
-    return re.search(r"has blocked (it|this file)|blocked by group policy|contains a virus", words) is not None
+    """Whether the system refuses a whole file for what it is: errors 225, 1260 and 4551 of Windows, in its words and in
+    ours, and on Linux EPERM, which is the word of a guard: fanotify(7)."""
+    refusals = r"has blocked (it|this file)|blocked by group policy|contains a virus|[Oo]peration not permitted"
+    return re.search(refusals, words) is not None and not cannot_be_mapped(words)
 
 
 def is_musl(words: str) -> bool:

@@ -9,7 +9,7 @@ from ..environment.elf import wrong_machine
 from ..environment.packages import Distribution, OnnxRuntime
 from ..errors import BrokenPackageError, Fix, GPUError, ProviderFallbackError
 from ..providers import CUDA
-from . import remedies
+from . import loader_words, remedies, system_remedies
 from .facts import Facts
 from .messages import of_construction
 
@@ -128,10 +128,17 @@ def library_damaged(facts: Facts) -> GPUError | None:
     recorded = {name for owner in installed.owners for name in (*owner.altered_files, *owner.missing_files)}
     if not damaged or any(name.endswith(os.path.basename(path)) for name in recorded for path in damaged):
         return None  # broken_files or conflicting says it
+    blocked = [path for path, problem in damaged.items() if loader_words.is_blocked(problem)]
+    whole = len(blocked) == len(damaged)
     return BrokenPackageError(
-        f"{len(damaged)} of the libraries of the installed ONNX Runtime are damaged",
+        f"{len(damaged)} of the libraries of the installed ONNX Runtime are "
+        + ("refused to every program by this system" if whole else "damaged"),
         evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
-        fixes=[remedies.reinstall_onnxruntime(facts.environment)],
+        fixes=[
+            system_remedies.unblock(environment, blocked[0])
+            if whole
+            else remedies.reinstall_onnxruntime(facts.environment)
+        ],
         package=installed.build_name,
         files=tuple(damaged),
     )

@@ -48,8 +48,8 @@ def unloadable(facts: Facts) -> GPUError | None:
     fixes = [remedies.reinstall_onnxruntime(facts.environment)]
     if provider is not None and loader_words.cannot_be_mapped(text):
         fixes = [system_remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
-    elif loader_words.is_blocked(text):
-        fixes = [system_remedies.unblock()]
+    elif provider is not None and loader_words.is_blocked(text):
+        fixes = [system_remedies.unblock(facts.environment, provider.path)]
     elif (late := loader_words.lacks_thread_storage(text)) is not None:
         fixes = [system_remedies.load_at_start(facts.environment, [late])]
     elif windows.may_be_visual_c(text):

@@ -148,7 +148,15 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     )
 
 
-def unblock() -> Fix:
+def unblock(environment: Environment, path: str) -> Fix:
+    """For a file that is whole, and that the system refuses for what it is."""
+    if environment.host.system != "Windows":
+        folder = shlex.quote(os.path.dirname(path) + os.sep)
+        return manual(
+            "let what guards this system allow it, an allowlist or a virus scanner: installing it again changes "
+            f"nothing. For fapolicyd: sudo fapolicyd-cli --file add {folder} && sudo fapolicyd-cli --update",
+            needs="root",
+        )
     return manual(
         "let this program load it: the application control of Windows (Smart App Control, AppLocker) or its virus "
         "scanner refuses files that they do not know, and installing them again changes nothing",
