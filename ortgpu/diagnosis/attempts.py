@@ -171,9 +171,12 @@ def session_failed(facts: Facts) -> GPUError | None:
     step = facts.observed.failed("session")
     if step is None:
         return None
-    fixes = [system_remedies.let_it_have_threads()] if loader_words.lacks_threads(step.detail) else []
+    lacks = loader_words.lacks_threads(step.detail)
+    stack = system_remedies.stack_that_is_too_large(facts.environment) if lacks else None
     return of_construction(step.detail, facts) or ProviderFallbackError(
-        "a session on the GPU could not be opened and run", evidence=[step.detail], fixes=fixes
+        "a session on the GPU could not be opened and run",
+        evidence=[step.detail, *([stack] if stack else [])],
+        fixes=system_remedies.let_it_have_threads(facts.environment) if lacks else [],
     )
 
 

@@ -53,8 +53,8 @@ def failed(facts: Facts) -> GPUError | None:
     if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
-            evidence=[text, threads[0]],
-            fixes=[system_remedies.let_it_have_threads()],
+            evidence=filter(None, [text, threads[0], system_remedies.stack_that_is_too_large(facts.environment)]),
+            fixes=system_remedies.let_it_have_threads(facts.environment),
         )
     if any("more than once per process" in line for line in (text, *_printed_meanwhile(facts))):
         return _numpy_imported_again(facts, text)

@@ -76,12 +76,22 @@ def for_a_jetson() -> Fix:
     )
 
 
-def let_it_have_threads() -> Fix:
-    return manual(
-        "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "
-        "fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions",
-        needs="host",
-    )
+def stack_that_is_too_large(environment: Environment) -> str | None:
+    """Where no further thread may be made for the memory of its stack, in words: OpenBLAS issue 4762."""
+    stack = environment.host.stack
+    # 8 MiB by default; what Fortran programs are given is many times that
+    return f"each thread gets a stack of {stack >> 20} MiB (ulimit -s)" if stack and stack > 256 << 20 else None
+
+
+def let_it_have_threads(environment: Environment) -> list[Fix]:
+    return [
+        *([shell("ulimit -s 8192")] if stack_that_is_too_large(environment) is not None else []),
+        manual(
+            "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "
+            "fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions",
+            needs="host",
+        ),
+    ]
 
 
 def load_at_start(environment: Environment, paths: Iterable[str]) -> Fix:
