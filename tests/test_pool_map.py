@@ -75,6 +75,7 @@ def test_an_interrupt_while_it_waits_for_a_result_leaves_nothing_running() -> No
         with open_pool(1) as made:
             watched = Watched(made.sessions[0], gate := Gate())
             results = made.map([feed(1)] * 3, in_flight=1)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in the background
             def interrupt():
                 gate.wait_for(1)
                 os.kill(os.getpid(), signal.SIGINT)

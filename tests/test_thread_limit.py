@@ -66,7 +66,10 @@ def test_in_the_background_numpy_does_without_threads(problems: list[tuple[str, 
     assert problems == []
 
 
+# What is started in the background would ignore the signal of OpenBLAS
 PROBLEMS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import ortgpu
 problems = ortgpu.diagnose(probe=True).problems
 report([[problem.code, str(problem), list(map(str, problem.fixes))] for problem in problems])
