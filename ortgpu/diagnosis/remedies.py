@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..environment.catalogue import CUDNN_CODE, LIBRARIES, TOOLKIT_MAJORS, spec_for, wheel_name
 from ..environment.inspection import Environment
 from ..environment.packages import Packages
+from ..environment.variables import entries_of
 from ..errors import Fix, manual, shell
 from . import system_remedies
 from .releases import Release, newest_for
@@ -263,9 +264,9 @@ def unset(environment: Environment, names: Iterable[str]) -> Fix:
 
 
 def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | None:
-    """Take a folder out of a variable that holds a search path, or a file out of LD_PRELOAD, where spaces separate too;
-    None where it is not in there."""
-    entries = re.split("[: ]" if variable == "LD_PRELOAD" else os.pathsep, environment.variables.now.get(variable, ""))
+    """Take a folder out of a variable that holds a search path, or a file out of LD_PRELOAD; None where it is not in
+    there."""
+    entries = entries_of(variable, environment.variables.now.get(variable, ""))
     kept = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
     if len(kept) == len(list(filter(None, entries))):
         return None

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
 from .driver_places import UnlinkedFile, find_elsewhere, find_interposed, find_unlinked
+from .variables import entries_of
 
 LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -121,8 +122,8 @@ def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> D
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
         libcuda_elsewhere=find_elsewhere(root, LIBCUDA) if path is None else (),
         libcuda_unlinked=find_unlinked(root, LIBCUDA) if path is None else (),
-        libcuda_entry=_entry_of(path, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), LIBCUDA),
-        libcuda_preload=_entry_of(path, re.split("[: ]", os.environ.get("LD_PRELOAD", ""))),  # ld.so(8)
+        libcuda_entry=_entry_of(path, "LD_LIBRARY_PATH", LIBCUDA),
+        libcuda_preload=_entry_of(path, "LD_PRELOAD"),
         interposed=find_interposed(root),
     )
 
@@ -240,10 +241,11 @@ def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
     return _library_path(library, address) or LIBCUDA, None, version
 
 
-def _entry_of(path: str | None, entries: list[str], name: str = "") -> str | None:
+def _entry_of(path: str | None, variable: str, name: str = "") -> str | None:
     """The entry that leads to a library: a folder that holds it by its name, or the file itself."""
     if path is None or not os.path.isabs(path):
         return None
+    entries = entries_of(variable, os.environ.get(variable, ""))
     return next((one for one in entries if one and os.path.realpath(os.path.join(one, name)) == path), None)
 
 

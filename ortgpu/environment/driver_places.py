@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from .elf import defines
+from .variables import entries_of
 
 # Where drivers are that the loader is told of by LD_LIBRARY_PATH alone: Kubernetes Engine and nvidia-docker 1, WSL,
 # NixOS, Debian, Jetson.
@@ -67,7 +68,7 @@ def find_interposed(root: Path) -> tuple[str, ...]:
         text = (root / "etc/ld.so.preload").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         text = ""
-    entries = re.split(r"[:\s]+", f"{os.environ.get('LD_PRELOAD', '')} {text}")  # ld.so(8)
+    entries = [*entries_of("LD_PRELOAD", os.environ.get("LD_PRELOAD", "")), *re.split(r"[:\s]+", text)]
     found = (entry for entry in entries if os.path.isabs(entry) and not _is_the_driver(entry))
     return tuple(dict.fromkeys(entry for entry in found if defines(entry, ("cuInit", "dlsym"))))
 

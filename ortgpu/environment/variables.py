@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,11 @@ class Variables:
 
     now: Mapping[str, str]
     at_start: Mapping[str, str] | None
+
+
+def entries_of(variable: str, value: str) -> list[str]:
+    """What a search path has in it, or LD_PRELOAD, in which spaces separate too: ld.so(8)."""
+    return re.split("[: ]", value) if variable == "LD_PRELOAD" else value.split(os.pathsep)
 
 
 def parse_environment_block(block: bytes) -> dict[str, str] | None:
