@@ -246,9 +246,9 @@ def _measure(
                 except Exception as error:  # noqa: BLE001 - a model may run one size only, a GPU have memory for some
                     opened.leave_out(batch, error)
                     refused = refused or error
-            if isinstance(refused, GPUError) and not figures:
-                raise refused
             if refused is not None and not figures:
+                if isinstance(refused, GPUError):
+                    raise refused
                 text = REFUSED if inputs is None else f"the model does not run on the inputs of {inputs}"
                 raise _InputsRefusedError(text, refused) from refused
             layouts = opened.measure_layouts(feeds, rounds, step)
