@@ -19,6 +19,7 @@ from benchmarks.common import (
     site_folders,
     without_cuda_variables,
 )
+from tests.lab.mounts import with_mounts
 
 
 def cuda_major() -> str:
@@ -83,7 +84,7 @@ def hidden_from_the_loader(soname: str, env: Mapping[str, str]) -> list[str]:
 def with_little_shared_memory(env: Mapping[str, str]) -> list[str]:
     """What starts a process for which /dev/shm has 64 KiB, as in a container it has 64 MiB; skips where that is
     refused."""
-    before = _with_mounts(["mount -t tmpfs -o size=64k tmpfs /dev/shm"])
+    before = with_mounts(["mount -t tmpfs -o size=64k tmpfs /dev/shm"])
     tried = run_child([*before, sys.executable, "-S", "-c", ""], env=env, deadline=30)
     if tried.returncode:
         pytest.skip(f"/dev/shm cannot be made small here: {tried.stderr.strip()}")
@@ -96,9 +97,4 @@ def _covering(folders: Iterable[Path], pattern: str) -> list[str]:
         upper, work, place = f'"$cover"/upper{number}', f'"$cover"/work{number}', shlex.quote(str(folder))
         options = f"lowerdir={place},upperdir={upper},workdir={work}"
         lines += [f"mkdir {upper} {work}", f"mount -t overlay overlay -o {options} {place}", f"rm {place}/{pattern}"]
-    return _with_mounts([*lines, 'umount --lazy "$cover"', 'rmdir "$cover"'])
-
-
-def _with_mounts(lines: Iterable[str]) -> list[str]:
-    """What starts a process in a mount namespace of its own, after these lines of a shell."""
-    return ["unshare", "--mount", "sh", "-ec", "\n".join(["mount --make-rprivate /", *lines, 'exec "$@"']), "sh"]
+    return with_mounts([*lines, 'umount --lazy "$cover"', 'rmdir "$cover"'])

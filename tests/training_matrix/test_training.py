@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.lab.mounts import with_mounts
 from tests.training_matrix.environments import MARKS, ROOT, bin_of, call, mpirun, program
 
 pytestmark = MARKS
@@ -114,7 +116,7 @@ print(checkpoint.load(folder).load_state() is not None)
 
 def test_a_full_disk(artifacts: Path, training: Path, tmp_path: Path) -> None:
     """In the words of ONNX Runtime, which writes the state; and there is room again where the fix is followed."""
-    mounted = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0" && exec "$@"', str(tmp_path)]
+    mounted = with_mounts([f"mount -t tmpfs -o size=64k tmpfs {shlex.quote(str(tmp_path))}"])
     tried = call(training, *mounted, "true")
     if tried.returncode:
         pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
