@@ -7,7 +7,7 @@ import pytest
 from tests.faults.case import MENDED, library, own_path
 from tests.lab.fixtures import Lab
 
-#: The kernel asks the process that this starts who may open a file, fanotify(7), as it asks fapolicyd.
+# The kernel asks the process that this starts who may open a file, fanotify(7), as it asks fapolicyd.
 GUARD = """
 import ctypes, os, struct
 def guard(path):

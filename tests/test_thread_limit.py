@@ -36,15 +36,19 @@ report([[problem.code, str(problem)] for problem in problems if problem.code != 
 """
 
 
+def skip_without_threads() -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("capabilities and limits of Linux")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("on one processor OpenBLAS makes no thread")
+
+
 @pytest.fixture
 def problems(request: pytest.FixtureRequest, lab: Lab, tmp_path: Path) -> list[tuple[str, str]]:
     """Code and text of what is found under this limit. ``request.param``: what the process does on SIGINT."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("capabilities and limits of Linux")
+    skip_without_threads()
     if os.geteuid() != 0:
         pytest.skip("it takes root to become another user")
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("on one processor OpenBLAS makes no thread")
     for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(0o755)  # the other user's right, too
     found = lab.machine().run(LIMITED.format(interrupt=request.param)).ok().json
@@ -78,8 +82,7 @@ report([[problem.code, str(problem), list(map(str, problem.fixes))] for problem 
 
 def test_threads_for_whose_stacks_there_is_no_memory(lab: Lab) -> None:
     """OpenBLAS issue 4762: each thread gets a stack as large as the limit allows, which is 300 GB."""
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("on one processor OpenBLAS makes no thread")
+    skip_without_threads()
     resource = pytest.importorskip("resource", reason="limits of POSIX")
     allowed = resource.getrlimit(resource.RLIMIT_STACK)[1]
     if allowed != resource.RLIM_INFINITY:
