@@ -137,19 +137,19 @@ def other_libraries(
             for array in itertools.islice(itertools.cycle(inputs), batches):
                 run(array.to(device)).cpu()
 
-    def channels_last(compiled: bool) -> Callable[..., Any]:
-        made = models.TORCH[model]()[0].to(device, memory_format=torch.channels_last)
+    def in_torch(layout: Any = torch.contiguous_format, *, compiled: bool = False) -> Callable[..., Any]:
+        made = models.TORCH[model]()[0].to(device, memory_format=layout)
         run = torch.compile(made) if compiled else made
-        return lambda images: run(images.contiguous(memory_format=torch.channels_last))
+        return lambda array: run(array.contiguous(memory_format=layout))
 
     makers: dict[str, Callable[[], Callable[..., Any]]] = {
-        "torch eager": lambda: models.TORCH[model]()[0].to(device),
-        "torch.compile": lambda: torch.compile(models.TORCH[model]()[0].to(device)),
+        "torch eager": in_torch,
+        "torch.compile": lambda: in_torch(compiled=True),
         "optimum": lambda: optimum_run(plain),
     }
     if inputs[0].ndim == _RANK_OF_IMAGES:
-        makers["torch eager, channels-last"] = lambda: channels_last(compiled=False)
-        makers["torch.compile, channels-last"] = lambda: channels_last(compiled=True)
+        makers["torch eager, channels-last"] = lambda: in_torch(torch.channels_last)
+        makers["torch.compile, channels-last"] = lambda: in_torch(torch.channels_last, compiled=True)
     for name, make in makers.items():
         try:
             run = make()
