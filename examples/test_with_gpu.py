@@ -1,8 +1,8 @@
 """Tests that need a GPU.
 
-pytest examples/test_with_gpu.py                  # where no GPU can be used: skipped, and the reason says why
-pytest examples/test_with_gpu.py --gpu=require    # on a machine that is meant to have one: then that is a failure
-pytest examples/test_with_gpu.py -n 4             # with pytest-xdist: the workers are spread over the GPUs
+pytest examples/test_with_gpu.py                     # where no GPU can be used: skipped, and the reason says why
+pytest examples/test_with_gpu.py --ortgpu=require    # on a machine that is meant to have one: then that is a failure
+pytest examples/test_with_gpu.py -n 4                # with pytest-xdist: the workers are spread over the GPUs
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_result(gpu_session, model):
     assert session.run(None, {"x": np.array([[-1, 0, 1, 2]], np.float32)})[0].tolist() == [[0, 0, 1, 2]]
 
 
-@pytest.mark.gpu(memory="2GiB", compute_capability=(7, 0))
+@pytest.mark.ortgpu(memory="2GiB", compute_capability=(7, 0))
 def test_device(gpu_device):
     assert gpu_device.total_memory is None or gpu_device.total_memory >= 2 * 2**30
 

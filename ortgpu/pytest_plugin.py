@@ -1,5 +1,5 @@
-"""Tests on a GPU: the marker ``gpu``, the fixtures ``gpu_session``, ``gpu_device``, ``gpu_devices`` and
-``gpu_leak_check``, and the option ``--gpu``.
+"""Tests on a GPU: the marker ``ortgpu``, the fixtures ``gpu_session``, ``gpu_device``, ``gpu_devices`` and
+``gpu_leak_check``, and the option ``--ortgpu``.
 
 pytest loads this module at every start, so it imports next to nothing. Whether a GPU can be used is found out once, by
 a child process that opens a session, and only if a test needs one. The pytest-free half is :mod:`ortgpu.testing`.
@@ -25,13 +25,13 @@ VARIABLE = "ORTGPU_GPU"
 FIXTURES = frozenset({"gpu_session", "gpu_device", "gpu_devices", "gpu_leak_check"})
 
 _MARKER = (
-    "gpu(count=1, memory=None, compute_capability=None): needs so many NVIDIA GPUs that work, each with this much free "
-    'memory ("8GiB") and at least this compute capability ((8, 0)); see --gpu for what happens where there are none'
+    "ortgpu(count=1, memory=None, compute_capability=None): needs so many NVIDIA GPUs that work, each with this much "
+    'free memory ("8GiB") and at least this compute capability ((8, 0)); see --ortgpu for where there are none'
 )
 _HELP = (
     "tests that need a GPU, where none can be used: 'auto' skips them with the diagnosis as the reason, 'require' "
     "fails them; 'skip' skips them everywhere and looks for no GPU. "
-    f"Default: {VARIABLE}, then the ini setting gpu, then auto"
+    f"Default: {VARIABLE}, then the ini setting ortgpu, then auto"
 )
 
 _LISTINGS = ("collectonly", "showfixtures", "show_fixtures_per_test")  # runs that collect tests and run none
@@ -74,8 +74,8 @@ class _State:
     def usage_error(self) -> str | None:
         if not self.wrong:
             return None
-        lines = [f"{test}: @pytest.mark.gpu: {error}" for test, error in self.wrong.items()]
-        return "\n".join([*lines, "This marker is ortgpu's. Where a project has one of its own: -p no:ortgpu"])
+        lines = [f"{test}: @pytest.mark.ortgpu: {error}" for test, error in self.wrong.items()]
+        return "\n".join(lines)
 
     def line(self) -> str:
         """Which GPU, or why none."""
@@ -105,8 +105,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     for name in _NAMES:
         if not pluginmanager.has_plugin(name):
             pluginmanager.register(_AlreadyLoaded(), name)
-    parser.getgroup("ortgpu").addoption("--gpu", choices=MODES, default=None, help=_HELP)
-    parser.addini("gpu", f"the default of --gpu: {', '.join(MODES)}", default="")
+    parser.getgroup("ortgpu").addoption("--ortgpu", choices=MODES, default=None, help=_HELP)
+    parser.addini("ortgpu", f"the default of --ortgpu: {', '.join(MODES)}", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -117,9 +117,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
     """The mode, and who set it: the command line before the variable before the ini file."""
     given = {
-        "--gpu={}": config.getoption("gpu", None),
+        "--ortgpu={}": config.getoption("ortgpu", None),
         VARIABLE + "={}": os.environ.get(VARIABLE),
-        "gpu = {} in the ini file": config.getini("gpu"),
+        "ortgpu = {} in the ini file": config.getini("ortgpu"),
     }
     for source, value in given.items():
         if not value:
@@ -144,9 +144,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _read_markers(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("gpu") is None and _uses_our_fixtures(item):
-            item.add_marker(pytest.mark.gpu)
-        if item.get_closest_marker("gpu") is not None:
+        if item.get_closest_marker("ortgpu") is None and _uses_our_fixtures(item):
+            item.add_marker(pytest.mark.ortgpu)
+        if item.get_closest_marker("ortgpu") is not None:
             try:
                 item.stash[_REQUIREMENT] = _requirement(item)
             except ValueError as error:
@@ -180,7 +180,7 @@ def _requirement(item: pytest.Item) -> GPURequirement:
     from .testing import GPURequirement
 
     wanted: dict[str, object] = {}
-    for mark in item.iter_markers("gpu"):
+    for mark in item.iter_markers("ortgpu"):
         if mark.args:
             raise ValueError(f"takes its values by name, not {', '.join(map(repr, mark.args))}")
         GPURequirement.parse(**mark.kwargs)
@@ -294,8 +294,8 @@ def gpu_session(request: pytest.FixtureRequest, gpu_device: Device) -> Iterator[
 def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ...]) -> Iterator[None]:
     """Fails a test that leaves GPU memory behind: more than 64 MiB on one of its GPUs.
 
-    A test of which that cannot be measured is skipped, or fails with ``--gpu=require``. What another process takes of
-    the GPU meanwhile counts as well where NVML shows no processes, as in many containers.
+    A test of which that cannot be measured is skipped, or fails with ``--ortgpu=require``. What another process takes
+    of the GPU meanwhile counts as well where NVML shows no processes, as in many containers.
     """
     from . import testing
 
@@ -326,7 +326,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     needed = any(_REQUIREMENT in item.stash for item in items)
     if not needed or any(config.getoption(name, False) for name in _LISTINGS) or config.getoption("verbose") < 0:
         return None
-    return f"gpu: {config.stash[_STATE].line()}"
+    return f"ortgpu: {config.stash[_STATE].line()}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -346,7 +346,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for line, workers in sorted(config.stash[_STATE].lines.items(), key=lambda entry: entry[1]):
-        terminalreporter.write_line(f"gpu: {', '.join(sorted(workers))}: {line}")
+        terminalreporter.write_line(f"ortgpu: {', '.join(sorted(workers))}: {line}")
 
 
 def _short(problem: GPUError) -> str:

@@ -33,7 +33,7 @@ def gpus(pytestconfig: pytest.Config) -> GPUs:
     found = find_gpus()
     if not found.visible:
         reason = f"needs an NVIDIA GPU: {found.reason}"
-        if os.environ.get("ORTGPU_REQUIRE_GPU") == "1" or pytestconfig.getoption("gpu", None) == "require":
+        if os.environ.get("ORTGPU_REQUIRE_GPU") == "1" or pytestconfig.getoption("ortgpu", None) == "require":
             pytest.fail(f"a GPU is required, and this host {reason}", pytrace=False)
         pytest.skip(reason)
     return found

@@ -552,7 +552,7 @@ def test_figures_are_shown_where_the_plot_cannot_be_written(fixed: Path, tmp_pat
 # With a GPU
 
 
-@pytest.mark.gpu
+@pytest.mark.ortgpu
 def test_every_way_on_the_gpu(model: Path, gpus: GPUs) -> None:
     result = ortgpu("bench", str(model), "--batch", "1,64", "--rounds", "5", "--json")
     assert result.returncode == 0, result

@@ -191,7 +191,7 @@ def test_check_names_every_missing_library(lab: Lab) -> None:
 # With a GPU
 
 
-@pytest.mark.gpu
+@pytest.mark.ortgpu
 def test_check_on_the_gpu(gpus: GPUs) -> None:
     gpu_uuid = gpus.visible[0].uuid
     result = ortgpu("check", "--device", "0", "--cpu-nodes", "forbid", "--json")
@@ -212,7 +212,7 @@ def test_check_on_the_gpu(gpus: GPUs) -> None:
     assert gpu_uuid in shown.stdout
 
 
-@pytest.mark.gpu
+@pytest.mark.ortgpu
 @pytest.mark.usefixtures("gpus")
 def test_check_of_a_device_that_is_not_there() -> None:
     result = ortgpu("check", "--device", "99", "--json")

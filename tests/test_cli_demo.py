@@ -106,7 +106,7 @@ def test_plain_program_that_does_not_end_well(
     assert not seen.got_gpu
 
 
-@pytest.mark.gpu
+@pytest.mark.ortgpu
 def test_demo_on_the_gpu(gpus: GPUs) -> None:
     result = ortgpu("demo")
     assert result.returncode == 0, result

@@ -108,7 +108,7 @@ def test_throughput_on_the_cpu_when_allowed() -> None:
     assert "mean: 2.0" in result.stdout
 
 
-@pytest.mark.gpu
+@pytest.mark.ortgpu
 @pytest.mark.usefixtures("gpus")
 def test_throughput_on_the_gpu() -> None:
     result = run("throughput.py")
@@ -167,7 +167,7 @@ def test_ranks_end_with_the_cause_said_once(launcher: str) -> None:
     assert "on ranks 0, 1, on " in result.stdout
 
 
-@pytest.mark.gpu
+@pytest.mark.ortgpu
 @pytest.mark.usefixtures("gpus")
 def test_guard_lists_both_sessions() -> None:
     result = run("guard.py")
@@ -178,7 +178,7 @@ def test_guard_lists_both_sessions() -> None:
     assert "[guarded]" in recognizer
 
 
-@pytest.mark.gpu
+@pytest.mark.ortgpu
 @pytest.mark.parametrize("name", ["drop_in.py", "application.py", "allow_cpu.py", "guard.py", "pool.py"])
 @pytest.mark.usefixtures("gpus")
 def test_runs_on_the_gpu(name: str) -> None:
@@ -206,15 +206,15 @@ def test_tests_are_skipped_or_fail_without_a_gpu() -> None:
     assert skipped.returncode == 0, skipped
     assert "3 skipped" in skipped.stdout
     assert "no GPU can be used: " in skipped.stdout
-    required = run_pytest("examples/test_with_gpu.py", "--gpu=require", env=NO_GPU)
+    required = run_pytest("examples/test_with_gpu.py", "--ortgpu=require", env=NO_GPU)
     assert required.returncode == 1, required
     assert "3 errors" in required.stdout
     assert "To fix it:" in required.stdout
 
 
-@pytest.mark.gpu
+@pytest.mark.ortgpu
 @pytest.mark.usefixtures("gpus")
 def test_tests_run_on_the_gpu() -> None:
-    result = run_pytest("examples/test_with_gpu.py", "--gpu=require")
+    result = run_pytest("examples/test_with_gpu.py", "--ortgpu=require")
     assert result.returncode == 0, result
     assert "3 passed" in result.stdout

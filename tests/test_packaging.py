@@ -100,7 +100,7 @@ def test_the_installed_package_is_whole(installed: Path, tmp_path: Path) -> None
     demo = run(installed, tmp_path, "-m", "ortgpu", "demo")
     assert demo.returncode == 0, demo.stdout + demo.stderr
     plugin = run(installed, tmp_path, "-m", "pytest", "--help")
-    assert "--gpu={auto,require,skip}" in plugin.stdout, plugin.stdout + plugin.stderr
+    assert "--ortgpu={auto,require,skip}" in plugin.stdout, plugin.stdout + plugin.stderr
 
 
 def test_types_reach_a_users_program(installed: Path, tmp_path: Path) -> None:

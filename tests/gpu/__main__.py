@@ -47,7 +47,7 @@ MEASURED = {RANKS: "out_of_memory or of_its_own", "test_ray.py": "fills"}
 
 HOW_MUCH = ("ORTGPU_CYCLES", "ORTGPU_SOAK_SECONDS")  # variables that tests read: how many sessions, how long
 
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "ortgpu")
 DEADLINE = 900  # seconds of one run of pytest
 GROUPS_OF_RANKS = 4  # at a time, for each pair of GPUs
 _ORDER = ("skipped", "passed", "failed")  # of what came out more than once, the last counts

@@ -1,7 +1,7 @@
 """GPU tests: skipped, with a reason that can be checked, where the CUDA driver shows no GPU.
 
-ORTGPU_REQUIRE_GPU=1 turns that skip into a failure, for hosts that are meant to have one; so does --gpu=require, where
-ortgpu's own plugin is loaded. Without the plugin these tests run all the same.
+ORTGPU_REQUIRE_GPU=1 turns that skip into a failure, for hosts that are meant to have one; so does --ortgpu=require,
+where ortgpu's own plugin is loaded. Without the plugin these tests run all the same.
 Nothing in this process touches CUDA: tests read what child processes reported, so a crash costs the tests of one child.
 """
 

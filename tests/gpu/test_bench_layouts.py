@@ -14,7 +14,7 @@ from ortgpu.layout_trials import LAYOUTS
 from tests.command_line import is_clean, ortgpu
 from tests.networks import CHANNELS, Network
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 FIRST, LAST, FUSED = LAYOUTS
 

@@ -11,7 +11,7 @@ from benchmarks.common import child_environment, nvidia_folders, overlay, withou
 from .children import Report, run_program
 from .libraries import cuda_major, hidden_from_the_loader, toolkit
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 CUDA = "CUDAExecutionProvider"
 CUDNN = "libcudnn.so.9"

@@ -11,7 +11,7 @@ from ortgpu.runtime import load_runtime
 from .children import Report, run_program
 
 pytestmark = [
-    pytest.mark.gpu,
+    pytest.mark.ortgpu,
     pytest.mark.skipif(load_runtime().release < (1, 31), reason="chosen for ONNX Runtime 1.31 and newer"),
 ]
 

@@ -11,7 +11,7 @@ from benchmarks.common import GPUs, child_environment
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 CUDA = "CUDAExecutionProvider"
 NOBODY = "GPU-00000000-0000-0000-0000-000000000000"

@@ -22,7 +22,7 @@ from tests.lab.launchers import AS_ROOT, MARK, RANK_PROGRAM, RankOutcome, outcom
 
 from .libraries import with_little_shared_memory
 
-pytestmark = pytest.mark.gpu(count=2)
+pytestmark = pytest.mark.ortgpu(count=2)
 
 TIMEOUT = 30.0  # seconds of a preflight: the first operation of NCCL alone has taken five
 CALLS = [

@@ -13,7 +13,7 @@ from benchmarks.common import child_environment, run_child
 from tests.guarded_libraries import LIBRARIES
 from tests.lab.models import Models
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 TESTS = Path(__file__).resolve().parent.parent
 PROGRAMS = TESTS / "guarded_programs.py"

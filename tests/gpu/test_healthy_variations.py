@@ -14,7 +14,7 @@ from benchmarks.common import GPUs, child_environment, nvidia_folders, overlay, 
 from .children import Report, run_program
 from .libraries import cuda_major, cudnn_home, toolkit
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 CUDA = "CUDAExecutionProvider"
 TOLERANCE = 1e-2  # TF32

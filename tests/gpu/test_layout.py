@@ -11,7 +11,7 @@ from ortgpu.cpu_threads import THREADS
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 HOPPER = ("H100", "H200", "GH200")  # of compute capability 9.0
 CHOSEN = {"prefer_nhwc": "1", "fuse_conv_bias": "1"}

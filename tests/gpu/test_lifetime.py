@@ -10,7 +10,7 @@ import pytest
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 COUNT = int(os.environ.get("ORTGPU_CYCLES", "1000"))  # of sessions: 10000 for a run on its own
 FAILURES = 1000

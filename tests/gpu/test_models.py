@@ -12,7 +12,7 @@ from benchmarks.common import GPUs
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 CUDA = "CUDAExecutionProvider"
 MODELS = ("mlp", "resnet50", "encoder")

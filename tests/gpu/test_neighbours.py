@@ -8,7 +8,7 @@ import pytest
 
 from .children import run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 
 @pytest.mark.parametrize("first", ["run", "large", "map"])

@@ -12,7 +12,7 @@ from ortgpu.cpu_threads import THREADS
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 # Relative to the largest value. Convolutions and matrix products run in TF32, and concurrent runs may choose other
 # algorithms than the one before: that far two runs of plain ONNX Runtime differ.

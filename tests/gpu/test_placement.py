@@ -13,7 +13,7 @@ from tests.known_placements import RENEWED_IN_22
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 TOLERANCE = 1e-2  # TF32
 

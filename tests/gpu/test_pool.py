@@ -10,7 +10,7 @@ from benchmarks.common import GPUs
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 CUDA = "CUDAExecutionProvider"
 
@@ -56,7 +56,7 @@ def test_nothing_is_left_when_it_is_closed(pooled: tuple[int, Report]) -> None:
     assert report.complaints() == []
 
 
-@pytest.mark.gpu(count=2)
+@pytest.mark.ortgpu(count=2)
 @pytest.mark.usefixtures("two_gpus")
 def test_two_gpus_have_two_names(pooled: tuple[int, Report]) -> None:
     _, report = pooled

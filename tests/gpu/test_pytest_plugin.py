@@ -14,7 +14,7 @@ from benchmarks.common import GPUs, child_environment, run_child
 
 from .children import Report
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 DEADLINE = 200
 
@@ -88,10 +88,10 @@ def test_sessions_open_on_the_gpu_and_are_closed(tmp_path: Path, mlp: Path, gpus
             with pytest.raises(ExecutionError, match="closed"):
                 session.run(None, feed)
         """
-    report = inner(tmp_path, tests, "--gpu=require")
+    report = inner(tmp_path, tests, "--ortgpu=require")
     assert report["outcomes"] == {"test_open": "call passed", "test_closed": "call passed"}, report["reasons"]
     shown = ", ".join(f"cuda:{gpu.ordinal} ({gpu.name}, {gpu.uuid})" for gpu in gpus.visible)
-    assert f"\ngpu: {shown}\n" in report.child.stdout
+    assert f"\nortgpu: {shown}\n" in report.child.stdout
 
 
 def test_the_process_may_still_fork(tmp_path: Path, mlp: Path) -> None:
@@ -118,16 +118,16 @@ def test_gpus_that_do_not_do(tmp_path: Path, gpus: GPUs) -> None:
     tests = f"""
         import pytest
 
-        @pytest.mark.gpu(memory="1TiB")
+        @pytest.mark.ortgpu(memory="1TiB")
         def test_memory(): pass
 
-        @pytest.mark.gpu(compute_capability=(99, 0))
+        @pytest.mark.ortgpu(compute_capability=(99, 0))
         def test_capability(): pass
 
-        @pytest.mark.gpu(count={len(gpus.visible) + 1})
+        @pytest.mark.ortgpu(count={len(gpus.visible) + 1})
         def test_count(): pass
 
-        @pytest.mark.gpu(count={len(gpus.visible)}, memory="64MiB", compute_capability=(5, 0))
+        @pytest.mark.ortgpu(count={len(gpus.visible)}, memory="64MiB", compute_capability=(5, 0))
         def test_all_of_it(): pass
         """
     refused = dict.fromkeys(["test_memory", "test_capability", "test_count"])
@@ -135,14 +135,14 @@ def test_gpus_that_do_not_do(tmp_path: Path, gpus: GPUs) -> None:
     passed = {"test_all_of_it": "call passed"}
     assert report["outcomes"] == {**passed, **dict.fromkeys(refused, "setup skipped")}, report["reasons"]
     assert " GiB free" in report["reasons"]["test_memory"]
-    report = inner(tmp_path, tests, "--gpu=require")
+    report = inner(tmp_path, tests, "--ortgpu=require")
     assert report["outcomes"] == {**passed, **dict.fromkeys(refused, "setup failed")}
 
 
 @pytest.mark.parametrize(("mode", "outcome"), [("auto", "setup skipped"), ("require", "setup failed")])
 def test_a_gpu_that_is_hidden(tmp_path: Path, mode: str, outcome: str) -> None:
     tests = "def test_it(gpu_session): pass"
-    report = inner(tmp_path, tests, f"--gpu={mode}", env={"CUDA_VISIBLE_DEVICES": ""})
+    report = inner(tmp_path, tests, f"--ortgpu={mode}", env={"CUDA_VISIBLE_DEVICES": ""})
     assert report["outcomes"] == {"test_it": outcome}
     assert "no GPU can be used: no-device: CUDA_VISIBLE_DEVICES hides" in report["reasons"]["test_it"]
 
@@ -189,7 +189,7 @@ LEAKS = """
 
 def test_the_leak_check(tmp_path: Path, mlp: Path, conv: Path) -> None:
     tests = f"MLP, CONV = {str(mlp)!r}, {str(conv)!r}\n{dedent(LEAKS)}"
-    report = inner(tmp_path, tests, "--gpu=require")
+    report = inner(tmp_path, tests, "--ortgpu=require")
     clean = ["test_first_use", "test_first_convolution", "test_large", "test_closed_by_the_test", "test_after_leaks"]
     leaking = ["test_session_is_kept", "test_value_is_kept"]
     assert report["outcomes"] == {
@@ -224,7 +224,7 @@ def devices_of_workers(folder: Path, mlp: Path) -> dict[str, set[tuple[int, str]
     if importlib.util.find_spec("xdist") is None:
         pytest.skip("needs pytest-xdist, which is not installed here")
     tests = f"MLP = {str(mlp)!r}\n{dedent(SPREAD)}"
-    report = inner(folder, tests, "-n", "2", "--gpu=require")
+    report = inner(folder, tests, "-n", "2", "--ortgpu=require")
     assert report.child.returncode == 0, report.child.explain()
     found: dict[str, set[tuple[int, str]]] = {}
     for name, value in report.child.reports.items():

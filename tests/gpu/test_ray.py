@@ -23,7 +23,7 @@ def _needs() -> str:
     return f"needs pip install 'ortgpu[ray]': there is no {', '.join(missing)}" if missing else ""
 
 
-pytestmark = [pytest.mark.gpu(count=2), pytest.mark.skipif(bool(_needs()), reason=_needs())]
+pytestmark = [pytest.mark.ortgpu(count=2), pytest.mark.skipif(bool(_needs()), reason=_needs())]
 
 
 @pytest.fixture(scope="module")

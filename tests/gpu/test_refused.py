@@ -12,7 +12,7 @@ from benchmarks.common import child_environment, overlay, without_cuda_variables
 from .children import RaisedError, Report, run_program
 from .libraries import cuda_major, hidden_from_the_loader, toolkit
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 # MiB that another process leaves free: less than a CUDA context takes, about one, and some that hold a context but not
 # all of cuBLAS and cuDNN

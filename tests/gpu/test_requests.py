@@ -8,7 +8,7 @@ import pytest
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"

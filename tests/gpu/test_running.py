@@ -12,7 +12,7 @@ from ortgpu.runtime import load_runtime
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 ASYNCHRONOUS_TOLERANCE = 1e-2  # of the largest output, beside another session: TF32
 

@@ -10,7 +10,7 @@ from benchmarks.common import GPUs
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 TOLERANCE = 5e-3  # as in test_pipeline.py
 MEMORY_MARGIN = 64 * 2**20  # as in test_lifetime.py: what CUDA itself keeps

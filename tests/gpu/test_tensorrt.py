@@ -10,7 +10,7 @@ from tests.lab.stubs import Stubs
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 

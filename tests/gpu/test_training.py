@@ -17,7 +17,7 @@ from benchmarks.common import GPUs, child_environment, run_child
 from tests.lab import launchers
 from tests.lab.launchers import AS_ROOT, starts_of
 
-pytestmark = pytest.mark.gpu(count=2)
+pytestmark = pytest.mark.ortgpu(count=2)
 
 PROGRAM = Path(__file__).with_name("trained_ranks.py")
 TRAINING = "onnxruntime-training-cpu"

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.common import GPUs, child_environment, run_child
 from tests.lab.launchers import AS_ROOT
 
-pytestmark = pytest.mark.gpu(count=2)
+pytestmark = pytest.mark.ortgpu(count=2)
 
 
 @pytest.fixture

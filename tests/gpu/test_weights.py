@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from .children import Report, run_program
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.ortgpu
 
 ALL_BUT_THE_STRUCTURE = 0.95  # of these files
 

@@ -25,7 +25,7 @@ ONE_OF_EACH = """
     def test_plain():
         pass
 
-    @pytest.mark.gpu
+    @pytest.mark.ortgpu
     def test_marked():
         pass
 

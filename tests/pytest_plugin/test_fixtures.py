@@ -27,14 +27,14 @@ def test_a_fixture_marks_its_test(pytester: pytest.Pytester, run: Run, faked: Fa
         def test_plain(): pass
         """
     )
-    run("-m", "gpu").assert_outcomes(passed=3, deselected=1)
-    run("-m", "not gpu").assert_outcomes(passed=1, deselected=3)
+    run("-m", "ortgpu").assert_outcomes(passed=3, deselected=1)
+    run("-m", "not ortgpu").assert_outcomes(passed=1, deselected=3)
 
 
 def test_a_fixture_that_is_asked_for_late(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     pytester.makepyfile("def test_it(request): request.getfixturevalue('gpu_session')")
-    run("--gpu=auto").assert_outcomes(skipped=1)
-    run("--gpu=require").assert_outcomes(failed=1)
+    run("--ortgpu=auto").assert_outcomes(skipped=1)
+    run("--ortgpu=require").assert_outcomes(failed=1)
     pytester.makepyfile(
         """
         import pytest
@@ -43,7 +43,7 @@ def test_a_fixture_that_is_asked_for_late(pytester: pytest.Pytester, run: Run, f
         def test_it(request): request.getfixturevalue("gpu_device")
         """
     )
-    run("--gpu=require").assert_outcomes(failed=1)
+    run("--ortgpu=require").assert_outcomes(failed=1)
 
 
 def test_facts_of_the_device(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
@@ -53,7 +53,7 @@ def test_facts_of_the_device(pytester: pytest.Pytester, run: Run, faked: Faked) 
         import pytest
         from ortgpu import Device
 
-        @pytest.mark.gpu(count=2)
+        @pytest.mark.ortgpu(count=2)
         def test_it(gpu_device, gpu_devices):
             assert isinstance(gpu_device, Device) and gpu_device is gpu_devices[0]
             assert (gpu_device.ordinal, gpu_device.uuid, gpu_device.total_memory) == (0, "GPU-0", 80 * 2**30)
@@ -71,7 +71,7 @@ def test_sessions_are_opened_on_the_gpu_and_closed(
         """
         import pytest
 
-        @pytest.mark.gpu(compute_capability=(8, 0))
+        @pytest.mark.ortgpu(compute_capability=(8, 0))
         def test_it(gpu_session):
             first = gpu_session("first", cpu_nodes="allow")
             assert first.options == {"cpu_nodes": "allow", "device": 1}

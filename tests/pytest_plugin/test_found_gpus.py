@@ -64,14 +64,14 @@ def test_nvml_is_well_and_cuda_is_broken(lab: Lab, tmp_path: Path) -> None:
     seen = run_on(machine, tmp_path, ONE_OF_EACH)
     assert seen["outcomes"] == {"test_plain": "passed", "test_marked": "skipped", "test_fixture": "skipped"}
     assert "no GPU can be used: driver-unusable: " in seen["reasons"]["test_marked"]
-    assert "gpu: none: driver-unusable: " in seen["output"]
+    assert "ortgpu: none: driver-unusable: " in seen["output"]
     assert "libonnxruntime" not in seen["loaded"], "what is tried is tried in a child"
     assert "libcudart.so" not in seen["loaded"]
 
 
 def test_a_driver_that_opens_no_session(lab: Lab, tmp_path: Path) -> None:
     machine = lab.machine(cuda=Cuda(devices=(LARGE,)), nvml=NVML((LARGE,)))
-    seen = run_on(machine, tmp_path, ONE_OF_EACH, "--gpu=require")
+    seen = run_on(machine, tmp_path, ONE_OF_EACH, "--ortgpu=require")
     assert seen["outcomes"] == {"test_plain": "passed", "test_marked": "failed", "test_fixture": "failed"}
     assert "no GPU can be used: " in seen["reasons"]["test_marked"]
     assert "500" in seen["output"]  # what the CUDA runtime says of the stub
@@ -79,7 +79,7 @@ def test_a_driver_that_opens_no_session(lab: Lab, tmp_path: Path) -> None:
 
 def test_skip_touches_nothing(lab: Lab, tmp_path: Path) -> None:
     machine = lab.machine(cuda=Cuda(devices=(LARGE,)), nvml=NVML((LARGE,)))
-    seen = run_on(machine, tmp_path, ONE_OF_EACH, "--gpu=skip")
+    seen = run_on(machine, tmp_path, ONE_OF_EACH, "--ortgpu=skip")
     assert seen["outcomes"] == {"test_plain": "passed", "test_marked": "skipped", "test_fixture": "skipped"}
     assert seen["loaded"] == []
     assert seen["nvml"] is False
@@ -95,25 +95,25 @@ def test_several_gpus(lab: Lab, tmp_path: Path) -> None:
 
         def names(gpus): return [(gpu.ordinal, gpu.uuid[-2:]) for gpu in gpus]
 
-        @pytest.mark.gpu(count=3)
+        @pytest.mark.ortgpu(count=3)
         def test_all(gpu_devices): assert names(gpu_devices) == [(0, "aa"), (1, "bb"), (2, "cc")]
 
-        @pytest.mark.gpu(compute_capability=(8, 0))
+        @pytest.mark.ortgpu(compute_capability=(8, 0))
         def test_new(gpu_devices): assert names(gpu_devices) == [(1, "bb")]
 
-        @pytest.mark.gpu(memory="16GiB")
+        @pytest.mark.ortgpu(memory="16GiB")
         def test_large(gpu_device):
             assert (gpu_device.name, gpu_device.total_memory, gpu_device.compute_capability) == (
                 "NVIDIA H200", 141 * 2**30, (9, 0)
             )
 
-        @pytest.mark.gpu(memory="14GiB", count=2)
+        @pytest.mark.ortgpu(memory="14GiB", count=2)
         def test_two(gpu_devices): assert names(gpu_devices) == [(0, "aa"), (1, "bb")]
 
-        @pytest.mark.gpu(memory="3GiB", count=2, compute_capability=(8, 0))
+        @pytest.mark.ortgpu(memory="3GiB", count=2, compute_capability=(8, 0))
         def test_none(): pass
 
-        @pytest.mark.gpu(count=4)
+        @pytest.mark.ortgpu(count=4)
         def test_four(): pass
         """
     seen = run_on(machine, tmp_path, tests, conftest=SESSIONS_OPEN)
@@ -124,16 +124,16 @@ def test_several_gpus(lab: Lab, tmp_path: Path) -> None:
         in (seen["reasons"]["test_none"])
     )
     assert "needs 4 GPUs; CUDA shows cuda:0 (NVIDIA T4, " in seen["reasons"]["test_four"]
-    assert "gpu: cuda:0 (NVIDIA T4, GPU-00000000-0000-0000-0000-0000000000aa), cuda:1 " in seen["output"]
+    assert "ortgpu: cuda:0 (NVIDIA T4, GPU-00000000-0000-0000-0000-0000000000aa), cuda:1 " in seen["output"]
 
     visible = machine.but(env={"CUDA_VISIBLE_DEVICES": LARGE.uuid})
     tests = """
         import pytest
 
-        @pytest.mark.gpu(memory="16GiB")
+        @pytest.mark.ortgpu(memory="16GiB")
         def test_one(gpu_devices): assert [(gpu.ordinal, gpu.uuid[-2:]) for gpu in gpu_devices] == [(0, "bb")]
 
-        @pytest.mark.gpu(count=2)
+        @pytest.mark.ortgpu(count=2)
         def test_two(): pass
         """
     seen = run_on(visible, tmp_path, tests, conftest=SESSIONS_OPEN)

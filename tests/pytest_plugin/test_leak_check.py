@@ -176,6 +176,6 @@ def test_a_leak_check_that_cannot_look(pytester: pytest.Pytester, run: Run, fake
     result = run()
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*NVML does not say how much memory of cuda:0 * is in use"])
-    required = run("--gpu=require")
+    required = run("--ortgpu=require")
     required.assert_outcomes(errors=1)
     required.stdout.no_fnmatch_line("During handling of the above exception*")

@@ -56,7 +56,7 @@ def test_loading_it_in_several_ways(
     else:
         monkeypatch.setenv("PYTEST_PLUGINS", PLUGIN)
         arguments = []
-    pytester.runpytest_inprocess(*arguments, "--gpu=auto").assert_outcomes(passed=1, skipped=2)
+    pytester.runpytest_inprocess(*arguments, "--ortgpu=auto").assert_outcomes(passed=1, skipped=2)
 
 
 def test_the_package_may_be_imported_before_pytest(pytester: pytest.Pytester, run_child: Run) -> None:
@@ -85,7 +85,7 @@ def test_it_can_be_left_out(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize("declared", [False, True])
 def test_the_marker_is_registered(pytester: pytest.Pytester, run: Run, faked: Faked, declared: bool) -> None:
     if declared:
-        pytester.makeini("[pytest]\nmarkers = gpu: ours")
+        pytester.makeini("[pytest]\nmarkers = ortgpu: ours")
     pytester.makepyfile(ONE_OF_EACH)
     run("--strict-markers", "--strict-config").assert_outcomes(passed=1, skipped=2)
-    run("--markers").stdout.fnmatch_lines(["@pytest.mark.gpu(count=1, memory=None, compute_capability=None): needs*"])
+    run("--markers").stdout.fnmatch_lines(["@pytest.mark.ortgpu(count=1, memory=None, *): needs*"])

@@ -1,4 +1,4 @@
-"""What a test asks for with ``@pytest.mark.gpu``, and which GPUs it then gets."""
+"""What a test asks for with ``@pytest.mark.ortgpu``, and which GPUs it then gets."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WRONG = {
 def test_wrong_markers_are_usage_errors(pytester: pytest.Pytester, run: Run, faked: Faked, mode: str) -> None:
     lines = ["import pytest", "def test_first(): print('a test ran')"]
     for number, wrong in enumerate(WRONG):
-        lines += [f"@pytest.mark.gpu({wrong})", f"def test_{number}(): print('a test ran')"]
+        lines += [f"@pytest.mark.ortgpu({wrong})", f"def test_{number}(): print('a test ran')"]
     path = pytester.makepyfile("\n".join(lines))
-    result = run(f"--gpu={mode}", "-s")
+    result = run(f"--ortgpu={mode}", "-s")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     said = result.stderr.str() + result.stdout.str()
     for number, message in enumerate(WRONG.values()):
-        assert f"{path.name}::test_{number}: @pytest.mark.gpu: {message}" in said
+        assert f"{path.name}::test_{number}: @pytest.mark.ortgpu: {message}" in said
     assert "a test ran" not in said
     assert faked.looks == 0
 
@@ -46,9 +46,9 @@ def test_a_wrong_marker_above_a_right_one(pytester: pytest.Pytester, run: Run, f
     pytester.makepyfile(
         """
         import pytest
-        pytestmark = pytest.mark.gpu(cuont=2)
+        pytestmark = pytest.mark.ortgpu(cuont=2)
 
-        @pytest.mark.gpu(count=1)
+        @pytest.mark.ortgpu(count=1)
         def test_it(): pass
         """
     )
@@ -63,16 +63,16 @@ def test_the_closest_word_counts(pytester: pytest.Pytester, run: Run, faked: Fak
     pytester.makepyfile(
         """
         import pytest
-        pytestmark = pytest.mark.gpu(count=3, compute_capability=(8, 0))
+        pytestmark = pytest.mark.ortgpu(count=3, compute_capability=(8, 0))
 
-        @pytest.mark.gpu(memory="1GiB")
+        @pytest.mark.ortgpu(memory="1GiB")
         class TestClass:
             def test_of_the_module(self, gpu_devices): assert 0, "three GPUs, and two have the memory"
 
-            @pytest.mark.gpu(count=2)
+            @pytest.mark.ortgpu(count=2)
             def test_of_the_function(self, gpu_devices): assert [gpu.ordinal for gpu in gpu_devices] == [1, 2]
 
-        @pytest.mark.gpu
+        @pytest.mark.ortgpu
         def test_bare(gpu_devices): assert len(gpu_devices) == 3
         """
     )
@@ -88,18 +88,18 @@ def test_what_a_test_asks_for_and_cannot_have_is_said_of_that_test(
         """
         import pytest
 
-        @pytest.mark.gpu(count=2)
+        @pytest.mark.ortgpu(count=2)
         def test_two(): pass
 
         @pytest.mark.parametrize("number", [3, 4])
-        @pytest.mark.gpu(count=2)
+        @pytest.mark.ortgpu(count=2)
         def test_numbers(number): pass
         """
     )
     why = "needs 2 GPUs; CUDA shows *"
     run().stdout.fnmatch_lines([f"SKIPPED [[]1[]] {path.name}:3: {why}", f"SKIPPED [[]2[]] {path.name}:6: {why}"])
-    run("--gpu=skip").stdout.fnmatch_lines(["SKIPPED [[]3[]] *"])
-    run("--gpu=require").assert_outcomes(errors=3)
+    run("--ortgpu=skip").stdout.fnmatch_lines(["SKIPPED [[]3[]] *"])
+    run("--ortgpu=require").assert_outcomes(errors=3)
 
 
 # What a test asks for

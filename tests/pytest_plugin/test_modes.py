@@ -21,14 +21,14 @@ def test_auto_skips_with_the_diagnosis(pytester: pytest.Pytester, run: Run, fake
 
 def test_require_fails_with_the_diagnosis(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     pytester.makepyfile(ONE_OF_EACH)
-    result = run("--gpu=require")
+    result = run("--ortgpu=require")
     result.assert_outcomes(passed=1, errors=2)
     result.stdout.fnmatch_lines(
         [
             "no GPU can be used: driver-unusable: cuInit returned 999",
             "  - NVML sees 1 GPU(s)",
             "    reboot",
-            "A GPU is required: --gpu=require",
+            "A GPU is required: --ortgpu=require",
         ]
     )
     assert result.stdout.str().count("NVML sees 1 GPU(s)") == 1, "the second failure need not say it again"
@@ -40,14 +40,14 @@ def test_require_fails_where_gpus_do_not_do(pytester: pytest.Pytester, run: Run,
         """
         import pytest
 
-        @pytest.mark.gpu(count=2)
+        @pytest.mark.ortgpu(count=2)
         def test_two(): pass
 
-        @pytest.mark.gpu
+        @pytest.mark.ortgpu
         def test_one(): pass
         """
     )
-    result = run("--gpu=require")
+    result = run("--ortgpu=require")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["needs 2 GPUs; CUDA shows cuda:0 (NVIDIA H200, GPU-0)", "A GPU is required: *"])
     result.stdout.no_fnmatch_line("During handling of the above exception*")
@@ -58,23 +58,23 @@ def test_require_lets_no_xfail_hide_it(pytester: pytest.Pytester, run: Run, fake
         """
         import pytest
 
-        @pytest.mark.gpu
+        @pytest.mark.ortgpu
         @pytest.mark.xfail(reason="a test that fails")
         def test_it(): assert 0
         """
     )
-    run("--gpu=require").assert_outcomes(errors=1)
-    run("--gpu=auto").assert_outcomes(skipped=1)
+    run("--ortgpu=require").assert_outcomes(errors=1)
+    run("--ortgpu=auto").assert_outcomes(skipped=1)
     faked.has(gpu(0))
-    run("--gpu=require").assert_outcomes(xfailed=1)
+    run("--ortgpu=require").assert_outcomes(xfailed=1)
 
 
 def test_skip_looks_for_nothing(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     pytester.makepyfile(ONE_OF_EACH)
-    result = run("--gpu=skip")
+    result = run("--ortgpu=skip")
     result.assert_outcomes(passed=1, skipped=2)
     result.stdout.fnmatch_lines(
-        ["gpu: none is looked for: --gpu=skip", "SKIPPED*: needs a GPU, and none is looked for: --gpu=skip"]
+        ["ortgpu: none is looked for: --ortgpu=skip", "SKIPPED*: needs a GPU, and none is looked for: --ortgpu=skip"]
     )
     assert faked.looks == 0
 
@@ -82,15 +82,15 @@ def test_skip_looks_for_nothing(pytester: pytest.Pytester, run: Run, faked: Fake
 @pytest.mark.parametrize("first", ["", "@pytest.hookimpl(trylast=True)", "@pytest.hookimpl(tryfirst=True)"])
 def test_a_marker_that_a_conftest_adds_counts(pytester: pytest.Pytester, run: Run, faked: Faked, first: str) -> None:
     """A whole folder of tests is marked in this way; they would have passed on the CPU."""
-    adds = "def pytest_collection_modifyitems(items):\n    for each in items: each.add_marker(pytest.mark.gpu({}))"
+    adds = "def pytest_collection_modifyitems(items):\n    for each in items: each.add_marker(pytest.mark.ortgpu({}))"
     pytester.makepyfile("def test_plain(): pass")
     pytester.makeconftest(f"import pytest\n{first}\n{adds.format('')}")
-    run("--gpu=auto").assert_outcomes(skipped=1)
-    run("--gpu=require").assert_outcomes(errors=1)
+    run("--ortgpu=auto").assert_outcomes(skipped=1)
+    run("--ortgpu=require").assert_outcomes(errors=1)
     faked.has(gpu(0))
-    run("--gpu=require").assert_outcomes(passed=1)
+    run("--ortgpu=require").assert_outcomes(passed=1)
     pytester.makeconftest(f"import pytest\n{first}\n{adds.format('memory=[]')}")
-    assert run("--gpu=auto").ret == pytest.ExitCode.USAGE_ERROR
+    assert run("--ortgpu=auto").ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_a_test_that_is_skipped_anyway_needs_no_gpu(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
@@ -98,12 +98,12 @@ def test_a_test_that_is_skipped_anyway_needs_no_gpu(pytester: pytest.Pytester, r
         """
         import pytest
 
-        @pytest.mark.gpu
+        @pytest.mark.ortgpu
         @pytest.mark.skip(reason="not today")
         def test_it(): pass
         """
     )
-    run("--gpu=require", "-q").assert_outcomes(skipped=1)
+    run("--ortgpu=require", "-q").assert_outcomes(skipped=1)
     assert faked.looks == 0
 
 
@@ -111,19 +111,19 @@ def test_it_runs_where_there_is_a_gpu(pytester: pytest.Pytester, run: Run, faked
     faked.has(gpu(0))
     pytester.makepyfile(ONE_OF_EACH)
     for mode in ("auto", "require"):
-        run(f"--gpu={mode}").assert_outcomes(passed=3)
+        run(f"--ortgpu={mode}").assert_outcomes(passed=3)
 
 
 @pytest.mark.parametrize(
     ("option", "variable", "ini", "mode", "source"),
     [
-        ("skip", "require", "auto", "skip", "--gpu=skip"),
+        ("skip", "require", "auto", "skip", "--ortgpu=skip"),
         (None, "skip", "require", "skip", "ORTGPU_GPU=skip"),
-        (None, None, "skip", "skip", "gpu = skip in the ini file"),
-        (None, "", "skip", "skip", "gpu = skip in the ini file"),
-        ("require", "skip", "skip", "require", "--gpu=require"),
+        (None, None, "skip", "skip", "ortgpu = skip in the ini file"),
+        (None, "", "skip", "skip", "ortgpu = skip in the ini file"),
+        ("require", "skip", "skip", "require", "--ortgpu=require"),
         (None, "require", "skip", "require", "ORTGPU_GPU=require"),
-        (None, None, "require", "require", "gpu = require in the ini file"),
+        (None, None, "require", "require", "ortgpu = require in the ini file"),
         ("auto", "require", "require", "auto", ""),
         (None, None, None, "auto", ""),
     ],
@@ -142,9 +142,9 @@ def test_command_line_before_variable_before_ini(
     if variable is not None:
         monkeypatch.setenv("ORTGPU_GPU", variable)
     if ini is not None:
-        pytester.makeini(f"[pytest]\ngpu = {ini}")
+        pytester.makeini(f"[pytest]\nortgpu = {ini}")
     pytester.makepyfile(ONE_OF_EACH)
-    result = run(*([f"--gpu={option}"] if option else []))
+    result = run(*([f"--ortgpu={option}"] if option else []))
     result.assert_outcomes(passed=1, **{"errors" if mode == "require" else "skipped": 2})
     assert faked.looks == (mode != "skip")
     assert source in result.stdout.str()
@@ -158,8 +158,8 @@ def test_an_unknown_mode_is_a_usage_error(
     if where == "variable":
         monkeypatch.setenv("ORTGPU_GPU", "always")
     if where == "ini":
-        pytester.makeini("[pytest]\ngpu = always")
-    result = run_child(*(["--gpu=always"] if where == "option" else []))
+        pytester.makeini("[pytest]\nortgpu = always")
+    result = run_child(*(["--ortgpu=always"] if where == "option" else []))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "always" in result.stderr.str()
     assert "require" in result.stderr.str()
@@ -171,17 +171,17 @@ def test_an_unknown_mode_is_a_usage_error(
 
 def test_the_line_names_the_gpu(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     pytester.makepyfile(ONE_OF_EACH)
-    run().stdout.fnmatch_lines(["collected 3 items", "gpu: none: driver-unusable: cuInit returned 999"])
+    run().stdout.fnmatch_lines(["collected 3 items", "ortgpu: none: driver-unusable: cuInit returned 999"])
     faked.has(gpu(0), gpu(1))
-    run().stdout.fnmatch_lines(["gpu: cuda:0 (NVIDIA H200, GPU-0), cuda:1 (NVIDIA H200, GPU-1)"])
+    run().stdout.fnmatch_lines(["ortgpu: cuda:0 (NVIDIA H200, GPU-0), cuda:1 (NVIDIA H200, GPU-1)"])
 
 
-@pytest.mark.parametrize("arguments", [["-m", "not gpu"], ["--collect-only"], ["-q", "-k", "plain"]])
+@pytest.mark.parametrize("arguments", [["-m", "not ortgpu"], ["--collect-only"], ["-q", "-k", "plain"]])
 def test_nothing_is_looked_for_without_need(
     pytester: pytest.Pytester, run: Run, faked: Faked, arguments: list[str]
 ) -> None:
     pytester.makepyfile(ONE_OF_EACH)
     result = run(*arguments)
-    result.stdout.no_fnmatch_line("gpu: *")
+    result.stdout.no_fnmatch_line("ortgpu: *")
     assert faked.looks == 0
     assert result.ret == 0

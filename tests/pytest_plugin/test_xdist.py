@@ -48,10 +48,10 @@ def test_workers_are_spread_over_the_gpus(
     assert {path.name for path in pytester.path.glob("gw*-*")} == expected
     if gpus == 2:
         result.stdout.fnmatch_lines(
-            ["gpu: gw0: cuda:0 (NVIDIA H200, GPU-0)", "gpu: gw1: cuda:1 (NVIDIA H200, GPU-1)"], consecutive=True
+            ["ortgpu: gw0: cuda:0 (NVIDIA H200, GPU-0)", "ortgpu: gw1: cuda:1 (NVIDIA H200, GPU-1)"], consecutive=True
         )
     else:
-        result.stdout.fnmatch_lines(["gpu: gw0, gw1: cuda:0 (NVIDIA H200, GPU-0)"])
+        result.stdout.fnmatch_lines(["ortgpu: gw0, gw1: cuda:0 (NVIDIA H200, GPU-0)"])
 
 
 def test_workers_refuse_wrong_markers(pytester: pytest.Pytester, run_child: Run) -> None:
@@ -60,7 +60,7 @@ def test_workers_refuse_wrong_markers(pytester: pytest.Pytester, run_child: Run)
         """
         import pytest
 
-        @pytest.mark.gpu(cuont=2)
+        @pytest.mark.ortgpu(cuont=2)
         def test_it(): print("a test ran")
         """
     )
@@ -68,5 +68,5 @@ def test_workers_refuse_wrong_markers(pytester: pytest.Pytester, run_child: Run)
     said = result.stdout.str() + result.stderr.str()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "INTERNALERROR" not in said
-    assert "test_workers_refuse_wrong_markers.py::test_it: @pytest.mark.gpu: cuont is not known" in said
+    assert "test_workers_refuse_wrong_markers.py::test_it: @pytest.mark.ortgpu: cuont is not known" in said
     assert "a test ran" not in said
