@@ -51,9 +51,10 @@ class Explanation:
             text,
         )
         assert found, f"the section {code} does not have the form that the page states:\n{text}"
-        lists = [_entries(found[f"list{number}"] or "") for number in range(len(LISTS))]
-        unraised = found["unraised"] is not None
-        return cls(code, title, found["class"], not unraised, found["means"], *lists, found["sources"] or "")
+        comes_about, tell, mend = (_entries(found[f"list{number}"] or "") for number in range(len(LISTS)))
+        is_raised = found["unraised"] is None
+        sources = found["sources"] or ""
+        return cls(code, title, found["class"], is_raised, found["means"], comes_about, tell, mend, sources)
 
 
 def _entries(lines: str) -> tuple[str, ...]:
