@@ -19,6 +19,7 @@ from .tensor_types import DTYPES
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
+_UNUSED = b"dltensor"  # the name of a capsule until somebody consumes it
 
 
 class _DLTensor(ctypes.Structure):
@@ -166,9 +167,14 @@ def _value(session: Any, name: str, array: Any) -> Any:
     is_bool = tensor.code == _BOOL
     if is_bool and dlpack.BOOLEANS_ARE_BYTES:
         tensor.code = _UNSIGNED
-    value = onnxruntime.OrtValue(dlpack.native_value(capsule, is_bool=is_bool))
-    ctypes.memmove(ctypes.byref(tensor), original, len(original))  # as who made it will find it when it is given back
-    return value
+    value = None
+    try:
+        value = onnxruntime.OrtValue(dlpack.native_value(capsule, is_bool=is_bool))
+        return value
+    finally:
+        # Whoever made it finds it as it was when it is given back, which a capsule that was consumed has been already
+        if value is not None or ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), _UNUSED):
+            ctypes.memmove(ctypes.byref(tensor), original, len(original))
 
 
 def _in_order(name: str, array: Any, on_gpu: bool) -> Any:
@@ -189,4 +195,4 @@ def _tensor_in(capsule: Any) -> _DLTensor:
     """The description of the tensor, which belongs to this capsule alone."""
     address = ctypes.pythonapi.PyCapsule_GetPointer
     address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    return _DLTensor.from_address(address(capsule, b"dltensor"))
+    return _DLTensor.from_address(address(capsule, _UNUSED))

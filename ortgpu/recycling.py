@@ -74,7 +74,7 @@ class RecycledMemory:
         memory: Any = (ctypes.c_char * block.size).from_address(block.address)
         # Views refer to the array, the array to `memory`: when that goes, nobody can reach the block any more.
         weakref.finalize(memory, self._give_back, block).atexit = False
-        return np.frombuffer(memory, dtype, count).reshape(shape)
+        return np.ndarray(shape, dtype, memory)  # which reads types with a shape of their own as numpy.empty does
 
     def close(self) -> None:
         """Give the memory back: at once what no array uses, the rest when its array is collected."""

@@ -116,6 +116,26 @@ def test_an_array_that_begins_later_in_its_memory() -> None:
     assert found == [[-2, -3], [2, 3], True]
 
 
+def test_an_array_that_is_refused_is_given_back_as_it_was() -> None:
+    """ONNX Runtime has no complex numbers. Who made the tensor would free other memory than its own."""
+    found = with_arrays("""
+        from ortgpu.device_arrays import _tensor_in
+        class Later(Foreign):
+            def __dlpack__(self, **arguments):
+                self.capsule = super().__dlpack__(**arguments)
+                tensor = _tensor_in(self.capsule)
+                tensor.device_type, tensor.byte_offset, tensor.data = 3, 16, tensor.data - 16
+                self.handed_out = bytes(tensor)
+                return self.capsule
+        session = GPUSession(NEG)
+        array = Later(np.zeros(10, np.complex128)[2:], (3, 0))
+        refused = outcome(lambda: session.run(None, {"x": array}))["type"]
+        report([refused, bytes(_tensor_in(array.capsule)) == array.handed_out])
+    """)
+    assert isinstance(found[0], str)
+    assert found[1] is True
+
+
 def test_an_array_that_is_not_contiguous() -> None:
     found = with_arrays("""
         from ortgpu import device_arrays

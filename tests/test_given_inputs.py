@@ -31,10 +31,11 @@ def fitting(tmp_path: Path) -> Path:
     return path
 
 
-def checked(*arguments: object) -> dict[str, object]:
+def checked(*arguments: object, returncode: int = 0) -> dict[str, object]:
     result = ortgpu("check", *map(str, arguments), "--allow-cpu", "--json", "--runs", "2", env=NO_GPU)
-    assert result.returncode == 0, result
+    assert result.returncode == returncode, result
     document: dict[str, object] = json.loads(result.stdout)
+    assert document["ok"] is (returncode == 0)
     return document
 
 
@@ -54,8 +55,15 @@ def test_check_runs_on_given_inputs(model: Path, fitting: Path) -> None:
 def test_given_inputs_that_do_not_fit(model: Path, tmp_path: Path, dtype: type) -> None:
     """ONNX Runtime has exceptions of its own for some, and plain ones for others."""
     np.savez(tmp_path / "other.npz", x=np.ones((8, 4), dtype))
-    error = str(checked(model, "--inputs", tmp_path / "other.npz")["latency_error"])
-    assert error.startswith(f"the model does not run on the inputs of {tmp_path / 'other.npz'}: ")
+    document = checked(model, "--inputs", tmp_path / "other.npz", returncode=1)
+    reason = f"the model does not run on the inputs of {tmp_path / 'other.npz'}: "
+    assert str(document["latency_error"]).startswith(reason)
+    assert document.keys() == checked(model).keys()
+    shown = ortgpu("check", str(model), "--inputs", str(tmp_path / "other.npz"), "--allow-cpu", env=NO_GPU)
+    assert shown.returncode == 1, shown
+    assert is_clean(shown)
+    assert any(text.startswith(reason) for text in shown.stdout.splitlines())
+    assert "OK:" not in shown.stdout
 
 
 def test_bench_says_how_to_give_inputs(model: Path) -> None:

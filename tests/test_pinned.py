@@ -42,6 +42,26 @@ def test_an_array_is_pinned_and_its_memory_used_again(with_stub: Any) -> None:
     assert found == [[True, False], 1 << 20, 0, True, True, 1, True]
 
 
+def test_types_with_a_shape_or_fields_are_those_of_numpy(with_stub: Any) -> None:
+    found = with_stub("""
+        memory = PinnedMemory(runtime, 8 * MIB)
+        kinds = [("f4", 3), (("f4", 3), (2, 1)), [("a", "u1"), ("b", "f8", 2)], ([("a", "i4", 2)], 4), "U3", "M8[s]"]
+        same = []
+        for kind in map(np.dtype, kinds):
+            for shape in (4, (2, 3), ()):
+                ours, plain = memory.empty(shape, kind), np.empty(shape, kind)
+                ours[...] = plain[...] = np.zeros((), kind)
+                kept = memory.try_empty(plain.shape, plain.dtype)
+                same.append([(each.shape, each.dtype) == (plain.shape, plain.dtype) and memory.is_pinned(each)
+                             and each.flags.writeable for each in (ours, kept)] + [ours.tobytes() == plain.tobytes()])
+        fields = np.zeros(MIB // 8, [("a", "i4"), ("b", "f4")])
+        fields["b"] = 2
+        staged = memory.staged({"x": fields})["x"]
+        report([same, memory.is_pinned(staged), bool((staged == fields).all())])
+    """)
+    assert found == [[[True] * 3] * 18, True, True]
+
+
 def test_an_interrupt_while_memory_is_pinned_leaves_none(with_stub: Any) -> None:
     """It is raised when the call has returned, which may take a tenth of a second."""
     found = with_stub("""

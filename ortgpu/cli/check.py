@@ -58,8 +58,8 @@ def check(
     Shows the device, where every node was placed, the options bound, the GPU memory of the process, and the time of a
     few runs on made-up inputs (free dimensions are 1), or on those of --inputs.
 
-    Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, and
-    the reason is printed. 2: wrong usage, for instance no such file.
+    Exit code 0: the model is open on the GPU, or on the CPU with --allow-cpu or ORTGPU_ALLOW_CPU=1. 1: it is not, or
+    it does not run on the inputs of --inputs, and the reason is printed. 2: wrong usage, for instance no such file.
 
     \b
     The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
@@ -72,7 +72,8 @@ def check(
       "placement"         known, by_provider, cpu_compute_nodes
       "gpu_memory"        bytes used by this process; null: the driver does not say
       "latency_ms"        first, median, min, runs; or null, and
-      "latency_error"     why the model was not run
+      "latency_error"     why the model was not run; with --inputs, "ok" is false
+                          where it does not run on them
       "warnings"          texts
       "on_cpu_because"    the error for which it is on the CPU, which was
                           allowed; else null
@@ -95,12 +96,13 @@ def check(
         except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
             problem = error
     outcome = _Outcome(model, found, details, problem, *report.told(caught))
+    ok = problem is None and not outcome.refuses_inputs(inputs)
     if as_json:
-        document = output.document(ok=problem is None, model=outcome.name)
+        document = output.document(ok=ok, model=outcome.name)
         output.write_json(document | outcome.as_dict(with_details=look_closer))
     else:
-        outcome.show(output.stdout(), allow_cpu, placement, html)
-    return 1 if problem else 0
+        outcome.show(output.stdout(), allow_cpu, inputs, placement, html)
+    return 0 if ok else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +128,24 @@ class _Outcome:
         document["on_cpu_because"] = output.error_document(self.on_cpu_because) if self.on_cpu_because else None
         return document
 
-    def show(self, console: Console, allow_cpu: bool, placement: bool, html: Path | None) -> None:
+    def refuses_inputs(self, given: Path | None) -> bool:
+        """True where the model did not run on inputs that the user gave. That made-up ones do not fit says nothing."""
+        return given is not None and self.found is not None and self.found.latency_error is not None
+
+    def show(self, console: Console, allow_cpu: bool, given: Path | None, placement: bool, html: Path | None) -> None:
         for text in self.warnings:
             output.line(console, f"warning: {text}", style="yellow")
         if self.problem:
             output.show_error(console, self.problem, known_of(self.model, self.problem))
             return
+        if self.found and self.refuses_inputs(given):
+            output.line(console, str(self.found.latency_error), style="bold red")
         if self.on_cpu_because:
             output.show_why_on_cpu(console, self.on_cpu_because, "Opened", by_option=allow_cpu)
         elif self.found and self.found.is_idle:
             said = f"{self.name} is open on the GPU, and none of its nodes runs there"
             output.line(console, said, style="bold yellow")
-        elif self.found:
+        elif self.found and not self.refuses_inputs(given):
             output.line(console, f"OK: {self.name or 'the built-in model'} runs on the GPU", style="bold green")
         if self.found:
             self.found.show(console)
