@@ -86,7 +86,7 @@ def _disturb(address: str) -> list[socket.socket]:
     from ortgpu.distributed.meeting import parse_address
     from ortgpu.distributed.wire import encode
 
-    hello = {"ortgpu": "0.1.0", "token": "of another job", "rank": 1, "world_size": 2, "host": "x", "seconds": [9, 9]}
+    hello = {"ortgpu": "0.1.0", "proof": "of another job", "rank": 1, "world_size": 2, "host": "x", "seconds": [9, 9]}
     said = [b"\0\0\0\x05hello", b"\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", encode(hello), encode({"rank": []}), b""]
     others = []
     for words in said:

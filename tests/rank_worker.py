@@ -101,11 +101,19 @@ def deaf(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: fl
     asleep(channel, task, ordinal, unique_id, until)
 
 
+def noisy(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
+    """Hangs, and prints one line without an end all the while."""
+    channel.begin("opening the GPU")
+    channel.begin(worker.COMMUNICATOR)
+    while True:
+        os.write(1, b"x" * (1 << 16))
+
+
 RUNS = {
     run.__name__: run
     for run in (
         *(killed, parent_killed, parent_stopped, idle, never_joins, reordered),
-        *(asleep, asleep_in_operation, killed_in_operation, asleep_with_results, deaf),
+        *(asleep, asleep_in_operation, killed_in_operation, asleep_with_results, deaf, noisy),
     )
 }
 

@@ -11,10 +11,11 @@ import json
 import socket
 import threading
 import uuid
+from pathlib import Path
 
 import pytest
 
-from ortgpu.distributed.meeting import ports_of
+from ortgpu.distributed.meeting import SECRET, SECRET_FILE, ports_of
 from ortgpu.distributed.preflighting import MOST_CALLS
 from tests.lab import Machine, launchers
 from tests.lab.fixtures import Lab, with_gpus
@@ -126,6 +127,24 @@ def test_hosts_of_their_own_and_an_address(machine: Machine) -> None:
 def test_foreign_connections_do_no_harm(machine: Machine) -> None:
     job = run(machine, address=f"127.0.0.1:{free_port()}", disturbed=True)
     assert job.returned(1)["disturbed_by"] == 6
+    assert job.left == ()
+
+
+def test_ranks_with_one_secret(machine: Machine, tmp_path: Path) -> None:
+    """One has it from a file, as a cluster hands out secrets, and the other from a variable."""
+    (tmp_path / "secret").write_text("of this job\n", encoding="utf-8")
+    secrets = {"0": {SECRET_FILE: str(tmp_path / "secret")}, "1": {SECRET: "of this job"}}
+    job = run(machine, variables=secrets, address=f"127.0.0.1:{free_port()}")
+    assert job.returned(1)["rank"]["world_size"] == 2
+
+
+@pytest.mark.parametrize("secrets", [{"0": {SECRET: "x"}}, {"0": {SECRET: "x"}, "1": {SECRET: "y"}}], ids=["0", "both"])
+def test_ranks_without_the_same_secret(machine: Machine, secrets: dict[str, dict[str, str]]) -> None:
+    """Whoever knows the port alone is not let in."""
+    job = run(machine, timeout=ARRIVAL, variables=secrets, address=f"127.0.0.1:{free_port()}")
+    assert [job.error(number).type for number in range(2)] == ["RendezvousError"] * 2
+    for number in range(2):
+        assert "it belongs to another job, or has another secret: rank 1 on" in job.error(number).text
     assert job.left == ()
 
 

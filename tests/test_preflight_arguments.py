@@ -7,6 +7,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from ortgpu.distributed import Collective, Rank, preflight
-from ortgpu.distributed.meeting import parse_address, ports_of, resolve
+from ortgpu.distributed.meeting import SECRET, SECRET_FILE, parse_address, ports_of, resolve
 from ortgpu.distributed.preflighting import MOST_CALLS
 from ortgpu.errors import RendezvousError, UnsupportedPlatformError
 from tests.lab import Stubs, launchers
@@ -44,6 +45,74 @@ def test_a_resolver_that_never_answers(stubs: Stubs) -> None:
     )
     assert done.stdout.decode() == "(0,) the resolver gave no answer in time: node1:23456\n", done
     assert launchers.processes_with(mark) == ()
+
+
+_FALSE_RANK_0 = """
+import socket, sys
+from ortgpu.distributed.wire import encode, error_to_message, proof
+from ortgpu.errors import GPUError
+
+verdict = error_to_message(GPUError("of a stranger"))
+said = {
+    "flood": b"\\0\\0\\0\\2{}" * 10_000,
+    "unproved": encode({"challenge": "x"}) + encode({"verdict": verdict}),
+    "early": encode({"verdict": verdict}),
+    "garbage": encode({"challenge": "x"}),
+}[sys.argv[1]]
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    connected, _ = listener.accept()
+    try:
+        if sys.argv[1] == "garbage":  # of one who knows the key, which follows from the port
+            connected.sendall(said)
+            from ortgpu.distributed.jobs import short_name
+            from ortgpu.distributed.wire import FROM_A_RANK, Decoder
+
+            (hello,) = Decoder(FROM_A_RANK).feed(connected.recv(1 << 16))
+            own = proof(short_name(str(listener.getsockname()[1])), "rank 0", hello["challenge"])
+            connected.sendall(encode({"in": True, "proof": own}) + encode({"welcome": sys.argv[2]}))
+            connected.recv(1 << 16)
+        else:
+            while True:
+                connected.sendall(said)
+                if sys.argv[1] != "flood":
+                    connected.recv(1)
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("said", ["flood", "unproved", "early", "garbage"])
+def test_somebody_else_is_there_in_the_place_of_rank_0(said: str) -> None:
+    """It neither keeps a rank from its deadline nor ends it with an error of its own making."""
+    server = subprocess.Popen([sys.executable, "-c", _FALSE_RANK_0, said, "soon"], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        address = f"127.0.0.1:{int(server.stdout.readline())}"
+        started = time.monotonic()
+        with pytest.raises(RendezvousError) as caught:
+            preflight(4, rank=Rank(1, 2, 1, 2), address=address)
+        assert time.monotonic() - started < 5
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+    if said == "garbage":
+        assert caught.value.summary == "what arrived by rank 0 is not what the ranks of a preflight say"
+    else:
+        assert caught.value.summary == "rank 0 was not at the rendezvous in time"
+        assert any("does not answer as rank 0 does" in fact for fact in caught.value.evidence), caught.value
+
+
+@pytest.mark.parametrize(("variable", "value"), [(SECRET, " \n"), (SECRET_FILE, "/nowhere"), (SECRET_FILE, "")])
+def test_a_secret_that_is_none(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a command that failed leaves it: the ranks do not meet without one."""
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(RendezvousError, match=f"^{variable} gives no secret") as caught:
+        preflight(4, rank=Rank(1, 2, 1, 2), address="127.0.0.1:23456")
+    assert caught.value.fixes
 
 
 @pytest.mark.parametrize("name", ["a" * 70, "node..1", "a b"])

@@ -37,6 +37,7 @@ LAST = "waiting for the other ranks"
         pytest.param("never_joins", "CollectiveTimeoutError", COMMUNICATOR, marks=pytest.mark.slow),
         pytest.param("asleep", "CollectiveTimeoutError", COMMUNICATOR, marks=pytest.mark.slow),
         ("deaf", "CollectiveTimeoutError", COMMUNICATOR),
+        ("noisy", "CollectiveTimeoutError", COMMUNICATOR),
         ("killed", "CollectiveTimeoutError", COMMUNICATOR),
         ("killed_in_operation", "CollectiveTimeoutError", FIRST),
         ("idle", "CollectiveTimeoutError", FIRST),

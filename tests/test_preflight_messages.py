@@ -8,7 +8,10 @@ import resource
 import selectors
 import socket
 import struct
+import subprocess
+import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -27,10 +30,11 @@ from ortgpu.distributed.wire import (
     encode,
     error_from_message,
     error_to_message,
+    proof,
 )
 from ortgpu.errors import GPUError, catalogue, manual, shell
 
-TOKEN = "of this job"
+KEY = "of this job"
 
 # Messages
 
@@ -106,25 +110,27 @@ def test_no_error(message: dict[str, Any]) -> None:
 class Rank0:
     """A hub for ranks, and connections to it."""
 
-    def __init__(self, world_size: int = 2) -> None:
+    def __init__(self, world_size: int = 2, seconds: float = 60) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         self.selector = selectors.DefaultSelector()
         now = time.monotonic()
-        known, deadlines = Known(world_size, "here"), Deadlines(now + 60, now + 60)
+        known, deadlines = Known(world_size, "here"), Deadlines(now + seconds, now + seconds)
         self.world_size = world_size
-        self.hub = Hub(listener, TOKEN, known, self.selector, deadlines, settling=0.5)
+        self.hub = Hub(listener, KEY, known, self.selector, deadlines, settling=0.5)
         self.opened: list[socket.socket] = []
         self.heard: dict[socket.socket, tuple[Decoder, list[dict[str, Any]]]] = {}
 
-    def connect(self, **changes: Any) -> socket.socket:
+    def connect(self, key: str = KEY, **changes: Any) -> socket.socket:
         """A connection that says who it is; a value None is left out."""
         hello = {
-            "token": TOKEN, "ortgpu": __version__, "world_size": self.world_size, "rank": 0, "host": "here",
+            "ortgpu": __version__, "challenge": "mine", "world_size": self.world_size, "rank": 0, "host": "here",
             "seconds": [60, 60], **changes,
         }  # fmt: skip
         connected = self.open()
-        connected.sendall(encode({name: value for name, value in hello.items() if value is not None}))
+        number = self.answer(connected)["challenge"]
+        said = {name: value for name, value in hello.items() if value is not None}
+        connected.sendall(encode({"proof": proof(key, "rank", number, said), **said}))
         return connected
 
     def open(self) -> socket.socket:
@@ -162,6 +168,9 @@ class Rank0:
         self.selector.close()
 
 
+LET_IN = {"in": True, "proof": proof(KEY, "rank 0", "mine")}
+
+
 @pytest.fixture
 def rank_0() -> Iterator[Rank0]:
     hub = Rank0()
@@ -170,7 +179,7 @@ def rank_0() -> Iterator[Rank0]:
 
 
 def test_a_rank_is_let_in(rank_0: Rank0) -> None:
-    assert rank_0.answer(rank_0.connect(rank=1, host="there")) == {"in": True}
+    assert rank_0.answer(rank_0.connect(rank=1, host="there")) == LET_IN
     assert rank_0.hub.known.hosts == {1: "there"}
     assert rank_0.hub.known.missing == (0,)
 
@@ -178,19 +187,29 @@ def test_a_rank_is_let_in(rank_0: Rank0) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"token": "of another"}, "it belongs to another job"),
-        ({"token": None}, "it belongs to another job"),
-        ({"token": ["of this job"]}, "it belongs to another job"),
+        ({"key": "of another"}, "it belongs to another job, or has another secret: rank 0 on here"),
+        ({"proof": "of this job"}, "it belongs to another job"),
+        ({"proof": ["of this job"]}, "it belongs to another job"),
+        ({"proof": "\ud800"}, "it is no rank"),
+        (
+            {"key": "of another", "host": "\x1b[2J\n" + "x" * 500},
+            "it belongs to another job, or has another secret: rank 0",
+        ),
         ({"rank": True}, "it has no rank"),
         ({"rank": [0]}, "it has no rank"),
         ({"seconds": None}, "it is no rank"),
         ({"seconds": ["a", "b"]}, "it is no rank"),
         ({"seconds": 1}, "it is no rank"),
         ({"seconds": [10**999, 1]}, "it is no rank"),
+        ({"seconds": [float("nan"), 1]}, "it is no rank"),
+        ({"seconds": [9, float("-inf")]}, "it is no rank"),
     ],
 )
 def test_who_is_refused(rank_0: Rank0, changes: dict[str, Any], reason: str) -> None:
-    assert rank_0.answer(rank_0.connect(**changes))["refused"].startswith(reason)
+    refused = rank_0.answer(rank_0.connect(**changes))["refused"]
+    assert refused.startswith(reason)
+    assert len(refused) <= 200
+    assert refused.isprintable(), "a terminal would do what a stranger says"
     assert rank_0.hub.known.hosts == {}
 
 
@@ -205,7 +224,7 @@ def test_who_is_refused(rank_0: Rank0, changes: dict[str, Any], reason: str) -> 
 def test_a_rank_that_cannot_take_part(rank_0: Rank0, changes: dict[str, Any], summary: str) -> None:
     """All are told why, and not that it never came."""
     unfit = rank_0.connect(rank=1, host="there", **changes)
-    assert rank_0.answer(unfit) == {"in": True}
+    assert rank_0.answer(unfit) == LET_IN
     first = rank_0.connect(rank=0)
     rank_0.answer(first)
     for connected in (first, unfit):
@@ -233,7 +252,8 @@ def test_a_rank_that_there_is_not(rank_0: Rank0, rank: int) -> None:
 def test_a_crowd_at_the_door(rank_0: Rank0) -> None:
     """More silent connections than are kept: a rank that comes after them is let in at once."""
     crowd = [rank_0.open() for _ in range(100)]
-    assert rank_0.answer(rank_0.connect(rank=1)) == {"in": True}
+    assert rank_0.answer(rank_0.connect(rank=1)) == LET_IN
+    assert rank_0.answer(crowd[0]).keys() == {"challenge"}
     assert rank_0.answer(crowd[0]) == {"refused": "it did not say who it is"}
 
 
@@ -260,22 +280,88 @@ def test_no_descriptor_is_left_for_a_connection(rank_0: Rank0) -> None:
 def test_the_door_is_closed_when_all_are_there(rank_0: Rank0) -> None:
     silent = rank_0.open()
     first = rank_0.connect(rank=0)
-    assert rank_0.answer(first) == {"in": True}
+    assert rank_0.answer(first) == LET_IN
+    assert rank_0.answer(silent).keys() == {"challenge"}
     rank_0.answer(rank_0.connect(rank=1))
     assert silent.recv(1) == b"", "who had not said anything is sent away"
     with pytest.raises(ConnectionRefusedError):
         rank_0.open()
 
 
-def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0) -> None:
-    """Also one that was let in: its failure is told, and nothing else happens."""
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"at": "nowhere"},
+        {"at": [RUN, ["unhashable"]]},
+        {"at": ["x", {}]},
+        {"at": [float("nan"), "x"]},
+        {"post": ["unhashable"], "value": 1},
+        {"post": "what nobody gathers", "value": 1},
+        {"failed": {"code": ["unhashable"]}},
+    ],
+    ids=str,
+)
+def test_a_rank_that_talks_nonsense_is_gone(rank_0: Rank0, nonsense: dict[str, Any]) -> None:
+    """Also one that was let in: its failure is told, and nothing else happens, to the others least of all."""
     first, second = rank_0.connect(rank=0), rank_0.connect(rank=1)
     rank_0.answer(first)
     rank_0.answer(second)
-    first.sendall(encode({"at": "nowhere"}))
+    first.sendall(encode(nonsense))
+    second.sendall(encode({"at": [RUN, "a step"]}))
     verdict = rank_0.verdict(second)
     assert verdict["code"] == "rendezvous"
     assert verdict["details"]["ranks"] == [0]
+
+
+# Who never stops
+
+_FLOOD = """
+import os, sys
+block = eval(sys.argv[2]) * 5000
+while True:
+    os.write(int(sys.argv[1]), block)
+"""
+SMALL, HALF = "b'\\0\\0\\0\\2{}'", "b'\\0\\0\\x0f\\0' + b' ' * 100"
+STEP = "b'\\0\\0\\0\\x0d' + b'{\"at\":[1,\"\"]}'"
+
+
+@contextlib.contextmanager
+def flooded(connected: socket.socket, block: str) -> Iterator[None]:
+    """By a process that sends such blocks as fast as it can."""
+    connected.setblocking(True)
+    number = connected.fileno()
+    flood = subprocess.Popen(
+        [sys.executable, "-c", _FLOOD, str(number), block], pass_fds=[number], stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        flood.kill()
+        flood.wait()
+
+
+@pytest.mark.parametrize(
+    ("joins", "block"),
+    [(False, SMALL), (False, HALF), (True, SMALL), (True, STEP)],
+    ids=["{}", "spaces", "in {}", "in at"],
+)
+def test_whoever_sends_without_a_pause_keeps_nobody_from_the_deadline(joins: bool, block: str) -> None:
+    """Neither a stranger nor a rank; nor does it fill the memory."""
+    rank_0 = Rank0(seconds=1.5)
+    try:
+        connected = rank_0.connect(rank=1) if joins else rank_0.open()
+        rank_0.answer(connected)
+        started = time.monotonic()
+        tracemalloc.start()
+        with flooded(connected, block):
+            while rank_0.hub.next_deadline != float("inf"):  # until it has decided
+                assert time.monotonic() - started < 10
+                rank_0.serve()
+        assert time.monotonic() - started < 2.5
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+        rank_0.close()
 
 
 # Who called another operation

@@ -38,6 +38,9 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
       mpirun -n 2 ortgpu preflight
       srun ortgpu preflight
 
+    Between hosts, and with --address, give all ranks one secret in ORTGPU_PREFLIGHT_SECRET, or in the file that
+    ORTGPU_PREFLIGHT_SECRET_FILE names. Without it, whoever reaches rank 0's port can take a rank's place.
+
     Rank 0 writes the result. On a problem the other ranks write one line each to stderr; all of it where rank 0 is the
     problem. Where the launcher's variables do not say which rank is 0, each writes that. Without a launcher it checks
     what one rank can.

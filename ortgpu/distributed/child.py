@@ -16,7 +16,8 @@ from .wire import Connection
 
 # For tests alone: the module whose main() takes the place of worker.main, to have a child that misbehaves.
 _MODULE_VARIABLE = "_ORTGPU_PREFLIGHT_WORKER"
-_LINES_KEPT = 200
+_LINES_KEPT, _BYTES_KEPT = 200, 1 << 18
+_CHUNK = 1 << 16  # bytes that are read at a time, as many as a pipe holds
 _DEATH = 2.0  # seconds that a process may take to be gone after it has hung up
 
 _BOOT = "import importlib; importlib.import_module(sys.argv[1]).main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -62,14 +63,10 @@ class Child:
         self.channel.send({"rank": asdict(rank), "calls": [[c.operation, c.dtype, c.count] for c in calls]})
 
     def read_output(self) -> bool:
-        """Take in what was printed; False when that was the last."""
-        while True:
-            data = self.output.read(1 << 16)
-            if data is None:
-                return True
-            if not data:
-                return False
-            self._text = b"\n".join((self._text + data).split(b"\n")[-_LINES_KEPT:])
+        """Take in some of what was printed; False when that was the last."""
+        data = self.output.read(_CHUNK)
+        self._text = b"\n".join((self._text + (data or b"")).split(b"\n")[-_LINES_KEPT:])[-_BYTES_KEPT:]
+        return data != b""
 
     def warnings(self) -> list[str]:
         """What NCCL warned of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from ..errors import CollectiveMismatchError, GPUError, NCCLError, RankDeviceError, manual
 from .ranks import Rank
@@ -27,8 +27,11 @@ class Described:
     def parse(cls, message: Message) -> Described:
         """Raises GarbledError."""
         try:
+            facts = RankFacts(**message["facts"])
+            if type(facts.rank) is not int or not all(isinstance(each, str | None) for each in astuple(facts)[1:]):
+                raise TypeError("facts that are none")
             return cls(
-                RankFacts(**message["facts"]),
+                facts,
                 error_from_message(message["problem"]) if message["problem"] else None,
                 error_from_message(message["nccl_problem"]) if message["nccl_problem"] else None,
                 tuple(Collective(*call) for call in message["calls"]),

@@ -5,8 +5,8 @@ Driven from outside: its methods are called when a socket is ready or the time h
 
 from __future__ import annotations
 
-import hmac
 import logging
+import math
 import selectors
 import socket
 import time
@@ -16,11 +16,23 @@ from typing import Any
 from ..errors import CollectiveMismatchError, GPUError
 from . import verdicts
 from .verdicts import Known, Position
-from .wire import Connection, GarbledError, Message, error_from_message, error_to_message
+from .wire import (
+    FROM_A_RANK,
+    FROM_A_STRANGER,
+    Connection,
+    GarbledError,
+    Message,
+    challenge,
+    error_from_message,
+    error_to_message,
+    is_proof,
+    proof,
+)
 
 logger = logging.getLogger("ortgpu")
 
-LAST = "results"  # what is gathered last: whoever hangs up after that has all that there is
+# What is gathered, in this order; whoever hangs up after the last has all that there is.
+FACTS, ID, LAST = "facts", "id", "results"
 
 _SILENT = 5.0  # seconds in which a connection has to say who it is
 _GUESTS = 64  # connections at a time that have not, beside those that ranks will turn out to be
@@ -40,12 +52,13 @@ class Deadlines:
 
 
 class Hub:
-    """``settling``: seconds from a fault to the verdict, in which the other ranks may say what they see."""
+    """``key``: what a rank of this job has to know. ``settling``: seconds from a fault to the verdict, in which the
+    other ranks may say what they see."""
 
     def __init__(
         self,
         listener: socket.socket,
-        token: str,
+        key: str,
         known: Known,
         selector: selectors.BaseSelector,
         deadlines: Deadlines,
@@ -53,13 +66,13 @@ class Hub:
     ) -> None:
         self._listener: socket.socket | None = listener
         self._rests_until: float | None = None  # the listener, which is not looked at meanwhile
-        self._token = token
+        self._key = key
         self._selector = selector
         self._deadlines = deadlines
         self._settling = settling
         self._settled_at: float | None = None
         self._mismatch: CollectiveMismatchError | None = None
-        self._guests: dict[Connection, float] = {}  # until when each has to say who it is
+        self._guests: dict[Connection, tuple[float, str]] = {}  # until when to say who it is, and what to answer to
         self._members: dict[int, Connection] = {}
         self._gathered: dict[str, dict[int, Any]] = {}
         self._refused: dict[str, None] = {}  # reasons, each once
@@ -72,7 +85,7 @@ class Hub:
     def next_deadline(self) -> float:
         if self._is_over:
             return float("inf")
-        times = [self._deadlines.verdict, *self._guests.values()]
+        times = [self._deadlines.verdict, *(until for until, _ in self._guests.values())]
         if self._rests_until is not None:
             times.append(self._rests_until)
         if not self.known.all_came:
@@ -84,7 +97,7 @@ class Hub:
     def on_time(self) -> None:
         """Do what the time demands; called often enough."""
         now = time.monotonic()
-        for guest in [connection for connection, until in self._guests.items() if now >= until]:
+        for guest in [connection for connection, (until, _) in self._guests.items() if now >= until]:
             self._refuse(guest, "it did not say who it is")
         if self._rests_until is not None and now >= self._rests_until:
             self._listen()
@@ -129,9 +142,10 @@ class Hub:
             return
         if len(self._guests) >= _GUESTS + self.known.world_size:  # a rank says at once who it is
             self._refuse(next(iter(self._guests)), "it did not say who it is")
-        connection = Connection(connected)
-        self._guests[connection] = time.monotonic() + _SILENT
+        connection, number = Connection(connected, FROM_A_STRANGER), challenge()
+        self._guests[connection] = (time.monotonic() + _SILENT, number)
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read_guest(connection))
+        connection.send({"challenge": number})
 
     def _read_guest(self, connection: Connection) -> None:
         try:
@@ -146,24 +160,29 @@ class Hub:
 
     def _let_in(self, connection: Connection, hello: Message) -> None:
         rank, host = hello.get("rank"), hello.get("host")
-        if not hmac.compare_digest(str(hello.get("token")).encode(), self._token.encode()):
-            return self._refuse(connection, f"it belongs to another job: rank {rank} on {host}")
+        number = self._guests[connection][1]
+        if not is_proof(hello.pop("proof", None), self._key, "rank", number, hello):
+            return self._refuse(connection, f"it belongs to another job, or has another secret: rank {rank} on {host}")
         if type(rank) is not int:
             return self._refuse(connection, f"it has no rank: {rank!r} on {host}")
+        own = proof(self._key, "rank 0", hello.get("challenge"))
         unfit = verdicts.unfit(self.known, rank, str(host), hello.get("ortgpu"), hello.get("world_size"))
         if unfit is not None and not self.known.awaits(rank):
             if rank in self._members:
                 self._note(rank, unfit)
-            connection.send({"verdict": error_to_message(unfit)})
+            connection.send({"verdict": error_to_message(unfit), "proof": own})
             return self._refuse(connection, unfit.summary)
         arrival, verdict = map(float, hello["seconds"])
+        if not (math.isfinite(arrival) and math.isfinite(verdict)):
+            raise GarbledError("its deadline is no time")
         now = time.monotonic()
         del self._guests[connection]
         self._members[rank] = connection
         self.known.hosts[rank] = str(host)
         self._deadlines = self._deadlines.earlier(Deadlines(now + arrival, now + verdict))
         self._selector.modify(connection, selectors.EVENT_READ, lambda events: self._serve(rank, events))
-        connection.send({"in": True})
+        connection.trust(FROM_A_RANK)
+        connection.send({"in": True, "proof": own})
         if unfit is not None:  # let in all the same: it and the others learn of it when all have come
             self._note(rank, unfit)
         if self.known.all_came:
@@ -172,6 +191,7 @@ class Hub:
         return None
 
     def _refuse(self, connection: Connection, reason: str) -> None:
+        reason = "".join(letter if letter.isprintable() else "?" for letter in reason[:200])  # a stranger's words
         self._remember(reason)
         connection.send({"refused": reason})
         self._drop(connection)
@@ -179,7 +199,7 @@ class Hub:
     def _remember(self, reason: str) -> None:
         logger.debug("preflight: a connection was refused: %s", reason)
         if len(self._refused) < _NOTED:
-            self._refused[reason[:200]] = None
+            self._refused[reason] = None
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -226,6 +246,8 @@ class Hub:
             return
         if "at" in message:
             number, step = message["at"]
+            if type(number) is not int or not isinstance(step, str):
+                raise GarbledError("it says nowhere where it is")
             self.known.positions[rank] = Position(number, step)
             mismatch = verdicts.out_of_step(self.known)
             if mismatch is not None:
@@ -236,6 +258,8 @@ class Hub:
         elif "failed" in message:
             self._note(rank, error_from_message(message["failed"]))
         elif "post" in message:
+            if message["post"] not in (FACTS, ID, LAST):
+                raise GarbledError("nobody asked for that")
             gathered = self._gathered.setdefault(message["post"], {})
             gathered[rank] = message["value"]
             if len(gathered) == self.known.world_size:

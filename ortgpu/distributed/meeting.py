@@ -1,14 +1,16 @@
 """Where the ranks of a preflight meet: at which address rank 0 listens, and how the others learn of it.
 
-On one host rank 0 takes any free port and writes it, with a secret, to a file that only this user can read. Between
-hosts the address is given, or the launcher names rank 0's host and the port follows from the job's identity: the one
-in MASTER_PORT is torchrun's own.
+On one host rank 0 takes any free port and writes it, with a key made up for this, to a file that only this user can
+read. Between hosts the address is given, or the launcher names rank 0's host and the port follows from the job's
+identity: the one in MASTER_PORT is torchrun's own. There the key follows from port or identity, which tells jobs apart
+and keeps nobody out; with a secret that all ranks were given it does that too.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import hmac
 import ipaddress
 import json
 import os
@@ -36,6 +38,8 @@ _PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports
 _TRIED = 8  # ports of a job: the first that is free serves
 _LOOPBACK = "127.0.0.1"
 _ALL_INTERFACES = ""
+SECRET = "ORTGPU_PREFLIGHT_SECRET"  # noqa: S105 - the name of a variable
+SECRET_FILE = "ORTGPU_PREFLIGHT_SECRET_FILE"  # noqa: S105 - as above
 _NAME_THE_JOB = (
     "set MASTER_ADDR and MASTER_PORT, the same on every rank: without them only ranks that one process started find "
     "each other"
@@ -51,11 +55,11 @@ except (OSError, UnicodeError) as error:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to connect, and what to say there."""
+    """Where to connect, and the key that both sides have to know."""
 
     host: str
     port: int
-    token: str
+    key: str
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -70,7 +74,7 @@ class Meeting(Protocol):
     ways: Sequence[str]
 
     def listen(self) -> tuple[socket.socket, str]:
-        """A listening socket and the token. Raises OSError."""
+        """A listening socket and the key. Raises OSError."""
 
     def addresses(self) -> Sequence[Address]: ...
 
@@ -85,12 +89,13 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
 
     Raises:
         ValueError: ``address`` is not HOST:PORT.
-        RendezvousError: none is given, and the launcher names none; or there is no folder to write to.
+        RendezvousError: none is given, and the launcher names none; there is no folder to write to; or a secret was
+            named that is none.
     """
     if address is not None:
         host, port = parse_address(address)
-        # Each rank may have another name for the host, so that is no part of the token
-        return _Named(host, (port,), short_name(str(port)), host if rank.on_one_host else _ALL_INTERFACES)
+        # Each rank may have another name for the host, so that is no part of the key
+        return _Named(host, (port,), _key(rank, str(port)), host if rank.on_one_host else _ALL_INTERFACES)
     if rank.on_one_host and (rank.launcher is not None or rank.world_size == 1):
         own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
         try:
@@ -123,7 +128,28 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
             ranks=(rank.rank,),
             phase="rendezvous",
         )
-    return _Named(rank.master_address, tuple(ports_of(identity)), short_name(identity), _ALL_INTERFACES)
+    return _Named(rank.master_address, tuple(ports_of(identity)), _key(rank, identity), _ALL_INTERFACES)
+
+
+def _key(rank: Rank, identity: str) -> str:
+    """What the ranks of a job have in common; with a secret nobody else can know it."""
+    variable = next((name for name in (SECRET, SECRET_FILE) if name in os.environ), None)
+    if variable is None:
+        return short_name(identity)
+    try:
+        value = os.environ[variable]
+        secret = (os.fsencode(value) if variable == SECRET else Path(value).read_bytes()).strip()
+        if not secret:  # as a command that failed leaves it, and the ranks would meet without any
+            raise OSError("it is empty")
+    except (OSError, ValueError) as error:
+        raise RendezvousError(
+            f"{variable} gives no secret",
+            evidence=[str(error)],
+            fixes=[manual(f"set {variable} on every rank to the same secret, or unset it on all of them")],
+            ranks=(rank.rank,),
+            phase="rendezvous",
+        ) from None
+    return hmac.new(secret, short_name(identity).encode(), hashlib.sha256).hexdigest()
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -183,14 +209,14 @@ def ports_of(identity: str) -> Iterator[int]:
 class _Named:
     ways: Sequence[str] = ()
 
-    def __init__(self, host: str, ports: tuple[int, ...], token: str, interface: str) -> None:
-        self._host, self._ports, self._token, self._interface = host, ports, token, interface
+    def __init__(self, host: str, ports: tuple[int, ...], key: str, interface: str) -> None:
+        self._host, self._ports, self._key, self._interface = host, ports, key, interface
 
     def listen(self) -> tuple[socket.socket, str]:
         refusal: OSError | None = None
         for port in self._ports:
             try:
-                return _listen(self._interface, port), self._token
+                return _listen(self._interface, port), self._key
             except OSError as error:
                 refusal = error
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
@@ -198,7 +224,7 @@ class _Named:
         raise refusal or OSError("no port to listen at")
 
     def addresses(self) -> Sequence[Address]:
-        return [Address(self._host, port, self._token) for port in self._ports]
+        return [Address(self._host, port, self._key) for port in self._ports]
 
     def __str__(self) -> str:
         return f"at {self._host}, port {', '.join(map(str, self._ports))}"
@@ -234,23 +260,23 @@ class _Published:
 
     def listen(self) -> tuple[socket.socket, str]:
         listener = socket.create_server((_LOOPBACK, 0))
-        token = secrets.token_hex(16)
+        key = secrets.token_hex(16)
         partial = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({"port": listener.getsockname()[1], "token": token}, file)
+                json.dump({"port": listener.getsockname()[1], "key": key}, file)
             partial.replace(self._path)  # one that a killed process left behind is gone with this
         except BaseException:
             listener.close()
             raise
         self._is_ours = True
-        return listener, token
+        return listener, key
 
     def addresses(self) -> Sequence[Address]:
         with suppress(OSError, ValueError, KeyError, TypeError):  # not there yet
             entry = json.loads(self._path.read_text(encoding="utf-8"))
-            return [Address(_LOOPBACK, int(entry["port"]), str(entry["token"]))]
+            return [Address(_LOOPBACK, int(entry["port"]), str(entry["key"]))]
         return []
 
     def __str__(self) -> str:

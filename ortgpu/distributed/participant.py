@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any, TypeGuard
 
 from .. import __version__
 from ..errors import CollectiveTimeoutError, DistributedError, GPUError, RendezvousError, manual
 from . import contract, verdicts
 from .child import Child
 from .contract import Described
-from .hub import LAST, Deadlines, Hub
-from .meeting import Address, Meeting, is_own, resolve
+from .hub import FACTS, ID, LAST, Deadlines, Hub
+from .meeting import SECRET, Address, Meeting, is_own, resolve
 from .ranks import Rank
 from .reports import Collective, CollectiveResult, PreflightReport, differences, named
 from .verdicts import RENDEZVOUS, RUN
-from .wire import FROM_RANK_0, Connection, GarbledError, Message, error_from_message, error_to_message
+from .wire import (
+    FROM_A_RANK,
+    FROM_RANK_0,
+    Connection,
+    GarbledError,
+    Message,
+    challenge,
+    error_from_message,
+    error_to_message,
+    is_proof,
+    proof,
+)
 
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
 _ASK_AGAIN = 1.0  # seconds between two questions for a name
 _CONNECTION = 2.0  # seconds in which an address has to take a connection
 _ANSWER = 5.0  # and what listens there to prove that it is rank 0, which may have much else to do
 _GIVING_BACK = 5.0  # seconds that a child may take to give its communicator back
-_FACTS, _ID = "facts", "id"
+_WAITING = 8  # messages of rank 0 at a time, which says fewer in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,17 @@ class Participant:
         self._has_exchanged = False
 
     def run(self) -> PreflightReport:
+        try:
+            return self._run()
+        except GarbledError as error:  # somebody who knew the key, and is no rank
+            raise RendezvousError(
+                "what arrived by rank 0 is not what the ranks of a preflight say",
+                evidence=[str(error)],
+                fixes=[manual(f"keep strangers out: give all ranks one secret, {SECRET}")],
+                phase=self._step,
+            ) from None
+
+    def _run(self) -> PreflightReport:
         self._start_child()
         self._meet()
         roster = self._describe()
@@ -135,9 +158,11 @@ class Participant:
                 self._pump(lambda: False, time.monotonic() + _RETRY)
                 if time.monotonic() > self._schedule.arrival:
                     raise self._rank_0_not_found(refusals)
-        message = self._await("welcome")
+        rest = self._await("welcome")["welcome"]
+        if not (isinstance(rest, float | int) and math.isfinite(rest)):
+            raise GarbledError(f"a deadline in {rest!r:.99} seconds")
         self._meeting.close()  # all are here: nobody has to find the way any more
-        verdict = min(self._schedule.verdict, time.monotonic() + float(message["welcome"]))
+        verdict = min(self._schedule.verdict, time.monotonic() + rest)
         settling = self._schedule.settling
         self._schedule = dataclasses.replace(
             self._schedule, child=verdict - 2 * settling, verdict=verdict, alone=verdict + settling
@@ -146,7 +171,7 @@ class Participant:
     def _listen(self) -> Address:
         """Become rank 0 to the others; where to reach it from here, whatever the name of this host leads to."""
         try:
-            listener, token = self._meeting.listen()
+            listener, key = self._meeting.listen()
         except OSError as error:
             raise RendezvousError(
                 "rank 0 cannot listen for the other ranks",
@@ -158,9 +183,9 @@ class Participant:
         schedule = self._schedule
         deadlines = Deadlines(schedule.arrival, schedule.verdict)
         known = verdicts.Known(self._rank.world_size, str(self._meeting))
-        self._hub = Hub(listener, token, known, self._selector, deadlines, schedule.settling)
+        self._hub = Hub(listener, key, known, self._selector, deadlines, schedule.settling)
         host, port = listener.getsockname()[:2]
-        return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, token)  # noqa: S104 - compared only
+        return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, key)  # noqa: S104 - compared only
 
     def _try(self, address: Address) -> str | None:
         """Join rank 0 there; or the reason why not."""
@@ -170,21 +195,27 @@ class Participant:
             return error.strerror or str(error)
         now = time.monotonic()
         until = min(now + _ANSWER, self._schedule.arrival)
-        link = Connection(connected, FROM_RANK_0)
+        link = Connection(connected, FROM_A_RANK)
         self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
-        hello = {
-            "ortgpu": __version__,
-            "token": address.token,
-            "rank": self._rank.rank,
-            "world_size": self._rank.world_size,
-            "host": socket.gethostname(),
-            "seconds": [self._schedule.arrival - now, self._schedule.verdict - now],
-        }
         self._link = link
-        link.send(hello)
-        self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
-        answer = self._from_hub.pop(0) if self._from_hub else {}
-        if "in" in answer:
+        own = challenge()
+        number = self._answer(link, until).get("challenge")
+        if number is not None:
+            hello = {
+                "ortgpu": __version__,
+                "challenge": own,
+                "rank": self._rank.rank,
+                "world_size": self._rank.world_size,
+                "host": socket.gethostname(),
+                "seconds": [self._schedule.arrival - now, self._schedule.verdict - now],
+            }
+            link.send({**hello, "proof": proof(address.key, "rank", number, hello)})
+        answer = self._answer(link, until) if number is not None else {}
+        is_rank_0 = is_proof(answer.get("proof"), address.key, "rank 0", own)
+        if is_rank_0 and "verdict" in answer:
+            raise error_from_message(answer["verdict"])
+        if is_rank_0 and "in" in answer:
+            link.trust(FROM_RANK_0)
             self._has_joined = True
             self._tell({"at": [self._number, self._step]})
             if self._failure is not None:
@@ -194,7 +225,12 @@ class Participant:
         self._from_hub.clear()
         self._forget(link)
         link.close()
-        return str(answer.get("refused", "what listens there does not answer as rank 0 does"))
+        return str(answer.get("refused", "what listens there does not answer as rank 0 does"))[:200]
+
+    def _answer(self, link: Connection, until: float) -> Message:
+        """The next that is said by what may be rank 0; nothing where it is silent."""
+        self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
+        return self._from_hub.pop(0) if self._from_hub else {}
 
     def _connected(self, address: Address) -> socket.socket:
         hosts = self._addresses_of(address.host)
@@ -224,9 +260,11 @@ class Participant:
     def _describe(self) -> list[Described]:
         own = self._from_own_child("facts")
         calls = [[call.operation, call.dtype, call.count] for call in self._calls]
-        self._tell({"post": _FACTS, "value": {**own, "calls": calls}})
+        self._tell({"post": FACTS, "value": {**own, "calls": calls}})
         self._at("waiting for the facts of the others")
-        roster = [Described.parse(message) for message in self._await("all", _FACTS)["values"]]
+        roster = [Described.parse(message) for message in self._from_all(FACTS)]
+        if [each.facts.rank for each in roster] != list(range(self._rank.world_size)):
+            raise GarbledError("ranks that say to be others")
         self._has_exchanged = True
         return roster
 
@@ -238,17 +276,22 @@ class Participant:
         else:
             self._number += 1  # further than rank 0 while that makes it
             self._at("waiting for NCCL's unique id")
-        self._tell({"post": _ID, "value": value})
-        return str(self._await("all", _ID)["values"][0])
+        self._tell({"post": ID, "value": value})
+        return str(self._from_all(ID)[0])
 
     def _run_collectives(self, unique_id: str) -> list[list[float]]:
         self._number = RUN - 1
         seconds = self._schedule.child - time.monotonic()
         self._ask_child({"id": unique_id, "seconds": seconds})
         self._tell({"post": LAST, "value": self._from_own_child("results")["results"]})
-        results: list[list[float]] = self._await("all", LAST)["values"]
+        results = self._from_all(LAST)
+        if not all(map(self._are_seconds, results)):
+            raise GarbledError("results that are none")
         self._end_child()
         return results
+
+    def _are_seconds(self, found: object) -> TypeGuard[list[float]]:
+        return isinstance(found, list) and [type(each) for each in found] == [float] * len(self._calls)
 
     def _end_child(self) -> None:
         """Let it give its communicator back; whatever it does instead, it is killed soon."""
@@ -268,6 +311,13 @@ class Participant:
     def _await(self, kind: str, name: object = None) -> Message:
         """The message of rank 0 that ``kind`` is in, with ``name`` as its value."""
         return self._next(self._from_hub, lambda message: kind in message and name in (None, message[kind]))
+
+    def _from_all(self, name: str) -> list[Any]:
+        """What each rank posted by that name."""
+        values = self._await("all", name).get("values")
+        if not isinstance(values, list) or len(values) != self._rank.world_size:
+            raise GarbledError(f"not from every rank: {name}")
+        return values
 
     def _from_own_child(self, kind: str) -> Message:
         return self._next(self._from_child, lambda message: kind in message)
@@ -304,9 +354,11 @@ class Participant:
     def _hear_hub(self, link: Connection) -> None:
         try:
             for message in link.receive():
-                if "verdict" in message:
+                if "verdict" in message and self._has_joined:
                     raise error_from_message(message["verdict"])
                 self._from_hub.append(message)
+            if len(self._from_hub) > _WAITING:
+                raise GarbledError("it says more than rank 0 does")
         except GarbledError:  # something else listens there
             link.is_open = False
         if not link.is_open:

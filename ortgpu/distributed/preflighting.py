@@ -44,7 +44,8 @@ def preflight(
 
     Raises:
         LauncherConflictError: the launchers' variables do not say which rank this is.
-        RendezvousError: ranks did not meet, or did not describe themselves, in time. ``ranks`` names them.
+        RendezvousError: ranks did not meet, or did not describe themselves, in time. ``ranks`` names them. Or the
+            secret cannot be read, or is empty.
         RankDeviceError: a rank has no GPU, or the same one as another.
         CollectiveMismatchError: the ranks' ``calls`` differ, or what they call does.
         CollectiveTimeoutError: an operation did not end. ``ranks`` and ``phase`` name who held it up, and where.
@@ -57,8 +58,13 @@ def preflight(
     A fault of one rank is raised on all of them. No process, socket or file is left. This process's CUDA is not used;
     a thread that calls it waits.
 
+    On one host, without ``address``, only processes of the same user take part. Between hosts and with ``address``,
+    whoever reaches rank 0's port and knows the port or the job can take a rank's place. Give all ranks one secret to
+    prevent that: the variable ORTGPU_PREFLIGHT_SECRET, or ORTGPU_PREFLIGHT_SECRET_FILE with the path of a file.
+
     Not promised: that the ranks' programs, which come later, call the same operations; the speed of what they do. The
-    connection is for a network that is trusted: who can reach rank 0's port, and knows the job, can disturb it.
+    connection is not encrypted, and NCCL's own connections are not protected by the secret: use a trusted network.
+    Whoever floods the port can keep ranks from meeting, but no rank from its deadline.
     """
     if not (math.isfinite(timeout) and timeout > 0):
         raise ValueError(f"timeout={timeout!r} is not a number of seconds")

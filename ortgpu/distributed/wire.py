@@ -1,11 +1,16 @@
 """Messages between the ranks of a preflight, and between a rank and its child: JSON behind its length.
 
 Never pickle: what arrives over the network is data of a known form, or the connection ends.
+
+Rank 0 and a rank prove to each other that they know the key of the job, which does not cross the network: each makes up
+a number, and the other answers with an HMAC over it (RFC 2104). What they say after that is neither signed nor secret.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
 import socket
 import struct
 from typing import Any
@@ -13,7 +18,9 @@ from typing import Any
 from ..errors import DistributedError, Fix, GPUError, catalogue
 
 _LENGTH = struct.Struct(">I")
-FROM_A_RANK = 1 << 20  # bytes of a message, at most: facts and results of a rank are a few thousand
+_CHUNK = 1 << 16  # bytes that are read at a time
+FROM_A_STRANGER = 1 << 12  # bytes of a message, at most, from a connection that has not proved anything
+FROM_A_RANK = 1 << 20  # facts and results of a rank are a few thousand
 FROM_RANK_0 = 1 << 28  # which tells what all ranks have said
 
 Message = dict[str, Any]
@@ -32,22 +39,24 @@ class Decoder:
     """Bytes as they arrive, in messages as they become whole."""
 
     def __init__(self, longest: int) -> None:
-        self._longest = longest
+        self.longest = longest
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
         """Raises GarbledError for what cannot be the beginning of a message."""
         self._pending += data
         messages = []
-        while len(self._pending) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._pending)
-            if length > self._longest:
+        start = 0
+        while len(self._pending) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending, start)
+            if length > self.longest:
                 raise GarbledError(f"a message of {length} bytes")
-            end = _LENGTH.size + length
+            end = start + _LENGTH.size + length
             if len(self._pending) < end:
                 break
-            messages.append(_parse(bytes(self._pending[_LENGTH.size : end])))
-            del self._pending[:end]
+            messages.append(_parse(bytes(self._pending[start + _LENGTH.size : end])))
+            start = end
+        del self._pending[:start]
         return messages
 
 
@@ -62,7 +71,10 @@ def _parse(text: bytes) -> Message:
 
 
 class Connection:
-    """A connected socket that never blocks: what cannot be sent now waits for :meth:`flush`."""
+    """A connected socket that never blocks: what cannot be sent now waits for :meth:`flush`.
+
+    ``longest``: bytes of a message that may arrive; it changes with what the other side has proved.
+    """
 
     def __init__(self, connected: socket.socket, longest: int = FROM_A_RANK) -> None:
         connected.setblocking(False)
@@ -73,6 +85,10 @@ class Connection:
 
     def fileno(self) -> int:
         return self.socket.fileno()
+
+    def trust(self, longest: int) -> None:
+        """Take messages of so many bytes from now on."""
+        self._decoder.longest = longest
 
     @property
     def has_unsent(self) -> bool:
@@ -92,21 +108,41 @@ class Connection:
             self._unsent.clear()
 
     def receive(self) -> list[Message]:
-        """What has arrived; at its end ``is_open`` is False. Raises GarbledError."""
-        messages: list[Message] = []
+        """Some of what has arrived; at its end ``is_open`` is False. Raises GarbledError.
+
+        It reads until one message is whole, and no further: whoever sends without a pause keeps nobody from other work.
+        """
         try:
-            while data := self.socket.recv(1 << 16):
-                messages += self._decoder.feed(data)
+            while data := self.socket.recv(min(_CHUNK, _LENGTH.size + self._decoder.longest)):
+                if messages := self._decoder.feed(data):
+                    return messages
         except BlockingIOError:
-            return messages
+            return []
         except OSError:  # reset by the other side
             pass
         self.is_open = False
-        return messages
+        return []
 
     def close(self) -> None:
         self.is_open = False
         self.socket.close()
+
+
+# Proofs
+
+
+def challenge() -> str:
+    """A number that nobody can guess, and that does not come again."""
+    return secrets.token_hex(16)
+
+
+def proof(key: str, *said: object) -> str:
+    """Shows that whoever says this knows the key."""
+    return hmac.new(key.encode(), json.dumps(said, sort_keys=True).encode(), "sha256").hexdigest()
+
+
+def is_proof(given: object, key: str, *said: object) -> bool:
+    return isinstance(given, str) and hmac.compare_digest(given.encode(), proof(key, *said).encode())
 
 
 # Errors
@@ -130,7 +166,7 @@ def error_from_message(message: Message) -> GPUError:
             severity=message["severity"],
             **details,
         )
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise GarbledError(f"no error: {error!r}") from None
 
 
