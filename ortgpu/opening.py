@@ -38,6 +38,7 @@ from .model_structure import Model
 from .models import read_collective_operators, read_model
 from .placement import CPUNodesWarning, Placement
 from .preloading import PreloadReport
+from .registry import stacklevel
 from .runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from .session_options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
 from .throughput import InferenceSession
@@ -84,6 +85,8 @@ def open_verified(
     check_form(request.device)
     _refuse_providers_in(request.sess_options)
     requested = given = requests.parse(request.providers, request.provider_options)
+    for name in requested.repeated:
+        warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
     runtime = load_runtime() if _has_opened else look_again()
     available = runtime.available_providers or ()
     requests.check_names(requested, _all_providers(available), available)

@@ -52,6 +52,7 @@ class ProviderList:
 
     names: tuple[str, ...]
     options: Mapping[str, dict[str, str]] = field(default_factory=dict)
+    repeated: tuple[str, ...] = ()  # names that came again, whose options do not count
 
     def options_of(self, name: str) -> dict[str, str]:
         return self.options.get(name, {})
@@ -64,11 +65,11 @@ class ProviderList:
 
 
 def parse(providers: Any, provider_options: Any) -> ProviderList:
-    """The request in one form, whichever of ONNX Runtime's forms it came in.
+    """Return the request in one form. Of a provider that is named again the first counts, as for ONNX Runtime.
 
     Raises:
         ProviderRequestError: not a sequence of names or (name, options) pairs; options given twice, or not as many as
-            providers; a provider named twice.
+            providers.
     """
     if providers is None:
         if provider_options:
@@ -79,13 +80,14 @@ def parse(providers: Any, provider_options: Any) -> ProviderList:
     pairs = [_pair(providers, entry) for entry in providers]
     if provider_options is not None:
         pairs = _with_options(providers, pairs, provider_options)
-    names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise _malformed(providers, f"{', '.join(twice)} is named more than once")
-    return ProviderList(
-        tuple(names), {name: {str(k): str(v) for k, v in (given or {}).items()} for name, given in pairs}
-    )
+    options: dict[str, dict[str, str]] = {}
+    repeated = []
+    for name, given in pairs:
+        if name in options:
+            repeated.append(name)
+        else:
+            options[name] = {str(k): str(v) for k, v in (given or {}).items()}
+    return ProviderList(tuple(options), options, tuple(dict.fromkeys(repeated)))
 
 
 def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:

@@ -31,6 +31,10 @@ from tests.made_requests import ALL_KNOWN, AVAILABLE, CPU_PROVIDER, CUDA, RTX, T
         ([CUDA], [{"device_id": "1"}], (CUDA,), {CUDA: {"device_id": "1"}}),
         ([CUDA, CPU_PROVIDER], [{"device_id": 1}, {}], (CUDA, CPU_PROVIDER), {CUDA: {"device_id": "1"}}),
         ([CUDA], ({"device_id": 1},), (CUDA,), {CUDA: {"device_id": "1"}}),
+        ([CUDA, CPU_PROVIDER, CPU_PROVIDER], None, (CUDA, CPU_PROVIDER), {}),
+        ([CUDA, (CUDA, {"device_id": 1})], None, (CUDA,), {}),
+        ([(CUDA, {"device_id": 1}), (CUDA, {"device_id": 2})], None, (CUDA,), {CUDA: {"device_id": "1"}}),
+        ([CUDA, CUDA], [{"device_id": 1}, {"device_id": 2}], (CUDA,), {CUDA: {"device_id": "1"}}),
     ],
 )  # fmt: skip
 def test_forms(providers: Any, options: Any, names: tuple[str, ...], given: dict[str, dict[str, str]]) -> None:
@@ -57,8 +61,6 @@ def test_forms(providers: Any, options: Any, names: tuple[str, ...], given: dict
         ([(CUDA, [("device_id", 0)])], None, "is neither"),
         ([[CUDA, {"device_id": 0}]], None, "is neither"),
         ([(1, {})], None, "is neither"),
-        ([CUDA, CUDA], None, f"{CUDA} is named more than once"),
-        ([CUDA, (CUDA, {})], None, "more than once"),
         (None, [{"device_id": 0}], "provider_options without providers"),
         ([CUDA], [], "1 providers and 0 provider_options"),
         ([CUDA], [{}, {}], "1 providers and 2 provider_options"),
