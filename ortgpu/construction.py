@@ -9,14 +9,17 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import onnxruntime
+
 from .cpu_threads import COUNT, THREADS, needs_no_more, options_with_few_threads
 from .cudnn_handles import HANDLES, needs_none, options_without_handles
 from .layout import options_for_layout
 from .lifetime import HELD_BY_ONNXRUNTIME
 from .model_questions import in_memory_if_small
 from .model_structure import Model
-from .placement import Placement, read_placement, recording
+from .placement import Placement, read_placement
 from .providers import CPU, CUDA, ProviderList
+from .session_options import recording, recording_options
 from .signal_handlers import is_of_a_handler
 from .throughput import is_onnxruntimes
 from .weights import weights_in_place
@@ -82,7 +85,7 @@ def _construct(
         return True
     if not chosen:
         return False
-    options = _with_threads(recording(request.sess_options), chosen)
+    options = _with_threads(onnxruntime.SessionOptions(), chosen) if THREADS in chosen else request.sess_options
     return _opens(construct, request.model, options, providers, request)
 
 
@@ -101,7 +104,7 @@ def _opens_with_weights_in_place(
     options = _with_threads(weights.options, chosen)
     if not _opens(construct, weights.structure, options, providers, request):
         return False
-    _name_model(session, request.model, _with_threads(recording(None), chosen))
+    _name_model(session, request.model, _with_threads(recording_options(), chosen))
     return True
 
 
@@ -113,7 +116,7 @@ def _with_threads(options: Any, chosen: dict[str, tuple[str, str]]) -> Any:
 
 def _opens(construct: Callable[..., None], model: Any, options: Any, providers: Any, request: SessionRequest) -> bool:
     try:
-        construct(model, options, providers=providers, enable_fallback=0, **request.kwargs)
+        construct_recording(construct, model, options, providers, request.kwargs)
     except Exception as refusal:  # what is chosen here must keep no session from opening
         if is_of_a_handler(refusal):
             raise
@@ -121,6 +124,14 @@ def _opens(construct: Callable[..., None], model: Any, options: Any, providers: 
         logger.debug("a session does not open as chosen: %s", str(refusal))
         return False
     return True
+
+
+def construct_recording(
+    construct: Callable[..., None], model: Any, options: Any, providers: Any, kwargs: dict[str, Any]
+) -> None:
+    """Call InferenceSession's constructor so that it records the placement and falls back to nothing."""
+    with recording(options) as with_entry:
+        construct(model, with_entry, providers=providers, enable_fallback=0, **kwargs)
 
 
 def _chosen_for(

@@ -12,10 +12,10 @@ from typing import Any
 from .errors import LibraryNotFoundError, ProviderOptionError, manual
 from .model_questions import has_only
 from .model_structure import Model
-from .placement import RECORDING_KEY, Placement, cudnn_operators
+from .placement import Placement, cudnn_operators
 from .providers import CPU, CUDA, ProviderList
 from .runtime import load_runtime
-from .session_options import config_entry
+from .session_options import may_record
 
 HANDLES = "enable_cudnn"  # the option
 _REASON = "no operator of this model uses cuDNN, whose handles took half of the time of a small session on an H200"
@@ -50,7 +50,7 @@ def options_without_handles(model: Model, given: ProviderList, options: Any) -> 
         return {}
     if HANDLES in given.options_of(CUDA):
         return {}
-    if options is not None and config_entry(options, RECORDING_KEY) not in (None, "1"):  # needs_none could not tell
+    if not may_record(options):  # needs_none could not tell
         return {}
     return dict(CHOSEN) if needs_no_cudnn(model) else {}
 

@@ -6,7 +6,7 @@
 The class itself is changed while a guard is in force, and restored afterwards. So it does not matter by what name the
 class was imported, when, or whether a subclass of it was defined before. What a session asks for decides:
 
-1. CUDA or TensorRT, alone or with others; nothing at all (``providers`` None or empty); or exactly what
+1. CUDA or TensorRT, alone or with others; nothing at all (``providers`` None or empty); or all that
    ``get_available_providers()`` returns, which is asking for nothing in more words: it is opened and verified as a
    GPUSession is, and becomes one (of a class of the same name, so that ``isinstance`` holds for both); or the
    constructor raises the error that names the cause. What stands beside CUDA in the list and cannot be had, as
@@ -331,17 +331,11 @@ def open_verified(
 
 
 def open_again(session: Any, providers: Any, provider_options: Any) -> None:
-    """What set_providers does: the same model with other providers, verified; after an error it is as it was."""
-    from .guarded import set_class
+    """Open the model of ``session`` again with other providers, verified; after an error it is as it was."""
+    from .guarded import unchanged_on_error
     from .lifetime import refuse_if_unusable
 
     refuse_if_unusable(session)
     model = session._model_path if session._model_path is not None else session._model_bytes
-    cls, held = type(session), dict(vars(session))
-    try:
+    with unchanged_on_error(session):
         open_verified(session, model, session._sess_options_initial, providers, provider_options)
-    except BaseException:
-        set_class(session, cls)
-        vars(session).clear()
-        vars(session).update(held)
-        raise

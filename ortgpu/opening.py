@@ -20,7 +20,7 @@ from . import placement as placements
 from . import providers as requests
 from .arguments import CPUNodes, cpu_is_allowed_by_variable
 from .background import Task
-from .construction import Constructed, constructed_as_chosen
+from .construction import Constructed, construct_recording, constructed_as_chosen
 from .devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
 from .environment.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
@@ -133,8 +133,7 @@ def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
 
 def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
     """Construct ``session`` on the CPU, which its caller allowed."""
-    options = placements.recording(request.sess_options)
-    construct(request.model, options, providers=[requests.CPU], enable_fallback=0, **request.kwargs)
+    construct_recording(construct, request.model, request.sess_options, [requests.CPU], request.kwargs)
     return Verified(CPU, _placement_of(session, request), {})
 
 
@@ -153,14 +152,14 @@ def _construct(
     """What was asked of ONNX Runtime, on which GPU, and what became of it."""
     gpu = _choose(why.device, why)
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
-    options = placements.recording(request.sess_options)
     if request.cuda_graph:
         from .graph_requests import on_own_stream
 
         asked = on_own_stream(session, asked)
 
     def construct_with(providers: requests.ProviderList) -> None:
-        construct(request.model, options, providers=providers.as_arguments(), enable_fallback=0, **request.kwargs)
+        arguments = providers.as_arguments()
+        construct_recording(construct, request.model, request.sess_options, arguments, request.kwargs)
 
     constructed = constructed_as_chosen(session, construct, request, given, asked, gpu.compute_capability)
     if constructed is not None:

@@ -25,6 +25,14 @@ def reduced(session: GPUSession) -> tuple[Any, ...]:
     cls = type(session)
     if has_own_state(cls) and hasattr(cls, "__setstate__"):
         return by_its_state(session, cls)
+    arguments, settings = requested(session)
+    state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
+    slots = _in_slots(session)
+    return _opened_again, (cls, arguments, settings), (state, slots) if slots else state or None
+
+
+def requested(session: GPUSession) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional arguments and the others with which the session was made; SessionOptions as Carried."""
     request = session._request
     arguments = (
         request.model,
@@ -40,9 +48,7 @@ def reduced(session: GPUSession) -> tuple[Any, ...]:
         "pinned_memory_limit": session._pinned_memory_limit,
         **request.kwargs,
     }
-    state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
-    slots = _in_slots(session)
-    return _opened_again, (cls, arguments, settings), (state, slots) if slots else state or None
+    return arguments, settings
 
 
 def _is_added(session: GPUSession, name: str, value: Any) -> bool:

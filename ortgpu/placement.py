@@ -13,9 +13,7 @@ from .errors import Fix, PlacementError, manual
 from .models import is_ort_format, nodes_on_strings
 from .providers import CPU
 from .runtime import load_runtime
-from .session_options import config_entry
-
-RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
+from .session_options import RECORDING_KEY, config_entry
 
 NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
 ALL_ON_CPU = "the whole session is on the CPU"
@@ -131,19 +129,6 @@ class Placement:
 
 UNKNOWN = Placement((), known=False)
 UNKNOWN_IN_OWN_FORMAT = Placement((), known=False, in_own_format=True)
-
-
-def recording(options: Any) -> Any:
-    """``options``, those of a session that is to be made, or new ones, with the entry that makes ONNX Runtime record
-    the placement. What the caller set there stays."""
-    if options is None:  # to ask for an entry that is not there takes 50 µs
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-    elif config_entry(options, RECORDING_KEY) is not None:
-        return options
-    options.add_session_config_entry(RECORDING_KEY, "1")
-    return options
 
 
 def read_placement(session: Any, *, without_options: bool = False) -> Placement:

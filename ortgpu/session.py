@@ -48,8 +48,8 @@ class GPUSession(SessionFacts):
     Args:
         path_or_bytes, sess_options, providers, provider_options: as for InferenceSession. CUDA is put first whatever
             ``providers`` says; a TensorRT provider named before it stays before it; the CPU is last, for the nodes that
-            ONNX Runtime runs there. ``sess_options`` keeps every setting; one entry is added to it, which makes
-            ONNX Runtime record where it places nodes, unless the caller set that entry.
+            ONNX Runtime runs there. ``sess_options`` keeps every setting. The entry that makes ONNX Runtime record
+            where it places nodes is "1" while the session is made and "0" afterwards, unless the caller set it.
         device: an ordinal, "cuda:1", a UUID ("GPU-..."), or "auto": the most free memory when the session is made; also
             the ``device`` of another session, or a ``torch.device``. None is the provider option ``device_id``, or 0.
         cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
@@ -365,14 +365,34 @@ class GPUSession(SessionFacts):
         raise arguments.no_fallback("enable_fallback() was called")
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """Not supported: a session is verified when it is made. Raises ProviderRequestError and changes nothing."""
+        """Open the model again with these providers, verified as by the constructor, with its other arguments.
+
+        The GPU has to have room for both sessions meanwhile. After an error the session is as it was; it never moves to
+        the CPU, whatever ``allow_cpu`` says. One that was made with ``device="auto"`` stays on its GPU.
+
+        Raises:
+            ProviderRequestError: providers without CUDA, or malformed ones.
+            GPUError, Exception: as the constructor.
+        """
+        from .guard_policy import judge
+        from .guarded import unchanged_on_error
+        from .pickling import requested
+
         lifetime.refuse_if_unusable(self)
-        raise ProviderRequestError(
-            "the providers of a GPUSession are set when it is made",
-            evidence=[f"set_providers({providers!r}) would build the session anew, unverified"],
-            fixes=[manual("open another GPUSession with these providers")],
-            requested=providers,
-        )
+        if judge(providers, provider_options) != "guarded":
+            raise ProviderRequestError(
+                "a GPUSession stays on the GPU",
+                evidence=[f"set_providers({providers!r}) asks for providers without CUDA"],
+                fixes=[manual("name CUDAExecutionProvider too, or open an onnxruntime.InferenceSession with these")],
+                requested=providers,
+            )
+        (model, options, *_), settings = requested(self)
+        device = lifetime.device_of(self)
+        if settings["device"] == "auto" and device.is_gpu:
+            settings["device"] = device.ordinal
+        with unchanged_on_error(self):
+            self._open_again(model, options.options, providers, provider_options, **{**settings, "allow_cpu": False})
+        self._allow_cpu = settings["allow_cpu"]
 
     def _keep(self, verified: Verified) -> None:
         """Not by assignment, and not over what is not ours: a class that the guard takes in may have a property of such

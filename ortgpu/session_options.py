@@ -7,10 +7,15 @@ back.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import re
+import weakref
+from collections.abc import Iterator
 from typing import Any
+
+from .background import ForkSafeLock
 
 _PROPERTIES = (
     "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "enable_profiling", "execution_mode",
@@ -42,6 +47,10 @@ _ENTRIES = (
 _ENTRY = re.compile(rb"\0((?:session|ep|optimization|mlas)\.[a-z0-9_.]{3,100})(?=\0)")
 
 CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
+RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
+
+_lock = ForkSafeLock()
+_recorders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # to sessions being made with them
 
 
 class Carried:
@@ -67,6 +76,8 @@ def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
         return None
     properties = {name: getattr(options, name) for name in _PROPERTIES if hasattr(options, name)}
     entries = {key: value for key in _entry_names() if (value := config_entry(options, key)) is not None}
+    if _left_by_us(options):
+        del entries[RECORDING_KEY]
     plain = {name: value if isinstance(value, (str, bool, int)) else int(value) for name, value in properties.items()}
     return {"properties": plain, "entries": entries}
 
@@ -101,6 +112,49 @@ def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
     for key, value in state["entries"].items():
         options.add_session_config_entry(key, value)
     return options
+
+
+def recording_options() -> Any:
+    """Return new SessionOptions with the entry that makes ONNX Runtime record where it places nodes."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(RECORDING_KEY, "1")
+    return options
+
+
+@contextlib.contextmanager
+def recording(options: Any) -> Iterator[Any]:
+    """Yield ``options``, or new ones for None, with that entry, for as long as a session is made with them.
+
+    Afterwards the entry is "0", ONNX Runtime's default, since entries cannot be removed. One of the caller's stays.
+    """
+    if options is None:  # to ask for an entry that is not there takes 50 µs
+        yield recording_options()
+        return
+    with _lock:
+        others, entry = _recorders.get(options), config_entry(options, RECORDING_KEY)
+        ours = entry is None or (others is not None and entry == ("1" if others else "0"))
+        if ours:
+            _recorders[options] = (others or 0) + 1
+            options.add_session_config_entry(RECORDING_KEY, "1")
+    try:
+        yield options
+    finally:
+        if ours:
+            with _lock:
+                _recorders[options] -= 1
+                if not _recorders[options]:  # another thread may be making a session with the same options
+                    options.add_session_config_entry(RECORDING_KEY, "0")
+
+
+def may_record(options: Any) -> bool:
+    """Return False if the caller switched off that ONNX Runtime records where it places nodes."""
+    return options is None or config_entry(options, RECORDING_KEY) in (None, "1") or _left_by_us(options)
+
+
+def _left_by_us(options: Any) -> bool:
+    return _recorders.get(options) == 0 and config_entry(options, RECORDING_KEY) == "0"
 
 
 def keeps_cpu_out(options: Any) -> bool:

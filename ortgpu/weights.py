@@ -23,8 +23,8 @@ import onnxruntime
 from . import dlpack
 from .model_structure import Model, MovedTensor, open_model, with_values_elsewhere
 from .models import LARGEST, is_ort_format
-from .placement import recording
 from .runtime import load_runtime
+from .session_options import recording_options
 from .signal_handlers import is_of_a_handler
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def weights_in_place(model: Model) -> Weights | None:
 
 def _with_values(content: bytes | mmap.mmap, structure: bytes, moved: Sequence[MovedTensor]) -> Weights:
     buffer = _writable(content)
-    options = recording(None)
+    options = recording_options()
     # What ONNX Runtime holds of a tensor by this way holds the array, and that the mapping
     values = [dlpack.native_value(_array(buffer, tensor).__dlpack__(), is_bool=False) for tensor in moved]
     names = [tensor.name.decode() for tensor in moved]

@@ -52,16 +52,17 @@ def pretend_gpu() -> None:
     if os.environ.get("GUARD_TESTS_ON") == "gpu":
         return
     from ortgpu import opening, providers, session
+    from ortgpu.construction import construct_recording
     from ortgpu.devices import Device
     from ortgpu.opening import SessionRequest, Verified
-    from ortgpu.placement import read_placement, recording
+    from ortgpu.placement import read_placement
 
     def opened(made: Any, construct: Callable[..., None], request: SessionRequest, *_: Any) -> Verified:
         import onnxruntime
 
         asked = providers.parse(request.providers, request.provider_options)
         providers.check_names(asked, onnxruntime.get_all_providers(), onnxruntime.get_available_providers())
-        construct(request.model, recording(request.sess_options), providers=[CPU], enable_fallback=0)
+        construct_recording(construct, request.model, request.sess_options, [CPU], {})
         made._providers, made._provider_options = [CUDA, CPU], {CUDA: {"device_id": "0"}, CPU: {}}
         return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), read_placement(made), {})
 

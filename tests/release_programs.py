@@ -104,9 +104,9 @@ def use_on_cpu(path: str, model: bytes) -> dict[str, Any]:
     seen["run in background"] = same(results.get(timeout=20))
 
     seen["refused"] = {}
-    for name in ("enable_fallback", "set_providers"):
+    for name, arguments in (("enable_fallback", ()), ("set_providers", (["CPUExecutionProvider"],))):
         try:
-            getattr(session, name)()
+            getattr(session, name)(*arguments)
         except ProviderRequestError:
             seen["refused"][name] = True
 

@@ -65,12 +65,13 @@ from pathlib import Path
 import onnxruntime
 from ortgpu import preload
 from ortgpu.cpu_threads import needs_no_more
-from ortgpu.placement import read_placement, recording
+from ortgpu.placement import read_placement
+from ortgpu.session_options import recording_options
 preload()
 onnxruntime.set_default_logger_severity(4)
 on_cpu = []
 for path in Path(sys.argv[1]).iterdir():
-    session = onnxruntime.InferenceSession(path, recording(None), ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path, recording_options(), ["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert session.get_providers()[0] == "CUDAExecutionProvider"
     if not needs_no_more(read_placement(session)):
         on_cpu.append(path.stem)

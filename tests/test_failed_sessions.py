@@ -54,7 +54,7 @@ def allowed():
         ("lambda: ortgpu.GPUSession(RELU)", "DriverUnusableError"),
         ("lambda: ortgpu.GPUSessionPool(RELU)", "DriverUnusableError"),
         ("guarded", "DriverUnusableError"),
-        ("allowed", "ProviderRequestError"),
+        ("allowed", "DriverUnusableError"),
     ],
 )
 def test_an_error_keeps_no_session_and_nothing_of_its_caller(lab: Lab, action: str, error: str) -> None:

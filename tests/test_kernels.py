@@ -92,14 +92,15 @@ import sys
 from pathlib import Path
 import onnxruntime
 from ortgpu import preload
-from ortgpu.placement import read_placement, recording
+from ortgpu.placement import read_placement
+from ortgpu.session_options import recording_options
 preload()
 onnxruntime.set_default_logger_severity(4)
 on_gpu, on_cpu = [], []
 for path in Path(sys.argv[1]).iterdir():
     try:
         providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(path, recording(None), providers=providers)
+        session = onnxruntime.InferenceSession(path, recording_options(), providers=providers)
     except Exception:
         continue  # a type that the operator does not take, or that no provider has a kernel for
     assert session.get_providers() == providers

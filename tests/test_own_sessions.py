@@ -63,7 +63,7 @@ def test_sessions_are_listed_while_another_thread_makes_one(base: str) -> None:
     """An error of this thread names them: it was an AttributeError instead."""
     counts = child(f"""
 import onnxruntime
-from ortgpu.placement import recording
+from ortgpu.session_options import recording_options
 counts = []
 
 class Made({base}):
@@ -71,7 +71,7 @@ class Made({base}):
         super().__setattr__(name, value)
         counts.append(len(ortgpu.sessions()))
 
-session = Made(NEG, recording(None), providers=["CPUExecutionProvider"])
+session = Made(NEG, recording_options(), providers=["CPUExecutionProvider"])
 made = len(ortgpu.sessions())
 first = counts[0]
 if {base} is onnxruntime.InferenceSession:

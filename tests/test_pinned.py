@@ -141,6 +141,20 @@ def test_a_session_that_is_constructed_again_gives_it_back(with_stub: Any) -> No
     assert found == [3 << 20, 2 << 20]
 
 
+def test_a_session_that_cannot_be_opened_again_keeps_it(with_stub: Any) -> None:
+    found = with_stub("""
+        session = GPUSession(NEG)
+        memory = session._pinned = PinnedMemory(runtime, 8 * MIB)
+        session.pinned_empty(MIB, np.uint8)
+        os.environ.pop("ORTGPU_ALLOW_CPU")
+        raised = "type" in outcome(lambda: session.set_providers(["CUDAExecutionProvider"]))
+        kept = stub.stub_pinned_bytes()
+        again = session.pinned_empty(MIB, np.uint8)
+        report([raised, session._pinned is memory, kept, stub.stub_pinned_bytes()])
+    """)
+    assert found == [True, True, 1 << 20, 1 << 20]
+
+
 def test_what_cannot_be_pinned_is_ordinary_memory_and_leaves_no_error_behind(with_stub: Any) -> None:
     found = with_stub("""
         memory = PinnedMemory(runtime, 8 * MIB)

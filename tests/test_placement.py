@@ -15,7 +15,6 @@ from onnx import TensorProto, helper
 
 from ortgpu.placement import (
     CUDNN_OPERATORS,
-    RECORDING_KEY,
     UNKNOWN,
     PlacedNode,
     Placement,
@@ -231,7 +230,8 @@ def test_a_refusal_of_very_many_nodes_stays_readable() -> None:
 RECORD = """
 import json, sys
 import onnxruntime
-from ortgpu.placement import RECORDING_KEY, read_placement, refusal
+from ortgpu.placement import read_placement, refusal
+from ortgpu.session_options import RECORDING_KEY
 from ortgpu.providers import CPU
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
@@ -284,7 +284,7 @@ def test_what_a_real_session_records(model: Path) -> None:
     known, nodes, refused = recorded(model, "record")
     assert known == (release >= (1, 24))
     if not known:
-        pytest.skip(f"onnxruntime-gpu {release} does not record placements: {RECORDING_KEY} came with 1.24")
+        pytest.skip(f"onnxruntime-gpu {release} does not record placements: recording came with 1.24")
     assert sorted(nodes) == [
         ["the_inverse", "Inverse", "com.microsoft", CPU, "compute"],
         ["the_product", "MatMul", "", CPU, "compute"],

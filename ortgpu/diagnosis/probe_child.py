@@ -155,12 +155,11 @@ def _session(model: str | bytes, *, run: bool = False) -> Outcome:
     import onnxruntime
 
     from ..guard import uninstall
-    from ..placement import RECORDING_KEY, read_placement
+    from ..placement import read_placement
+    from ..session_options import recording_options
 
     uninstall()  # the question is what ONNX Runtime does by itself, also under `ortgpu exec`
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry(RECORDING_KEY, "1")
-    session = onnxruntime.InferenceSession(model, options, providers=[CUDA, CPU], enable_fallback=0)
+    session = onnxruntime.InferenceSession(model, recording_options(), providers=[CUDA, CPU], enable_fallback=0)
     bound = list(session.get_providers())
     placement = read_placement(session)
     data: dict[str, Any] = {

@@ -20,7 +20,8 @@ def operators_without_cudnn() -> None:
     """Whether each computes the same bits with a handle and without; and which of them are not on the GPU."""
     import onnxruntime
 
-    from ortgpu.placement import read_placement, recording
+    from ortgpu.placement import read_placement
+    from ortgpu.session_options import recording_options
     from tests.cudnn_operators import CASES, model_of
 
     report("a convolution", a_convolution())
@@ -29,7 +30,7 @@ def operators_without_cudnn() -> None:
         model, feed = model_of(operator)
         results: list[Any] = []
         for enabled in "10":
-            options = recording(None)
+            options = recording_options()
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             session = onnxruntime.InferenceSession(model, options, [(CUDA, {"enable_cudnn": enabled})])
             results.append(session.run(None, feed))
