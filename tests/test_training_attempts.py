@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,56 @@ def test_tokens_of_an_earlier_run_are_not_taken_for_a_rank(tmp_path: Path) -> No
     assert meet(tmp_path, tmp_path, timeout=DEADLINE / 2) == [[True, [], None]] * 2
 
 
+def test_links_that_another_user_left(tmp_path: Path) -> None:
+    """In a folder that everybody may write to: nothing is written through them, read through them or removed."""
+    precious = tmp_path / "of the victim"
+    precious.mkdir()
+    for name in ("file", "0.json", "0.partial"):
+        (precious / name).write_text("precious", encoding="utf-8")
+    shared = tmp_path / "shared"
+    place = shared / ".ortgpu-shared-folder"
+    place.mkdir(parents=True)
+    for name in ("0.partial", "0.json", "1.json"):
+        (place / name).symlink_to(precious / "file")
+    assert meet_in_folder(shared, 0, 1, timeout=1.0).ok
+    assert [path.name for path in place.iterdir()] == ["1.json"]
+    (place / "1.json").unlink()
+    place.rmdir()
+    place.symlink_to(precious)
+    meeting = meet_in_folder(shared, 0, 1, timeout=1.0)
+    assert meeting.error is not None
+    assert "it is no folder, or a link to one" in meeting.error
+    assert {path.read_text(encoding="utf-8") for path in precious.iterdir()} == {"precious"}
+    assert len(list(precious.iterdir())) == 3
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        _fifo,
+        Path.mkdir,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.write_text("[" * 100_000, encoding="utf-8"),
+        lambda path: path.write_text('{"token": {}, "seen": [], "done": 1}', encoding="utf-8"),
+        lambda path: path.write_text('{"token": "x", "seen": [], "done": 1}', encoding="utf-8"),
+        lambda path: path.write_text("null", encoding="utf-8"),
+    ],
+    ids=["fifo", "folder", "link", "deep", "token", "seen", "null"],
+)
+def test_what_another_user_left_in_the_place_of_a_rank(leave: Callable[[Path], object], tmp_path: Path) -> None:
+    """It is no rank, and keeps nobody from the deadline."""
+    place = tmp_path / ".ortgpu-shared-folder"
+    place.mkdir()
+    leave(place / "1.json")
+    meeting = meet_in_folder(tmp_path, 2, 3, timeout=0.5)
+    assert (meeting.missing, meeting.error) == ((0, 1), None)
+    assert meeting.seconds < 5
+
+
 def test_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     meeting = meet_in_folder(tmp_path / "file", 0, 1, timeout=1.0)
@@ -241,9 +291,9 @@ STALE = r"""
 #include <string.h>
 #include <unistd.h>
 static char own; /* the rank that this process writes as: nobody else replaces its file */
-int rename(const char *from, const char *to) {
+int renameat(int in, const char *from, int out, const char *to) {
     own = to[strlen(to) - strlen("0.json")];
-    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+    return ((int (*)(int, const char *, int, const char *))dlsym(RTLD_NEXT, "renameat"))(in, from, out, to);
 }
 ssize_t read(int descriptor, void *buffer, size_t size) {
     static int looks;
@@ -272,14 +322,15 @@ def test_a_file_that_another_host_replaced_while_it_was_read(
 # A token that was looked for in vain is not there again before its folder is opened
 REMEMBERED = r"""
 #define _GNU_SOURCE
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <linux/fcntl.h>
 #include <string.h>
 #include <sys/types.h>
 static char absent[16][4096];
 static int count;
-static int look(const char *name, const char *path, int flags, mode_t mode) {
+static int look(const char *name, int folder, const char *path, int flags, mode_t mode) {
+    if (flags & O_DIRECTORY) count = 0;
     size_t length = strlen(path);
     int is_token = length > 5 && length < sizeof *absent && strcmp(path + length - 5, ".json") == 0;
     for (int number = 0; is_token && number < count; number++)
@@ -287,15 +338,15 @@ static int look(const char *name, const char *path, int flags, mode_t mode) {
             errno = ENOENT;
             return -1;
         }
-    int descriptor = ((int (*)(const char *, int, mode_t))dlsym(RTLD_NEXT, name))(path, flags, mode);
+    int descriptor = ((int (*)(int, const char *, int, mode_t))dlsym(RTLD_NEXT, name))(folder, path, flags, mode);
     if (descriptor < 0 && errno == ENOENT && is_token && count < 16) strcpy(absent[count++], path);
     return descriptor;
 }
-int open(const char *path, int flags, mode_t mode) { return look("open", path, flags, mode); }
-int open64(const char *path, int flags, mode_t mode) { return look("open64", path, flags, mode); }
-DIR *opendir(const char *path) {
-    count = 0;
-    return ((DIR * (*)(const char *)) dlsym(RTLD_NEXT, "opendir"))(path);
+int open(const char *path, int flags, mode_t mode) { return look("openat", AT_FDCWD, path, flags, mode); }
+int open64(const char *path, int flags, mode_t mode) { return look("openat64", AT_FDCWD, path, flags, mode); }
+int openat(int folder, const char *path, int flags, mode_t mode) { return look("openat", folder, path, flags, mode); }
+int openat64(int folder, const char *path, int flags, mode_t mode) {
+    return look("openat64", folder, path, flags, mode);
 }
 """
 
