@@ -13,6 +13,7 @@ from ortgpu.environment import child
 from tests.made_files import program
 
 DEADLINE = 60.0
+ROOT = Path(__file__).parent.parent
 
 
 def test_all_of_a_child_is_reported() -> None:
@@ -79,6 +80,32 @@ def test_python_child_sees_the_search_path_of_this_process(monkeypatch: pytest.M
     monkeypatch.syspath_prepend("/made/up")
     ended = child.run_python("print(sys.path[0], sys.argv[1])", "word", timeout=DEADLINE)
     assert ended.output == "/made/up word\n"
+
+
+FLAGS = {"-I": "isolated", "-E": "ignore_environment", "-s": "no_user_site", "-S": "no_site", "-P": "safe_path"}
+_OF_A_CHILD = """
+import sys
+sys.path[:] = eval(sys.argv[1])
+from ortgpu.cli import plain
+from ortgpu.environment import child
+ended = child.run_python("print(*map(int, sys.flags), sys.path)", timeout=60)
+print(ended.output == " ".join(map(str, [*map(int, sys.flags), sys.path])) + "\\n", ended.errors)
+print(plain.observe(b"", 1, 1, timeout=60).ended)
+"""
+
+
+@pytest.mark.parametrize("option", FLAGS)
+def test_python_child_leaves_out_what_this_interpreter_leaves_out(option: str, tmp_path: Path) -> None:
+    """What PYTHONPATH has is then not this environment's, a broken sitecustomize for instance; nor is PYTHONHOME."""
+    if not hasattr(sys.flags, FLAGS[option]):
+        pytest.skip(f"this Python has no {option}")
+    environ = dict(os.environ)
+    if option in ("-I", "-E"):
+        (tmp_path / "sitecustomize.py").write_text("import os; os._exit(9)", encoding="utf-8")
+        environ.update(PYTHONPATH=str(tmp_path), PYTHONHOME="/nowhere")
+    command = [sys.executable, option, "-c", _OF_A_CHILD, repr([str(ROOT), *sys.path])]
+    ended = child.run(command, timeout=DEADLINE, environ=environ, together=True)
+    assert ended.output == "True \nNone\n"
 
 
 def test_answer_among_what_libraries_print() -> None:

@@ -9,14 +9,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortgpu.environment.child import Ended, interpreter, run, signal_name
+from ortgpu.environment.child import run_python, signal_name
 from ortgpu.providers import CPU, CUDA
 
 REQUEST = (CUDA, CPU)
 
 # The usual program. It reports through a file, because what ONNX Runtime writes to stdout and stderr is observed too.
 _PROGRAM = """\
-import json, sys
+import json
 from pathlib import Path
 
 model, batch, width, providers, result = json.loads(sys.argv[1])
@@ -52,17 +52,12 @@ class PlainResult:
 def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainResult:
     """Create an ``InferenceSession`` that asks for CUDA first and run it once, as most programs do."""
     with tempfile.TemporaryDirectory(prefix="ortgpu-demo-") as folder:
-        # the program lies where nothing else does: its folder comes first on sys.path
-        program, path, result = (Path(folder) / name for name in ("program.py", "model.onnx", "result.json"))
-        program.write_text(_PROGRAM, encoding="utf-8")
+        path, result = (Path(folder) / name for name in ("model.onnx", "result.json"))
         path.write_bytes(model)
         request = json.dumps([str(path), batch, width, REQUEST, str(result)])
         environ = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
         ended = None
-        try:
-            child = run([interpreter(), str(program), request], timeout=timeout, environ=environ, together=True)
-        except FileNotFoundError as error:
-            child = Ended(None, "", str(error))
+        child = run_python(_PROGRAM, request, timeout=timeout, environ=environ, together=True)
         if child.returncode is None:
             ended = f"did not end within {timeout:.0f} s" if child.timed_out else child.errors
         elif child.returncode < 0:

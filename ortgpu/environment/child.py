@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,13 +128,28 @@ except (AttributeError, ImportError, OSError, TypeError):
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """``sys.path`` travels along: the child has to see the environment that this process sees. On Linux it is killed
-    when the thread that starts it ends.
+    """``sys.path`` travels along, and the options of the interpreter that decide what else is imported: the child has
+    to see the environment that this process sees. On Linux it is killed when the thread that starts it ends.
 
     Raises:
         FileNotFoundError: as :func:`interpreter`.
     """
-    return [interpreter(), "-c", f"import sys; sys.path[:] = {search_path()!r}{_END_WITH_PARENT}{code}", *arguments]
+    set_path = f"import sys; sys.path[:] = {search_path()!r}"
+    return [interpreter(), *_isolation(), "-c", f"{set_path}{_END_WITH_PARENT}{code}", *arguments]
+
+
+_FLAGS = {
+    "isolated": "-I",
+    "ignore_environment": "-E",
+    "no_user_site": "-s",
+    "no_site": "-S",
+    "safe_path": "-P",  # since Python 3.11
+}
+
+
+def _isolation() -> list[str]:
+    """Options by which this interpreter leaves out variables, the user's packages or ``site``."""
+    return [option for flag, option in _FLAGS.items() if getattr(sys.flags, flag, False)]
 
 
 def parse_answer(output: str) -> Any:
