@@ -15,14 +15,14 @@ from .cpu_threads import COUNT, THREADS, needs_no_more, options_with_few_threads
 from .cudnn_handles import HANDLES, needs_none, options_without_handles
 from .layout import options_for_layout
 from .lifetime import HELD_BY_ONNXRUNTIME
-from .model_questions import in_memory_if_small
+from .model_questions import in_memory
 from .model_structure import Model
 from .placement import Placement, read_placement
 from .providers import CPU, CUDA, ProviderList
 from .session_options import recording, recording_options
 from .signal_handlers import is_of_a_handler
 from .throughput import is_onnxruntimes
-from .weights import weights_in_place
+from .weights import Weights, weights_in_place
 
 if TYPE_CHECKING:
     from .opening import SessionRequest
@@ -50,15 +50,20 @@ def constructed_as_chosen(
     """
     if not request.choose_options:
         return None
-    model = in_memory_if_small(request.model)
+    weights = weights_in_place(request.model) if _takes_weights(construct, request, asked) else None
+    model = in_memory(request.model) if weights is None else weights.structure
     chosen = _chosen_for(model, request, given, capability)
-    heavy = model if _takes_weights(construct, request, asked) else None
-    while chosen or heavy is not None:
-        if not _construct(session, construct, request, asked, chosen, heavy):
-            return None
+    while chosen or weights is not None:
+        if not _construct(session, construct, request, asked, chosen, weights):
+            if weights is None:
+                return None
+            weights = None  # the next has its own, and the memory need not have room for both
+            continue
         placement = read_placement(session, without_options=request.sess_options is None)
         unfit = [name for name, fits in _FITS.items() if name in chosen and not fits(placement)]
         if not unfit:
+            if weights is not None:
+                weights.give_back()
             return Constructed(chosen, placement)
         chosen = {name: choice for name, choice in chosen.items() if name not in unfit}
         for name in HELD_BY_ONNXRUNTIME:  # before it is made again: the GPU need not have room for two
@@ -75,34 +80,15 @@ def _construct(
     request: SessionRequest,
     asked: ProviderList,
     chosen: dict[str, tuple[str, str]],
-    heavy: Model | None,
+    weights: Weights | None,
 ) -> bool:
-    """Whether it is constructed now; it is not where nothing would be gained. ``heavy``: the model, if it may be made
-    with its weights in place."""
+    """Whether it is constructed now. ``weights``: those to make it with."""
     of_provider = {name: value for name, (value, _) in chosen.items() if name != THREADS}
     providers = asked.with_cuda_options(of_provider).as_arguments()
-    if heavy is not None and _opens_with_weights_in_place(session, construct, request, heavy, providers, chosen):
-        return True
-    if not chosen:
-        return False
-    options = _with_threads(onnxruntime.SessionOptions(), chosen) if THREADS in chosen else request.sess_options
-    return _opens(construct, request.model, options, providers, request)
-
-
-def _opens_with_weights_in_place(
-    session: Any,
-    construct: Callable[..., None],
-    request: SessionRequest,
-    model: Model,
-    providers: Any,
-    chosen: dict[str, tuple[str, str]],
-) -> bool:
-    """By itself, so that a session that does not open leaves no mapping behind for the next."""
-    weights = weights_in_place(model)
     if weights is None:
-        return False
-    options = _with_threads(weights.options, chosen)
-    if not _opens(construct, weights.structure, options, providers, request):
+        options = _with_threads(onnxruntime.SessionOptions(), chosen) if THREADS in chosen else request.sess_options
+        return _opens(construct, request.model, options, providers, request)
+    if not _opens(construct, weights.structure, _with_threads(weights.options(), chosen), providers, request):
         return False
     _name_model(session, request.model, _with_threads(recording_options(), chosen))
     return True

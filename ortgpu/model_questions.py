@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Callable, Collection
 
-from .model_structure import Model, open_model
+from .model_structure import FileContent, Model, open_model, without_weights
 from .protobuf import Extent, Reader
 
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
 
 _SMALL = 256 << 10  # bytes
+_MOST_READ = 100_000  # fields of a file, beside those within nodes: a tenth of a second
 
 
 def is_so(model: Model, judge: Callable[[Reader], bool], most: int) -> bool:
     """What ``judge`` says of a reader of a model, which reads ``most`` fields. False for what is no model: ONNX Runtime
     says what is wrong with it."""
+    content = in_memory(model)
     try:
-        if isinstance(model, bytes):
-            return judge(Reader(model, most))
-        with open_model(os.fspath(model)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return judge(Reader(content, most))
-    except (OSError, ValueError, IndexError, TypeError):
+        return isinstance(content, bytes) and judge(Reader(content, most))
+    except (ValueError, IndexError):
         return False
 
 
-def in_memory_if_small(model: Model) -> Model:
-    """What is in a small file, for whoever asks several questions: to map it for each takes longer than to read it.
-    Else ``model`` as it is."""
+def in_memory(model: Model) -> Model:
+    """What is in a file, for whoever asks several questions; of a large one without the values of its weights. What
+    cannot be read so, and what has very many nodes, as it is."""
     if isinstance(model, bytes):
         return model
     try:
         with open_model(os.fspath(model)) as file:
-            return file.read() if os.fstat(file.fileno()).st_size <= _SMALL else model
-    except (OSError, ValueError, TypeError):  # whoever opens it next says so
+            if os.fstat(file.fileno()).st_size <= _SMALL:
+                return file.read()
+            return without_weights(FileContent(file), _MOST_READ)
+    except (OSError, ValueError, IndexError, TypeError):  # whoever opens it next says so
         return model
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias, overload
 
 from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
 
@@ -26,10 +25,7 @@ def read_structure(model: Model) -> bytes:
     if isinstance(model, bytes):
         return _structure(model)
     with open_model(model) as file:
-        if not os.fstat(file.fileno()).st_size:  # which cannot be mapped
-            return b""
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _structure(content)
+        return _structure(FileContent(file))
 
 
 def _structure(data: Bytes) -> bytes:
@@ -50,13 +46,56 @@ def open_model(path: str | os.PathLike[str]) -> BinaryIO:
     return open(path, "rb")
 
 
-def without_weights(data: Bytes) -> bytes:
+class FileContent:
+    """The bytes of a file, of which only those that are asked for are read, some more at a time.
+
+    The file is not mapped: if a writer cuts it short, a look at what was cut off would end the process.
+
+    Raises:
+        OSError: from its methods, for what cannot be read.
+        IndexError: the file has become shorter.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        self._start, self._piece = 0, b""
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, key: int, /) -> int: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> bytes: ...
+    def __getitem__(self, key: int | slice) -> int | bytes:
+        if isinstance(key, int):
+            if not 0 <= key - self._start < len(self._piece):
+                self._start, self._piece = key, self._read(key, _PIECE)
+            return self._piece[key - self._start]
+        start, end, _ = key.indices(self._size)
+        if self._start <= start and end - self._start <= len(self._piece):
+            return self._piece[start - self._start : end - self._start]
+        found = self._read(start, end - start)
+        if len(found) < end - start:
+            raise IndexError("the file has become shorter")
+        return found
+
+    def _read(self, start: int, size: int) -> bytes:
+        self._file.seek(start)
+        return self._file.read(size)
+
+
+_PIECE = 16 << 10  # bytes, some fifty nodes
+
+
+def without_weights(data: Bytes, most: int = _MOST_READ) -> bytes:
     """A model as it is, but for the values of the large initializers of its main graph.
 
     Raises:
         ValueError, IndexError: it is no such message, or has more fields than are read (TooManyFieldsError).
     """
-    return _with_graph(Reader(data, _MOST_READ), _without_values)
+    return _with_graph(Reader(data, most), _without_values)
 
 
 class MovedTensor(NamedTuple):

@@ -6,15 +6,23 @@ https://protobuf.dev/programming-guides/encoding
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, overload
 
-Bytes: TypeAlias = bytes | mmap.mmap
 Extent: TypeAlias = tuple[int, int]  # start and end
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types
 _BITS_OF_A_VARINT = 64
+
+
+class Bytes(Protocol):
+    """Bytes, or what answers as they do."""
+
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, key: int, /) -> int: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> bytes: ...
 
 
 class TooManyFieldsError(ValueError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import mmap
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,18 +209,29 @@ def _bad_value(option: str, value: str, wanted: str) -> ProviderOptionError:
     )
 
 
+_PIECE = 1 << 20  # bytes
+
+
 def _unknown_names(names: list[str], provider_library: str | None) -> list[str]:
     """Names that stand nowhere in the read-only data of the provider file. A file that cannot be read knows all."""
     section = find_section(provider_library, ".rodata") if provider_library and names else None
     if section is None or provider_library is None:
         return []
     offset, size = section
+    missing, end = list(names), offset + size
     try:
-        with open(provider_library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        overlap = max(len(name.encode()) for name in names)
+        with open(provider_library, "rb") as file:  # not mapped: what a writer cuts off a mapped file ends the process
             # Backwards: in 1.31.1 they stand in the last hundredth of it, and a search of the whole takes 10 ms
-            return [name for name in names if data.rfind(name.encode() + b"\0", offset, offset + size) < 0]
+            while missing and end > offset:
+                start = max(offset, end - _PIECE)
+                file.seek(start)
+                piece = file.read(min(end + overlap, offset + size) - start)
+                missing = [name for name in missing if name.encode() + b"\0" not in piece]
+                end = start
     except (OSError, ValueError):
         return []
+    return missing
 
 
 def _malformed(requested: Any, why: str) -> ProviderRequestError:

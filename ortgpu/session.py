@@ -64,7 +64,8 @@ class GPUSession(SessionFacts):
     Raises:
         GPUError: a subclass that names the cause and what mends it. Nothing is left behind.
         TypeError, ValueError: an argument means nothing, or is nearly the name of one.
-        Exception: ONNX Runtime's own, unchanged, for what is not about the GPU: no such file, an invalid model.
+        Exception: ONNX Runtime's own for what is not about the GPU: no such file, an invalid model; InvalidProtobuf
+            also where the file of a large model changes while it is read.
 
     While it runs, what fails on the GPU is raised as an ExecutionError: out of memory (the session goes on working), a
     sticky CUDA error (from then on every GPUSession of the process refuses, and the process must be restarted), a
@@ -78,7 +79,8 @@ class GPUSession(SessionFacts):
     Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one handed over to one
     thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
 
-    The file of a large model can stay mapped until ``close()``: change or remove it as you like meanwhile.
+    A session that is made does not read its model file again: change or remove that as you like. To replace a model
+    while sessions open, write the new one to another file, and rename that over the old one.
 
     A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
     the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,

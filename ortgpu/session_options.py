@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import re
 import weakref
 from collections.abc import Iterator
@@ -92,9 +91,10 @@ def _entry_names() -> tuple[str, ...]:
 
     names = set(_ENTRIES)
     for path in filter(None, (extension.__file__, load_runtime().provider_library)):
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            offset, size = find_section(path, ".rodata") or (0, len(content))
-            names.update(name.decode() for name in _ENTRY.findall(content[offset : offset + size]))
+        offset, size = find_section(path, ".rodata") or (0, -1)
+        with open(path, "rb") as file:  # not mapped: what a writer cuts off a mapped file ends the process
+            file.seek(offset)
+            names.update(name.decode() for name in _ENTRY.findall(file.read(size)))
     return tuple(sorted(names))
 
 

@@ -17,10 +17,11 @@ from tests.test_weights import large_model, matrix
 pytestmark = pytest.mark.skipif(load_runtime().release not in _RELEASES, reason="only 1.31 is given weights so")
 
 SETUP = """
+import weakref
 import onnxruntime
 from onnxruntime import InferenceSession
 from onnxruntime.capi import onnxruntime_inference_collection as collection
-from ortgpu import providers, weights
+from ortgpu import construction, providers, weights
 from ortgpu.construction import constructed_as_chosen
 from ortgpu.opening import SessionRequest
 
@@ -34,9 +35,18 @@ def construct(model=path, **kwargs):
     constructed = constructed_as_chosen(session, session.__init__, request, GIVEN, CPU, None)
     return session, constructed and constructed.chosen
 
-def is_mapped():
+memories = []
+def watched(model, plain=construction.weights_in_place):
+    found = plain(model)
+    if found is not None:
+        memories.append(weakref.ref(found._memory))
+    return found
+construction.weights_in_place = watched
+
+def is_in_memory():
     gc.collect()
-    return os.path.basename(path) in open("/proc/self/maps").read()
+    [memory] = memories
+    return memory() is not None
 """
 
 
@@ -90,14 +100,14 @@ logging.getLogger("ortgpu").addHandler(Keeping())
 logging.getLogger("ortgpu").setLevel(logging.DEBUG)
 session, options = construct()
 del session
-report([options, "Unheard" in Keeping.kept[0].getMessage(), is_mapped()])
+report([options, "Unheard" in Keeping.kept[0].getMessage(), is_in_memory()])
 """)  # fmt: skip
     assert found == [None, True, False]
 
 
 @pytest.mark.parametrize("guard", ["", "ortgpu.install()", "ortgpu.install(); ortgpu.install()"])
 def test_a_guard_is_no_tracer(path: Path, guard: str) -> None:
-    found = constructed(path, f"{guard}\nsession, options = construct()\nreport([options, is_mapped()])")
+    found = constructed(path, f"{guard}\nsession, options = construct()\nreport([options, is_in_memory()])")
     assert found == [{}, True]
 
 

@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.diagnosis.model import judge_file
-from ortgpu.model_structure import read_structure
+from ortgpu.model_structure import FileContent, read_structure
 from ortgpu.models import ModelFacts, read_model
 from ortgpu.protobuf import length_delimited
 from ortgpu.providers import CPU
@@ -220,6 +220,31 @@ def test_a_model_of_very_many_parts_is_read_whole() -> None:
     data = model.SerializeToString() + length_delimited(7, graph)
     assert read_structure(data) == data
     assert read_model(data).operators == {("Neg", "")}
+
+
+def test_a_file_is_read_as_its_bytes_are(tmp_path: Path) -> None:
+    """Whatever lies across the pieces in which it is read."""
+    model = onnx.load_from_string(small_model())
+    for size in (10, 1000, 1025, 16_383, 16_384, 50_000, 1 << 20):
+        model.graph.node.add(op_type="Neg", input=["x"], output=[f"y{size}"], doc_string="d" * size)
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(size, np.uint8), f"w{size}"))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    structure = read_structure(path)
+    assert structure == read_structure(path.read_bytes())
+    assert onnx.load_from_string(structure).graph.node == model.graph.node
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(bytes(1 << 20))
+    with path.open("rb") as file:
+        content = FileContent(file)
+        os.truncate(path, 100)
+        assert content[99] == 0
+        for beyond in (slice(50, 200), 1 << 19):
+            with pytest.raises(IndexError):
+                content[beyond]
 
 
 def test_very_many_files_without_weights_stay_readable() -> None:

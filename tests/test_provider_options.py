@@ -58,6 +58,15 @@ def test_every_option_of_the_installed_provider(provider_library: str) -> None:
         check_options(cuda_options({name: value}), provider_library)
 
 
+def test_options_are_found_wherever_they_lie_in_the_file(
+    provider_library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also across the pieces in which it is read."""
+    for size in (64, 67, 71):
+        monkeypatch.setattr("ortgpu.providers._PIECE", size)
+        check_options(cuda_options(INSTALLED_OPTIONS), provider_library)
+
+
 def test_the_spellings_that_are_suggested_exist(provider_library: str) -> None:
     assert set(DOCUMENTED_OPTIONS) == set(_OPTION_NAMES)
     assert set(_BOOLEAN) | set(_UNSIGNED) | set(_ENUMERATED) <= set(_OPTION_NAMES)

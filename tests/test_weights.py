@@ -1,10 +1,11 @@
-"""Models whose weights ONNX Runtime takes from where they are: the same numbers, whatever becomes of the file."""
+"""Models whose weights ONNX Runtime takes from memory: the same numbers, whatever becomes of the file meanwhile."""
 
 from __future__ import annotations
 
 import gc
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.model_structure import with_values_elsewhere
 from ortgpu.runtime import load_runtime
-from ortgpu.weights import _RELEASES, Weights, _with_values, weights_in_place
+from ortgpu.weights import _RELEASES, Weights, weights_in_place
 from tests.cpu_session import child
+from tests.lab.fixtures import Lab
 from tests.networks import random_network
 
 SIDE = 1536  # of a matrix of 9 MiB
@@ -72,12 +74,7 @@ def found_in(model: Any) -> Weights:
 
 def opened(model: Any) -> Any:
     weights = found_in(model)
-    return on_the_cpu(weights.structure, weights.options)
-
-
-def is_mapped(path: Path) -> bool:
-    gc.collect()
-    return path.name in Path("/proc/self/maps").read_text()
+    return on_the_cpu(weights.structure, weights.options())
 
 
 @pytest.mark.parametrize("given_as", ["path", "bytes"])
@@ -90,17 +87,27 @@ def test_results_are_the_same_bit_for_bit(tmp_path: Path, given_as: str) -> None
     assert np.array_equal(result, right)
 
 
-def test_the_mapping_ends_with_what_holds_the_session(tmp_path: Path) -> None:
-    path = tmp_path / "a-model-of-this-test.onnx"
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_memory_is_given_back_and_ends_with_what_holds_the_session(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
     onnx.save(large_model(), path)
     files = len(os.listdir("/proc/self/fd"))
-    session = opened(path)
+    weights = found_in(path)
+    session = on_the_cpu(weights.structure, weights.options())
+    before = resident_bytes()
+    weights.give_back()
+    assert before - resident_bytes() > 0.9 * path.stat().st_size
+    memory = weakref.ref(weights._memory)
     binding = session.io_binding()
-    assert is_mapped(path)
-    del session
-    assert is_mapped(path)
+    del session, weights
+    gc.collect()
+    assert memory() is not None
     del binding
-    assert not is_mapped(path)
+    gc.collect()
+    assert memory() is None
     assert len(os.listdir("/proc/self/fd")) == files
 
 
@@ -114,13 +121,17 @@ def test_bytes_live_as_long_as_the_session() -> None:
 
 
 def test_one_that_does_not_open_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "another-model-of-this-test.onnx"
+    path = tmp_path / "model.onnx"
     model = large_model()
     model.graph.node[0].op_type = "Unheard"
     onnx.save(model, path)
+    weights = found_in(path)
+    memory = weakref.ref(weights._memory)
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidGraph):
-        opened(path)
-    assert not is_mapped(path)
+        on_the_cpu(weights.structure, weights.options())
+    del weights
+    gc.collect()
+    assert memory() is None
 
 
 def gathering(values: Any) -> bytes:
@@ -143,10 +154,9 @@ SETTINGS = ["enable_mem_pattern=False", "enable_cpu_mem_arena=False", "execution
 
 
 @pytest.mark.parametrize("setting", ["", *SETTINGS])
-@pytest.mark.parametrize("way", ["changed", "cut short"])
-def test_nothing_is_read_of_the_file_when_the_session_is_made(tmp_path: Path, way: str, setting: str) -> None:
-    """In a child: where something is read that was cut off, the system ends the process. With settings that nobody
-    can have made, since these would go the other way: so that it is not by chance."""
+@pytest.mark.parametrize("way", ["overwritten", "given back"])
+def test_nothing_is_read_of_the_memory_when_the_session_is_made(tmp_path: Path, way: str, setting: str) -> None:
+    """With settings that nobody can have made, since these would go the other way: so that it is not by chance."""
     code = f"""
 import onnxruntime
 from ortgpu.weights import weights_in_place
@@ -154,16 +164,20 @@ found = []
 for path, feed in (({str(tmp_path / "products")!r}, {{"x": np.linspace(-1, 1, {SIDE}, dtype=np.float32)[None]}}),
                    ({str(tmp_path / "gathered")!r}, {{"i": np.array([7, -1])}})):
     weights = weights_in_place(path)
+    options = weights.options()
     name, _, value = {setting!r}.partition("=")
     if value:
-        setattr(weights.options, name, eval(value))
+        setattr(options, name, eval(value))
     elif name:
-        weights.options.add_session_config_entry(name, "1")
-    session = onnxruntime.InferenceSession(weights.structure, weights.options, providers=["CPUExecutionProvider"])
+        options.add_session_config_entry(name, "1")
+    session = onnxruntime.InferenceSession(weights.structure, options, providers=["CPUExecutionProvider"])
     [right] = session.run(None, feed)
     size = os.path.getsize(path)
-    with open(path, "r+b") as file:
-        file.write(bytes(size)) if {way!r} == "changed" else file.truncate(100)
+    if {way!r} == "overwritten":
+        weights._memory[:] = b"\\xff" * size
+    else:
+        weights.give_back()
+        assert weights._memory[size // 2 :].count(0) == size - size // 2
     found.append(bool(right.any() and np.array_equal(session.run(None, feed)[0], right)))
 report(found)
 """
@@ -247,21 +261,124 @@ def test_others_are_left_to_onnxruntime(tmp_path: Path, kind: str) -> None:
         assert weights_in_place(model) is None
 
 
-def test_a_file_that_is_cut_short_meanwhile_ends_no_process(tmp_path: Path) -> None:
-    """Nor does a disk that fails: the system tells of both as soon as the pages are asked for."""
+CHANGES = {
+    "cut short before it is read": "before: os.truncate(path, 100)",
+    "cut short when it was read": "after: os.truncate(path, 100)",
+    "written over before it is read": "before: open(path, 'r+b').write(bytes(100))",
+    "written over when it was read": "after: open(path, 'r+b').write(bytes(100))",
+    "longer": "after: open(path, 'ab').write(bytes(1))",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, change: str) -> None:
+    """As ONNX Runtime refuses what it finds of such a file, with its own exception."""
     path = tmp_path / "model.onnx"
     onnx.save(large_model(), path)
+    when, action = CHANGES[change].split(": ")
     found = child(f"""
 from ortgpu import weights
-class CutShort(weights.mmap.mmap):
-    def __new__(cls, *given, **named):
-        content = super().__new__(cls, *given, **named)
-        os.truncate({str(path)!r}, 100)
-        return content
-weights.mmap.mmap = CutShort
-report(weights.weights_in_place({str(path)!r}))
+path, plain = {str(path)!r}, weights._read_all
+def changing(*given):
+    if {when!r} == "before":
+        {action}
+    found = plain(*given)
+    if {when!r} == "after":
+        {action}
+    return found
+weights._read_all = changing
+report([outcome(lambda: weights.weights_in_place(path)), threads()])
 """)
-    assert found is None
+    assert found[0]["type"] == "InvalidProtobuf"
+    assert found[0]["text"].startswith(f"Load model from {path} failed: the file changed while it was read.")
+    assert found[1] == []
+
+
+def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(large_model(), path)
+    (tmp_path / "new").write_bytes(b"another")
+    found = child(f"""
+from ortgpu import weights
+plain = weights._read_all
+def replacing(*given):
+    os.replace({str(tmp_path / "new")!r}, {str(path)!r})
+    return plain(*given)
+weights._read_all = replacing
+report(weights.weights_in_place({str(path)!r}) is not None)
+""")
+    assert found
+
+
+OPEN_AND_REWRITE = """
+import os, shutil, sys, time, warnings
+import onnxruntime
+from ortgpu import GPUSession
+warnings.simplefilter("ignore")
+onnxruntime.set_default_logger_severity(4)
+path, openings = sys.argv[1], int(sys.argv[2])
+GPUSession(path)
+raised = {}
+writer = os.fork()
+if not writer:
+    while os.getppid() != 1:
+        shutil.copyfile(path + ".new", path)
+        time.sleep(0.01)
+    os._exit(0)
+try:
+    opened = 0
+    for number in range(openings):
+        options = onnxruntime.SessionOptions() if number % 4 == 3 else None
+        try:
+            GPUSession(path, options)
+            opened += 1
+        except Exception as error:
+            raised[type(error).__name__] = raised.get(type(error).__name__, 0) + 1
+finally:
+    os.kill(writer, 9)
+    os.waitpid(writer, 0)
+report([opened, raised])
+"""
+
+
+@pytest.mark.parametrize("openings", [30, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_sessions_open_while_the_file_is_written(
+    lab: Lab, provider_library: str, tmp_path: Path, openings: int
+) -> None:
+    """What a session raises is ONNX Runtime's, and nothing ends the process."""
+    for name in ("model.onnx", "model.onnx.new"):
+        onnx.save(large_model(), tmp_path / name)
+    machine = lab.machine_that_places(provider_library)
+    arguments = [str(tmp_path / "model.onnx"), str(openings)]
+    opened, raised = machine.run(OPEN_AND_REWRITE, argv=arguments, timeout=1700).ok().json
+    assert opened + sum(raised.values()) == openings
+    assert raised.keys() <= {"InvalidProtobuf", "InvalidGraph", "Fail", "InvalidArgument"}, raised
+
+
+MAPPINGS = """
+import pickle, sys
+mapped = []
+def watch(event, given):
+    if event == "mmap.__new__" and given[0] != -1:
+        mapped.append([os.readlink(f"/proc/self/fd/{given[0]}"), *given])
+import os
+sys.addaudithook(watch)
+import onnxruntime
+import ortgpu
+from ortgpu import GPUSession
+path = sys.argv[1]
+GPUSession(path)
+pickle.dumps(GPUSession(path, onnxruntime.SessionOptions(), [("CUDAExecutionProvider", {"use_tf32": "0"})]))
+ortgpu.diagnose(path)
+report(mapped)
+"""
+
+
+def test_no_file_is_mapped(lab: Lab, provider_library: str, tmp_path: Path) -> None:
+    """Nor are libraries, to be looked at: a writer that cuts one short would end the process as well."""
+    onnx.save(large_model(), tmp_path / "model.onnx")
+    machine = lab.machine_that_places(provider_library)
+    assert machine.run(MAPPINGS, argv=[str(tmp_path / "model.onnx")]).ok().json == []
 
 
 def test_other_threads_go_on_while_a_file_is_read(tmp_path: Path) -> None:
@@ -321,8 +438,8 @@ def test_networks_of_all_kinds_compute_the_same(number: int) -> None:
     data = random_network(number)
     found = with_values_elsewhere(data, 512, [TensorProto.FLOAT])
     assert found is not None
-    weights = _with_values(data, *found)
-    session, plain = on_the_cpu(weights.structure, weights.options), on_the_cpu(data)
+    weights = Weights(*found, data)
+    session, plain = on_the_cpu(weights.structure, weights.options()), on_the_cpu(data)
     random = np.random.default_rng(number)
     shapes = {each.name: [n if isinstance(n, int) else 2 for n in each.shape] for each in plain.get_inputs()}
     feeds = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
@@ -368,9 +485,9 @@ def test_what_is_no_model_is_refused_and_never_half_read(noise: bytes, data: Any
                     assert content[start:end] == here.raw_data
 
 
-def test_it_reads_what_is_mapped_as_well_as_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(random_network(2))
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        of_mapping, of_bytes = (with_values_elsewhere(each, 512, [1]) for each in (content, path.read_bytes()))
-        assert of_mapping == of_bytes is not None
+def test_it_reads_memory_as_well_as_bytes() -> None:
+    data = random_network(2)
+    content = mmap.mmap(-1, len(data))
+    content[:] = data
+    of_memory, of_bytes = (with_values_elsewhere(each, 512, [1]) for each in (content, data))
+    assert of_memory == of_bytes is not None
