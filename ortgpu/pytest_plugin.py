@@ -1,14 +1,16 @@
 """Tests on a GPU: the marker ``ortgpu``, the fixtures ``gpu_session``, ``gpu_device``, ``gpu_devices`` and
 ``gpu_leak_check``, and the option ``--ortgpu``.
 
-pytest loads this module at every start, so it imports next to nothing. Whether a GPU can be used is found out once, by
-a child process that opens a session, and only if a test needs one. The pytest-free half is :mod:`ortgpu.testing`.
+pytest loads this module in every project of an environment, so it imports next to nothing, and does nothing where no
+test uses these names. Whether a GPU can be used is found out once, by a child process that opens a session, and only
+if a test needs one. The pytest-free half is :mod:`ortgpu.testing`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
     from .session import GPUSession
     from .testing import FoundGPUs, GPURequirement
 
+MARKER = "ortgpu"
 MODES = ("auto", "require", "skip")
 VARIABLE = "ORTGPU_GPU"
 FIXTURES = frozenset({"gpu_session", "gpu_device", "gpu_devices", "gpu_leak_check"})
 
-_MARKER = (
+_HELP_OF_MARKER = (
     "ortgpu(count=1, memory=None, compute_capability=None): needs so many NVIDIA GPUs that work, each with this much "
     'free memory ("8GiB") and at least this compute capability ((8, 0)); see --ortgpu for where there are none'
 )
@@ -40,42 +43,52 @@ _LISTINGS = ("collectonly", "showfixtures", "show_fixtures_per_test")  # runs th
 _NAMES = ("ortgpu", "ortgpu.pytest_plugin")
 
 
-class _AlreadyLoaded:
-    """Takes the other name, because pytest ends with an error when it is told to register a module twice."""
-
-
-class _State:
-    """What this test run is about, found out when it is first asked for."""
+class _Run:
+    """The mode of this test run, and the GPUs that it found, which are looked for when they are first needed."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.mode, self.source = _resolve_mode(config)
         self.lines: dict[str, list[str]] = {}  # what workers of pytest-xdist found: which of them say the same
-        worker = getattr(config, "workerinput", {})
-        self.worker: str | None = worker.get("workerid")
-        self.worker_count: int = worker.get("workercount", 1)
-        self.wrong: dict[str, str] = {}  # markers that mean nothing, by test
         self.asked = False  # whether a test needed to know
         self.explained_by: str | None = None  # the test whose failure says all that the diagnosis knows
+        worker = getattr(config, "workerinput", {})  # of pytest-xdist
+        self.worker_count: int = worker.get("workercount", 1)
+        number = re.search(r"\d+$", worker.get("workerid", ""))
+        self.worker_number = int(number[0]) if number else 0
+        self._testrun: str | None = worker.get("testrunuid")
+        self._folder, name = os.path.split(config.getoption("basetemp", None) or "")
+        self._shares = self._testrun is not None and name.startswith("popen-")  # with other workers of this host
         self._found: FoundGPUs | None = None
-
-    @property
-    def worker_number(self) -> int:
-        digits = re.search(r"\d+$", self.worker or "")
-        return int(digits[0]) if digits else 0
 
     def look(self) -> FoundGPUs:
         if self._found is None:
             from .testing import find_gpus
 
-            self._found = find_gpus()
+            self._found = self._look_once(find_gpus) if self._shares else find_gpus()
         return self._found
 
-    @property
-    def usage_error(self) -> str | None:
-        if not self.wrong:
-            return None
-        lines = [f"{test}: @pytest.mark.ortgpu: {error}" for test, error in self.wrong.items()]
-        return "\n".join(lines)
+    def _look_once(self, find_gpus: Callable[[], FoundGPUs]) -> FoundGPUs:
+        """Let the first worker look, while the others wait for what it found; not one that is shown other GPUs."""
+        import hashlib
+        import pickle
+
+        shown = sorted(entry for entry in os.environ.items() if entry[0].startswith(("CUDA_", "NVIDIA_")))
+        key = hashlib.sha256(repr((self._testrun, sys.prefix, shown)).encode()).hexdigest()
+        try:
+            import fcntl
+
+            with open(os.path.join(self._folder, f"ortgpu-{key[:16]}"), "a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                found: FoundGPUs
+                try:
+                    found = pickle.load(file)  # noqa: S301 - pytest made this folder for this user alone
+                except (EOFError, pickle.UnpicklingError):
+                    found = find_gpus()
+                    pickle.dump(found, file)
+                return found
+        except (ImportError, OSError):  # Windows, a file system without locks, a full disk
+            return find_gpus()
 
     def line(self) -> str:
         """Which GPU, or why none."""
@@ -84,17 +97,13 @@ class _State:
         found = self.look()
         if found.problem is not None:
             return f"none: {_short(found.problem)}"
-        gpus = found.gpus
-        if self.worker is not None:
-            gpus = (gpus[self.worker_number % len(gpus)],)
-        return ", ".join(str(gpu) for gpu in gpus)
+        own = [found.gpus[self.worker_number % len(found.gpus)]] if self._testrun else found.gpus
+        return ", ".join(map(str, own))
 
 
-_STATE = pytest.StashKey[_State]()
-_REQUIREMENT = pytest.StashKey["GPURequirement"]()
+_RUN = pytest.StashKey[_Run]()
 _GPUS = pytest.StashKey["tuple[Device, ...]"]()
 _REFUSED = pytest.StashKey[bool]()
-_UNMET = pytest.StashKey[bool]()
 _PASSED = pytest.StashKey[bool]()
 
 
@@ -104,14 +113,14 @@ _PASSED = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     for name in _NAMES:
         if not pluginmanager.has_plugin(name):
-            pluginmanager.register(_AlreadyLoaded(), name)
+            pluginmanager.register(object(), name)  # or pytest would end where it is told to load this module twice
     parser.getgroup("ortgpu").addoption("--ortgpu", choices=MODES, default=None, help=_HELP)
     parser.addini("ortgpu", f"the default of --ortgpu: {', '.join(MODES)}", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", _MARKER)
-    config.stash[_STATE] = _State(config)
+    config.addinivalue_line("markers", _HELP_OF_MARKER)
+    config.stash[_RUN] = _Run(config)
 
 
 def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
@@ -133,24 +142,15 @@ def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
 # Which tests need a GPU, and what of
 
 
-# Wrappers are of the kind that pluggy had first: the plugin is loaded by whatever pytest is there, and what that does
-# not know would end every run.
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    _read_markers(config, items)  # before -m selects
-    yield
-    _read_markers(config, items)  # and those that the project's own hook has added
-
-
-def _read_markers(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("ortgpu") is None and _uses_our_fixtures(item):
-            item.add_marker(pytest.mark.ortgpu)
-        if item.get_closest_marker("ortgpu") is not None:
-            try:
-                item.stash[_REQUIREMENT] = _requirement(item)
-            except ValueError as error:
-                config.stash[_STATE].wrong[item.nodeid] = str(error)
+        if not _is_marked(item) and _uses_our_fixtures(item):
+            item.add_marker(MARKER)
+
+
+def _is_marked(item: pytest.Item) -> bool:
+    return item.get_closest_marker(MARKER) is not None
 
 
 def _uses_our_fixtures(item: pytest.Item) -> bool:
@@ -168,56 +168,55 @@ def _is_ours(name: str, definitions: Sequence[pytest.FixtureDef[Any]]) -> bool:
     return False
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    error = session.config.stash[_STATE].usage_error
-    if error is not None:
-        raise pytest.UsageError(error)
-
-
 def _requirement(item: pytest.Item) -> GPURequirement:
     """The markers of a test taken together: of a function, its class and its module, the closest word counts."""
     from .testing import GPURequirement
 
     wanted: dict[str, object] = {}
-    for mark in item.iter_markers("ortgpu"):
-        if mark.args:
-            raise ValueError(f"takes its values by name, not {', '.join(map(repr, mark.args))}")
-        GPURequirement.parse(**mark.kwargs)
-        wanted = {**mark.kwargs, **wanted}
-    return GPURequirement.parse(**wanted)
+    try:
+        for mark in item.iter_markers(MARKER):
+            if mark.args:
+                raise ValueError(f"takes its values by name, not {', '.join(map(repr, mark.args))}")
+            GPURequirement.parse(**mark.kwargs)
+            wanted = {**mark.kwargs, **wanted}
+        return GPURequirement.parse(**wanted)
+    except ValueError as error:
+        item.stash[_REFUSED] = True
+        raise _failed(f"@pytest.mark.{MARKER}: {error}") from None
 
 
+# Wrappers are of the kind that pluggy had first: the plugin is loaded by whatever pytest is there, and what that does
+# not know would end every run.
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, None, None]:
     """Looks for GPUs before the test: pytest-timeout would count it, and pytest-forked would do it for each test."""
-    state = item.config.stash[_STATE]
-    if _REQUIREMENT in item.stash and item.get_closest_marker("skip") is None and state.mode != "skip":
-        state.look()
+    run = item.config.stash[_RUN]
+    if _is_marked(item) and item.get_closest_marker("skip") is None and run.mode != "skip":
+        run.look()
     yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.stash[_REFUSED] = item.stash[_UNMET] = False  # pytest-rerunfailures may have it try again
-    if _REQUIREMENT in item.stash:
+    if _is_marked(item):
         _give_gpus(item)
 
 
 def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
     """The GPUs of this test; or skips it, or fails it."""
     if _GPUS not in item.stash:
-        from .testing import GPURequirement, UnmetRequirementError, choose_gpus
+        requirement = _requirement(item)
+        run = item.config.stash[_RUN]
+        run.asked = True
+        if run.mode == "skip":
+            _refuse(item, f"needs a GPU, and none is looked for: {run.source}")
+        from .testing import UnmetRequirementError, choose_gpus
 
-        state = item.config.stash[_STATE]
-        state.asked = True
-        if state.mode == "skip":
-            pytest.skip(f"needs a GPU, and none is looked for: {state.source}")
-        found = state.look()
+        found = run.look()
         unusable = found.problem is not None and f"no GPU can be used: {_short(found.problem)}"
         if unusable and not found.gpus:
             _refuse(item, unusable, found.problem)
         try:
-            gpus = choose_gpus(found.gpus, item.stash.get(_REQUIREMENT, GPURequirement()), first=state.worker_number)
+            gpus = choose_gpus(found.gpus, requirement, first=run.worker_number)
         except UnmetRequirementError as error:
             _refuse(item, str(error))
         if unusable:
@@ -227,17 +226,16 @@ def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
 
 
 def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> NoReturn:
-    state = item.config.stash[_STATE]
-    if state.mode != "require":
-        item.stash[_UNMET] = problem is None
-        pytest.skip(reason)
+    run = item.config.stash[_RUN]
     item.stash[_REFUSED] = True
+    if run.mode != "require":
+        pytest.skip(reason)
     details: list[str] = []
     # Once is enough: the fiftieth test has the same reason. But of a test that is tried again, only the last is shown.
-    if problem is not None and state.explained_by in (None, item.nodeid):
-        state.explained_by = item.nodeid
+    if problem is not None and run.explained_by in (None, item.nodeid):
+        run.explained_by = item.nodeid
         details = str(problem).splitlines()[1:]
-    raise _failed("\n".join([reason, *details, f"A GPU is required: {state.source}"])) from None
+    raise _failed("\n".join([reason, *details, f"A GPU is required: {run.source}"])) from None
 
 
 def _failed(reason: str) -> BaseException:
@@ -250,14 +248,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: pytest.TestReport = (yield).get_result()
     if call.when == "call":
         item.stash[_PASSED] = call.excinfo is None
-    if call.excinfo is not None and item.stash.get(_REFUSED, False):
-        # An xfail marker speaks of the test, and there was no test: `require` lets nothing pass in silence.
-        report.outcome = "failed"
-        report.__dict__.pop("wasxfail", None)
-    if report.skipped and isinstance(report.longrepr, tuple) and item.stash.get(_UNMET, False):
-        # Not the line above that skips: which test it is would not be said
+    if call.excinfo is None or not item.stash.get(_REFUSED, False):
+        return
+    item.stash[_REFUSED] = False  # pytest-rerunfailures may have it try again
+    if isinstance(report.longrepr, tuple):  # skipped: at the test's own line, not at the one above that skips
         path, line, _ = item.reportinfo()
         report.longrepr = (os.fspath(path), (line or 0) + 1, report.longrepr[2])
+    else:  # an xfail marker speaks of the test, and there was no test: `require` lets nothing pass in silence
+        report.outcome = "failed"
+        report.__dict__.pop("wasxfail", None)
 
 
 # Fixtures
@@ -299,9 +298,9 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
     """
     from . import testing
 
-    node, state = request.node, request.config.stash[_STATE]
+    node, run = request.node, request.config.stash[_RUN]
     try:
-        with testing.gpu_leak_check(gpu_devices, shared=state.worker_count > len(state.look().gpus)):
+        with testing.gpu_leak_check(gpu_devices, shared=run.worker_count > len(run.look().gpus)):
             yield
             if not node.stash.get(_PASSED, False):  # failed, or Ctrl-C: what is torn down then is none of its doing
                 raise _TestFailedError
@@ -323,29 +322,26 @@ class _TestFailedError(Exception):
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     """One line below the header, if there are tests that need a GPU: otherwise none is looked for."""
-    needed = any(_REQUIREMENT in item.stash for item in items)
-    if not needed or any(config.getoption(name, False) for name in _LISTINGS) or config.getoption("verbose") < 0:
+    if any(config.getoption(name, False) for name in _LISTINGS) or config.getoption("verbose") < 0:
         return None
-    return f"ortgpu: {config.stash[_STATE].line()}"
+    return f"ortgpu: {config.stash[_RUN].line()}" if any(map(_is_marked, items)) else None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    output, state = getattr(session.config, "workeroutput", None), session.config.stash[_STATE]
-    if output is not None:
-        output["ortgpu"] = {"usage_error": state.usage_error, "line": state.line() if state.asked else None}
+    run = session.config.stash[_RUN]
+    if run.asked and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["ortgpu"] = run.line()
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist: a worker has ended, and what it has to say arrives
 def pytest_testnodedown(node: Any) -> None:
-    said = getattr(node, "workeroutput", {}).get("ortgpu", {})
-    if said.get("usage_error"):
-        raise pytest.UsageError(said["usage_error"])
-    if said.get("line"):
-        node.config.stash[_STATE].lines.setdefault(said["line"], []).append(node.gateway.id)
+    line = getattr(node, "workeroutput", {}).get("ortgpu")
+    if line is not None:
+        node.config.stash[_RUN].lines.setdefault(line, []).append(node.gateway.id)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for line, workers in sorted(config.stash[_STATE].lines.items(), key=lambda entry: entry[1]):
+    for line, workers in sorted(config.stash[_RUN].lines.items(), key=lambda entry: entry[1]):
         terminalreporter.write_line(f"ortgpu: {', '.join(sorted(workers))}: {line}")
 
 

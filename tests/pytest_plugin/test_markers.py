@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ortgpu.errors import GPUError
 from ortgpu.testing import GPURequirement, UnmetRequirementError, choose_gpus
-from tests.pytest_plugin.inner import Faked, GiB, Run, gpu
+from tests.pytest_plugin.inner import NO_GPU, Faked, GiB, Run, gpu
 
 pytest_plugins = "pytester"
 
@@ -28,18 +29,22 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mode", ["auto", "require", "skip"])
-def test_wrong_markers_are_usage_errors(pytester: pytest.Pytester, run: Run, faked: Faked, mode: str) -> None:
-    lines = ["import pytest", "def test_first(): print('a test ran')"]
+@pytest.mark.parametrize("also", ["", "@pytest.mark.xfail"])
+def test_a_wrong_marker_is_an_error_of_its_test(
+    pytester: pytest.Pytester, run: Run, faked: Faked, mode: str, also: str
+) -> None:
+    """Wherever it runs: that the test would be skipped here anyway, or may fail, hides nothing."""
+    faked.has(gpu(0))
+    lines = ["import pytest", "def test_plain(): pass"]
     for number, wrong in enumerate(WRONG):
-        lines += [f"@pytest.mark.ortgpu({wrong})", f"def test_{number}(): print('a test ran')"]
-    path = pytester.makepyfile("\n".join(lines))
+        lines += [f"@pytest.mark.ortgpu({wrong})", also, f"def test_{number}(): print('a test ran')"]
+    pytester.makepyfile("\n".join(lines))
     result = run(f"--ortgpu={mode}", "-s")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    said = result.stderr.str() + result.stdout.str()
+    result.assert_outcomes(passed=1, errors=len(WRONG))
     for number, message in enumerate(WRONG.values()):
-        assert f"{path.name}::test_{number}: @pytest.mark.ortgpu: {message}" in said
-    assert "a test ran" not in said
-    assert faked.looks == 0
+        assert f" test_{number} ___" in result.stdout.str()
+        assert f"\n@pytest.mark.ortgpu: {message}\n" in result.stdout.str()
+    result.stdout.no_fnmatch_line("*a test ran*")
 
 
 def test_a_wrong_marker_above_a_right_one(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
@@ -53,8 +58,8 @@ def test_a_wrong_marker_above_a_right_one(pytester: pytest.Pytester, run: Run, f
         """
     )
     result = run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "cuont is not known" in result.stderr.str() + result.stdout.str()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["@pytest.mark.ortgpu: cuont is not known: *"])
 
 
 def test_the_closest_word_counts(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
@@ -79,11 +84,13 @@ def test_the_closest_word_counts(pytester: pytest.Pytester, run: Run, faked: Fak
     run().assert_outcomes(passed=2, skipped=1)
 
 
-def test_what_a_test_asks_for_and_cannot_have_is_said_of_that_test(
-    pytester: pytest.Pytester, run: Run, faked: Faked
+@pytest.mark.parametrize("mode", ["auto", "skip"])
+@pytest.mark.parametrize("problem", [None, NO_GPU], ids=["one GPU", "none"])
+def test_a_skip_names_the_line_of_its_test(
+    pytester: pytest.Pytester, run: Run, faked: Faked, mode: str, problem: GPUError | None
 ) -> None:
-    """By its place, as pytest says it of a skipif: the summary has no names. What is so of all tests is one line."""
-    faked.has(gpu(0))
+    """As pytest does for a skipif: the summary has no names, and a line of the plugin would tell nobody anything."""
+    faked.has(*([] if problem else [gpu(0)]), problem=problem)
     path = pytester.makepyfile(
         """
         import pytest
@@ -94,12 +101,42 @@ def test_what_a_test_asks_for_and_cannot_have_is_said_of_that_test(
         @pytest.mark.parametrize("number", [3, 4])
         @pytest.mark.ortgpu(count=2)
         def test_numbers(number): pass
+
+        @pytest.mark.ortgpu(count=2)
+        class TestClass:
+            def test_of_a_class(self): pass
+
+        @pytest.fixture
+        def devices(gpu_devices): return gpu_devices
+
+        @pytest.mark.ortgpu(count=2)
+        def test_through_a_fixture(devices): pass
+
+        @pytest.mark.xfail
+        @pytest.mark.ortgpu(count=2)
+        def test_that_may_fail(): pass
         """
     )
-    why = "needs 2 GPUs; CUDA shows *"
-    run().stdout.fnmatch_lines([f"SKIPPED [[]1[]] {path.name}:3: {why}", f"SKIPPED [[]2[]] {path.name}:6: {why}"])
-    run("--ortgpu=skip").stdout.fnmatch_lines(["SKIPPED [[]3[]] *"])
-    run("--ortgpu=require").assert_outcomes(errors=3)
+    why = "needs a GPU, *" if mode == "skip" else "no GPU can be used: *" if problem else "needs 2 GPUs; CUDA shows *"
+    result = run(f"--ortgpu={mode}")
+    result.assert_outcomes(skipped=6)
+    places = {3: 1, 6: 2, 12: 1, 17: 1, 20: 1}
+    result.stdout.fnmatch_lines(
+        [f"SKIPPED [[]{number}[]] {path.name}:{line}: {why}" for line, number in places.items()], consecutive=True
+    )
+
+
+def test_a_skip_of_a_fixture_that_is_asked_for_late_names_the_line(
+    pytester: pytest.Pytester, run: Run, faked: Faked
+) -> None:
+    path = pytester.makepyfile(
+        """
+        def test_it(request):
+            assert True
+            request.getfixturevalue("gpu_device")
+        """
+    )
+    run().stdout.fnmatch_lines([f"SKIPPED [[]1[]] {path.name}:1: no GPU can be used: *"])
 
 
 # What a test asks for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, Faked, GiB, Run, gpu
 pytest_plugins = "pytester"
 
 DEADLINE = 100.0
+TIMES = re.compile(r"T[\d:.]+|\d+\.\d+s|time=\S+|==+")
 MARKED = "import pytest\n@pytest.mark.ortgpu\ndef test_it(): pass"
 
 
@@ -74,12 +76,94 @@ def test_fixtures_of_the_project_around_ours_need_one(pytester: pytest.Pytester,
     run("-m", "ortgpu").assert_outcomes(skipped=1, deselected=1)
 
 
-def test_a_wrong_marker_is_told(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.ortgpu('A100')\ndef test_wrong(): pass")
-    result = run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    said = result.stdout.str() + result.stderr.str()
-    assert "takes its values by name, not 'A100'" in said
+ITS_OWN = {
+    "marker": ("", "markers = gpu(kind): a rack of ours\n", []),
+    "option": ("def pytest_addoption(parser): parser.addoption('--gpu', type=int)", "", ["--gpu=3"]),
+    "flag": ("def pytest_addoption(parser): parser.addoption('--gpu', action='store_true')", "", ["--gpu"]),
+    "ini": ("def pytest_addoption(parser): parser.addini('gpu', 'ours')", "gpu = 0\n", []),
+}
+
+
+@pytest.mark.parametrize("own", list(ITS_OWN))
+def test_gpu_belongs_to_the_project(pytester: pytest.Pytester, run_child: Run, own: str) -> None:
+    conftest, ini, arguments = ITS_OWN[own]
+    pytester.makeconftest(conftest)
+    pytester.makeini(f"[pytest]\n{ini}")
+    marks = ["@pytest.mark.gpu", "@pytest.mark.gpu('a100')", "@pytest.mark.gpu(8, rack='b')"] if own == "marker" else []
+    tests = [f"{mark}\ndef test_{number}(): pass" for number, mark in enumerate(marks)]
+    pytester.makepyfile("\n".join(["import pytest", *tests, "def test_plain(): pass"]))
+    result = run_child("-W", "error", "--strict-markers", "--strict-config", *arguments)
+    result.assert_outcomes(passed=1 + len(marks))
+    if own == "marker":
+        run_child("-m", "gpu").assert_outcomes(passed=3, deselected=1)
+
+
+STRANGER = """
+    import pytest
+
+    pytestmark = pytest.mark.filterwarnings("default")
+
+    @pytest.fixture(scope="module")
+    def device(): yield "theirs"
+
+    @pytest.fixture
+    def gpu_device(): return "theirs"
+
+    def test_passes(device): pass
+    def test_fails(device): assert device == "ours"
+    def test_errs(missing): pass
+    def test_with_a_fixture_of_that_name(gpu_device): assert gpu_device == "theirs"
+    def test_skips(): pytest.skip("not here")
+    @pytest.mark.skipif(True, reason="not today")
+    def test_is_skipped(): pass
+    @pytest.mark.xfail
+    def test_may_fail(): assert 0
+    @pytest.mark.gpu("a100")
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_gpu(number): print("it ran")
+
+    class TestUnit(__import__("unittest").TestCase):
+        def test_it(self): self.skipTest("not there")
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-rA", "--setup-show", "--junitxml=junit.xml"],
+        ["--collect-only", "-m", "gpu"],
+        ["-p", "xdist", "-n", "1", "-v"],
+    ],
+    ids=["run", "collect", "xdist"],
+)
+def test_a_project_that_does_not_use_it_sees_no_difference(
+    pytester: pytest.Pytester, run_child: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """Every line of the output and of the report, and what is imported: as with `-p no:ortgpu`."""
+    if "xdist" in arguments:
+        pytest.importorskip("xdist")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]\nmarkers = gpu(kind): a rack of ours")
+    pytester.makeconftest(
+        """
+        import sys
+
+        def pytest_unconfigure():
+            print("imported:", *sorted(name for name in sys.modules if name.startswith("ortgpu.")))
+        """
+    )
+    pytester.makepyfile(test_stranger=STRANGER)
+    junit = pytester.path / "junit.xml"
+
+    def outcome(*blocked: str) -> tuple[int, str, str]:
+        result = run_child(*blocked, *arguments)
+        report = junit.read_text(encoding="utf-8") if junit.exists() else ""
+        seen = result.stdout.str() + result.stderr.str()
+        return int(result.ret), TIMES.sub("", seen.replace("ortgpu.pytest_plugin", "")), TIMES.sub("", report)
+
+    with_it = outcome()
+    assert with_it == outcome("-p", f"no:{PLUGIN}", "-p", "no:ortgpu")
+    assert "test_gpu[2]" in with_it[1]
 
 
 def test_none_asks_for_nothing(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
