@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -36,17 +38,26 @@ def open_model(path: str) -> GPUSession:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tools() -> Path:
+    """The interpreter of an environment that can build."""
+    return kept_environment("packaging", "\n".join(TOOLS), install_tools)
+
+
+@pytest.fixture(scope="session")
+def built(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source distribution, and the wheel that was built from it."""
-    source = tmp_path_factory.mktemp("source")
+    source = copied_to(tmp_path_factory.mktemp("source"))
+    call([str(tools), "-m", "build", "--no-isolation", "--outdir", str(source / "dist"), str(source)])
+    call([str(tools), "-m", "twine", "check", "--strict", *map(str, (source / "dist").iterdir())])
+    return source / "dist"
+
+
+def copied_to(source: Path) -> Path:
     for part in PARTS:
         shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    tools = kept_environment("packaging", "\n".join(TOOLS), install_tools)
-    call([str(tools), "-m", "build", "--no-isolation", "--outdir", str(source / "dist"), str(source)])
-    call([str(tools), "-m", "twine", "check", "--strict", *map(str, (source / "dist").iterdir())])
-    return source / "dist"
+    return source
 
 
 def install_tools(python: Path) -> None:
@@ -92,6 +103,30 @@ def test_the_wheel_has_what_is_not_code(built: Path) -> None:
     assert {"ortgpu/py.typed", "ortgpu/ERRORS.md", "ortgpu_enforce.pth", "_ortgpu_waiting.py"} <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert not {name.partition("/")[0] for name in names} & {"tests", "examples", "benchmarks"}
+
+
+@pytest.mark.parametrize("hook", ["build_wheel", "build_editable"])
+def test_a_wheel_is_the_same_bytes_whenever_it_is_built(tools: Path, tmp_path: Path, hook: str) -> None:
+    code = f"import sys; sys.path.insert(0, 'ortgpu/startup'); import build_backend; build_backend.{hook}(sys.argv[1])"
+    source = tmp_path / "source"
+    wheels: list[Path] = []
+    environment = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
+    for number in range(2):
+        copied_to(source)  # the same place, which an editable wheel names
+        (source / "ortgpu" / "__init__.py").touch()
+        folder = tmp_path / f"wheel{number}"
+        folder.mkdir()
+        command = [str(tools), "-c", code, str(folder)]
+        subprocess.run(command, cwd=source, env=environment, capture_output=True, timeout=200, check=True)
+        wheels += folder.iterdir()
+        shutil.rmtree(source)
+        time.sleep(2)  # a ZIP file tells the time no finer
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        modes = {entry.filename: stat.S_IMODE(entry.external_attr >> 16) for entry in wheel.infolist()}
+    assert {modes["ortgpu_enforce.pth"], modes["_ortgpu_waiting.py"]} == {0o644}, (
+        "whoever unpacks it, all can read them"
+    )
 
 
 def test_the_installed_package_is_whole(installed: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import stat
 import zipfile
 from typing import Any
 
@@ -29,6 +30,10 @@ LINE = (
 )
 
 
+# Of all files in a wheel, unless the variable says so: two builds of the same source are the same bytes.
+os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, where the time of ZIP files begins
+
+
 def build_wheel(folder: str, settings: Any = None, metadata_folder: str | None = None) -> str:
     return _with_start_files(folder, build_meta.build_wheel(folder, settings, metadata_folder))
 
@@ -46,10 +51,13 @@ def _with_start_files(folder: str, name: str) -> str:
         for entry in old.infolist():
             content = old.read(entry)
             if entry.filename.endswith(".dist-info/RECORD"):
+                date_time = entry.date_time
                 content += "".join(_recorded(each, data) for each, data in added.items()).encode()
             new.writestr(entry, content)
         for each, data in added.items():
-            new.writestr(each, data)
+            info = zipfile.ZipInfo(each, date_time)
+            info.external_attr = (stat.S_IFREG | 0o644) << 16  # by its name alone it would be for its owner only
+            new.writestr(info, data, zipfile.ZIP_DEFLATED)
     os.replace(path + ".new", path)
     return name
 
