@@ -151,6 +151,10 @@ def _public_names() -> list[str]:
 
 # What does not say no is a yes: `docker --env-file` hands on the quotes around a 1, other files a carriage return.
 if _os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off"):
+    import sys as _sys
+
     from .guard import install as _install
 
+    # Of `ortgpu exec`: whoever looks for the package onnxruntime is not to find what stands in for it there.
+    _sys.path[:] = [entry for entry in _sys.path if not entry.endswith(_os.path.join("ortgpu", "startup"))]
     _install()

@@ -82,6 +82,72 @@ def test_the_environments_own_sitecustomize_is_run(machine: Machine, tmp_path: P
     assert result.stdout.split() == [str(tmp_path / "sitecustomize.py")] * 2
 
 
+LAUNCHER = """
+import os, sys
+folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "of_the_launcher")
+os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ["PYTHONPATH"]])
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> str:
+    """As opentelemetry-instrument: it puts a ``sitecustomize`` first that runs no other."""
+    (tmp_path / "launch.py").write_text(LAUNCHER, encoding="utf-8")
+    (tmp_path / "of_the_launcher").mkdir()
+    (tmp_path / "of_the_launcher" / "sitecustomize.py").write_text("import builtins; builtins.theirs = 1", "utf-8")
+    return str(tmp_path / "launch.py")
+
+
+@pytest.mark.parametrize("installed", ["with its .pth", "without", "not at all"])
+def test_a_launcher_with_a_sitecustomize_of_its_own(lab: Lab, models: Models, launcher: str, installed: str) -> None:
+    machine = lab.machine()
+    if installed != "with its .pth":
+        machine.overlay.remove("ortgpu_enforce.pth", "_ortgpu_waiting.py")
+    if installed == "not at all":
+        machine.overlay.remove("ortgpu", "ortgpu-*", "__editable__*ortgpu*")
+    environment: dict[str, str] = {}
+    prepare(environment)
+    code = f"""
+import importlib, sys
+assert theirs
+import onnxruntime.capi.onnxruntime_pybind11_state, onnxruntime
+assert onnxruntime.__file__.endswith("__init__.py") and importlib.import_module("onnxruntime") is onnxruntime
+assert {str(STARTUP)!r} not in sys.path
+onnxruntime.InferenceSession({str(models.relu)!r})
+"""
+    result = machine.run(argv=[launcher, "-c", code], env=environment)
+    assert f"ortgpu.errors.{CAUSE}: " in result.stderr, result.output
+
+
+def test_such_a_launcher_and_a_program_that_uses_ortgpu(lab: Lab, models: Models, launcher: str) -> None:
+    machine = lab.machine()
+    machine.overlay.remove("ortgpu_enforce.pth")
+    environment: dict[str, str] = {}
+    prepare(environment)
+    code = f"from ortgpu import GPUSession; assert theirs; GPUSession({str(models.relu)!r})"
+    result = machine.run(argv=[launcher, "-c", code], env=environment)
+    assert f"ortgpu.errors.{CAUSE}: " in result.stderr, result.output
+
+
+def test_such_a_launcher_where_there_is_no_onnxruntime(lab: Lab, launcher: str) -> None:
+    machine = lab.machine()
+    machine.overlay.uninstall("onnxruntime-gpu")
+    environment: dict[str, str] = {}
+    prepare(environment)
+    result = machine.run(argv=[launcher, "-c", "assert theirs; import onnxruntime"], env=environment)
+    assert result.stderr.endswith("ModuleNotFoundError: No module named 'onnxruntime'\n"), result.output
+
+
+def test_a_guard_of_another_release_is_installed_by_its_public_name(lab: Lab, tmp_path: Path) -> None:
+    """The file that waits is copied when ortgpu is installed, and an editable install's ortgpu goes on."""
+    (tmp_path / "ortgpu.py").write_text("def install(): print('installed')", encoding="utf-8")
+    environment: dict[str, str] = {"PYTHONPATH": str(tmp_path)}
+    prepare(environment)
+    result = lab.machine().run(argv=["-c", "import onnxruntime"], env=environment).ok()
+    assert result.stdout == "installed\n"
+
+
 @pytest.mark.parametrize("path", ["{root}:", ":{root}", "{root}::/absent"])
 def test_an_empty_entry_stays_the_working_directory(machine: Machine, tmp_path: Path, path: str) -> None:
     (tmp_path / "scripts").mkdir()

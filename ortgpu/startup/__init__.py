@@ -1,1 +1,1 @@
-"""The folder that `ortgpu exec` puts on PYTHONPATH: nothing but ``sitecustomize`` is importable from it."""
+"""The folder that `ortgpu exec` puts on PYTHONPATH: it leaves ``sys.path`` before ONNX Runtime is imported."""

@@ -68,17 +68,15 @@ class _Loader:
 
 def _install() -> None:
     try:
-        import ortgpu  # before its part: who imports ortgpu comes to that, and Python locks the part first
+        import ortgpu
     except ImportError as error:
         if error.name != "ortgpu":
             raise
-        _import_ours()
-    import ortgpu.guard
-
-    ortgpu.guard.install()
+        ortgpu = _import_ours()
+    ortgpu.install()  # a public name: copies of this file outlive the module that has it
 
 
-def _import_ours() -> None:
+def _import_ours() -> "Any":
     """The ortgpu that this file is part of, in an environment that has none; nothing else of where it lies."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
@@ -89,6 +87,7 @@ def _import_ours() -> None:
     module = module_from_spec(spec)
     sys.modules["ortgpu"] = module
     spec.loader.exec_module(module)
+    return module
 
 
 if os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off"):
