@@ -238,3 +238,21 @@ report(seen)
     assert found["on the cpu"] == ["0", True]
     assert found["sent"] is True
     assert found["in threads"] == [20, True, "0"]
+
+
+def test_what_set_providers_advises_for_a_name_that_nobody_has(run: Any) -> None:
+    """Executed: without it the session is opened again, and with a name that was misspelt, with the right one."""
+    found = run("""
+session = GPUSession(RELU, allow_cpu=True)
+said = []
+for wrong in (["InvalidProvider"], ["CUDAExecutionProvidr"]):
+    try:
+        session.set_providers(wrong)
+    except ortgpu.ProviderRequestError as error:
+        said += map(str, error.fixes)
+session.set_providers([])
+session.set_providers(["CUDAExecutionProvider"])
+report([said, bound(session)[0]])
+""")
+    assert found[0] == ["leave 'InvalidProvider' out", "write 'CUDAExecutionProvider'"]
+    assert found[1] == ["CUDAExecutionProvider", "CPUExecutionProvider"]

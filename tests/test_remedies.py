@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import Facts, find_problems, releases, remedies
+from ortgpu.diagnosis import Facts, find_problems, releases, remedies, system_remedies
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.managers import Manager
 from ortgpu.environment.packages import Distribution
@@ -49,6 +50,18 @@ def test_a_folder_is_not_on_a_path_that_is_not_set() -> None:
 def test_a_file_is_not_loaded_at_the_start() -> None:
     preloaded = environment(LD_PRELOAD="/a/libcuda.so /b.so:/c.so")
     assert remedies.off_the_path(preloaded, "LD_PRELOAD", "/a/libcuda.so") == "export LD_PRELOAD=/b.so:/c.so"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, "/a b"), ("", "/a b"), ("/c", "/a b:/c"), ("/c d:/e", "/a b:/c d:/e")]
+)
+def test_a_folder_that_is_looked_in_first_brings_no_working_directory(before: str | None, after: str) -> None:
+    """As an empty entry of LD_LIBRARY_PATH would."""
+    variables = {} if before is None else {"LD_LIBRARY_PATH": before}
+    said = f'{system_remedies.look_first_in("/a b")}; printf %s "$LD_LIBRARY_PATH"'
+    assert (
+        subprocess.run(["/bin/sh", "-c", said], env=variables, capture_output=True, check=True).stdout == after.encode()
+    )
 
 
 def test_a_frozen_program_is_not_told_to_run_pip() -> None:

@@ -80,7 +80,8 @@ def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
         return None
     if _AMD in vendors:
         return "the only GPU of this machine is AMD's", manual(
-            "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-rocm)", needs="hardware"
+            "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-migraphx)",
+            needs="hardware",
         )
     return "no GPU of NVIDIA is on the PCI bus of this machine", manual(
         "use a machine with an NVIDIA GPU; a laptop may have taken its own off the bus (prime-select, supergfxctl, "

@@ -18,8 +18,12 @@ WSL_DRIVER = "/usr/lib/wsl/lib"
 
 
 def look_first_in(folder: str) -> Fix:
-    """For a library of the system: whether it is there, the machine at hand decides."""
-    return shell(f'export LD_LIBRARY_PATH="{folder}:$LD_LIBRARY_PATH"', needs="host")
+    """For a library of the system: whether it is there, the machine at hand decides.
+
+    No colon where the variable is not set: an empty entry is the working directory (ld.so(8)).
+    """
+    rest = '"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
+    return shell(f"export LD_LIBRARY_PATH={shlex.quote(folder)}{rest}", needs="host")
 
 
 def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
