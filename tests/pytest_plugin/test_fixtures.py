@@ -46,6 +46,27 @@ def test_a_fixture_that_is_asked_for_late(pytester: pytest.Pytester, run: Run, f
     run("--ortgpu=require").assert_outcomes(failed=1)
 
 
+def test_a_marked_test_is_skipped_before_its_fixtures(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
+    """A fixture for many tests opens a GPUSession itself, which would raise where there is no GPU."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture(scope="session", autouse=True)
+        def of_the_run(): raise RuntimeError
+
+        @pytest.fixture(scope="module")
+        def of_the_module(): raise RuntimeError
+
+        @pytest.mark.ortgpu
+        def test_it(of_the_module): pass
+        """
+    )
+    run().assert_outcomes(skipped=1)
+    faked.has(gpu(0))
+    run().assert_outcomes(errors=1)
+
+
 def test_facts_of_the_device(pytester: pytest.Pytester, run: Run, faked: Faked) -> None:
     faked.has(gpu(0, total_memory=80 * GiB), gpu(1))
     pytester.makepyfile(

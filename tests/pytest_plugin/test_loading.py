@@ -77,9 +77,9 @@ def test_the_guard_may_wait_before_pytest(
 
 
 def test_it_can_be_left_out(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--gpu', type=int)")
-    pytester.makepyfile("def test_theirs(request): assert request.config.getoption('gpu') == 3")
-    pytester.runpytest_inprocess("-p", "no:ortgpu", "--gpu=3").assert_outcomes(passed=1)
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--ortgpu', type=int)")
+    pytester.makepyfile("def test_theirs(request): assert request.config.getoption('ortgpu') == 3")
+    pytester.runpytest_inprocess("-p", "no:ortgpu", "--ortgpu=3").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize("declared", [False, True])
