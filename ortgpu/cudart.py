@@ -24,6 +24,7 @@ _Library = TypeVar("_Library", bound=ctypes.CDLL)
 
 _HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process
 _MEMORY_TYPE_HOST = 1
+_MEMORY_TYPE_DEVICE = 2
 _MEMCPY_DEFAULT = 4  # from where to where is told by the addresses
 _STREAM_NON_BLOCKING = 1
 _EVENT_DISABLE_TIMING = 2
@@ -87,10 +88,18 @@ class CudaRuntime:
 
     def is_pinned(self, address: int) -> bool:
         """Whether whoever allocated this host memory had it page-locked."""
+        return bool(self._attributes_of(address).type == _MEMORY_TYPE_HOST)
+
+    def is_on_device(self, address: int) -> bool:
+        """Whether this is memory of the device, and of no other."""
+        found = self._attributes_of(address)
+        return bool(found.type == _MEMORY_TYPE_DEVICE and found.device == self.ordinal)
+
+    def _attributes_of(self, address: int) -> _PointerAttributes:
         found = _PointerAttributes()
         with self.aside():
             self._call(self._quick.cudaPointerGetAttributes, ctypes.byref(found), address)
-        return bool(found.type == _MEMORY_TYPE_HOST)
+        return found
 
     def allocate(self, size: int) -> int:
         """Address of ``size`` bytes on the device."""

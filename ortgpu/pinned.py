@@ -61,8 +61,8 @@ class PinnedMemory(RecycledMemory):
         found = self.try_empty(shape, kind)
         return np.empty(shape, kind) if found is None else found
 
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        return None if self._runtime is None else super().try_empty(shape, dtype)
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], leaving: int = 0) -> NDArray[Any] | None:
+        return None if self._runtime is None else super().try_empty(shape, dtype, leaving)
 
     def is_pinned(self, array: NDArray[Any]) -> bool:
         """Whether the GPU can copy from this array as it is."""
@@ -77,10 +77,17 @@ class PinnedMemory(RecycledMemory):
         """``feed`` with its arrays copied into pinned memory, but for those that are pinned, small or no arrays."""
         return {name: self._staged(value) for name, value in feed.items()}
 
-    def _staged(self, value: Any) -> Any:
+    def would_stage(self, feed: Any) -> bool:
+        """Whether :meth:`staged` would copy an array of ``feed``."""
+        return isinstance(feed, Mapping) and any(map(self._is_to_be_staged, feed.values()))
+
+    def _is_to_be_staged(self, value: Any) -> bool:
         if self._runtime is None or not isinstance(value, np.ndarray):
-            return value
-        if value.nbytes < STAGED_FROM or value.dtype.hasobject or self.is_pinned(value):
+            return False
+        return value.nbytes >= STAGED_FROM and not value.dtype.hasobject and not self.is_pinned(value)
+
+    def _staged(self, value: Any) -> Any:
+        if not self._is_to_be_staged(value):
             return value
         copy = self.try_empty(value.shape, value.dtype)
         if copy is None:
@@ -95,12 +102,6 @@ class PinnedMemory(RecycledMemory):
     def _free(self, address: int) -> None:
         assert self._runtime is not None
         self._runtime.free_pinned(address)
-
-
-def is_to_be_staged(feed: Any) -> bool:
-    """Whether some array of the feed is large enough."""
-    values = feed.values() if isinstance(feed, Mapping) else ()
-    return any(isinstance(value, np.ndarray) and value.nbytes >= STAGED_FROM for value in values)
 
 
 def memory_of(session: Any) -> PinnedMemory:

@@ -18,12 +18,15 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from . import lifetime
-from .pinned import is_to_be_staged, memory_of
+from .pinned import memory_of
 from .signal_handlers import is_of_a_handler
 from .threads import Executor
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
+
+# See FeedCopies.of
+Copy = Callable[[Feed, Iterable[Callable[[], object]]], tuple[Feed, bool]]
 
 # Two threads with pinned arrays reach what an H200 can do with batches of 8 and more; batches of 1 gain up to four.
 THREADS = 4
@@ -46,6 +49,7 @@ def map_session(
 ) -> Iterator[Any]:
     """See GPUSession.map."""
     from .device_arrays import with_values
+    from .feed_copies import copies_for
 
     lifetime.refuse_if_unusable(session)
     source, ahead = check_arguments(feeds, in_flight, 2 * THREADS)
@@ -54,13 +58,20 @@ def map_session(
     def convert(feed: Any) -> Any:
         return with_values(session, feed) or as_it_is_now(feed)
 
+    copy = copies_for(session).of if may_be_written_to(feeds, ahead) else None
     # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used. Not in
     # a generator, which keeps a feed until it is asked for the next.
     converted = map(convert, source)
     run = functools.partial(staged_run, session, output_names)
     if session._capturing is None:
-        return in_order(run, converted, ahead, THREADS)
-    return _captured_in_order(session, run, converted, ahead)
+        return _in_threads(run, converted, ahead, min(THREADS, ahead), copy)
+    return _captured_in_order(session, run, converted, ahead, copy)
+
+
+def may_be_written_to(feeds: Any, in_flight: int) -> bool:
+    """Whether the caller may write to a feed that has been taken before it is run: who makes one when he is asked for
+    it, and is asked before."""
+    return type(feeds) not in (list, tuple) and in_flight > 1
 
 
 def as_it_is_now(feed: Any) -> Any:
@@ -84,7 +95,7 @@ def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
 
 
 def _captured_in_order(
-    session: Any, run: Callable[[Any], Result], feeds: Iterator[Any], in_flight: int
+    session: Any, run: Callable[[Any], Result], feeds: Iterator[Any], in_flight: int, copy: Copy[Any] | None
 ) -> Iterator[Result]:
     """As :func:`in_order`, of a session whose runs come one after the other in a thread that it keeps.
 
@@ -94,12 +105,12 @@ def _captured_in_order(
 
         def submit(feed: Any) -> Future[Result]:
             capturing = session._capturing
-            if capturing is None or is_to_be_staged(feed):
+            if capturing is None or memory_of(session).would_stage(feed):
                 return executor.submit(run, feed)
             found: Future[Result] = capturing.submit(run, feed)
             return found
 
-        yield from results_of(submit, feeds, in_flight)
+        yield from results_of(submit, feeds, in_flight, copy)
 
 
 def in_order(
@@ -110,7 +121,7 @@ def in_order(
     See :func:`results_of`; ``in_flight`` None is twice the threads.
     """
     source, ahead = check_arguments(feeds, in_flight, 2 * threads)
-    return _in_threads(function, source, ahead, min(threads, ahead))
+    return _in_threads(function, source, ahead, min(threads, ahead), None)
 
 
 def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) -> tuple[Iterator[Feed], int]:
@@ -129,18 +140,21 @@ def for_many_runs(output_names: Any) -> Any:
 
 
 def _in_threads(
-    function: Callable[[Feed], Result], feeds: Iterator[Feed], in_flight: int, threads: int
+    function: Callable[[Feed], Result], feeds: Iterator[Feed], in_flight: int, threads: int, copy: Copy[Feed] | None
 ) -> Iterator[Result]:
     with _threads(threads) as executor:
-        yield from results_of(lambda feed: executor.submit(function, feed), feeds, in_flight)
+        yield from results_of(lambda feed: executor.submit(function, feed), feeds, in_flight, copy)
 
 
-def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], in_flight: int) -> Iterator[Result]:
+def results_of(
+    submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], in_flight: int, copy: Copy[Feed] | None
+) -> Iterator[Result]:
     """Results of what ``submit`` starts for each of ``feeds``, in their order.
 
     At most ``in_flight`` feeds have been taken and their results not handed out. Feeds are taken in the thread that
-    iterates. An exception, of a future or of the feeds, comes out at its place, and ends the iteration. However that
-    ends, what has not begun is cancelled, and what has is waited for.
+    iterates, and copied there by ``copy`` if there is one; the next is then not asked for while a run may read what is
+    the caller's. An exception, of a future or of the feeds, comes out at its place, and ends the iteration. However
+    that ends, what has not begun is cancelled, and what has is waited for.
     """
     pid = os.getpid()
     pending: deque[Future[Result]] = deque()
@@ -156,9 +170,13 @@ def results_of(submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], 
                 )
             while not ended and len(pending) < in_flight:
                 try:
-                    feed = next(feeds)
+                    feed, is_copied = next(feeds), True
+                    if copy is not None:
+                        feed, is_copied = copy(feed, [each.exception for each in pending])
                     pending.append(submit(feed))
                     del feed  # the caller's array must not outlive its result here
+                    if not is_copied:  # an interrupt meanwhile leaves it among those that are waited for at the end
+                        pending[-1].exception()
                 except StopIteration:
                     ended = True
                 except Exception as raised:

@@ -9,8 +9,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,9 +19,13 @@ from . import arguments, lifetime
 from .devices import Device, DeviceRequest
 from .errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, manual
 from .pool_workers import Worker, open_workers, stop
+from .signal_handlers import is_of_a_handler
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
+
+    from .feed_copies import FeedCopies
+    from .pinned import PinnedMemory
 
 logger = logging.getLogger("ortgpu.pool")
 
@@ -34,10 +38,10 @@ class LostDevice:
     error: GPUError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request:
     output_names: Sequence[str] | None
-    feed: Mapping[str, Any]
+    feed: Any  # None once it has run
     future: Future[Any]
 
 
@@ -67,8 +71,9 @@ class GPUSessionPool:
     as another is left. A request that fails on both is raised, and takes out neither.
 
     Requests that are at work on a GPU at the same time each need some of its memory for what they compute. Feeds hold
-    arrays of the host, which must not be written to before their request is done. A pool does not pickle, and in a
-    forked child it raises ForkedSessionError.
+    arrays of the host, which may be written to again as soon as :meth:`submit` returns, or :meth:`map` asks for the
+    next: they are copied, into pinned memory that counts toward the ``pinned_memory_limit`` of a session. A pool does
+    not pickle, and in a forked child it raises ForkedSessionError.
 
     Not promised: to survive a sticky CUDA error, such as an illegal memory access. CUDA's word for that is that the
     process has to be restarted, whichever of its GPUs the error came from: every session refuses from then on, and so
@@ -93,6 +98,7 @@ class GPUSessionPool:
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
         arguments.refuse_misspelt("GPUSessionPool", options.keys() - set(arguments.NAMES), ("sessions_per_device",))
+        self._copies: FeedCopies | None = None
         self._workers: list[Worker] = []
         # Also where the pool is dropped without close(), or the interpreter ends.
         self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
@@ -127,7 +133,7 @@ class GPUSessionPool:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Any:
         """As InferenceSession.run, on the session that is least busy; see the class for what is raised."""
-        future = self.submit(output_names, input_feed)
+        future = self._ask_for(output_names, self._as_it_is_now(input_feed))
         try:
             return future.result()
         except BaseException:  # an interrupt, while it waits
@@ -139,6 +145,8 @@ class GPUSessionPool:
     def submit(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Future[Any]:
         """Ask for a run; the future has its outputs, or what it raised.
 
+        The arrays of ``input_feed`` are copied, and may be filled again at once. Where something of it cannot be
+        copied, this returns when the run has ended; not so in a callback of a future.
         Where every thread has a request and as many are waiting, this waits for a place among them. A request that has
         not begun can be cancelled. Callbacks of the future run in a thread that serves, and must not wait for requests.
 
@@ -148,12 +156,56 @@ class GPUSessionPool:
             ForkedSessionError: this process was forked from that of the pool.
             ProviderRequestError: an array of ``input_feed`` is on a GPU.
         """
+        self._refuse_after_fork()
+        # A callback of a future runs in a thread that serves: it would wait for itself.
+        waits = threading.current_thread() not in self._threads
+        feed, is_copied = self._copied(input_feed)
+        future = self._ask_for(output_names, feed)
+        if waits and not is_copied:
+            try:
+                wait([future])
+            except BaseException:  # an interrupt, while it waits
+                future.cancel()
+                raise
+        return future
+
+    def _copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
+        """See :meth:`ortgpu.feed_copies.FeedCopies.of`."""
+        from .device_arrays import refuse_on_gpu, with_values
+        from .feed_copies import FeedCopies
+
+        refuse_on_gpu(feed)
+        if self._copies is None:
+            session = self._workers[0].session
+            # Threads that a session also has would keep it waiting.
+            ordinal = -1 if lifetime.device_of(session).is_gpu else None
+            self._copies = FeedCopies(self._memories, session._pinned_memory_limit, ordinal)
+        serving = self._serving
+        try:
+            feed = (with_values(serving[0].session, feed) if serving else None) or feed
+        except Exception as error:
+            if is_of_a_handler(error):
+                raise
+            # else the run will say
+        return self._copies.of(feed, waits)
+
+    def _as_it_is_now(self, feed: Any) -> Any:
         from .device_arrays import refuse_on_gpu
         from .pipeline import as_it_is_now
 
         self._refuse_after_fork()
-        refuse_on_gpu(input_feed)
-        request = _Request(output_names, as_it_is_now(input_feed), Future())
+        refuse_on_gpu(feed)
+        return as_it_is_now(feed)
+
+    def _memories(self) -> list[PinnedMemory]:
+        from .pinned import memory_of
+
+        return [memory_of(worker.session) for worker in self._serving if not lifetime.refuses(worker.session)]
+
+    def _ask_for(self, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Future[Any]:
+        """:meth:`submit`, of what stays as it is until the run has ended."""
+        self._refuse_after_fork()
+        request = _Request(output_names, feed, Future())
         with self._changed:
             # A callback of a future runs in a thread that serves: it would wait for itself.
             waits = threading.current_thread() not in self._threads
@@ -173,21 +225,25 @@ class GPUSessionPool:
     ) -> Iterator[Any]:
         """What ``run(output_names, feed)`` gives for each of ``feeds``, in their order, computed on all GPUs at once.
 
-        As GPUSession.map: ``feeds`` may be a generator without end; ``in_flight`` is how many may have been taken whose
-        results were not handed out, two for each thread of the pool unless given; the first exception comes out at its
-        place and ends the iteration; ending it early waits for what is under way, and leaves nothing running.
+        As GPUSession.map: ``feeds`` may be a generator without end, which may fill the same arrays again, and of a
+        ``list`` or ``tuple`` nothing is copied; ``in_flight`` is how many may have been taken whose results were not
+        handed out, two for each thread of the pool unless given; the first exception comes out at its place and ends
+        the iteration; ending it early waits for what is under way, and leaves nothing running.
 
         Raises:
             TypeError, ValueError: ``feeds`` is not iterable, or one feed; ``in_flight`` is not a positive int.
             GPUError: as :meth:`submit`.
         """
-        from .pipeline import check_arguments, for_many_runs, results_of
+        from .pipeline import check_arguments, for_many_runs, may_be_written_to, results_of
 
         self._refuse_after_fork()
         if self._is_over:
             raise self._why_over()
         source, ahead = check_arguments(feeds, in_flight, 2 * self._limit)
-        return results_of(functools.partial(self.submit, for_many_runs(output_names)), source, ahead)
+        submit = functools.partial(self._ask_for, for_many_runs(output_names))
+        if may_be_written_to(feeds, ahead):
+            return results_of(submit, source, ahead, self._copied)
+        return results_of(submit, map(self._as_it_is_now, source), ahead, None)
 
     def close(self) -> None:
         """Give up the sessions and their GPU memory. What is running is waited for; what was waiting gets an
@@ -195,6 +251,8 @@ class GPUSessionPool:
         if os.getpid() != self._pid:
             return
         self._refuse_all()
+        if self._copies is not None:
+            self._copies.close()
         try:
             self._stop()
         except BaseException:  # an interrupt while it waits: what is left is done when the pool is dropped
@@ -243,6 +301,7 @@ class GPUSessionPool:
             outputs, error = self._run_on(worker, request.output_names, request.feed), None
         except BaseException as raised:  # noqa: BLE001 - the future's to raise
             outputs, error = None, raised
+        request.feed = None  # who waits for the result may count on its memory
         self._release(worker)
         # After the thread counts as free, and without the lock: a callback of the future may submit.
         if error is None:

@@ -65,10 +65,13 @@ class RecycledMemory:
             self._idle += _taken_out_of(self._returned)
             return self.bytes_in_use + sum(block.size for block in self._idle)
 
-    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """As numpy.empty; None for what does not fit into the limit or cannot be had, and for what has no elements."""
+    def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], leaving: int = 0) -> NDArray[Any] | None:
+        """As numpy.empty; None for what does not fit into the limit or cannot be had, and for what has no elements.
+
+        ``leaving``: so many bytes of the limit must not be in use afterwards.
+        """
         count = math.prod(shape)
-        block = self._take(count * dtype.itemsize) if count > 0 and dtype.itemsize else None
+        block = self._take(count * dtype.itemsize, leaving) if count > 0 and dtype.itemsize else None
         if block is None:
             return None
         memory: Any = (ctypes.c_char * block.size).from_address(block.address)
@@ -96,12 +99,14 @@ class RecycledMemory:
         """Raises RuntimeError."""
         raise NotImplementedError
 
-    def _take(self, size: int) -> _Block | None:
+    def _take(self, size: int, leaving: int) -> _Block | None:
         size = -(-size // _GRANULE) * _GRANULE
         if self._closed or os.getpid() != self._pid:
             return None
         with self._lock:
             self._idle += _taken_out_of(self._returned)
+            if leaving and self.bytes_in_use + size > self.limit - leaving:
+                return None
             block = None
             for idle in self._idle:
                 if size <= idle.size <= 2 * size and (block is None or idle.size < block.size):

@@ -52,7 +52,7 @@ class Staging:
         self, session: Any, *, staged_from: int = STAGED_FROM, threads: int | None = None, piece: int = PIECE
     ) -> None:
         self.staged_from = staged_from
-        self._threads = threads or min(COPY_THREADS, _cores())
+        self._threads = threads or min(COPY_THREADS, cores())
         self._piece = piece
         # Whatever the inputs are: dimensions that are not known are at least 1
         self.has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
@@ -110,16 +110,10 @@ class Staging:
 def staging_of(session: Any) -> Staging | None:
     """For a session that was opened; None where all its arrays are small, or staging would not do what ``run`` does."""
     inner = session._sess
-    # ONNX Runtime has the first since 1.23 and the second since 1.30.
-    has_what_it_takes = hasattr(inner, "input_meminfos") and hasattr(inner, "create_ortvalue_from_shape_and_type")
-    if not has_what_it_takes or not device_of(session).is_gpu or not session._pinned_memory_limit:
+    # ONNX Runtime has the first since 1.23.
+    if not hasattr(inner, "input_meminfos") or not session._pinned_memory_limit or onnxruntimes_run(session) is None:
         return None
-    if onnxruntimes_run(session) is None:
-        return None
-    providers = InferenceSession.get_provider_options(session)  # and methods of its own
-    if not {CUDA, CPU}.issuperset(providers):
-        return None  # TensorRT has rules of its own for the addresses of inputs
-    if any(providers[CUDA].get(option, "0") != "0" for option in _REFUSED):
+    if not gives_memory(session):
         return None
     values = (*inner.inputs_meta, *inner.outputs_meta)
     if any(each.type not in DTYPES for each in values):
@@ -129,6 +123,16 @@ def staging_of(session: Any) -> Staging | None:
     except UnicodeDecodeError:  # names of dimensions, which plain run does not read
         return None
     return None if are_small else Staging(session)
+
+
+def gives_memory(session: Any) -> bool:
+    """Whether inputs may be put into memory of the session on its GPU."""
+    if not hasattr(session._sess, "create_ortvalue_from_shape_and_type") or not device_of(session).is_gpu:
+        return False  # before 1.30, or on the CPU
+    providers = InferenceSession.get_provider_options(session)  # and methods of its own
+    if not {CUDA, CPU}.issuperset(providers):
+        return False  # TensorRT has rules of its own for the addresses of inputs
+    return all(providers[CUDA].get(option, "0") == "0" for option in _REFUSED)
 
 
 def onnxruntimes_run(session: Any) -> Any:
@@ -144,6 +148,6 @@ def _bytes(value: Any, unknown: int) -> int:
     return math.prod(sizes) * DTYPES[value.type].itemsize
 
 
-def _cores() -> int:
+def cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

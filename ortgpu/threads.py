@@ -110,15 +110,18 @@ class _Call:
 
     def __call__(self) -> None:
         future, self._future = self._future, None
+        arguments, self._arguments = self._arguments, ()
         assert future is not None
         if not future.set_running_or_notify_cancel():
             return
         try:
-            result = self._function(*self._arguments)
+            result = self._function(*arguments)
         except BaseException as error:  # noqa: BLE001 - the future's to raise
+            del arguments
             future.set_exception(error)
             del self, future  # the future holds the exception, and that this frame
         else:
+            del arguments  # who waits for the result may count on their memory
             future.set_result(result)
 
 

@@ -43,9 +43,13 @@ class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime 
         throughput. Four runs at a time need the GPU memory of four; a smaller ``in_flight`` needs less.
 
         Args:
-            feeds: any iterable, also a generator without end. It is consumed in the thread that iterates. The arrays of
-                a feed must stay as they are until its result is there; its dict may be filled again for the next.
-            in_flight: how many feeds may have been taken whose results were not handed out; 8 unless given.
+            feeds: any iterable, also a generator without end. It is consumed in the thread that iterates. A generator
+                may fill the same arrays again for each feed: what it gives is copied before it is asked for the next,
+                large arrays into pinned memory, by several threads. What cannot be copied, as an array that is on the
+                GPU where ONNX Runtime is older than 1.30, is run before that. A ``list`` or ``tuple`` of feeds is not
+                copied: its arrays must stay as they are until their results are there.
+            in_flight: how many feeds may have been taken whose results were not handed out; 8 unless given. A generator
+                that needs the result of a feed to make the next wants 1; nothing is copied then.
 
         The first exception, of ``run`` or of ``feeds``, comes out at its place, after the results of the feeds before
         it, and ends the iteration. Ending it early, by ``break``, ``close()`` or dropping it, waits for the runs under
@@ -61,7 +65,8 @@ class ThroughputMethods(InferenceSession):  # type: ignore[misc]  # onnxruntime 
         return map_session(self, feeds, in_flight, output_names)
 
     def pinned_empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = "float32") -> NDArray[Any]:
-        """As numpy.empty, in pinned memory: copies from it to the GPU are fastest, and ``map`` makes no other.
+        """As numpy.empty, in pinned memory: copies from it to the GPU are fastest, and ``map`` makes no other of those
+        in a list.
 
         It is used again when the array and all views of it are gone, and given back after ``close()``. On the CPU,
         beyond ``pinned_memory_limit`` or where it cannot be pinned, it is ordinary memory, and a debug message says so.

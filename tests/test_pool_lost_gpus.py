@@ -39,6 +39,29 @@ def test_a_lost_gpu_is_taken_out_and_its_work_done_by_another(failure: str) -> N
     assert found["left"] == []
 
 
+def test_another_gpu_reads_what_the_feed_was() -> None:
+    """The caller has written to its array again by then."""
+    found = child("""
+        def refilled():
+            array = np.empty(4, np.float32)
+            for number in range(20):
+                array[:] = number
+                yield {"x": array}
+        for way in ("map", "submit"):
+            made = open_pool(2)
+            Watched(made.sessions[0], lambda: (time.sleep(0.02), raising(*ECC)()))
+            if way == "map":
+                report(way, [value_of(outputs) for outputs in made.map(refilled())])
+            else:
+                requests = [made.submit(None, feed) for feed in refilled()]
+                report(way, [value_of(request.result()) for request in requests])
+            report(way + ", lost", len(made.lost))
+            made.close()
+    """)
+    assert found["map"] == found["submit"] == list(range(20))
+    assert found["map, lost"] == found["submit, lost"] == 1
+
+
 def test_a_request_that_fails_on_two_gpus_takes_out_neither() -> None:
     found = child("""
         with open_pool(3) as made:
