@@ -40,7 +40,7 @@ class Benchmark:
         self.device = device
         self.gpus = gpus
 
-    def pool(self, count: int) -> Figure:
+    def pool(self, count: int, *, reused: bool = False) -> Figure:
         on_cpu, shown = self.device == "cpu", len(self.gpus.visible)
         if not on_cpu and shown < count:
             raise NotApplicableError(self.gpus.reason or f"needs {count} GPUs, and the driver shows {shown}")
@@ -53,6 +53,7 @@ class Benchmark:
             "batches": self.repeats.batches,
             "rounds": self.repeats.rounds,
             "device": self.device,
+            "reused": reused,
         }
         reports = run_worker("pool", arguments, env=env, deadline=300).reports
         seconds = reports["seconds"]
@@ -70,11 +71,12 @@ class Benchmark:
 
 
 FIGURES: Figures[Benchmark] = {
-    f"pool-resnet50-b{BATCH}-x{count}": (
-        f"pool | a plain session for each, ResNet-50, batches of {BATCH}, GPUs: {count}",
+    f"pool-{kind}resnet50-b{BATCH}-x{count}": (
+        f"pool | a plain session for each, {title}ResNet-50, batches of {BATCH}, GPUs: {count}",
         False,
-        functools.partial(Benchmark.pool, count=count),
+        functools.partial(Benchmark.pool, count=count, reused=bool(kind)),
     )
+    for kind, title in (("", ""), ("reused-", "one array filled again, "))
     for count in (1, 2, 4, 8)
 }
 

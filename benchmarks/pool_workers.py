@@ -11,24 +11,32 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.throughput_workers import DIFFERENT_FEEDS, relative_error, take_turns
+from benchmarks.throughput_workers import DIFFERENT_FEEDS, refilled, relative_error, take_turns
 from benchmarks.workers import feed_of, plain_session
 
 PLAIN_THREADS = 3  # of a session: what brings plain ONNX Runtime to its limit
 
 
-def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: str) -> None:
+def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: str, *, reused: bool = False) -> None:
     """Mean seconds of a batch, out of ``batches`` for each GPU: of a pool, of plain sessions, and of a pool of one GPU.
 
-    Each plain session has its share beforehand: nobody has to be told which of them is free.
+    Each plain session has its share beforehand: nobody has to be told which of them is free. With ``reused``, ours get
+    theirs from a generator that fills one array again.
     """
     from ortgpu import GPUSessionPool
 
     sessions = [plain_session(model, device, ordinal) for ordinal in range(gpus)]
     feeds = [feed_of(sessions[0], batch, seed) for seed in range(DIFFERENT_FEEDS)]
+    one_feed = feed_of(sessions[0], batch, DIFFERENT_FEEDS)
 
     def share(count: int) -> Iterator[dict[str, Any]]:
         return itertools.islice(itertools.cycle(feeds), batches * count)
+
+    def some() -> Any:
+        return refilled(one_feed, 4 * DIFFERENT_FEEDS) if reused else feeds
+
+    def given(count: int) -> Iterator[dict[str, Any]]:
+        return refilled(one_feed, batches * count) if reused else share(count)
 
     def plain() -> None:
         with contextlib.ExitStack() as stack:
@@ -44,7 +52,7 @@ def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: s
     def ours(opened: Any) -> Callable[[], None]:
         # On one GPU as many batches as on all: the share of a single one would be over before all threads have begun.
         def all_of_them() -> None:
-            deque(opened.map(share(gpus)), 0)
+            deque(opened.map(given(gpus)), 0)
 
         return all_of_them
 
@@ -55,8 +63,8 @@ def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: s
         kinds = {each.kind for each in several.devices}
         if kinds != {device}:
             raise RuntimeError(f"the pool is on {', '.join(kinds)}")
-        expected = [sessions[0].run(None, feed) for feed in feeds]
-        errors = [relative_error(found, right) for found, right in zip(several.map(feeds), expected, strict=True)]
+        expected = [sessions[0].run(None, feed) for feed in some()]
+        errors = [relative_error(found, right) for found, right in zip(several.map(some()), expected, strict=True)]
         report("largest error", max(errors))
         actions = {"ours": ours(several), "plain": plain, "ours, one GPU": ours(one)}
         take_turns(actions, gpus * batches, rounds)

@@ -67,6 +67,18 @@ class Benchmark:
         }
         return self._figure(name, reports, notes)
 
+    def reused(self, name: str, batch: int) -> Figure:
+        batches = max(self.repeats.batches, min(self.repeats.samples // batch, 300))
+        reports = self.take("reused", name, batch=batch, batches=batches, rounds=self.repeats.rounds)
+        seconds = reports["seconds"]
+        notes = {
+            "batches a round": batches,
+            "samples a second": {key: f"{batch / statistics.median(values):.0f}" for key, values in seconds.items()},
+            "ours, list": spread(seconds["ours, list"]),
+            "ours / ours, list": ratio(seconds["ours"], seconds["ours, list"]),
+        }
+        return self._figure(name, reports, notes)
+
     def graph(self, name: str, batch: int) -> Figure:
         return self._latency(name, batch, self.repeats.calls * (10 if name == "mlp" else 1), cuda_graph=True)
 
@@ -125,6 +137,9 @@ def _figures() -> Figures[Benchmark]:
         for batch in batches:
             name = f"map-{model}-b{batch}"
             add(name, f"map | loop over run, {title}, batches of {batch}", Benchmark.throughput, model, batch)
+    for batch in (256, 8):
+        title = f"map | loop over run, one array filled again, ResNet-50, batches of {batch}"
+        add(f"map-reused-resnet50-b{batch}", title, Benchmark.reused, "resnet50", batch)
     add("graph-small", "cuda_graph | run, tiny model, a call", Benchmark.graph, "mlp", 1)
     add("graph-resnet50-b1", "cuda_graph | run, ResNet-50, batches of 1", Benchmark.graph, "resnet50", 1)
     add("first-run-resnet50-b8", "first run of a session, ResNet-50, batch of 8", Benchmark.first_run, "resnet50", 8)

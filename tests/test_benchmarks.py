@@ -35,7 +35,7 @@ def record_of(tmp_path: Path, benchmark: str, *options: str) -> tuple[dict[str, 
 def test_throughput_takes_every_figure(tmp_path: Path) -> None:
     record, child = record_of(tmp_path, "throughput")
     assert record["failed"] == record["left out"] == {}
-    assert len(record["figures"]) == 16
+    assert len(record["figures"]) == 18
     for name, figure in record["figures"].items():
         assert figure["ratio"] > 0
         assert len(figure["values"]["ours"]) == len(figure["values"]["plain"]) == 3
@@ -147,7 +147,9 @@ sys.exit(figures.take_figures("made up", "", found, lambda *_: None, sys.argv[1:
 def test_pool_takes_every_figure(tmp_path: Path) -> None:
     record, _ = record_of(tmp_path, "pool")
     assert record["failed"] == record["left out"] == {}
-    assert list(record["figures"]) == [f"pool-resnet50-b256-x{count}" for count in (1, 2, 4, 8)]
+    assert list(record["figures"]) == [
+        f"pool-{kind}resnet50-b256-x{count}" for kind in ("", "reused-") for count in (1, 2, 4, 8)
+    ]
     for figure in record["figures"].values():
         assert figure["ratio"] > 0
         assert len(figure["values"]["ours"]) == len(figure["values"]["plain"]) == 3
@@ -160,6 +162,7 @@ def test_pool_without_so_many_gpus_says_so(tmp_path: Path) -> None:
     child = run_child([sys.executable, "-m", "benchmarks.pool"], env=env, deadline=60)
     assert child.returncode == 0, child.explain()
     assert child.stdout.count("left out: pool-resnet50-b256-x") == 4
+    assert child.stdout.count("left out: pool-reused-resnet50-b256-x") == 4
 
 
 def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:

@@ -101,6 +101,26 @@ def test_wrong_feeds_stay_onnx_runtimes_own_exceptions(with_stub: Any) -> None:
     assert device_bytes == 32
 
 
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_a_generator_that_fills_one_array_again(with_stub: Any, size: int) -> None:
+    found = with_stub(f"""
+        session = capturing(NEG)
+        plain = session._capturing._run_captured
+        def late(*arguments):
+            time.sleep(0.004)
+            return plain(*arguments)
+        session._capturing._run_captured = late
+        def refilled():
+            array = np.zeros({size}, np.float32)
+            for number in range(20):
+                array[:] = number
+                yield {{"x": array}}
+        report([[int(result[0][-1]) for result in session.map(refilled())], session._pinned.bytes_in_use])
+    """)
+    assert found[0] == [-number for number in range(20)]
+    assert found[1] == (64 << 10 if size == 4 else 0)  # of the captured graph
+
+
 @pytest.mark.parametrize("names", ["iter(['y'])", "'y'"])
 def test_names_that_onnx_runtime_does_not_take(with_stub: Any, names: str) -> None:
     """An iterator left no name for the results, which were then none."""

@@ -283,3 +283,24 @@ def test_nothing_is_staged_where_a_tracer_was_first(where: str) -> None:
     """)
     )
     assert found == [True, False]
+
+
+def test_a_generator_that_fills_one_array_again(staged_child: Any) -> None:
+    """Its copies are pinned: none is staged once more."""
+    found = staged_child("""
+        session = staged(NEG)
+        plain, read = session._staging._runs.run, []
+        def late(*arguments):
+            time.sleep(0.004)
+            read.append(is_pinned(arguments[-1]["x"]))
+            return plain(*arguments)
+        session._staging._runs.run = late
+        def refilled():
+            array = np.zeros(100_000, np.float32)
+            for number in range(30):
+                array[:] = number
+                yield {"x": array}
+        results = [int(result[0][-1]) for result in session.map(refilled())]
+        report([results == [-n for n in range(30)], all(ran), len(ran), all(read), session._pinned.bytes_in_use])
+    """)
+    assert found == [True, True, 30, True, 0]

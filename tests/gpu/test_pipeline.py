@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from benchmarks.common import GPUs
 from ortgpu.cpu_threads import THREADS
 
 from .children import Report, run_program
+from .throughput import REFILLED, REFILLED_SIZES
 
 pytestmark = pytest.mark.ortgpu
 
@@ -50,6 +52,33 @@ def test_a_map_leaves_nothing_behind(mapped: Report) -> None:
     assert mapped.returned("pinned after close") == 0
     free = mapped["free"]
     assert free["before"] is None or free["after"] is None or free["before"] - free["after"] <= MEMORY_MARGIN
+
+
+@pytest.fixture(scope="module")
+def reused() -> Report:
+    return run_program("reused_feeds", deadline=240)
+
+
+WAYS = ("map", "map, no pinned memory", "map, one in flight", "map, captured", "pool.map", "submit")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", REFILLED)
+def test_an_array_that_is_filled_again_for_each_feed(reused: Report, way: str, kind: str) -> None:
+    library = kind.split()[0]
+    if library in ("torch", "cupy") and importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    for size in REFILLED_SIZES:
+        name = f"{way}, {kind}, {size}"
+        if way in ("pool.map", "submit") and (kind == "cupy" or "GPU" in kind):
+            assert reused.error(name).type == "ProviderRequestError"
+        else:
+            assert reused.returned(name) == []
+
+
+def test_copies_of_feeds_are_given_back(reused: Report) -> None:
+    assert set(reused["in use"]) == {0}
+    assert reused["threads"] == []
 
 
 def test_pinned_arrays_are_pinned_until_they_are_gone() -> None:

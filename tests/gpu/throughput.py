@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib
 import threading
@@ -78,6 +79,79 @@ def mapped(model: str, batches: list[int]) -> None:
     attempt("pinned after close", lambda: session._pinned.bytes_pinned if session._pinned else None)
     gc.collect()
     report("free", {"before": before, "after": free_memory(uuid)})
+
+
+def refilled_feeds(kind: str, size: int, count: int) -> Any:
+    """``count`` feeds with one array that is filled again for each, by a generator that says nothing of it."""
+    import numpy as np
+    import onnxruntime
+
+    if kind.startswith("torch"):
+        torch: Any = importlib.import_module("torch")
+        tensor = torch.zeros(size, device="cuda" if kind == "torch on the GPU" else "cpu")
+        for number in range(count):
+            tensor.fill_(number)
+            yield {"x": tensor}
+    elif kind == "cupy":
+        cupy: Any = importlib.import_module("cupy")
+        shown = cupy.zeros(size, cupy.float32)
+        for number in range(count):
+            shown.fill(number)
+            yield {"x": shown}
+    elif kind.startswith("value"):
+        device = "cuda" if kind == "value on the GPU" else "cpu"
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(size, np.float32), device, 0)
+        for number in range(count):
+            value.update_inplace(np.full(size, number, np.float32))
+            yield {"x": value}
+    else:
+        array = np.zeros(size, np.float32)
+        for number in range(count):
+            array[:] = number
+            yield {"x": array}
+
+
+REFILLED = ("numpy", "torch", "torch on the GPU", "cupy", "value", "value on the GPU")
+REFILLED_SIZES = (7, 1 << 18, 1 << 23)  # floats: 1 MiB is pinned, 32 MiB are copied in threads
+REFILLED_COUNT = 12
+
+
+def reused_feeds() -> None:
+    """Results that are wrong, for each kind of array and way to run it."""
+    import numpy as np
+
+    import ortgpu
+
+    model = elementwise("n")
+    session, graphs = ortgpu.GPUSession(model), ortgpu.GPUSession(model, cuda_graph=True)
+    without = ortgpu.GPUSession(model, pinned_memory_limit=0)
+    pool = ortgpu.GPUSessionPool(model)
+
+    def submitted(feeds: Any) -> Any:
+        return [request.result() for request in [pool.submit(None, feed) for feed in feeds]]
+
+    ways: dict[str, Callable[[Any], Any]] = {
+        "map": session.map,
+        "map, no pinned memory": without.map,
+        "map, one in flight": functools.partial(session.map, in_flight=1),
+        "map, captured": graphs.map,
+        "pool.map": pool.map,
+        "submit": submitted,
+    }
+
+    def wrong(way: Callable[[Any], Any], kind: str, size: int) -> list[int]:
+        results = list(way(refilled_feeds(kind, size, REFILLED_COUNT)))
+        assert len(results) == REFILLED_COUNT
+        return [number for number, (result,) in enumerate(results) if (np.asarray(result) != -number).any()]
+
+    for kind in REFILLED:
+        for size in REFILLED_SIZES:
+            for name, way in ways.items():
+                attempt(f"{name}, {kind}, {size}", functools.partial(wrong, way, kind, size))
+    gc.collect()
+    report("in use", [each._pinned.bytes_in_use if each._pinned else 0 for each in (session, without, *pool.sessions)])
+    pool.close()
+    report("threads", [name for name in own_threads() if "pool" in name])
 
 
 def pinned() -> None:
@@ -385,6 +459,7 @@ def chosen_options(model: str) -> None:
 PROGRAMS: dict[str, Callable[..., None]] = {
     "mapped": mapped,
     "pinned": pinned,
+    "reused_feeds": reused_feeds,
     "second_device": second_device,
     "graphs": graphs,
     "graph_order": graph_order,
