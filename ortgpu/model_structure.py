@@ -37,12 +37,15 @@ def _structure(data: Bytes) -> bytes:
         raise ValueError("it ends in the middle of a field") from None
 
 
+NO_REGULAR_FILE = "not a regular file"
+
+
 def open_model(path: str | os.PathLike[str]) -> BinaryIO:
     """Raises OSError also for what is not read: a pipe waits for a writer, and what it gives is gone for the session; a
     device may have no end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder cannot be opened, which says so
-        raise OSError("not a regular file")
+        raise OSError(NO_REGULAR_FILE)
     return open(path, "rb")
 
 

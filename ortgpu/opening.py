@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from . import lifetime
 from . import placement as placements
@@ -34,7 +35,7 @@ from .errors import (
     ProviderRequestError,
     manual,
 )
-from .model_structure import Model
+from .model_structure import NO_REGULAR_FILE, Model
 from .models import read_collective_operators, read_model
 from .placement import CPUNodesWarning, Placement
 from .preloading import PreloadReport
@@ -124,11 +125,37 @@ def open_verified(
 
 def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
     """A request that is wrong in itself stays an error: the CPU would not mend it."""
-    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
-    wrong_in_itself = isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
-    if wrong_in_itself or keeps_cpu_out(options):
+    if _is_of_the_request(error) or keeps_cpu_out(options):
         return False
     return allow_cpu or cpu_is_allowed_by_variable()
+
+
+def _is_of_the_request(error: GPUError) -> bool:
+    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
+    return isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
+
+
+def refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
+    """Raise what ONNX Runtime says of a model that cannot be read, where ``error`` came before it was given the model.
+
+    It is asked only where our own reader finds a problem, since it would parse all of a model. What then opens on the
+    CPU is no broken model.
+    """
+    if error.__cause__ is not None or _is_of_the_request(error):
+        return
+    facts = read_model(request.model)
+    if facts.problem == NO_REGULAR_FILE or (facts.problem is None and not facts.data_problems):
+        return
+    in_file = not isinstance(request.model, bytes)
+    options = request.sess_options if request.sess_options is not None else native.get_default_session_options()
+    try:
+        # No InferenceSession, which would be one of the process's: for guards, for tracers, in a list of sessions
+        model = os.fspath(request.model) if in_file else request.model
+        opened = native.InferenceSession(options, model, in_file, False)
+        opened.initialize_session([requests.CPU], [{}], set())
+    except Exception as refusal:
+        if _placement_refused(refusal) is None:
+            raise refusal from None
 
 
 def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:

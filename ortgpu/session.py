@@ -159,10 +159,11 @@ class GPUSession(SessionFacts):
                 self._staging = staging_of(self)
         except GPUError as error:
             from . import registry
-            from .opening import SessionRequest, cpu_is_allowed, open_on_cpu
+            from .opening import SessionRequest, cpu_is_allowed, open_on_cpu, refuse_broken_model
 
             self._let_go(error)
             if not cpu_is_allowed(allow_cpu, request["sess_options"], error):
+                refuse_broken_model(SessionRequest(**request), error)
                 raise
             warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
             self._request = SessionRequest(**request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from ortgpu.diagnosis import find_problems
 from ortgpu.diagnosis.probe_result import ProbeStep
 from ortgpu.errors import GPUError
 from ortgpu.models import ModelFacts
+from ortgpu.providers import CUDA
 from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
@@ -167,3 +170,94 @@ def test_on_a_gpu_it_is_told_in_the_same_words() -> None:
 def test_a_model_at_which_the_child_ended() -> None:
     (problem,) = find_problems(probed(died_in="load")(HEALTHY))
     assert (problem.code, problem.summary) == ("provider-error", "reading this model ended the process (SIGSEGV)")
+
+
+# A model that cannot be read, where the environment is broken too
+
+
+def _no_graph(path: Path) -> None:
+    path.write_bytes(b"\n\x03\n\x01x")
+
+
+def _cut_short(path: Path) -> None:
+    save(path)
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def _without_its_weights(path: Path) -> None:
+    with_weights_elsewhere(path.parent, "weights.data")
+
+
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: None,
+    "a folder": lambda path: path.mkdir(),
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("not a model", encoding="utf-8"),
+    "cut short": _cut_short,
+    "no graph": _no_graph,
+    "missing weights": _without_its_weights,
+}
+WAYS = {
+    "GPUSession": "GPUSession(model)",
+    "with options": "GPUSession(model, onnxruntime.SessionOptions())",
+    "pool": "GPUSessionPool(model)",
+    "the guard": f"onnxruntime.InferenceSession(model, providers=[{CUDA!r}])",
+}
+REFUSED = f"""
+import onnxruntime, ortgpu, sys
+from ortgpu import GPUSession, GPUSessionPool
+found = []
+def refused(action):
+    try:
+        action()
+    except Exception as error:
+        found.append([type(error).__module__, type(error).__name__, str(error)])
+for model in sys.argv[1:]:
+    if model.endswith("="):
+        model = open(model[:-1], "rb").read()
+    refused(lambda: onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]))
+    with ortgpu.enforce():
+        {"; ".join(f"refused(lambda: {way})" for way in WAYS.values())}
+report(found)
+"""
+
+
+@pytest.mark.parametrize("broken", ["no driver", "a driver that refuses", "no library"])
+def test_a_broken_model_is_refused_as_plain_onnxruntime_refuses_it(lab: Lab, tmp_path: Path, broken: str) -> None:
+    machine = lab.machine(cuda=Cuda(init=999) if broken == "a driver that refuses" else None)
+    if broken == "no library":
+        machine.overlay.remove("nvidia/*/lib/libcublas.so*")
+    models = []
+    for name, make in BROKEN.items():
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "model.onnx"
+        make(path)
+        models += [str(path)] + ([f"{path}="] if path.is_file() and name != "missing weights" else [])
+    found = machine.run(REFUSED, argv=models).ok().json
+    assert len(found) == (1 + len(WAYS)) * len(models)
+    while found:
+        plain, *ours = (found.pop(0) for _ in range(1 + len(WAYS)))
+        assert dict.fromkeys(map(tuple, ours)) == {tuple(plain): None}
+
+
+@pytest.mark.parametrize("kind", ["a model", "a pipe"])
+def test_onnxruntime_is_asked_only_about_what_seems_broken(lab: Lab, tmp_path: Path, kind: str) -> None:
+    """A large model would have to be parsed, and a pipe waited for, only to say that there is no driver."""
+    path = tmp_path / "model.onnx"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        save(path)
+    code = """
+import sys
+from ortgpu import GPUSession
+from onnxruntime.capi import _pybind_state, onnxruntime_pybind11_state as native
+asked = []
+for module in (native, _pybind_state):
+    module.InferenceSession = lambda *given: asked.append(1)
+try:
+    GPUSession(sys.argv[1])
+except Exception as error:
+    report([type(error).__name__, asked])
+"""
+    assert lab.machine().run(code, argv=[str(path)], timeout=30).ok().json == ["DriverNotFoundError", []]
