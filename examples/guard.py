@@ -33,12 +33,12 @@ class Library:
 
 def main() -> int:
     model = onnx.parser.parse_model(RELU).SerializeToString()
-    with ortgpu.enforce():
-        try:
-            library = Library(model)
-        except ortgpu.GPUError as error:
-            print(f"No GPU can be used ({error.code}): {error.summary}")
-            return 1
+    ortgpu.install()
+    try:
+        library = Library(model)
+    except ortgpu.GPUError as error:
+        print(f"No GPU can be used ({error.code}): {error.summary}")
+        return 1
     for session in ortgpu.sessions():
         print(session)
     print("result:", library.recognizer.run(None, {"x": np.array([[-1, 0, 1, 2]], np.float32)})[0])

@@ -1,10 +1,12 @@
 """The guard: every InferenceSession that this process creates keeps the promise of a GPUSession.
 
-    with ortgpu.enforce():      # or @ortgpu.enforce(), ortgpu.install(), ORTGPU_ENFORCE=1, `ortgpu exec`
-        library_that_makes_its_own_sessions()
+    ortgpu.install()            # at the start of a program; or ORTGPU_ENFORCE=1, or `ortgpu exec`
+    library_that_makes_its_own_sessions()
 
-The class itself is changed while a guard is in force, and restored afterwards. So it does not matter by what name the
-class was imported, when, or whether a subclass of it was defined before. What a session asks for decides:
+It reaches every session that the process makes from then on. ``with ortgpu.enforce():`` and ``@ortgpu.enforce()`` reach
+those that are made while the block or function runs, and not those that a library makes later, at its first call for
+instance. The class itself is changed, until :func:`uninstall`. So it does not matter by what name it was imported,
+when, or whether a subclass of it was defined before. While a guard is in force, what a session asks for decides:
 
 1. CUDA or TensorRT, alone or with others; nothing at all (``providers`` None or empty); or all that
    ``get_available_providers()`` returns, which is asking for nothing in more words: it is opened and verified as a
@@ -19,6 +21,9 @@ class was imported, when, or whether a subclass of it was defined before. What a
 ``set_providers`` of a session follows the same rule, and a session that was verified refuses what would take it off
 CUDA. Importing this module imports nothing heavy, and not ONNX Runtime, which is changed when it is imported.
 
+After a block or function, sessions are made as if there were no guard; ``ortgpu.sessions()`` tells which of them asked
+for CUDA, or for nothing, and are not on CUDA.
+
 In force means for the whole process, all threads and tasks, also with ``enforce()``: a library that loads its model in
 a worker thread would otherwise escape. Not covered: sessions made before, other processes unless ``ortgpu exec``
 started them, and what does not go through the constructor of the Python class (``onnxruntime.capi``'s native one,
@@ -32,7 +37,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from .background import ForkSafeLock
@@ -49,6 +54,9 @@ _ABSENT = object()
 _lock = ForkSafeLock()
 _installed = False
 _entered = 0
+_noting = False  # once a guard was in force, until uninstall()
+_requests = 0  # constructors of sessions that were called under a guard
+_warned: set[tuple[str, int]] = set()  # file and line of a `with`
 _changed: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []  # class: name: what was there, what is there now
 
 
@@ -57,7 +65,8 @@ def install() -> None:
 
     While it is in force, every ``onnxruntime.InferenceSession`` that this process makes and that asks for CUDA, or for
     nothing, is a GPUSession, or its constructor raises what GPUSession raises. One that asks for the CPU alone, or for
-    other providers alone, is let through, and listed by :func:`ortgpu.sessions`.
+    other providers alone, is let through, and listed by :func:`ortgpu.sessions`. This is the form for a library that
+    makes its sessions when it likes: call it at the start of the program.
 
     Not promised: anything about sessions made before, other processes, and sessions that do not come from that class.
     """
@@ -80,14 +89,22 @@ def is_enforced() -> bool:
 class Enforcement:
     """What :func:`enforce` returns: a context manager and a decorator, which can be used any number of times."""
 
+    def __init__(self) -> None:
+        self._before: list[int] = []  # requests before each block that is open
+
     def __enter__(self) -> Enforcement:
+        before = _requests
         _set(entered=1)
+        self._before.append(before)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        before = self._before.pop() if self._before else None
         _set(entered=-1)
+        if kind is None and before == _requests and not is_enforced():
+            _warn_of_no_session(sys._getframe(1))
 
     def __call__(self, function: F) -> F:
         import inspect
@@ -101,13 +118,13 @@ class Enforcement:
 
             @functools.wraps(function)
             async def guarded(*args: Any, **kwargs: Any) -> Any:
-                with self:
+                with _InForce():
                     return await function(*args, **kwargs)
         else:
 
             @functools.wraps(function)
             def guarded(*args: Any, **kwargs: Any) -> Any:
-                with self:
+                with _InForce():
                     result = function(*args, **kwargs)
                 # A coroutine function behind another decorator, or a callable object: nothing of it has run yet.
                 return self._guarding(result) if inspect.iscoroutine(result) else result
@@ -116,8 +133,32 @@ class Enforcement:
         return decorated
 
     async def _guarding(self, coroutine: Any) -> Any:
-        with self:
+        with _InForce():
             return await coroutine
+
+
+class _InForce:
+    """The guard, for a function that is called: whether it makes sessions is its own business."""
+
+    def __enter__(self) -> None:
+        _set(entered=1)
+
+    def __exit__(self, *_: object) -> None:
+        _set(entered=-1)
+
+
+def _warn_of_no_session(caller: FrameType) -> None:
+    import warnings
+
+    place = (caller.f_code.co_filename, caller.f_lineno)
+    if place not in _warned:
+        _warned.add(place)
+        warnings.warn(
+            "no InferenceSession was made in this process while this enforce() block was in force. A library that "
+            "makes its sessions later, at its first call for instance, makes them without the guard: call "
+            "ortgpu.install() at the start of the program instead, or make that first call in the block",
+            stacklevel=3,
+        )
 
 
 @overload
@@ -125,10 +166,12 @@ def enforce() -> Enforcement: ...
 @overload
 def enforce(function: F) -> F: ...
 def enforce(function: Any = None) -> Any:
-    """The guard of :func:`install`, for a block or a function: ``with enforce():``, ``@enforce()``, ``@enforce``.
+    """Put the guard in force for a block or a function: ``with enforce():``, ``@enforce()``, ``@enforce``.
 
-    In force in the whole process, all threads, while the block or function runs; with several open at once, until the
-    last one ends. A coroutine function is guarded until its coroutine ends.
+    It reaches sessions that are made, anywhere in the process, while the block or function runs; with several open at
+    once, until the last one ends. A coroutine function is guarded until its coroutine ends. Sessions that a library
+    makes later it does not reach: use :func:`install` for those. A block that ends without an exception, and in which
+    no session was made, warns of that, once for each ``with`` in the source.
 
     Raises:
         TypeError: what is decorated is a class or a generator, or cannot be called.
@@ -140,12 +183,15 @@ def enforce(function: Any = None) -> Any:
 
 
 def _set(*, installed: bool | None = None, entered: int = 0) -> None:
-    global _installed, _entered
+    global _installed, _entered, _noting
     with _lock:
         _installed = _installed if installed is None else installed
         _entered = max(0, _entered + entered)
+        if installed is not None or entered > 0:
+            _noting = installed is not False
         if not is_enforced():
-            _restore()
+            if not _noting:
+                _restore()
             return
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
@@ -176,7 +222,8 @@ def _imported() -> ModuleType | None:
 def _change(module: ModuleType) -> None:
     cls = getattr(module, "InferenceSession", None)
     with _lock:
-        if not isinstance(cls, type) or not is_enforced() or any(known is cls for known, _ in _changed):
+        in_use = is_enforced() or _noting
+        if not isinstance(cls, type) or not in_use or any(known is cls for known, _ in _changed):
             return
         names = {"__init__": _guarded_init, "set_providers": _guarded_set_providers}
         changes = {}
@@ -231,7 +278,7 @@ class _Loader:
         self._loader: Any = spec.loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        if spec.name == _NATIVE:
+        if spec.name == _NATIVE and is_enforced():
             from .runtime import prepare_import
 
             prepare_import()
@@ -264,8 +311,12 @@ def _guarded_init(original: Any) -> Any:
         provider_options: Any = None,
         **kwargs: Any,
     ) -> None:
-        if not is_enforced() or _is_gpu_session(self):
+        global _requests
+        guarded = is_enforced()
+        _requests += guarded
+        if not guarded or _is_gpu_session(self):
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            _note(self, providers, provider_options, sess_options)
             return
         from .guard_policy import check_carried, judge
         from .registry import register
@@ -292,10 +343,22 @@ def _guarded_set_providers(original: Any) -> Any:
 
         if not is_enforced() or _is_gpu_session(self) or judge(providers, provider_options) != "guarded":
             original(self, providers, provider_options)
+            _note(self, providers, provider_options)
         else:
             open_again(self, providers, provider_options)
 
     return set_providers
+
+
+def _note(session: Any, *request: Any) -> None:
+    """Let ortgpu.sessions() know of an unguarded session that asked for CUDA, or for nothing."""
+    if _is_gpu_session(session):
+        return
+    from .guard_policy import judge
+    from .registry import register
+
+    if judge(*request) == "guarded":
+        register(session, "unguarded")
 
 
 def _is_gpu_session(session: Any) -> bool:

@@ -16,7 +16,7 @@ from .devices import Device
 from .errors import ForkedSessionError, PoisonedContextError
 from .lifetime import Refusal, device_of, watch
 from .placement import Placement, read_placement
-from .providers import CPU
+from .providers import CPU, CUDA
 
 SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
 
@@ -34,10 +34,12 @@ class SessionRecord:
             them pass, because only the CPU, or only other providers, were asked for; "unguarded": made while no guard
             was in force, so nothing about it was verified.
         created_by: "file:line function" of the nearest caller outside onnxruntime, ortgpu and the session's own
-            constructors; None for a kind of "unguarded".
-        pid: the process that created it; None for a kind of "unguarded".
+            constructors; None of an "unguarded" one about which that is not known.
+        pid: the process that created it; None in the same case.
         alive: False for a session of which only the error that its use raises is left: in a forked child those of its
             parent that are on a GPU, and after a sticky CUDA error all that were verified.
+        fell_back: True for an "unguarded" one that asked for CUDA, or for nothing, and is not on CUDA. Known of those
+            made after a guard was first in force in this process, until ``ortgpu.uninstall()``; of others it is False.
     """
 
     model: str
@@ -48,12 +50,14 @@ class SessionRecord:
     created_by: str | None
     pid: int | None
     alive: bool
+    fell_back: bool = False
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count}" for name, count in self.placement.by_provider.items())
         where = str(self.device) if self.device is not None else ", ".join(self.providers)
         return (
             f"{self.model} on {where} [{self.kind}]"
+            + (", fell back from CUDA" if self.fell_back else "")
             + (f", nodes: {counts}" if counts else "")
             + (f", created by {self.created_by}" if self.created_by else "")
             + ("" if self.alive else ", unusable")
@@ -74,8 +78,12 @@ _numbers = itertools.count()
 
 
 def register(session: Any, kind: SessionKind = "GPUSession") -> None:
-    """Remember ``session``, an InferenceSession whose constructor is at its end, for as long as it lives."""
-    watch(session)
+    """Remember ``session``, an InferenceSession whose constructor is at its end, for as long as it lives.
+
+    "unguarded": it asked for what a guard verifies. Nothing but the record of it changes.
+    """
+    if kind != "unguarded":
+        watch(session)
     key = id(session)
 
     def forget(_reference: object, key: int = key) -> None:
@@ -126,6 +134,7 @@ def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
         created_by=entry.created_by if entry is not None else None,
         pid=entry.pid if entry is not None else None,
         alive=not isinstance(held.get("_sess"), Refusal),
+        fell_back=entry is not None and entry.kind == "unguarded" and CUDA not in providers,
     )
 
 

@@ -41,7 +41,10 @@ def listed() -> list[dict[str, Any]]:
     import ortgpu
 
     return [
-        {name: getattr(record, name) for name in ("model", "providers", "kind", "created_by", "pid", "alive")}
+        {
+            name: getattr(record, name)
+            for name in ("model", "providers", "kind", "created_by", "pid", "alive", "fell_back")
+        }
         | {"device": str(record.device), "nodes": record.placement.by_provider, "text": str(record)}
         for record in ortgpu.sessions()
     ]

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import importlib
 import os
+import shutil
 import sys
+import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.guarded_programs import CPU, CUDA, outcome, report
+from tests.guarded_programs import CPU, CUDA, OPENVINO, listed, outcome, report
 
 
 def scopes(model: str) -> None:
@@ -85,6 +88,84 @@ def scopes(model: str) -> None:
     found["left over"] = [name for name in vars(cls) if vars(cls)[name] is not before.get(name)]
     found["finders"] = sys.meta_path == finders
     found["in force"] = is_enforced()
+    report(found)
+
+
+def lazily(model: str) -> None:
+    """Blocks around a library that makes its sessions later, with what is warned of."""
+    import ortgpu
+
+    folder = tempfile.mkdtemp()
+
+    class Library:
+        def __call__(self, name: str = "model", **kwargs: Any) -> Any:
+            import onnxruntime
+
+            path = os.path.join(folder, name)
+            shutil.copy(model, path)
+            return onnxruntime.InferenceSession(path, **kwargs)
+
+    def warned(action: Callable[[], object]) -> list[list[Any]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with contextlib.suppress(ZeroDivisionError):
+                action()
+        return [[each.filename, each.category.__name__, str(each.message)] for each in caught]
+
+    def empty() -> Library:
+        with ortgpu.enforce():
+            return Library()
+
+    def another() -> None:
+        with ortgpu.enforce(), ortgpu.enforce():
+            pass
+
+    def raising() -> None:
+        with ortgpu.enforce():
+            raise ZeroDivisionError
+
+    def serving() -> None:
+        with ortgpu.enforce():
+            outcome(Library())
+
+    ortgpu.install()
+    found: dict[str, Any] = {"installed": warned(empty)}
+    ortgpu.uninstall()
+    found |= {
+        "decorated": warned(ortgpu.enforce()(lambda: Library())),
+        "raising": warned(raising),
+        "imported": "onnxruntime" in sys.modules,
+        "empty": [warned(empty), warned(empty)],
+        "another": warned(another),
+        "serving": warned(serving),
+    }
+    import onnxruntime
+
+    class Falling(onnxruntime.InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
+        def _create_inference_session(self, providers: Any, *arguments: Any) -> None:
+            super()._create_inference_session([CPU], *arguments)
+            self._providers = list(providers)
+
+    def falling(name: str) -> Any:
+        shutil.copy(model, os.path.join(folder, name))
+        return Falling(os.path.join(folder, name), providers=[CUDA, CPU])
+
+    library = empty()
+    kept = [
+        library("cuda", providers=[CUDA, CPU]),
+        library("nothing"),
+        library("cpu", providers=[CPU]),
+        library("other", providers=[OPENVINO, CPU]),
+        falling("on cuda"),
+        later := library("later", providers=[CPU]),
+        lost := falling("lost"),
+    ]
+    later.set_providers([CUDA, CPU])
+    lost.set_providers(lost._fallback_providers)  # what ONNX Runtime does when a run fails on CUDA
+    found["sessions"] = {os.path.basename(one["model"]): one for one in listed()}
+    ortgpu.uninstall()
+    kept.append(library("uninstalled", providers=[CUDA, CPU]))
+    found["uninstalled"] = listed()[-1]
     report(found)
 
 

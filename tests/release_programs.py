@@ -263,5 +263,6 @@ def use_under_guard(model: bytes, installed_first: bool) -> dict[str, Any]:
             seen["set_providers"] = type(error).__name__
         seen["sessions"] = [(record.kind, *record.providers) for record in ortgpu.sessions()]
     seen["runs"] = on_cpu.run(None, {"x": [[1.0, 2.0]]})[0].tolist()
+    ortgpu.uninstall()
     seen["restored"] = onnxruntime.InferenceSession.__init__ is before and sys.meta_path == finders
     return seen

@@ -199,6 +199,45 @@ def test_scopes(run: Run) -> None:
     assert {came for name, came in found.items() if name not in guarded} == {ON_CPU}
 
 
+@pytest.fixture(scope="module")
+def lazily(machine: Machine, models: Models) -> Any:
+    return machine.run(argv=[str(PROGRAMS), "lazily", str(models.relu)]).ok().json
+
+
+def test_a_block_in_which_no_session_is_made_warns_once_for_each_place(lazily: Any) -> None:
+    first, again = lazily["empty"]
+    (warned,) = first
+    assert warned[:2] == [str(PROGRAMS.with_name("guarded_scopes.py")), "UserWarning"]
+    assert "no InferenceSession was made in this process while this enforce() block was in force" in warned[2]
+    assert "call ortgpu.install()" in warned[2]
+    assert again == []
+    assert len(lazily["another"]) == 1, "of two blocks, the one after which there is no guard"
+    assert lazily["imported"] is False, "to warn needs no ONNX Runtime"
+
+
+@pytest.mark.parametrize("block", ["installed", "decorated", "raising", "serving"])
+def test_other_blocks_do_not_warn(lazily: Any, block: str) -> None:
+    assert lazily[block] == []
+
+
+def test_requests_for_cuda_that_ended_on_the_cpu_unguarded_are_told(lazily: Any) -> None:
+    sessions = lazily["sessions"]
+    assert {name: one["fell_back"] for name, one in sessions.items()} == {
+        "cuda": True,
+        "nothing": True,
+        "cpu": False,
+        "other": False,
+        "on cuda": False,
+        "later": True,
+        "lost": True,
+    }
+    assert {one["kind"] for one in sessions.values()} == {"unguarded"}
+    text = sessions["cuda"]["text"]
+    assert f" on cpu [unguarded], fell back from CUDA, created by {PROGRAMS.with_name('guarded_scopes.py')}:" in text
+    assert "fell back" not in sessions["cpu"]["text"]
+    assert lazily["uninstalled"]["fell_back"] is False, "nothing is noted any more"
+
+
 def test_a_block_that_was_not_entered_leaves_no_guard(run: Run) -> None:
     assert run("interrupted") == {"in force after the interrupt": False, "inside": CAUSE, "after": ON_CPU}
 
