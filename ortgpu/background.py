@@ -1,79 +1,153 @@
-"""A function in a thread of its own, and a lock that survives a fork."""
+"""Functions in threads of their own, and locks, that neither an interrupt nor a fork leaves in a state to hang on.
+
+A handler of a signal (Ctrl-C, a time limit) raises after any call that Python code makes: also between ``acquire()``
+and ``try``, and inside an ``__enter__`` that is written in Python. It does not between an ``__enter__`` written in C
+and the body of ``with``, nor between a step of a ``for`` over an iterator written in C and the body of the loop. So
+every lock here is one of C, which ``with`` enters itself, and who waits, waits for such a lock or a SimpleQueue.
+Condition, Event, Semaphore and Future enter their lock in Python, and an interrupt leaves it held for ever: nothing
+that another thread needs may depend on them.
+"""
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
 
-def start(thread: threading.Thread) -> None:
-    """Raises RuntimeError where the system gives no thread, and at the end of the interpreter: before 3.12 Python would
-    wait for ever until it runs."""
-    if sys.is_finalizing():
-        raise RuntimeError("can't start a thread at the end of the interpreter")
-    thread.start()
+def fork_safe_lock() -> AbstractContextManager[bool]:
+    """Return a reentrant lock that a forked child finds free, whatever thread of its parent held it."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]  # not in typeshed
+    return lock
+
+
+def uninterrupted(function: Callable[[], object]) -> None:
+    """Call ``function`` where no interrupt reaches it, and wait for its end; raise what it raised.
+
+    An interrupt of the wait is raised after that end. Where the system gives no thread, it is called in this one.
+    """
+    if sys.is_finalizing():  # before 3.12 the thread would never run
+        function()
+        return
+    at_work = threading.Lock()
+    at_work.acquire()
+    errors: list[BaseException] = []
+    is_started = False
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            errors.append(error)
+        finally:
+            at_work.release()
+
+    try:
+        for _ in map(_thread.start_new_thread, (call,), ((),)):  # a step of C: from here on it is waited for
+            is_started = True
+            try:
+                with at_work:
+                    pass
+            except BaseException:
+                with at_work:
+                    pass
+                raise
+    except RuntimeError:  # "can't start new thread": a limit of the container or the user
+        if is_started:
+            raise
+        function()
+    if errors:
+        try:
+            raise errors.pop()
+        finally:
+            del errors  # this frame is in its traceback
+
+
+class Thread(threading.Thread):
+    """A daemon thread that no interrupt of the one that starts it, or waits for it, leaves hanging.
+
+    The start of ``threading.Thread`` waits for an Event that the new thread sets before it runs anything, and until
+    Python 3.13 a thread whose ``join`` was interrupted counts as ended.
+    """
+
+    def __init__(self, function: Callable[[], object], name: str) -> None:
+        super().__init__(target=function, name=name, daemon=True)
+        self._at_work = threading.Lock()
+        self._at_work.acquire()
+
+    def start(self, started: Callable[[Thread], object] | None = None) -> None:
+        """Start, and call ``started`` with the thread. Nothing or both is done, whatever interrupts it.
+
+        Raises:
+            RuntimeError: the system gives no thread; also at the end of the interpreter, where Python before 3.12 would
+                wait for ever until it runs.
+        """
+        if sys.is_finalizing():
+            raise RuntimeError("can't start a thread at the end of the interpreter")
+
+        def start() -> None:
+            super(Thread, self).start()
+            if started is not None:
+                started(self)
+
+        uninterrupted(start)
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._at_work.release()
+
+    def wait(self) -> None:
+        """Wait until it has ended. Return at once where it was never started."""
+        if self.ident is not None:
+            with self._at_work:
+                pass
+            self.join()  # it has next to nothing left to do
 
 
 class Task(Generic[Result]):
-    """Starts at once. Whoever starts one waits for :meth:`result`: a thread that is left alone does not survive a fork
-    in a state to rely on. Where the system gives no further thread, the function has run when the task is made."""
+    """A function that starts at once in a thread. Whoever makes one waits for :meth:`result`: a thread that is left
+    alone does not survive a fork in a state to rely on. Where the system gives no further thread, the function has run
+    when the task is made."""
 
     def __init__(self, function: Callable[[], Result], name: str) -> None:
         self._function = function
         self._results: list[Result] = []
         self._error: BaseException | None = None
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Thread(self._run, name)
         try:
-            start(self._thread)
+            self._thread.start()
         except RuntimeError:  # "can't start new thread": a limit of the container or the user
-            self._thread = None
             self._run()
+        except BaseException:
+            self._thread.wait()
+            raise
 
     def _run(self) -> None:
         try:
             self._results.append(self._function())
         except BaseException as error:  # noqa: BLE001 - raised again where the result is asked for
             self._error = error
-        finally:
-            self._ended.set()
 
     def result(self) -> Result:
-        """Wait for the end; raises what the function raised, and, at the end too, an interrupt while it waits."""
-        if self._thread is not None:
-            # Not the thread itself: until Python 3.13 one whose join was interrupted counts as ended from then on.
-            try:
-                self._ended.wait()
-            except BaseException:
-                self._ended.wait()
-                raise
-            self._thread.join()
+        """Wait for the end; raise what the function raised, and, at the end too, an interrupt of the wait."""
+        try:
+            self._thread.wait()
+        except BaseException:
+            self._thread.wait()
+            raise
         if self._error is not None:
             try:
                 raise self._error
             finally:
                 del self  # this frame is in its traceback
         return self._results[0]
-
-
-class ForkSafeLock:
-    """A reentrant lock that a forked child finds free, whatever thread of its parent held it."""
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

@@ -18,14 +18,13 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from .background import ForkSafeLock
+from .background import fork_safe_lock
 from .cudart import (
     CAPTURE_MODE_GLOBAL,
     CAPTURE_MODE_RELAXED,
@@ -37,7 +36,7 @@ from .diagnosis import messages
 from .errors import GPUError, ProviderRequestError, manual
 from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
 from .lifetime import anew
-from .threads import Executor
+from .threads import Executor, Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +49,7 @@ Result = TypeVar("Result")
 logger = logging.getLogger("ortgpu")
 
 # Whoever captures, or makes ONNX Runtime take memory for it, holds this: one capture spoils another.
-_capturing = ForkSafeLock()
+_capturing = fork_safe_lock()
 
 MAX_SHAPES = 16
 
@@ -185,14 +184,14 @@ class CapturingSession:
         if "_stream" in self.__dict__ and not is_finalizing():  # by argument: this module has no names left then
             self._let_go()
 
-    def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    def submit(self, outcome: Outcome[Result], function: Callable[..., Result], *arguments: Any) -> None:
         """Call ``function`` in the thread that the session keeps.
 
         Raises:
             GPUError: the session is closed.
         """
         try:
-            return self._executor.submit(function, *arguments)
+            self._executor.submit(outcome, function, *arguments)
         except RuntimeError:
             self._refuse_if_unusable()
             raise
@@ -200,7 +199,12 @@ class CapturingSession:
     def _in_its_thread(self, function: Any, *arguments: Any) -> Any:
         if threading.get_ident() in self._run_in:
             return function(*arguments)
-        return self.submit(function, *arguments).result()
+        outcome: Outcome[Any] = Outcome()
+        self.submit(outcome, function, *arguments)
+        try:
+            return outcome.result()
+        finally:
+            del outcome  # it holds the exception, and that this frame
 
     def _run_uncaptured(self, output_names: Any, feed: Any, run_options: Any) -> Any:
         with self._lock:

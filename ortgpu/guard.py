@@ -40,7 +40,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from .background import ForkSafeLock
+from .background import fork_safe_lock
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,7 +51,7 @@ _HOME = "onnxruntime.capi.onnxruntime_inference_collection"  # where the class i
 _NATIVE = "onnxruntime.capi.onnxruntime_pybind11_state"
 _ABSENT = object()
 
-_lock = ForkSafeLock()
+_lock = fork_safe_lock()
 _installed = False
 _entered = 0
 _noting = False  # once a guard was in force, until uninstall()

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from . import guard
-from .background import ForkSafeLock
+from .background import fork_safe_lock
 from .guard_policy import judge
 from .pickling import by_its_state, has_own_state, new
 from .session import GPUSession
 from .throughput import InferenceSession
 
-_lock = ForkSafeLock()
+_lock = fork_safe_lock()
 
 
 class GuardedSession(GPUSession):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import weakref
 from collections import deque
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from . import lifetime
-from .background import ForkSafeLock
+from .background import Thread, fork_safe_lock
 from .protobuf import length_delimited, whole_number
 from .providers import CPU
 from .runtime import load_runtime
@@ -28,7 +28,7 @@ _SLICES_OF_A_THREAD = 4  # so that one that is woken late has less to do
 _ALIGNMENT = 64  # bytes, a line of the cache
 _AWAKE = 500  # µs in which a thread looks for work; to be woken takes one 80 µs on an H200's host
 
-_creating = ForkSafeLock()
+_creating = fork_safe_lock()
 _shared: weakref.WeakValueDictionary[tuple[int, int, int], ParallelCopy] = weakref.WeakValueDictionary()
 
 
@@ -98,17 +98,16 @@ def parallel_copy(threads: int, ordinal: int) -> ParallelCopy:
 def _check_that_there_can_be(threads: int) -> None:
     """Raises RuntimeError where there can not. ONNX Runtime, given a part of them, waits for these for ever, with the
     interpreter lock."""
-    over = threading.Event()
-    made: list[threading.Thread] = []
+    over: SimpleQueue[None] = SimpleQueue()
+    made: list[Thread] = []
     try:
         for _ in range(threads):
-            thread = threading.Thread(target=over.wait, name="ortgpu-room", daemon=True)
-            thread.start()
-            made.append(thread)
+            Thread(over.get, "ortgpu-room").start(made.append)
     finally:
-        over.set()
+        for _ in made:
+            over.put(None)
         for thread in made:
-            thread.join()
+            thread.wait()
 
 
 def _gather() -> bytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import lifetime
-from .background import ForkSafeLock
+from .background import fork_safe_lock
 from .cudart import CudaRuntime, runtime_of
 from .recycling import RecycledMemory
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("ortgpu")
 # behavior" in the documentation of the CUDA runtime): a copy of ours would be a second one.
 STAGED_FROM = (64 << 10) + 1
 
-_creating = ForkSafeLock()
+_creating = fork_safe_lock()
 
 
 class PinnedMemory(RecycledMemory):

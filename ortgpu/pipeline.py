@@ -13,14 +13,13 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Any, TypeVar
 
 from . import lifetime
 from .pinned import memory_of
 from .signal_handlers import is_of_a_handler
-from .threads import Executor
+from .threads import Executor, Outcome
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -103,12 +102,10 @@ def _captured_in_order(
     """
     with _threads(THREADS) as executor:
 
-        def submit(feed: Any) -> Future[Result]:
+        def submit(feed: Any, outcome: Outcome[Result]) -> None:
             capturing = session._capturing
-            if capturing is None or memory_of(session).would_stage(feed):
-                return executor.submit(run, feed)
-            found: Future[Result] = capturing.submit(run, feed)
-            return found
+            to = executor if capturing is None or memory_of(session).would_stage(feed) else capturing
+            to.submit(outcome, run, feed)
 
         yield from results_of(submit, feeds, in_flight, copy)
 
@@ -143,23 +140,25 @@ def _in_threads(
     function: Callable[[Feed], Result], feeds: Iterator[Feed], in_flight: int, threads: int, copy: Copy[Feed] | None
 ) -> Iterator[Result]:
     with _threads(threads) as executor:
-        yield from results_of(lambda feed: executor.submit(function, feed), feeds, in_flight, copy)
+        yield from results_of(lambda feed, outcome: executor.submit(outcome, function, feed), feeds, in_flight, copy)
 
 
 def results_of(
-    submit: Callable[[Feed], Future[Result]], feeds: Iterator[Feed], in_flight: int, copy: Copy[Feed] | None
+    submit: Callable[[Feed, Outcome[Result]], object],
+    feeds: Iterator[Feed],
+    in_flight: int,
+    copy: Copy[Feed] | None,
 ) -> Iterator[Result]:
-    """Results of what ``submit`` starts for each of ``feeds``, in their order.
+    """Results of what ``submit`` starts for each of ``feeds``, in their order. It is called with an outcome to fill.
 
     At most ``in_flight`` feeds have been taken and their results not handed out. Feeds are taken in the thread that
     iterates, and copied there by ``copy`` if there is one; the next is then not asked for while a run may read what is
-    the caller's. An exception, of a future or of the feeds, comes out at its place, and ends the iteration. However
-    that ends, what has not begun is cancelled, and what has is waited for.
+    the caller's. An exception, of a run or of the feeds, comes out at its place, and ends the iteration. However that
+    ends, what has not begun is cancelled, and what has is waited for.
     """
     pid = os.getpid()
-    pending: deque[Future[Result]] = deque()
+    pending: deque[Outcome[Result]] = deque()
     ended = False
-    error: Exception | None = None
     try:
         while True:
             if os.getpid() != pid:
@@ -169,35 +168,36 @@ def results_of(
                     pid,
                 )
             while not ended and len(pending) < in_flight:
+                waits = [each.wait for each in pending]
+                outcome: Outcome[Result] = Outcome()
+                pending.append(outcome)  # before it is started: what an interrupt comes after is waited for at the end
                 try:
                     feed, is_copied = next(feeds), True
                     if copy is not None:
-                        feed, is_copied = copy(feed, [each.exception for each in pending])
-                    pending.append(submit(feed))
+                        feed, is_copied = copy(feed, waits)
+                    submit(feed, outcome)
                     del feed  # the caller's array must not outlive its result here
-                    if not is_copied:  # an interrupt meanwhile leaves it among those that are waited for at the end
-                        pending[-1].exception()
+                    if not is_copied:
+                        outcome.wait()
                 except StopIteration:
                     ended = True
+                    pending.pop()
                 except Exception as raised:
                     if is_of_a_handler(raised):  # a time limit may be up long before its place
                         raise
-                    ended, error = True, raised  # raised after the results of the feeds before it
+                    ended = True
+                    outcome.fail(raised)  # after the results of the feeds before it
+                del outcome
             if not pending:
                 break
-            pending[0].exception()  # an interrupt, while it waits, leaves it among those that are waited for at the end
+            pending[0].wait()  # an interrupt meanwhile leaves it among those that are waited for at the end
             yield pending.popleft().result()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                error = None  # this frame is in its traceback
     finally:
         if os.getpid() == pid:
-            for future in pending:
-                future.cancel()
+            begun = [outcome for outcome in pending if not outcome.cancel()]
             if _may_wait():
-                wait(pending)
+                for outcome in begun:
+                    outcome.wait()
 
 
 @contextlib.contextmanager

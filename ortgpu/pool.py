@@ -6,20 +6,24 @@ import functools
 import logging
 import operator
 import os
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import arguments, lifetime
+from .background import uninterrupted
 from .devices import Device, DeviceRequest
 from .errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, manual
 from .pool_workers import Worker, open_workers, stop
 from .signal_handlers import is_of_a_handler
+from .threads import FutureOutcome, Outcome
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
@@ -42,7 +46,7 @@ class LostDevice:
 class _Request:
     output_names: Sequence[str] | None
     feed: Any  # None once it has run
-    future: Future[Any]
+    outcome: Outcome[Any]
 
 
 class GPUSessionPool:
@@ -89,7 +93,9 @@ class GPUSessionPool:
         **options: Any,
     ) -> None:
         self._pid = os.getpid()
-        self._changed = threading.Condition()  # guards all below
+        self._turn = threading.RLock()  # of who waits for a place: the garbage collector may make a request meanwhile
+        self._room: SimpleQueue[None] = SimpleQueue()  # not empty when there may be a place
+        self._lock = threading.RLock()  # guards all below, and is held for moments
         self._waiting: deque[_Request] = deque()
         self._serving: tuple[Worker, ...] = ()
         self._lost: tuple[LostDevice, ...] = ()
@@ -133,14 +139,15 @@ class GPUSessionPool:
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Any:
         """As InferenceSession.run, on the session that is least busy; see the class for what is raised."""
-        future = self._ask_for(output_names, self._as_it_is_now(input_feed))
+        outcome: Outcome[Any] = Outcome()
         try:
-            return future.result()
+            self._ask(output_names, self._as_it_is_now(input_feed), outcome)
+            return outcome.result()
         except BaseException:  # an interrupt, while it waits
-            future.cancel()
+            outcome.cancel()
             raise
         finally:
-            del future  # it holds the exception, and that this frame
+            del outcome  # it holds the exception, and that this frame
 
     def submit(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Future[Any]:
         """Ask for a run; the future has its outputs, or what it raised.
@@ -149,6 +156,10 @@ class GPUSessionPool:
         copied, this returns when the run has ended; not so in a callback of a future.
         Where every thread has a request and as many are waiting, this waits for a place among them. A request that has
         not begun can be cancelled. Callbacks of the future run in a thread that serves, and must not wait for requests.
+
+        The future is the standard library's, and so is what an interrupt (Ctrl-C, a time limit) does to
+        ``future.result()``: it may leave the future's lock held by the thread that was interrupted, and who else waits
+        for this one future then waits for ever. The pool works on. :meth:`run` and :meth:`map` have no such moment.
 
         Raises:
             ExecutionError: the pool is closed, or none of its GPUs is left; also for a request that was waiting then,
@@ -160,14 +171,15 @@ class GPUSessionPool:
         # A callback of a future runs in a thread that serves: it would wait for itself.
         waits = threading.current_thread() not in self._threads
         feed, is_copied = self._copied(input_feed)
-        future = self._ask_for(output_names, feed)
+        outcome: FutureOutcome[Any] = FutureOutcome()
+        self._ask(output_names, feed, outcome)
         if waits and not is_copied:
             try:
-                wait([future])
+                outcome.wait()
             except BaseException:  # an interrupt, while it waits
-                future.cancel()
+                outcome.cancel()
                 raise
-        return future
+        return outcome.future
 
     def _copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
         """See :meth:`ortgpu.feed_copies.FeedCopies.of`."""
@@ -202,20 +214,6 @@ class GPUSessionPool:
 
         return [memory_of(worker.session) for worker in self._serving if not lifetime.refuses(worker.session)]
 
-    def _ask_for(self, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Future[Any]:
-        """:meth:`submit`, of what stays as it is until the run has ended."""
-        self._refuse_after_fork()
-        request = _Request(output_names, feed, Future())
-        with self._changed:
-            # A callback of a future runs in a thread that serves: it would wait for itself.
-            waits = threading.current_thread() not in self._threads
-            self._changed.wait_for(lambda: self._is_over or not waits or len(self._waiting) < self._limit)
-            if self._is_over:
-                raise self._why_over()
-            self._waiting.append(request)
-            self._assign()
-        return request.future
-
     def map(
         self,
         feeds: Iterable[Mapping[str, Any]],
@@ -240,7 +238,7 @@ class GPUSessionPool:
         if self._is_over:
             raise self._why_over()
         source, ahead = check_arguments(feeds, in_flight, 2 * self._limit)
-        submit = functools.partial(self._ask_for, for_many_runs(output_names))
+        submit = functools.partial(self._ask, for_many_runs(output_names))
         if may_be_written_to(feeds, ahead):
             return results_of(submit, source, ahead, self._copied)
         return results_of(submit, map(self._as_it_is_now, source), ahead, None)
@@ -270,45 +268,83 @@ class GPUSessionPool:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GPUSessionPool does not pickle: open one where it is used, or send a GPUSession, which does")
 
-    # With self._changed held
-
     @property
     def _is_over(self) -> bool:
         return self._closed or not self._serving
 
-    def _assign(self) -> None:
-        """Give waiting requests to the least busy sessions, as far as these have threads left."""
-        while self._waiting:
-            worker = min(self._serving, key=_by_load)
-            if worker.busy >= worker.capacity:
-                break
-            request = self._waiting.popleft()
-            if request.future.set_running_or_notify_cancel():
-                worker.busy += 1
-                worker.put(functools.partial(self._serve, worker, request))
-        self._changed.notify_all()
+    # Whatever changes more than one thing is called in threads of the pool alone, where no interrupt comes: half of it
+    # done, a request of somebody else would never be answered.
 
-    def _drop_waiting(self) -> list[_Request]:
-        dropped = list(self._waiting)
-        self._waiting.clear()
-        self._changed.notify_all()
-        return dropped
+    def _ask(self, output_names: Sequence[str] | None, feed: Any, outcome: Outcome[Any]) -> None:
+        """:meth:`submit`, of what stays as it is until the run has ended."""
+        self._refuse_after_fork()
+        request = _Request(output_names, feed, outcome)
+        if threading.current_thread() in self._threads:  # a callback of a future: it would wait for itself
+            self._append(request, sys.maxsize)
+            return
+        with self._turn:  # one at a time: who is interrupted leaves nobody behind who was not told
+            while not self._append(request, self._limit):
+                self._room.get()
+
+    def _append(self, request: _Request, limit: int) -> bool:
+        """Give it to the least busy session, or let it wait until a thread is free; False where ``limit`` do."""
+        with self._lock:
+            if self._is_over:
+                raise self._why_over()
+            if len(self._waiting) >= limit:
+                return False
+            worker = min(self._serving, key=_by_load)
+            if self._waiting or _by_load(worker) >= worker.capacity:
+                self._waiting.append(request)  # each thread that has answered looks for more
+            else:
+                self._wake(worker)  # first: who is woken for nothing does nothing
+                worker.assigned.append(request)
+            return True
+
+    def _wake(self, worker: Worker) -> None:
+        worker.put(functools.partial(self._serve, worker))
 
     # In a worker's thread
 
-    def _serve(self, worker: Worker, request: _Request) -> None:
+    def _serve(self, worker: Worker) -> None:
+        while (request := self._take(worker)) is not None:
+            self._answer(worker, request)
+
+    def _take(self, worker: Worker) -> _Request | None:
+        """A request for a thread of ``worker``, which is counted as busy."""
+        found: deque[_Request]
+        with self._lock:
+            if worker.assigned:
+                found = worker.assigned
+            elif worker in self._serving and self._waiting:
+                found = self._waiting
+            else:
+                return None
+            worker.busy += 1
+            self._make_room()
+            return found.popleft()
+
+    def _make_room(self) -> None:
+        if self._room.empty():
+            self._room.put(None)
+
+    def _answer(self, worker: Worker, request: _Request) -> None:
+        outcome = request.outcome
+        if not outcome.begin():  # it was cancelled
+            self._release(worker)
+            return
         try:
             outputs, error = self._run_on(worker, request.output_names, request.feed), None
-        except BaseException as raised:  # noqa: BLE001 - the future's to raise
+        except BaseException as raised:  # noqa: BLE001 - the outcome's to raise
             outputs, error = None, raised
         request.feed = None  # who waits for the result may count on its memory
         self._release(worker)
-        # After the thread counts as free, and without the lock: a callback of the future may submit.
+        # After the thread counts as free, and without the lock: a callback of a future may submit.
         if error is None:
-            request.future.set_result(outputs)
+            outcome.give(outputs)
         else:
-            request.future.set_exception(error)
-            del request, error  # the future holds the exception, and that this frame
+            outcome.fail(error)
+            del request, outcome, error  # the outcome holds the exception, and that this frame
 
     def _run_on(self, worker: Worker, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
         """The outputs; where the GPU is, or may be, at fault, those of another GPU."""
@@ -331,13 +367,14 @@ class GPUSessionPool:
                 raise
             finally:
                 self._release(other)
+                self._wake(other)  # nobody was, while it counted as busy
             if not lost:  # so it was not the request
                 self._take_out(worker, error)
             return outputs
 
     def _borrow_other_than(self, worker: Worker) -> Worker | None:
         """The least busy worker of another GPU; to be released."""
-        with self._changed:
+        with self._lock:
             others = [each for each in self._serving if each.place != worker.place]
             other = min(others, key=_by_load) if others else None
             if other is not None:
@@ -345,15 +382,13 @@ class GPUSessionPool:
             return other
 
     def _release(self, worker: Worker) -> None:
-        with self._changed:
+        with self._lock:
             worker.busy -= 1
-            if not self._is_over:
-                self._assign()
 
     def _take_out(self, worker: Worker, error: ExecutionError) -> None:
         """Let the GPU of ``worker`` serve no more, nor any whose sessions refuse because of the same error."""
         lost, poisoned = _is_lost(error), isinstance(error, PoisonedContextError)
-        with self._changed:
+        with self._lock:
             gone = [
                 each
                 for each in self._serving
@@ -368,22 +403,24 @@ class GPUSessionPool:
             self._serving = tuple(each for each in self._serving if each not in gone)
             # A copy: the traceback of the original holds the arrays of a request.
             self._lost += tuple(LostDevice(device, lifetime.anew(error)) for device in devices.values())
-            dropped = [] if self._serving else self._drop_waiting()
         for device in devices.values():
             logger.warning("%s is out of the pool [%s]: %s", device, error.code, error.summary)
-        self._fail(dropped)
+        if not self._serving:
+            self._refuse_waiting()
 
-    def _fail(self, requests: Iterable[_Request]) -> None:
-        for request in requests:
-            if request.future.set_running_or_notify_cancel():
-                request.future.set_exception(self._why_over())
+    def _refuse_waiting(self) -> None:
+        with self._lock:
+            dropped = list(self._waiting)
+            self._waiting.clear()
+            self._make_room()
+        for request in dropped:
+            if request.outcome.begin():
+                request.outcome.fail(self._why_over())
 
     def _refuse_all(self) -> None:
         """What is waiting, and what is asked for from now on."""
-        with self._changed:
-            self._closed = True
-            dropped = self._drop_waiting()
-        self._fail(dropped)
+        self._closed = True
+        uninterrupted(self._refuse_waiting)
 
     def _close_itself(self) -> None:
         """At the end of the program, when callbacks of atexit may still use it."""
@@ -431,7 +468,7 @@ def _end(pool: weakref.ref[GPUSessionPool], workers: Sequence[Worker], pid: int)
 
 
 def _by_load(worker: Worker) -> int:
-    return worker.busy
+    return worker.busy + len(worker.assigned)
 
 
 def _is_lost(error: ExecutionError) -> bool:

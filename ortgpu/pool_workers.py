@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class Worker(Threads):
         super().__init__(f"ortgpu-pool-{place}")
         self.session = session
         self.place = place
+        self.assigned: deque[Any] = deque()  # requests for whose sake threads were woken
         self.busy = 0  # requests at work
 
     @property

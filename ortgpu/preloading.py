@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .background import ForkSafeLock
+from .background import fork_safe_lock
 from .environment.catalogue import CUDNN_CORE_PARTS, major_of, stem_of
 from .environment.libraries import (
     Candidate,
@@ -36,7 +36,7 @@ logger = logging.getLogger("ortgpu")
 
 OPENING = "opening %s"  # logged before the loader is asked: it may end the process, or never return
 
-_lock = ForkSafeLock()
+_lock = fork_safe_lock()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .background import ForkSafeLock
+from .background import fork_safe_lock
 from .environment.elf import read_elf, this_machine, wrong_machine
 from .environment.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
 from .environment.packages import Packages, locate_packages
@@ -78,7 +78,7 @@ class Runtime:
 
 
 _runtime: Runtime | None = None
-_lock = ForkSafeLock()
+_lock = fork_safe_lock()
 
 
 def load_runtime() -> Runtime:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from .background import ForkSafeLock
+from .background import fork_safe_lock
 
 _PROPERTIES = (
     "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "enable_profiling", "execution_mode",
@@ -48,7 +48,7 @@ _ENTRY = re.compile(rb"\0((?:session|ep|optimization|mlas)\.[a-z0-9_.]{3,100})(?
 CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
 RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
 
-_lock = ForkSafeLock()
+_lock = fork_safe_lock()
 _recorders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # to sessions being made with them
 
 

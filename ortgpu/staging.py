@@ -10,7 +10,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from .background import ForkSafeLock
+from .background import fork_safe_lock
 from .lifetime import device_of, refuse_if_unusable
 from .providers import CPU, CUDA
 from .signal_handlers import is_of_a_handler
@@ -36,7 +36,7 @@ COPY_THREADS = 12  # fewer where the process has fewer cores
 # in the order of that stream alone.
 _REFUSED = ("enable_cuda_graph", "has_user_compute_stream")
 
-_creating = ForkSafeLock()
+_creating = fork_safe_lock()
 
 
 class Staging:

@@ -7,21 +7,115 @@ threads for as long as it likes: a server that is started in one, say. These end
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from .background import start
+from .background import Thread
 
 Result = TypeVar("Result")
-Task = Callable[[], object]
+Call = Callable[[], object]
 
 logger = logging.getLogger("ortgpu")
+
+# Seconds. Who takes the lock of a future holds it for microseconds, unless an interrupt left it held.
+_PATIENCE = 0.2
+
+
+class Outcome(Generic[Result]):
+    """What comes of a call that one thread makes and others wait for. No interrupt of those that wait is in its way."""
+
+    def __init__(self) -> None:
+        self._begun = threading.Lock()
+        self._pending = threading.Lock()
+        self._pending.acquire()
+        self._results: list[Result] = []
+        self._error: BaseException | None = None
+
+    def begin(self) -> bool:
+        """Take the right to make the call. Return False where that was done before, or it was cancelled."""
+        return self._begun.acquire(blocking=False)
+
+    def cancel(self) -> bool:
+        """Let the call not be made. Return False where it has begun; else nobody may wait for it any more."""
+        return self._begun.acquire(blocking=False)
+
+    def give(self, result: Result) -> None:
+        """Called once, by who made the call."""
+        self._results.append(result)
+        self._pending.release()
+
+    def fail(self, error: BaseException) -> None:
+        """Called instead of :meth:`give`, or when that was interrupted."""
+        self._error = error
+        if self._pending.locked():
+            self._pending.release()
+
+    def wait(self) -> None:
+        """Wait until there is a result or an error."""
+        with self._pending:
+            pass
+
+    def result(self) -> Result:
+        """Wait for the result, or raise the error."""
+        self.wait()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                del self  # this frame is in its traceback
+        return self._results[0]
+
+
+class FutureOutcome(Outcome[Result]):
+    """The outcome of a call for a caller, who waits for it by a Future.
+
+    The lock of that is entered in Python: a ``future.result()`` that is interrupted may leave it held for ever. Who
+    makes calls must not wait for it then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.future: Future[Result] = Future()
+
+    def begin(self) -> bool:
+        return not self._is_free() or self.future.set_running_or_notify_cancel()
+
+    def cancel(self) -> bool:
+        return self.future.cancel()
+
+    def give(self, result: Result) -> None:
+        self._tell(self.future.set_result, result)
+        super().give(result)
+
+    def fail(self, error: BaseException) -> None:
+        self._tell(self.future.set_exception, error)
+        super().fail(error)
+
+    def _is_free(self) -> bool:
+        lock = self.future._condition  # which wait() and as_completed() of the standard library take in the same way
+        if lock.acquire(timeout=_PATIENCE):
+            lock.release()
+            return True
+        return False
+
+    def _tell(self, tell: Callable[[Any], None], what: object) -> None:
+        def do() -> None:
+            with contextlib.suppress(InvalidStateError):  # it was cancelled while nobody could ask it
+                tell(what)
+
+        if self._is_free():
+            do()
+        else:
+            # The thread that holds the lock gives it free where it waits for the future again.
+            with contextlib.suppress(RuntimeError):  # no further thread: the future stays without a result
+                Thread(do, "ortgpu-future").start()
 
 
 class Threads:
@@ -29,55 +123,52 @@ class Threads:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self.threads: list[threading.Thread] = []
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self.threads: list[Thread] = []
 
-    def start(self, count: int = 1, first: Task | None = None) -> None:
+    def start(self, count: int = 1, first: Call | None = None) -> None:
         """Further threads; each calls ``first`` when it begins. Raises RuntimeError where the system gives none."""
         for _ in range(count):
             # Daemons: whoever forgets to end them must not wait for them at the end of the program.
-            name = f"{self._name}_{len(self.threads)}"
-            thread = threading.Thread(target=_work, args=(self._tasks, first), name=name, daemon=True)
-            start(thread)
-            self.threads.append(thread)
+            thread = Thread(functools.partial(_work, self._calls, first), f"{self._name}_{len(self.threads)}")
+            thread.start(self.threads.append)
 
-    def put(self, task: Task) -> None:
-        """Have a thread call ``task``. What that raises is logged."""
-        self._tasks.put(task)
+    def put(self, call: Call) -> None:
+        """Have a thread make ``call``. What that raises is logged."""
+        self._calls.put(call)
 
     def stop(self) -> None:
         """Let the threads end when what they were given is done."""
-        self._tasks.put(None)
+        self._calls.put(None)
 
     def wait(self) -> None:
         """Until the threads have ended."""
         for thread in self.threads:
-            if thread.is_alive() and thread is not threading.current_thread():  # what it was given may wait
-                thread.join()
+            if thread is not threading.current_thread():  # what it was given may wait
+                thread.wait()
 
 
 class Executor(Threads):
-    """As concurrent.futures.ThreadPoolExecutor, with up to ``most`` threads, which are started when they are needed.
+    """Up to ``most`` threads, which are started when they are needed, and calls with an :class:`Outcome`.
 
-    Where the system gives not even one, what is submitted is called at once: under a limit of the user or container,
+    Where the system gives not even one, what is asked for is called at once: under a limit of the user or container,
     and, once the main thread has ended, in Python 3.12.0 to 3.12.2 (CPython pull request 117029).
     When nobody refers to it any more, its threads end with what they were given; so they do at the end of the program,
     which waits for them.
     """
 
-    def __init__(self, most: int, name: str, first: Task | None = None) -> None:
+    def __init__(self, most: int, name: str, first: Call | None = None) -> None:
         super().__init__(name)
         self._most = most
         self._first = first
         self._lock = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
-        weakref.finalize(self, _end, weakref.ref(self), self._tasks)
+        weakref.finalize(self, _end, weakref.ref(self), self._calls)
 
-    def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Raises RuntimeError: it is closed."""
-        future: Future[Result] = Future()
-        call = _Call(future, function, arguments)
+    def submit(self, outcome: Outcome[Result], function: Callable[..., Result], *arguments: Any) -> None:
+        """Call ``function`` in a thread. Raises RuntimeError: it is closed."""
+        call = _Call(outcome, function, arguments)
         with self._lock:
             if self._closed:
                 raise RuntimeError("these threads have ended")
@@ -86,9 +177,8 @@ class Executor(Threads):
                     self.start(1, self._first)
             if self.threads:
                 self.put(call)
-                return future
+                return
         call()
-        return future
 
     def close(self) -> None:
         """Wait until everything is done that was given. Closing twice is fine."""
@@ -101,47 +191,45 @@ class Executor(Threads):
 
 
 class _Call:
-    """A function to be called, and the future of its result."""
+    """A function to be called, and its outcome."""
 
-    def __init__(self, future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._future: Future[Any] | None = future
+    def __init__(self, outcome: Outcome[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._outcome: Outcome[Any] | None = outcome
         self._function = function
         self._arguments = arguments
 
     def __call__(self) -> None:
-        future, self._future = self._future, None
+        outcome, self._outcome = self._outcome, None
         arguments, self._arguments = self._arguments, ()
-        assert future is not None
-        if not future.set_running_or_notify_cancel():
-            return
+        assert outcome is not None
         try:
-            result = self._function(*arguments)
-        except BaseException as error:  # noqa: BLE001 - the future's to raise
-            del arguments
-            future.set_exception(error)
-            del self, future  # the future holds the exception, and that this frame
-        else:
-            del arguments  # who waits for the result may count on their memory
-            future.set_result(result)
+            if outcome.begin():
+                result = self._function(*arguments)
+                arguments = ()  # who waits for the result may count on their memory
+                outcome.give(result)
+        except BaseException as error:  # noqa: BLE001 - the outcome's to raise
+            arguments = ()
+            outcome.fail(error)
+            del self, outcome  # the outcome holds the error, and that this frame
 
 
-def _work(tasks: SimpleQueue[Task | None], first: Task | None) -> None:
+def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
     """The threads know nobody who gives them work, so that who is referred to by nobody else is let go."""
     if first is not None:
         first()
-    while (task := tasks.get()) is not None:
+    while (call := calls.get()) is not None:
         try:
-            task()
+            call()
         except BaseException:  # SystemExit, say, of a callback of a future: others wait for this thread
             logger.exception("what a thread was given raised")
-        del task  # it holds who gave it, and arrays
-    tasks.put(None)  # for the next one
+        del call  # it holds who gave it, and arrays
+    calls.put(None)  # for the next one
 
 
-def _end(executor: weakref.ref[Executor], tasks: SimpleQueue[Task | None]) -> None:
+def _end(executor: weakref.ref[Executor], calls: SimpleQueue[Call | None]) -> None:
     """Nobody refers to the executor any more, or the program has come to its end: then it waits, or ONNX Runtime would
     go on computing while the interpreter takes itself apart."""
-    tasks.put(None)
+    calls.put(None)
     ending = executor()
     if ending is not None:
         ending.close()

@@ -81,7 +81,7 @@ after_the_main_thread(lambda: [int(session.run(None, feeds(n + 1)[n])[0][0]) for
 
 def test_the_end_of_the_program_waits_for_what_is_computed() -> None:
     found = child("""
-        from ortgpu.threads import Executor
+        from ortgpu.threads import Executor, Outcome
         done, begun = [], threading.Event()
         def work():
             begun.set()
@@ -89,7 +89,7 @@ def test_the_end_of_the_program_waits_for_what_is_computed() -> None:
             done.append(1)
             report(done)
         executor = Executor(1, "ortgpu-test")
-        futures = [executor.submit(work) for _ in range(3)]
+        for _ in range(3): executor.submit(Outcome(), work)
         begun.wait()
     """)
     assert found == [1, 1, 1]

@@ -171,7 +171,7 @@ def test_collected_with_a_lock_held_that_its_threads_need() -> None:
         cycle.append(cycle)
         next(results)
         del results, cycle
-        pool._waiting = Waiting(pool._waiting)
+        pool._serving[0].assigned = Waiting()
         report(int(pool.run(None, feeds(3)[2])[0][0]))
     """)
     assert found == -2

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ortgpu.threads import Executor
+from ortgpu.threads import Executor, Outcome
 
 SECONDS = 20  # until something that must come is given up
 
@@ -29,14 +29,16 @@ def test_threads_call_it_at_the_same_time(executor: Executor) -> None:
         met.wait(SECONDS)
         return threading.get_ident()
 
-    futures = [executor.submit(work) for _ in range(3)]
-    assert len({future.result(SECONDS) for future in futures} - {threading.get_ident()}) == 3
+    outcomes: list[Outcome[int]] = [Outcome() for _ in range(3)]
+    for outcome in outcomes:
+        executor.submit(outcome, work)
+    assert len({outcome.result() for outcome in outcomes} - {threading.get_ident()}) == 3
 
 
 def test_there_are_no_more_threads_than_are_allowed(executor: Executor) -> None:
     for count, there in ((2, 2), (2, 3), (7, 3)):
         for _ in range(count):
-            executor.submit(int)
+            executor.submit(Outcome(), int)
         assert len(executor.threads) == there
 
 
@@ -47,17 +49,19 @@ def test_a_thread_that_waits_keeps_nothing_of_what_it_did(executor: Executor, fa
 
     def function(_: Argument) -> None:
         if fails:
-            raise ValueError
+            raise ValueError("of the call")
 
     gc.disable()
     try:
         argument = Argument()
         kept = weakref.ref(argument)
-        future = executor.submit(function, argument)
-        assert (future.exception(SECONDS) is not None) == fails
-        del argument, future
+        outcome: Outcome[None] = Outcome()
+        executor.submit(outcome, function, argument)
+        with pytest.raises(ValueError, match="of the call") if fails else contextlib.nullcontext():
+            outcome.result()
+        del argument, outcome
         deadline = time.monotonic() + SECONDS
-        while kept() is not None and time.monotonic() < deadline:  # the future is done before its thread lets go
+        while kept() is not None and time.monotonic() < deadline:  # the outcome is there before its thread lets go
             time.sleep(0.01)
         assert kept() is None
     finally:

@@ -12,14 +12,14 @@ import os
 import re
 from pathlib import Path
 
-from ..background import ForkSafeLock
+from ..background import fork_safe_lock
 from ..errors import RankDeviceError, manual
 from .jobs import FOLDER_NEEDED, identity_of, runtime_folder, short_name
 from .rank_devices import visibility
 from .ranks import Rank
 
 _held: dict[Path, int] = {}  # by path, its descriptor: open for the life of this process
-_lock = ForkSafeLock()
+_lock = fork_safe_lock()
 _NAME = re.compile(r"claim-(?P<job>\w+)-(?P<uuid>[\w-]+)-rank(?P<rank>\d+)")
 
 

@@ -14,7 +14,7 @@ import sys
 import uuid as uuids
 from dataclasses import dataclass
 
-from ..background import ForkSafeLock, Task
+from ..background import Task, fork_safe_lock
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute, cuda.h
 
@@ -93,7 +93,7 @@ class CudaState:
 
 
 _state: CudaState | None = None
-_lock = ForkSafeLock()
+_lock = fork_safe_lock()
 
 
 def initialise() -> CudaState:

@@ -11,12 +11,12 @@ import sysconfig
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 
-from ..background import ForkSafeLock
+from ..background import fork_safe_lock
 from .interpreter import this_interpreter
 from .managers import Manager, is_for_one_run, read_manager
 from .metadata import search_path
 
-_of_sysconfig = ForkSafeLock()  # which has none before Python 3.13: who comes while it fills its variables fails
+_of_sysconfig = fork_safe_lock()  # which has none before Python 3.13: who comes while it fills its variables fails
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,9 @@ class Stubs:
         source = (SOURCES / "cuda_toolkit_stub.c").read_text(encoding="utf-8")
         listed = subprocess.run(["nm", "-D", "--undefined-only", provider], capture_output=True, text=True, check=True)
         linked = re.findall(r"(\w+)@(libcu\S+)", listed.stdout)
-        others = sorted({name for name, _ in linked if not re.search(rf"\b{name}\(", source)})
+        called = re.findall(r"\b(cuda[A-Z]\w+)", (SOURCES.parents[1] / "ortgpu/cudart.py").read_text(encoding="utf-8"))
+        names = {*called, *(name for name, _ in linked)}
+        others = sorted(name for name in names if not re.search(rf"\b{name}\(", source))
         code = source + "".join(f"int {name}(void) {{ return 0; }}\n" for name in others)
         libraries = {soname("libcurand")} | {library for _, library in linked}
         # The provider asks for functions of a version, which is called as the library
