@@ -1,4 +1,4 @@
-"""What a model file holds, read with onnx: for diagnoses, and where strings go into a model or come out."""
+"""What a model file holds, read with onnx, for diagnoses."""
 
 from __future__ import annotations
 
@@ -182,22 +182,3 @@ def read_collective_operators(model: Model) -> tuple[str, ...]:
         return ()
     mentioned = any(word in content for word in words)
     return collective_operators(read_model(model).operators) if mentioned else ()
-
-
-def nodes_on_strings(model: Model) -> frozenset[tuple[str, str]]:
-    """Operator and name of the nodes of the main graph with a string among their inputs or outputs.
-
-    A name that is not UTF-8 is left out, as in a placement.
-    """
-    try:
-        import onnx
-        from onnx import shape_inference
-
-        graph = shape_inference.infer_shapes(onnx.load_from_string(read_structure(model))).graph
-        values = (*graph.input, *graph.output, *graph.value_info)
-        strings = {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.STRING}
-        strings |= {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.STRING}
-    except Exception:  # noqa: BLE001 - ONNX Runtime opened the model: what onnx makes of it is no reason to fail
-        return frozenset()
-    handling = (node for node in graph.node if not strings.isdisjoint((*node.input, *node.output)))
-    return frozenset((node.op_type, node.name if isinstance(node.name, str) else "") for node in handling)

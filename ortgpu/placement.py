@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .data_flow import Key, Place, computing_nodes, may_compute
+from .data_flow import Key, Places, computing_nodes
 from .errors import Fix, PlacementError, manual
-from .models import is_ort_format, nodes_on_strings
+from .models import is_ort_format
 from .providers import CPU
-from .runtime import load_runtime
 from .session_options import RECORDING_KEY, config_entry
 
 NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
+NO_KERNEL_OR_BESIDE = f"{NO_KERNEL}, or it takes a shape beside an input of the model, and ONNX Runtime prefers the CPU"
 ALL_ON_CPU = "the whole session is on the CPU"
 PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
 FOLLOWS = "ONNX Runtime prefers the CPU here: what it takes is there already"
@@ -42,6 +42,7 @@ _SHAPE_OPERATORS = frozenset(
     )
     for name in line.split(" ")
 )
+_TAKING_NO_DATA = frozenset(("Shape", "Size", "If", "Loop"))  # but the nodes in their graphs do
 
 
 class CPUNodesWarning(UserWarning):
@@ -68,14 +69,17 @@ class PlacedNode:
         """Why it is not on the GPU, in a session that is; None for a node that is.
 
         A node that does not handle shapes has no CUDA kernel for its operator, types, attributes and opset. Little
-        else keeps one on the CPU: that it follows one without a kernel that takes a shape, which
-        GPUSession.explain_placement() tells, and session options that divide the model between devices.
+        else keeps one on the CPU: that it takes a shape beside an input of the model, or follows one without a kernel
+        that takes a shape, both of which GPUSession.explain_placement() tells; and session options that divide the
+        model between devices.
         """
         if self.provider != CPU:
             return None
         if self.divided_by is not None:
             return f"the model asks for it with {self.divided_by}, or there is no CUDA kernel"
-        return PREFERRED if self.kind == "shape" else NO_KERNEL
+        if self.kind == "shape":
+            return PREFERRED
+        return NO_KERNEL_OR_BESIDE if kind_of(self.op_type, self.domain, CPU) == "shape" else NO_KERNEL
 
     def __str__(self) -> str:
         domain = f"{self.domain}:" if self.domain not in ("", "ai.onnx") else ""
@@ -146,18 +150,15 @@ def read_placement(session: Any, *, without_options: bool = False) -> Placement:
         raise
     if not assigned and _is_of_ort_format(session, without_options=without_options):
         return UNKNOWN_IN_OWN_FORMAT
-    strings = _nodes_on_strings(session, inner)
     nodes = []
     for part in assigned:
         for node in part.get_nodes():
-            name = _name_of(node)
-            on_strings = (node.op_type, name) in strings
-            kind = "compute" if on_strings else kind_of(node.op_type, node.domain, part.ep_name)
-            nodes.append(PlacedNode(name, node.op_type, node.domain, part.ep_name, kind))
+            kind = kind_of(node.op_type, node.domain, part.ep_name)
+            nodes.append(PlacedNode(_name_of(node), node.op_type, node.domain, part.ep_name, kind))
     on_cpu = [node for node in nodes if node.provider == CPU]
     divided_by = _divided_by(session) if on_cpu and not without_options else None
     computing = {_key(node) for node in on_cpu if node.kind == "compute"}
-    computing |= _computing_nodes(session, inner, nodes, divided_by)
+    computing |= _computing_nodes(session, inner, nodes)
     return Placement(
         tuple(
             replace(node, kind="compute", divided_by=divided_by)
@@ -168,24 +169,18 @@ def read_placement(session: Any, *, without_options: bool = False) -> Placement:
     )
 
 
-def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode], divided_by: str | None) -> frozenset[Key]:
+def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
     """Those on the CPU that compute on data, though their operators could handle shapes. The model is read again for
     that, but only where there are such operators on the CPU, beside a GPU."""
-    doubtful = {_key(node) for node in nodes if node.provider == CPU and node.kind == "shape"}
-    doubtful = {key for key in doubtful if key[0] not in ("Shape", "Size", "If", "Loop")}
-    if not doubtful or tuple(inner.get_providers()) == (CPU,):
-        return frozenset()
-    if divided_by is None and not may_compute((op_type for op_type, _ in doubtful), load_runtime().release):
+    placed: dict[Key, Places] = {}
+    for node in nodes:
+        here = placed.get(_key(node), Places())
+        is_doubtful = node.provider == CPU and node.kind == "shape" and node.op_type not in _TAKING_NO_DATA
+        placed[_key(node)] = Places(here.doubtful + is_doubtful, here.elsewhere + (not is_doubtful))
+    if not any(places.doubtful for places in placed.values()) or tuple(inner.get_providers()) == (CPU,):
         return frozenset()
     model = _model_of(session)
-    if not model:
-        return frozenset()
-    elsewhere = {_key(node) for node in nodes if node.provider != CPU or node.kind == "compute"}
-    placed: dict[Key, Place] = {
-        **dict.fromkeys(elsewhere - doubtful, "data"),
-        **dict.fromkeys(doubtful - elsewhere, "doubtful"),
-    }
-    return computing_nodes(model, (value.name for value in inner.inputs_meta), placed)
+    return computing_nodes(model, (value.name for value in inner.inputs_meta), placed) if model else frozenset()
 
 
 def _divided_by(session: Any) -> str | None:
@@ -224,20 +219,8 @@ def _model_of(session: Any) -> str | bytes | None:
     return os.fsdecode(path) if path else getattr(session, "_model_bytes", None)
 
 
-def _nodes_on_strings(session: Any, inner: Any) -> frozenset[tuple[str, str]]:
-    """Operator and name of the nodes that handle strings, for which no operator has a CUDA kernel.
-
-    The model is read again for that, but only where strings go in or come out. That says ``inner``, the C++ session:
-    of one that another thread is making the other has not all attributes yet.
-    """
-    if not any("string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)):
-        return frozenset()
-    model = _model_of(session)
-    return nodes_on_strings(model) if model else frozenset()
-
-
 def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
-    """What a node does that is not about strings."""
+    """What the operator of a node suggests; data_flow.py tells which of those on the CPU compute all the same."""
     on_cpu = provider == CPU and domain in ("", "ai.onnx")
     return "shape" if (on_cpu and op_type in _SHAPE_OPERATORS) or op_type in ("Shape", "Size") else "compute"
 

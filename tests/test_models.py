@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.models import nodes_on_strings, read_collective_operators, read_model
+from ortgpu.models import read_collective_operators, read_model
 from tests.cpu_session import child
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither named pipes nor devices as files")
@@ -32,7 +32,6 @@ def test_a_session_does_not_wait_for_a_pipe_to_say_why_there_is_no_gpu(tmp_path:
 def test_a_device_is_not_read(path: str) -> None:
     assert read_model(path).problem == "not a regular file"
     assert read_collective_operators(path) == ()
-    assert nodes_on_strings(path) == frozenset()
 
 
 def test_a_folder_is_named_as_such(tmp_path: Path) -> None:

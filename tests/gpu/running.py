@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -336,6 +337,29 @@ def place_versions() -> None:
             attempt(f"{op_type} {opset}: forbid", forbid)
 
 
+def place_beside_shapes(folder: str) -> None:
+    import zipfile
+
+    from ortgpu import GPUSession, PlacementError
+    from tests.logged_placement import logged
+
+    models = os.path.join(folder, "models.zip")
+    found = logged(models, os.path.join(folder, "log"))
+    differing = []
+    with zipfile.ZipFile(models) as archive:
+        for name, (*_, refused) in found.items():
+            try:
+                GPUSession(archive.read(name), cpu_nodes="forbid").close()
+                opened = True
+            except PlacementError:
+                opened = False
+            if opened == refused:
+                differing.append(name)
+    report("differing", differing)
+    with open(os.path.join(folder, "found.json"), "w", encoding="utf-8") as file:
+        json.dump(found, file)
+
+
 def place_own_format(folder: str) -> None:
     import warnings
 
@@ -397,6 +421,7 @@ def check_placement(folder: str) -> None:
 PROGRAMS: dict[str, Callable[..., None]] = {
     "place": place,
     "place_versions": place_versions,
+    "place_beside_shapes": place_beside_shapes,
     "place_own_format": place_own_format,
     "check_placement": check_placement,
     "out_of_memory": out_of_memory,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from ortgpu.providers import CPU, CUDA
 from tests.known_placements import RENEWED_IN_22
+from tests.shape_operators import misjudged, models_beside_shapes
 
 from .children import Report, run_program
 
@@ -87,6 +90,16 @@ def test_a_version_newer_than_its_kernel() -> None:
         assert f"{name} 'alone': no CUDA kernel" in error.text
         assert "a lower opset" in error.text
         assert report.returned(f"{name} 21: forbid") == "opened"
+
+
+def test_every_type_of_every_operator_beside_shapes(tmp_path: Path) -> None:
+    """Some eighteen hundred small models, of which those that compute on the CPU are refused, and no others."""
+    with zipfile.ZipFile(tmp_path / "models.zip", "w") as archive:
+        for name, content in models_beside_shapes():
+            archive.writestr(name, content)
+    report = run_program("place_beside_shapes", {"folder": tmp_path}, deadline=240)
+    assert report["differing"] == []
+    assert misjudged(json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))) == []
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
-"""Nodes that handle strings, found without reading the weights of the model."""
+"""Models without the values of their weights."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,7 +8,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.model_structure import without_weights
-from ortgpu.models import nodes_on_strings
 from tests.networks import random_network
 
 
@@ -37,13 +34,6 @@ def model() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=8)
 
 
-def test_the_nodes_of_a_file_and_of_bytes(model: onnx.ModelProto, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    expected = {("Reshape", "reshaped"), ("Equal", "compared")}
-    assert nodes_on_strings(path) == nodes_on_strings(path.read_bytes()) == expected
-
-
 def test_all_but_large_weights_stays(model: onnx.ModelProto) -> None:
     expected = onnx.ModelProto()
     expected.CopyFrom(model)
@@ -57,9 +47,3 @@ def test_what_is_small_is_not_touched(number: int) -> None:
     network.graph.ClearField("initializer")
     data = network.SerializeToString()
     assert without_weights(data) == data
-
-
-def test_a_model_that_was_cut_short_has_none(model: onnx.ModelProto) -> None:
-    data = model.SerializeToString()
-    for cut in (0, 1, 50, len(data) // 2, len(data) - 1):
-        assert nodes_on_strings(data[:cut]) == frozenset()
