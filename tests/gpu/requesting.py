@@ -8,7 +8,16 @@ from functools import partial
 from typing import Any
 
 from benchmarks.common import report
-from tests.gpu.programs import CPU, CUDA, attempt, cpu_reference, device_facts, random_feed, relative_error
+from tests.gpu.programs import (
+    CPU,
+    CUDA,
+    attempt,
+    cpu_reference,
+    device_facts,
+    free_memory,
+    random_feed,
+    relative_error,
+)
 
 TENSORRT = "TensorrtExecutionProvider"
 
@@ -88,7 +97,13 @@ def make_requests(model: str, missing: str) -> None:
         # an options object that was made to forbid the CPU provider would no longer serve its owner
         plain = onnxruntime.InferenceSession(model, options, providers=[CPU])
         plain.run(None, random_feed(plain, 1))
-        return {"before": before, "inside": inside, "after": settings(options), "plain": plain.get_providers()}
+        return {
+            "before": before,
+            "inside": inside,
+            "after": settings(options),
+            "recording": options.get_session_config_entry("session.record_ep_graph_assignment_info"),
+            "plain": plain.get_providers(),
+        }
 
     attempt("session options", keep_session_options)
 
@@ -110,6 +125,61 @@ def make_requests(model: str, missing: str) -> None:
             attempt(f"{name}, plain", partial(plain.run, None, feed))
         feed = random_feed(session, 2)
         report("still right", relative_error(session.run(None, feed), plain.run(None, feed)))
+
+
+def set_providers(model: str) -> None:
+    """Other options of CUDA for sessions that are open: plain, staged and with pinned memory, captured, derived."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+
+    plain = cpu_reference(model)
+    limit = str(2 * 2**30)
+    for name in ("usual", "captured", "pinned"):
+        with GPUSession(model, cpu_nodes="forbid", cuda_graph=name == "captured") as session:
+            feed = random_feed(session, 4)
+            expected = plain.run(None, feed)
+            errors = [relative_error(session.run(None, feed), expected)]
+            if name == "pinned":
+                kept = session.pinned_empty((1 << 20,))
+                kept[:] = 3
+            session.set_providers([(CUDA, {"gpu_mem_limit": limit}), CPU, CPU])
+            inside = session.get_provider_options()[CUDA]["gpu_mem_limit"]
+            errors += [relative_error(session.run(None, feed), expected) for _ in range(3)]
+            refused = []
+            for request in ([CPU], [(CUDA, {"device_id": 99})]):
+                try:
+                    session.set_providers(request)
+                except Exception as error:  # noqa: BLE001 - its type is the fact
+                    refused.append(type(error).__name__)
+            errors += [relative_error(session.run(None, feed), expected) for _ in range(3)]
+            errors += [relative_error(found, expected) for found in session.map([feed] * 5)]
+            if name == "pinned":
+                assert np.all(kept == 3)
+                assert session.pinned_empty((4,)).shape == (4,)
+            facts = {**device_facts(session), "limit": inside, "refused": refused, "error": max(errors)}
+            report(name, {**facts, "graph": session._capturing is not None})
+    try:
+        session.set_providers([CUDA])
+    except Exception as error:  # noqa: BLE001 - its type is the fact
+        report("closed", type(error).__name__)
+
+
+def set_providers_again_and_again(model: str) -> None:
+    """Whether what was given up is given back."""
+    import gc
+
+    from ortgpu import GPUSession
+
+    free = []
+    with GPUSession(model) as session:
+        feed = random_feed(session, 4)
+        for number in range(30):
+            session.set_providers([(CUDA, {"gpu_mem_limit": str((1 + number % 2) * 2**30)})])
+            session.run(None, feed)
+            gc.collect()
+            free.append(free_memory(session.device.uuid))
+    report("free", free)
 
 
 def tensorrt_before_cuda(model: str, folder: str) -> None:
@@ -157,5 +227,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "choose_devices": choose_devices,
     "two_devices": two_devices,
     "make_requests": make_requests,
+    "set_providers": set_providers,
+    "set_providers_again_and_again": set_providers_again_and_again,
     "tensorrt_before_cuda": tensorrt_before_cuda,
 }

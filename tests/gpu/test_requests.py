@@ -75,6 +75,34 @@ def test_session_options_stay_the_callers(report: Report) -> None:
     assert settings["plain"] == [CPU]
 
 
+def test_session_options_do_not_go_on_recording(report: Report) -> None:
+    assert report.returned("session options")["recording"] == "0"
+
+
+@pytest.fixture(scope="module")
+def opened_again(mlp: Path) -> Report:
+    return run_program("set_providers", {"model": mlp})
+
+
+@pytest.mark.parametrize("session", ["usual", "captured", "pinned"])
+def test_set_providers_with_other_options_of_cuda(opened_again: Report, session: str) -> None:
+    facts = opened_again[session]
+    assert facts["limit"] == str(2 * 2**30)
+    assert facts["providers"] == [CUDA, CPU]
+    assert facts["refused"] == ["ProviderRequestError", "DeviceNotFoundError"]
+    assert facts["error"] <= 1e-2
+    assert facts["graph"] == (session == "captured")
+
+
+def test_set_providers_of_a_closed_session(opened_again: Report) -> None:
+    assert opened_again["closed"] == "ExecutionError"
+
+
+def test_set_providers_gives_back_the_memory_of_the_session_before(conv: Path) -> None:
+    free = run_program("set_providers_again_and_again", {"model": conv})["free"]
+    assert min(free[-5:]) >= min(free[4:10]) - (16 << 20)
+
+
 @pytest.mark.parametrize("fault", ["missing model", "invalid model", "empty model"])
 def test_faults_of_the_model_are_onnxruntimes(report: Report, fault: str) -> None:
     ours, plain = report.error(fault), report.error(f"{fault}, plain")
