@@ -92,6 +92,12 @@ class FileContent:
 _PIECE = 16 << 10  # bytes, some fifty nodes
 
 
+def write_temporary(path: str | os.PathLike[str], model: bytes) -> None:
+    """Write a model to a file that no other user can read."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(model)
+
+
 def without_weights(data: Bytes, most: int = _MOST_READ) -> bytes:
     """A model as it is, but for the values of the large initializers of its main graph.
 

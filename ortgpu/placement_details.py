@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from .environment.child import run_python
 from .errors import ExecutionError, GPUError
+from .model_structure import write_temporary
 from .models import text_of
 from .placement import ALL_ON_CPU, FOLLOWS, NO_KERNEL, PREFERRED, NodeKind, PlacedNode, format_table, not_recorded
 from .providers import CPU, CUDA
@@ -87,7 +88,9 @@ def explain_placement(
 ) -> PlacementDetails:
     """Open ``model`` on the GPU in a child process and read why its nodes are where they are.
 
-    Costs as much time and GPU memory as a session. Needs ONNX Runtime 1.24, whose recording names every node.
+    Costs as much time and GPU memory as a session. Needs ONNX Runtime 1.24, whose recording names every node. The
+    optimised model, and a model that is given as bytes, are written to a temporary folder that no other user can read,
+    and removed with it.
 
     Raises:
         PlacementError: where nodes are placed was not recorded.
@@ -97,8 +100,7 @@ def explain_placement(
     with tempfile.TemporaryDirectory(prefix="ortgpu-placement-") as folder:
         path = None if isinstance(model, bytes) else os.path.abspath(os.fsdecode(model))
         if isinstance(model, bytes):
-            with open(os.path.join(folder, _MODEL), "wb") as file:
-                file.write(model)
+            write_temporary(os.path.join(folder, _MODEL), model)
         request = json.dumps({"model": path, "device": device, "folder": folder})
         ended = run_python(_CHILD, request, timeout=timeout)
         if ended.timed_out:
@@ -196,6 +198,7 @@ def child(request: Mapping[str, Any]) -> None:
 
     import onnxruntime  # isort: skip
 
+    os.umask(0o077)  # the optimised model has the weights
     warnings.simplefilter("ignore")  # of nodes on the CPU: that is what is being asked
     model = request["model"]
     if model is None:

@@ -31,7 +31,8 @@ class SessionFacts(ThroughputMethods):
         """Why each node is where it is, and where ONNX Runtime copies between devices.
 
         Opens the model once more, in a child process, with the defaults of session and provider options: costs the
-        time and the GPU memory of a session while it lasts.
+        time and the GPU memory of a session while it lasts. The optimised model, and a model that was given as bytes,
+        are written to a temporary folder that no other user can read, and removed with it.
 
         Raises:
             GPUError: the child could not open the model on this session's GPU.

@@ -323,6 +323,47 @@ def test_a_placement_is_explained_with_the_weights_of_a_model_in_memory(tmp_path
     assert child(code, str(path)) == [1, ["the whole session is on the CPU"]]  # and not: there is no CUDA kernel
 
 
+KEPT = """
+import glob
+os.umask(0)
+def kept_by(module, name):
+    \"\"\"Modes of what lies in the temporary folder, by name, when the child of a function has ended.\"\"\"
+    plain, found = getattr(module, name), {}
+    def watched(*given, **named):
+        result = plain(*given, **named)
+        for path in glob.glob(os.path.join(os.environ["TMPDIR"], "ortgpu-*")):
+            modes = {each: oct(os.stat(os.path.join(path, each)).st_mode & 0o777) for each in os.listdir(path)}
+            found.update({"folder": oct(os.stat(path).st_mode & 0o777), **modes})
+        return result
+    setattr(module, name, watched)
+    return found
+"""
+
+
+@records_places
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_no_other_user_can_read_what_is_written_for_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    found = child(KEPT + """
+from ortgpu import placement_details
+from ortgpu.cli import plain
+from ortgpu.diagnosis import probe
+explained, probed = kept_by(placement_details, "run_python"), kept_by(probe, "run_probe_child")
+shown = kept_by(plain, "run")
+GPUSession(NEG).explain_placement()
+ortgpu.diagnose(NEG, probe=True)
+plain.observe(NEG, 1, 4, timeout=60)
+report([explained, probed, shown["folder"], shown["model.onnx"]])
+""")
+    assert found == [
+        {"folder": "0o700", "model": "0o600", "optimised.onnx": "0o600", "graph.json": "0o600"},
+        {"folder": "0o700", "model": "0o600"},
+        "0o700",
+        "0o600",
+    ]
+    assert not list(tmp_path.glob("ortgpu-*"))
+
+
 def test_a_probe_opens_it_as_it_was_given(lab: Lab, ort_format: Path) -> None:
     """As bytes it is known by how it begins, as a file by its name. The driver is a stub: what fails comes later."""
     code = f"""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortgpu.environment.child import run_python, signal_name
+from ortgpu.model_structure import write_temporary
 from ortgpu.providers import CPU, CUDA
 
 REQUEST = (CUDA, CPU)
@@ -53,7 +54,7 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
     """Create an ``InferenceSession`` that asks for CUDA first and run it once, as most programs do."""
     with tempfile.TemporaryDirectory(prefix="ortgpu-demo-") as folder:
         path, result = (Path(folder) / name for name in ("model.onnx", "result.json"))
-        path.write_bytes(model)
+        write_temporary(path, model)
         request = json.dumps([str(path), batch, width, REQUEST, str(result)])
         environ = {name: value for name, value in os.environ.items() if name != "ORTGPU_ENFORCE"}
         ended = None

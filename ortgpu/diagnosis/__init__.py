@@ -224,8 +224,9 @@ def diagnose(
     Args:
         model: a path or the bytes of a model; what it needs is judged too. Whether ONNX Runtime knows its opset and
             operators, and which of its nodes stay on the CPU, is found out by ``probe`` alone; the latter takes a GPU.
-        probe: also really open the driver, the provider and a session (of ``model`` too), in a child process. Without
-            it no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found. With
+        probe: also really open the driver, the provider and a session (of ``model`` too), in a child process. For that
+            a model in bytes is written to a temporary file that no other user can read, and removed again. Without
+            ``probe`` no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found. With
             ``profile="training"``: the driver, ``onnxruntime.training``, and MPI.
         timeout: seconds that each child may take, and the ranks to meet in ``shared_folder``.
         profile: "training" judges whether processes can train together with ONNX Runtime here, instead of whether a

@@ -13,6 +13,7 @@ import tempfile
 import time
 
 from ..environment.child import run_python, signal_name
+from ..model_structure import write_temporary
 from .probe_result import ProbeResult, ProbeStep
 
 MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
@@ -21,16 +22,15 @@ MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everyth
 def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: float = 30.0) -> ProbeResult:
     """Run the child and wait for it, at most ``timeout`` seconds.
 
-    Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then. A temporary
-    file is written for a model in bytes only.
+    Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then. A model in
+    bytes is written to a temporary file that no other user can read.
     """
     try:
         if not isinstance(model, bytes):
             return run_probe_child("main", os.path.abspath(os.fsdecode(model)) if model else "", timeout=timeout)
         with tempfile.TemporaryDirectory(prefix="ortgpu-probe-") as folder:
             copy = os.path.join(folder, "model")
-            with open(copy, "wb") as file:
-                file.write(model)
+            write_temporary(copy, model)
             return run_probe_child("main", copy, "bytes", timeout=timeout)
     except OSError as error:
         return _not_started(str(error), 0.0)
