@@ -50,6 +50,7 @@ def constructed_as_chosen(
     """
     if not request.choose_options:
         return None
+    judged = _file_of(request.model)
     weights = weights_in_place(request.model) if _takes_weights(construct, request, asked) else None
     model = in_memory(request.model) if weights is None else weights.structure
     chosen = _chosen_for(model, request, given, capability)
@@ -61,6 +62,8 @@ def constructed_as_chosen(
             continue
         placement = read_placement(session, without_options=request.sess_options is None)
         unfit = [name for name, fits in _FITS.items() if name in chosen and not fits(placement)]
+        if weights is None and _file_of(request.model) != judged:
+            unfit = list(chosen)  # they were chosen for another model, perhaps
         if not unfit:
             if weights is not None:
                 weights.give_back()
@@ -69,6 +72,17 @@ def constructed_as_chosen(
         for name in HELD_BY_ONNXRUNTIME:  # before it is made again: the GPU need not have room for two
             vars(session).pop(name, None)
     return None
+
+
+def _file_of(model: Model) -> tuple[int, ...] | None:
+    """What changes with the content of a model file. None for bytes, and for what is not there."""
+    if isinstance(model, bytes):
+        return None
+    try:
+        found = os.stat(model)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 _FITS = {HANDLES: needs_none, THREADS: needs_no_more}

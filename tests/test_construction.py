@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from ortgpu.runtime import load_runtime
 from ortgpu.weights import _RELEASES
 from tests.cpu_session import child
+from tests.test_layout import computed_weights, model_of, nothing
 from tests.test_weights import large_model, matrix
 
 pytestmark = pytest.mark.skipif(load_runtime().release not in _RELEASES, reason="only 1.31 is given weights so")
@@ -144,3 +145,24 @@ def test_a_weight_that_no_node_takes_costs_no_second_attempt(tmp_path: Path) -> 
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     assert constructed(path, "report(construct()[1])") == {}
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path: Path, replaced: bool) -> None:
+    """A layout that was judged by the old model can make wrong results of the new one, whose weights are computed."""
+    path, new = tmp_path / "model.onnx", tmp_path / "new.onnx"
+    path.write_bytes(model_of(nothing))
+    new.write_bytes(model_of(computed_weights))
+    found = child(f"""{SETUP}
+given = providers.parse(["CUDAExecutionProvider", "CPUExecutionProvider"], None)
+def replacing(model, plain=construction.in_memory):
+    content = plain(model)
+    if {replaced}:
+        os.replace(sys.argv[2], model)
+    return content
+construction.in_memory = replacing
+session = InferenceSession.__new__(InferenceSession)
+constructed = constructed_as_chosen(session, session.__init__, SessionRequest(path), given, CPU, (9, 0))
+report([constructed is not None and "prefer_nhwc" in constructed.chosen, hasattr(session, "_sess")])
+""", str(path), str(new))  # fmt: skip
+    assert found == [not replaced, not replaced]

@@ -95,7 +95,7 @@ def _shared_with_a_depthwise_one(network: Network) -> None:
     network.add("Conv", channel, weights, pads=[1] * 4)
 
 
-def _computed_weights(network: Network) -> None:
+def computed_weights(network: Network) -> None:
     weights = network.add("Mul", network.weights(CHANNELS, CHANNELS, 1, 1), network.number(2))
     network.add("Conv", "x", weights, network.weights(CHANNELS), kernel_shape=[1, 1])
 
@@ -127,7 +127,7 @@ def _overridable_weights(network: Network) -> None:
         _from_an_odd_number_of_channels,
         _resized_smoothly,
         _shared_with_a_depthwise_one,
-        _computed_weights,
+        computed_weights,
         _weights_of_the_caller,
         _overridable_weights,
     ],
