@@ -312,7 +312,7 @@ def test_every_kind_of_feed_on_the_cpu() -> None:
 
 @pytest.fixture
 def with_stub(stubs: Stubs) -> Callable[..., Any]:
-    return lambda code: reused(PINNED + textwrap.dedent(code), str(stubs.cudart))
+    return lambda code, deadline=60: reused(PINNED + textwrap.dedent(code), str(stubs.cudart), deadline=deadline)
 
 
 @pytest.mark.parametrize("kind", ["GPUSession(NEG)", "ortgpu.GPUSessionPool(NEG)"])
@@ -483,3 +483,67 @@ def test_copies_of_any_array(with_stub: Any) -> None:
         report([wrong, copies._threads is not None])
     """)
     assert found == [[], True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", ["GPUSession", "ortgpu.GPUSessionPool"])
+def test_any_feeds_of_a_generator_for_minutes(with_stub: Any, kind: str) -> None:
+    """Arrays of any size and order, exchanged and filled again; limits that do not suffice; iterations that end
+    anywhere."""
+    found = with_stub(
+        f"""
+        late(0.001)
+        numbers, rounds, wrong = np.random.default_rng(1), 0, []
+        reference = GPUSession(SUB)
+        ended = time.monotonic() + 270
+        while time.monotonic() < ended:
+            rounds += 1
+            seed, limit = int(numbers.integers(1 << 30)), int(numbers.integers(0, 9)) * MIB
+            each = with_pinned({kind}(SUB, pinned_memory_limit=limit), limit)
+            def given():
+                random = np.random.default_rng(seed)
+                sizes = [int(random.choice([1, 5, 20_000, 200_000, 700_000])) for _ in range(3)]
+                arrays = [np.zeros((2, size), np.float32) for size in sizes]
+                values = [OrtValue.ortvalue_from_numpy(np.zeros(size, np.float32)) for size in sizes]
+                feed = {{}}
+                for number in range(int(random.integers(1, 40))):
+                    place = int(random.integers(3))
+                    array, value = arrays[place], values[place]
+                    array += random.standard_normal(1, np.float32)
+                    x, w = array[0], array[1]
+                    shown = int(random.integers(6))
+                    if shown == 0:
+                        value.update_inplace(x + 1)
+                        w = value
+                    elif shown == 1:
+                        x, w = x[::-1], Foreign(w)
+                    elif shown == 2:
+                        x, w = array.T[:, 0], np.broadcast_to(w[:1], w.shape)
+                    elif shown == 3:
+                        x, w = x[::3], w[1::3][: len(x[::3])]
+                    elif shown == 4:
+                        x = x[:9].tolist()
+                        w = w[: len(x)]
+                    feed["x"], feed["w"] = x, w
+                    yield feed if shown != 5 else dict(feed)
+            expected = noted(reference.run(None, feed) for feed in given())
+            most = int(numbers.integers(1, 45))
+            in_flight = int(numbers.integers(1, 9))
+            results = each.map(given(), in_flight=in_flight)
+            found = noted(itertools.islice(results, most))
+            if found != expected[: len(found)] or len(found) < min(most, len(expected)):
+                wrong.append([seed, limit, in_flight, len(found), len(expected)])
+            results.close()
+            if hasattr(each, "submit") and submitted(each, given()) != expected:
+                wrong.append([seed, limit, "submit"])
+            del results
+            each.close()  # waits for requests after one that failed
+            gc.collect()  # an error and the frames that it passed refer to each other
+            if stub.stub_pinned_bytes():
+                wrong.append([seed, limit, "pinned"])
+        report([rounds > 20, wrong, threads()])
+        """,
+        deadline=400,
+    )
+    assert found == [True, [], []]
