@@ -168,13 +168,12 @@ def results_of(
                     pid,
                 )
             while not ended and len(pending) < in_flight:
-                waits = [each.wait for each in pending]
                 outcome: Outcome[Result] = Outcome()
                 pending.append(outcome)  # before it is started: what an interrupt comes after is waited for at the end
                 try:
                     feed, is_copied = next(feeds), True
                     if copy is not None:
-                        feed, is_copied = copy(feed, waits)
+                        feed, is_copied = copy(feed, [each.wait for each in pending][:-1])
                     submit(feed, outcome)
                     del feed  # the caller's array must not outlive its result here
                     if not is_copied:

@@ -203,6 +203,21 @@ def test_a_feed_is_let_go_before_the_next_is_taken() -> None:
     assert found == [5, [0] * 6]
 
 
+@pytest.mark.parametrize("kind", ["list", "iter"])
+def test_a_result_is_let_go_when_it_was_handed_out(kind: str) -> None:
+    found = child(f"""
+        import weakref
+        kept = []
+        for results in (each.map({kind}(feeds(8, 100_000))) for each in (GPUSession(NEG), ortgpu.GPUSessionPool(NEG))):
+            for result in results:
+                handed_out = weakref.ref(result[0])
+                del result
+                kept.append(handed_out() is not None)
+        report([len(kept), sum(kept)])
+    """)
+    assert found == [16, 0]
+
+
 def test_a_dict_that_is_filled_again_for_the_next_feed() -> None:
     """With another array in it: what was taken is run, not what the dict has by then."""
     found = child("""
