@@ -9,7 +9,7 @@ there: no CUDA kernel for its types or version, a node before it, or that prefer
 from __future__ import annotations
 
 import math
-from collections import ChainMap, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -62,7 +62,7 @@ LACKING: Mapping[bytes, frozenset[int]] = {
 }
 # and those of the other types for which some have one
 _RARE: Mapping[bytes, frozenset[int]] = {
-    b"Cast": frozenset((_FLOAT8E4M3FN, _FLOAT8E5M2, _FLOAT4E2M1)),
+    **dict.fromkeys((b"Cast", b"CastLike"), frozenset((_FLOAT8E4M3FN, _FLOAT8E5M2, _FLOAT4E2M1))),
     **dict.fromkeys((b"Identity", b"Reshape"), frozenset(range(_FLOAT8E4M3FN, _FLOAT8E5M2FNUZ + 1))),
 }
 
@@ -153,6 +153,7 @@ class _Flow:
         self._placed = {(op_type.encode(), name.encode()): places for (op_type, name), places in placed.items()}
         self._functions: dict[tuple[bytes, bytes, bytes], _Graph] = {}
         self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], _Found]] = defaultdict(dict)
+        self._met: dict[bytes, set[tuple[int, ...]]] = defaultdict(set)  # the nodes of each operator
 
     def read(self, reader: Reader) -> bool:
         graphs = []
@@ -176,7 +177,19 @@ class _Flow:
             (op_type.decode(), name.decode())
             for (op_type, name), nodes in self._found.items()
             if _some_compute(self._placed[op_type, name], list(nodes.values()))
-        )
+        ) | frozenset((op_type.decode(), name.decode()) for op_type, name in self._unknown())
+
+    def _unknown(self) -> Iterator[tuple[bytes, bytes]]:
+        """Keys of nodes on the CPU that the file does not have, and whose operator lacks kernels: they are of the
+        function that defines another operator, such as PRelu. If that takes shapes, nothing is known of them."""
+        placed: Counter[bytes] = Counter()
+        for (operator, _), places in self._placed.items():
+            placed[operator] += sum(places)
+        made = {operator for operator, count in placed.items() if count > len(self._met[operator])}
+        if made.isdisjoint(_OF_SHAPES):
+            for key, places in self._placed.items():
+                if places.doubtful and key[0] in made and key[0] in LACKING and sum(places) > len(self._found[key]):
+                    yield key
 
     def _follow(self, graph: _Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[_Value]:
         """The outputs of a graph whose inputs are in ``scope``. ``path``: where it is; ``prefix``: of its names."""
@@ -225,6 +238,7 @@ class _Flow:
     def _made(self, node: _Node, values: list[_Value], path: tuple[int, ...], prefix: bytes) -> _Value:
         standard = node.function[0] in STANDARD
         kind = _type_of(node, values)
+        self._met[node.operator].add(path)
         if standard and node.operator in _OF_SHAPES:
             return _Value(_SHAPE, _INT64)
         if node.operator == b"Constant" and standard:
@@ -232,6 +246,8 @@ class _Flow:
         key = node.operator, prefix + node.name if node.name else b""
         if key not in self._placed:
             key = node.operator, node.name
+        if node.operator == b"CastLike":  # which no provider has: its function is a Cast without a name
+            key, values = (b"Cast", b""), values[:1]
         places = self._placed.get(key, Places())
         if places.elsewhere and not places.doubtful:
             return _Value(_DATA, kind)
@@ -297,7 +313,7 @@ _KEEPING_TYPE = _names(
 def _lacks_kernel(node: _Node, values: Sequence[_Value], gives: int | None) -> bool:
     at = 1 if node.operator == b"Where" else 0
     kinds = {values[at].type if len(values) > at else None}
-    if node.operator == b"Cast":
+    if node.operator in (b"Cast", b"CastLike"):
         kinds.add(gives)
     lacking, having = LACKING.get(node.operator, frozenset()), _USUAL | _RARE.get(node.operator, frozenset())
     return any((kind in lacking or kind not in having) if kind is not None else bool(lacking) for kind in kinds)

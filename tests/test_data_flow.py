@@ -112,6 +112,27 @@ INDISTINCT = {
         { s = Shape (b) t = CastLike (s, a) [inner] c = Less (a, t) [shape] d = Less (s, s) }""",
         {"Less"},
     ),
+    "the function of an operator": (
+        """
+        g (float[n] x, float8e4m3fnuz[1] t) => (float8e4m3fnuz[n] y) { y = CastLike (x, t) }""",
+        {"Cast"},
+    ),
+    "nodes of the function of an operator": (
+        """
+        g (uint32[n] x, uint32[n] slope) => (uint32[n] y) { y = PRelu (x, slope) }""",
+        {"Where"},
+    ),
+    "shapes in the function of an operator": (
+        """
+        g (float[n, 4, k] x, float[4] a, float[4] b) => (float[n, 4, k] y)
+        { y = GroupNormalization <num_groups = 2> (x, a, b) }""",
+        set(),
+    ),
+    "shapes in the function of another": (
+        """
+        g (float[n, m] x, int64[2] s) => (float[p, q] y) { y = CenterCropPad (x, s) }""",
+        set(),
+    ),
     "nodes in no order": (
         """
         g (uint8[n] x, float[k] v) => (bool[n] y)
@@ -132,7 +153,13 @@ INDISTINCT = {
     ),
 }
 
-NEWER = ("a type that few kernels have", "unnamed twins that cast")  # opset 21
+NEWER = (  # opset 21
+    "a type that few kernels have",
+    "unnamed twins that cast",
+    "the function of an operator",
+    "shapes in the function of an operator",
+    "shapes in the function of another",
+)
 FOLLOWED = "a mask repeated as often as a shape says"
 
 # The first of COMPUTING as the error advises

@@ -344,7 +344,9 @@ def kept_by(module, name):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
 def test_no_other_user_can_read_what_is_written_for_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    found = child(KEPT + """
+    found = child(
+        KEPT
+        + """
 from ortgpu import placement_details
 from ortgpu.cli import plain
 from ortgpu.diagnosis import probe
@@ -354,7 +356,8 @@ GPUSession(NEG).explain_placement()
 ortgpu.diagnose(NEG, probe=True)
 plain.observe(NEG, 1, 4, timeout=60)
 report([explained, probed, shown["folder"], shown["model.onnx"]])
-""")
+"""
+    )
     assert found == [
         {"folder": "0o700", "model": "0o600", "optimised.onnx": "0o600", "graph.json": "0o600"},
         {"folder": "0o700", "model": "0o600"},
