@@ -276,17 +276,16 @@ class GPUSession(SessionFacts):
         error among them makes every session of the process refuse, as it does from the other methods.
 
         Callbacks are called in the session's threads for the CPU: three where ``options_chosen`` has
-        ``intra_op_num_threads``. One that waits for a later run may wait for ever."""
+        ``intra_op_num_threads``. One that waits for a later run may wait for ever. Until the run has ended, session,
+        arrays, ``callback`` and ``user_data`` are kept; what nothing else refers to is then destroyed in a thread of
+        this library, since ONNX Runtime does not survive the end of a session in a thread of its own."""
         if not callable(callback):  # ONNX Runtime would find out in a thread of its own, and end the process
             raise TypeError(f"callback must be callable, not {callback!r}")
 
-        def noting(results: Any, data: Any, text: str) -> None:
-            if text:
-                lifetime.note_text(self, text)
-            callback(results, data, text)
+        from .async_runs import run_async
 
         try:
-            super().run_async(output_names, input_feed, noting, user_data, run_options)
+            run_async(self, super().run_async, output_names, input_feed, callback, user_data, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise lifetime.explained(self, error)  # noqa: B904 - which sets the cause
 

@@ -238,6 +238,20 @@ def asynchronous(model: str) -> None:
     report("error", max(relative_error(outputs, another.run(None, feeds[given])) for given, outputs, _ in found))
 
 
+def asynchronous_and_dropped(model: str, count: int) -> None:
+    """Sessions that go out of scope while a run is under way."""
+    import numpy as np
+
+    from ortgpu import GPUSession
+    from tests.async_sessions import drop_sessions
+
+    with GPUSession(model) as session:
+        (taken,) = session.get_inputs()
+        shape = [size if isinstance(size, int) else 2 for size in taken.shape]
+    for name, found in drop_sessions(model, {taken.name: np.ones(shape, np.float32)}, count).items():
+        report(name, found)
+
+
 def first_sessions_in_parallel(model: str, threads: int) -> None:
     """The very first sessions of a process, made at once."""
     outcomes: list[str] = []
@@ -432,6 +446,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "pickled": pickled,
     "many_threads": many_threads,
     "asynchronous": asynchronous,
+    "asynchronous_and_dropped": asynchronous_and_dropped,
     "first_sessions_in_parallel": first_sessions_in_parallel,
     "terminated": terminated,
 }

@@ -136,6 +136,15 @@ def test_runs_that_were_handed_over_are_right(asynchronous: Report) -> None:
     assert asynchronous["error"] <= ASYNCHRONOUS_TOLERANCE
 
 
+@pytest.mark.timeout(600)
+def test_no_session_that_goes_out_of_scope_is_destroyed_in_a_thread_of_its_own(mlp: Path) -> None:
+    found = run_program("asynchronous_and_dropped", {"model": mlp, "count": 500}, deadline=580)
+    assert found["errors"] == []
+    assert found["ran"] == sum(found["destroyed"].values()) == 500
+    assert set(found["destroyed"]) <= {"ortgpu-async", "MainThread"}
+    assert found["sessions"] == 0
+
+
 @pytest.mark.skipif(load_runtime().release < (1, 31), reason="measured with ONNX Runtime 1.31")
 @pytest.mark.skipif((os.cpu_count() or 1) <= 2 * COUNT, reason="few processors: ONNX Runtime's own choice is left")
 def test_a_session_has_fewer_threads_than_a_plain_one(asynchronous: Report) -> None:
