@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from . import contexts
 from .devices import Device
-from .environment.cuda import initialised_in
+from .environment.cuda import context_error, initialised_in
 from .errors import (
     ForkedSessionError,
     GPUError,
@@ -23,6 +23,8 @@ from .errors import (
     manual,
     python,
 )
+
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: for a new stream, in a context that works
 
 _live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
@@ -212,6 +214,8 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
     from .diagnosis import execution
 
     error = execution.of_run(text, exception, device_of(session))
+    if isinstance(error, PoisonedContextError) and gpu_works(device_of(session).ordinal):
+        return None  # words that somebody chose, in the name of an input for instance
     chosen = getattr(vars(session).get("_verified"), "options_chosen", {})
     if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in chosen:
         from .layout_trials import CHANNELS_FIRST, in_a_program
@@ -223,6 +227,12 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
 
         return with_a_handle(error)
     return error
+
+
+def gpu_works(ordinal: int | None) -> bool:
+    """Whether the driver says that this process can use a GPU on which it has sessions. False too where it cannot be
+    asked."""
+    return context_error(ordinal or 0) in (0, _OUT_OF_MEMORY)
 
 
 def refuse(session: Any, error: GPUError) -> None:

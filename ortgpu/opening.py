@@ -30,6 +30,7 @@ from .errors import (
     CollectiveOpsUnavailableError,
     GPUError,
     PlacementError,
+    PoisonedContextError,
     ProviderError,
     ProviderFallbackError,
     ProviderRequestError,
@@ -196,7 +197,7 @@ def _construct(
     except Exception as cause:
         error = _placement_refused(cause) or _capture_refused(cause, session, construct_with, asked, request)
         error = error or why.unusable(cause)
-        if error is None:
+        if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(gpu.ordinal)):
             raise  # not about the GPU: ONNX Runtime's own
         raise lifetime.noted(error) from cause
     return asked, gpu, Constructed({}, _placement_of(session, request))

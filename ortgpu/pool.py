@@ -353,23 +353,23 @@ class GPUSessionPool:
         try:
             return staged_run(worker.session, output_names, feed)
         except (PoisonedContextError, ProviderFailureError) as error:
-            lost = _is_lost(error)
+            lost = _is_lost(worker, error)
             if lost:
-                self._take_out(worker, error)
+                self._take_out(worker, error, lost=lost)
             other = self._borrow_other_than(worker)
             if other is None:
                 raise
             try:
                 outputs = staged_run(other.session, output_names, feed)
             except (PoisonedContextError, ProviderFailureError) as again:
-                if _is_lost(again):
-                    self._take_out(other, again)
+                if _is_lost(other, again):
+                    self._take_out(other, again, lost=True)
                 raise
             finally:
                 self._release(other)
                 self._wake(other)  # nobody was, while it counted as busy
             if not lost:  # so it was not the request
-                self._take_out(worker, error)
+                self._take_out(worker, error, lost=lost)
             return outputs
 
     def _borrow_other_than(self, worker: Worker) -> Worker | None:
@@ -385,9 +385,9 @@ class GPUSessionPool:
         with self._lock:
             worker.busy -= 1
 
-    def _take_out(self, worker: Worker, error: ExecutionError) -> None:
+    def _take_out(self, worker: Worker, error: ExecutionError, *, lost: bool) -> None:
         """Let the GPU of ``worker`` serve no more, nor any whose sessions refuse because of the same error."""
-        lost, poisoned = _is_lost(error), isinstance(error, PoisonedContextError)
+        poisoned = isinstance(error, PoisonedContextError)
         with self._lock:
             gone = [
                 each
@@ -471,10 +471,12 @@ def _by_load(worker: Worker) -> int:
     return worker.busy + len(worker.assigned)
 
 
-def _is_lost(error: ExecutionError) -> bool:
-    """Whether the error says that the GPU, or the process's use of it, is at its end."""
+def _is_lost(worker: Worker, error: ExecutionError) -> bool:
+    """Whether the error says that the GPU, or the process's use of it, is at its end, and the driver does not deny."""
     from .diagnosis import cuda_codes
 
     if isinstance(error, ProviderFailureError):
-        return error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
+        said = error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
+        session = worker.session
+        return said and (lifetime.refuses(session) or not lifetime.gpu_works(lifetime.device_of(session).ordinal))
     return isinstance(error, PoisonedContextError)

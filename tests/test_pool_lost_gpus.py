@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lab.fixtures import Lab
 from tests.pool_child import child
 
 
@@ -179,3 +180,35 @@ def test_a_sticky_error_ends_the_pool_as_it_ends_the_process() -> None:
     assert found["sizes"] == [0, 3]
     assert found["session"]["type"] == "PoisonedContextError"
     assert found["left"] == []
+
+
+WORDS_OF_A_LOSS = """
+import os
+import numpy as np
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+import ortgpu
+from ortgpu.diagnosis.probe_child import RELU
+
+class Failing:
+    def __init__(self, inner): self.inner = inner
+    def __getattr__(self, name): return getattr(self.inner, name)
+    def run(self, *_): raise native.Fail("CUDA failure 999: unknown error")
+
+found = []
+with ortgpu.GPUSessionPool(RELU, pinned_memory_limit=0) as pool:
+    (session,) = pool.sessions
+    vars(session)["_direct"] = None
+    session._sess = Failing(session._sess)
+    for code in ("0", "999"):
+        os.environ["STUB_CUDA_STICKY"] = code
+        try:
+            pool.run(None, {"x": np.ones(4, np.float32)})
+        except ortgpu.GPUError as error:
+            found.append([type(error).__name__, len(pool)])
+report(found)
+"""
+
+
+def test_words_alone_do_not_take_a_gpu_out_that_the_driver_says_is_well(lab: Lab, provider_library: str) -> None:
+    found = lab.machine_that_places(provider_library).run(WORDS_OF_A_LOSS).ok().json
+    assert found == [["ProviderFailureError", 1], ["ProviderFailureError", 0]]

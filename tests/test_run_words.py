@@ -16,6 +16,7 @@ from ortgpu.diagnosis.messages import of_construction
 from ortgpu.environment import driver
 from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError, UnsupportedDeviceError
 from tests.cpu_session import child
+from tests.lab.fixtures import Lab
 from tests.lab.overlay import installed_site
 from tests.made_facts import HEALTHY
 
@@ -155,6 +156,144 @@ def test_the_words_of_a_kernel_are_in_the_installed_provider(words: bytes) -> No
 )
 def test_the_name_of_a_node_says_nothing_about_the_gpu(name: str) -> None:
     assert of_run(NODE.format(name) + "indices element out of data bounds, idx=9", "Fail", GPU) is None
+    shapes = f"{name}: left operand cannot broadcast on dim 0 LeftShape: {{1000,1}}, RightShape: {{0,0}}"
+    assert of_run(NODE.format(name) + shapes, "RuntimeException", GPU) is None
+
+
+WORDS = [
+    "CUDA failure 700: an illegal memory access was encountered",
+    "CUDA failure 999: unknown error",
+    "Status Message: CUDA failure 700: x",
+    "Failed to allocate memory for requested buffer of size 5",
+    "cuDNN is not available",
+    "CUDNN failure 4000: CUDNN_STATUS_INTERNAL_ERROR",
+]
+
+# Over the lab's driver, in whose context all is well: a client's names reach ONNX Runtime by every way that there is.
+NAMES = """
+import threading
+import numpy as np, onnx, onnx.parser, onnxruntime
+import ortgpu
+from ortgpu import GPUSession
+text = '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { y = Identity(x) }'
+model = onnx.parser.parse_model(text).SerializeToString()
+session = GPUSession(model, pinned_memory_limit=0)
+other = GPUSession(model, pinned_memory_limit=0)
+x = np.ones(3, np.float32)
+value = onnxruntime.OrtValue.ortvalue_from_numpy(x)
+named = {}
+
+def bound(*calls):
+    binding = session.io_binding()
+    for method, *arguments in calls:
+        getattr(binding, method)(*arguments)
+    session.run_with_iobinding(binding)
+
+def asynchronous(name):
+    ended, told = threading.Event(), []
+    def callback(results, data, text):
+        told.append(text)
+        ended.set()
+    session.run_async([name], {"x": x}, callback, None)
+    assert ended.wait(30)
+    raise RuntimeError(told[0])
+
+calls = {
+    "run, feed": lambda name: session.run(None, {"x": x, name: x}),
+    "run, output": lambda name: session.run([name], {"x": x}),
+    "run_with_ort_values, feed": lambda name: session.run_with_ort_values(None, {"x": value, name: value}),
+    "run_on_device, feed": lambda name: session.run_on_device(None, {"x": x, name: x}),
+    "run_on_device, output": lambda name: session.run_on_device([name], {"x": x}),
+    "bind_cpu_input": lambda name: bound(("bind_cpu_input", name, x)),
+    "bind_input": lambda name: bound(("bind_input", name, "cuda", 0, np.float32, [3], 256)),
+    "bind_output": lambda name: bound(("bind_cpu_input", "x", x), ("bind_output", name)),
+    "bind_ortvalue_input": lambda name: bound(("bind_ortvalue_input", name, value)),
+    "bind_ortvalue_output": lambda name: bound(("bind_cpu_input", "x", x), ("bind_ortvalue_output", name, value)),
+    "run_async": asynchronous,
+}
+for way, call in calls.items():
+    for name in NAMES:
+        try:
+            call(name)
+        except Exception as error:
+            named.setdefault(way, []).append([type(error).__name__, isinstance(error, ortgpu.GPUError), str(error)])
+works = [each.run(None, {"x": x})[0].shape for each in (session, other)]
+report([named, works])
+"""
+
+
+@pytest.fixture(scope="module")
+def named_by_clients(module_lab: Lab, provider_library: str) -> Any:
+    """What came of each way, and whether sessions worked afterwards."""
+    return module_lab.machine_that_places(provider_library).run(f"NAMES = {WORDS!r}\n{NAMES}").ok().json
+
+
+def test_a_name_that_a_client_chose_is_never_an_error_of_the_gpu(named_by_clients: Any) -> None:
+    named, works = named_by_clients
+    assert {way: len(found) for way, found in named.items()} == dict.fromkeys(named, len(WORDS))
+    typed = [text for way in named.values() for _, is_typed, text in way if is_typed]
+    assert typed == []
+    assert works == [[3], [3]]
+
+
+STICKY = """
+import os
+import numpy as np, onnx.parser, onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+import ortgpu
+from ortgpu import GPUSession
+text = '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) { y = Identity(x) }'
+model = onnx.parser.parse_model(text).SerializeToString()
+
+class Failing:
+    def __init__(self, inner): self.inner = inner
+    def __getattr__(self, name): return getattr(self.inner, name)
+    def run(self, *_): raise native.Fail("CUDA failure 700: an illegal memory access was encountered ; GPU=0")
+
+def outcome(action):
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__
+
+session, other = (GPUSession(model, pinned_memory_limit=0) for _ in range(2))
+vars(session)["_direct"] = None
+session._sess = Failing(session._sess)
+feed = {"x": np.ones(3, np.float32)}
+found = []
+for code in ("0", "2", "719"):
+    os.environ["STUB_CUDA_STICKY"] = code
+    found.append([outcome(lambda: each.run(None, feed)) for each in (session, other)])
+report(found)
+"""
+
+
+def test_the_driver_decides_whether_a_sticky_error_is_one(lab: Lab, provider_library: str) -> None:
+    found = lab.machine_that_places(provider_library).run(STICKY).ok().json
+    assert found == [["Fail", None], ["Fail", None], ["PoisonedContextError", "PoisonedContextError"]]
+
+
+@pytest.mark.parametrize("words", ["CUDA failure 700: x", "requested buffer of size 5", "cuDNN is unavailable"])
+def test_the_name_of_a_node_does_not_decide_why_a_model_is_refused(words: str, lab: Lab, provider_library: str) -> None:
+    """CUDA has no Tan, and the CPU none for double: the text of that quotes the node."""
+    code = f"""
+import onnx, onnx.parser, onnxruntime
+import ortgpu
+text = '<ir_version: 8, opset_import: ["": 17]> g (double[n] x) => (double[n] y) {{ y = Tan(x) }}'
+model = onnx.parser.parse_model(text)
+model.graph.node[0].name = {words!r}
+refused = []
+for kind in (ortgpu.GPUSession, onnxruntime.InferenceSession):
+    try:
+        kind(model.SerializeToString(), providers=["CUDAExecutionProvider"])
+    except Exception as error:
+        refused.append([type(error).__name__, str(error)])
+ortgpu.lifetime.refuse_if_lost()
+report(refused)
+"""
+    ours, plain = lab.machine_that_places(provider_library).run(code).ok().json
+    assert words in plain[1]
+    assert ours == plain
 
 
 @pytest.mark.parametrize(

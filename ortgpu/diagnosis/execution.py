@@ -64,15 +64,24 @@ from .runtime_errors import code_in
 
 _MIB = 1 << 20
 
+# Texts of ONNX Runtime that quote what it was given, which may say anything: names of inputs and outputs, with what its
+# bindings put before them, in releases 1.18 to 1.31; and names of nodes whose inputs do not go together.
+_QUOTES_WHAT_WAS_GIVEN = re.compile(
+    r"(?:Error [a-z ]+: )?(?:\[ONNXRuntimeError\] : 2 : |Invalid (?:input|output|feed) name|Failed to find NodeArg "
+    r"with name|Failed to find (?:input|output) name in the mapping)|.*: (?:left|right) operand cannot broadcast on",
+    re.DOTALL,
+)
+
 _POOL = re.compile(r"cudaMallocFromPoolAsync failed.* \((\d+)\), size=(\d+)")
 
 
 def of_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
     """The typed error for an exception's text and class name, or None when it says nothing of the GPU.
 
-    ``exception`` None: the class is not known.
+    ``exception`` None: the class is not known. A text can quote more than is known here: what would end the process's
+    use of the GPU is for the driver to confirm.
     """
-    if exception == "InvalidArgument":  # which quotes the names of the arguments
+    if exception == "InvalidArgument" or _QUOTES_WHAT_WAS_GIVEN.match(text):
         return None
     is_ep_fail = exception == "EPFail" or ": EP_FAIL :" in text
     text = text.rpartition("Status Message: ")[2]  # what is before it names the node, whose name may say anything

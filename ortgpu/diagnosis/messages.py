@@ -74,37 +74,38 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return collective_ops_missing(facts)
     if _OF_THE_MODEL.match(text):
         return None
-    if (code := code_in(text)) is not None:  # also inside of a failure to parse device_id
+    words = _GIVEN_NAMES.sub("", text)
+    if (code := code_in(words)) is not None:  # also inside of a failure to parse device_id
         return _of_code(code, text, facts)
     if "cannot use the graph capture feature" in text or "cannot use the CUDA Graph feature" in text:
         return _graph_refused(text)
     if (refused := _of_option(text)) is not None:
         return refused
-    if match := LIMIT.search(text):
+    if match := LIMIT.search(words):
         return InsufficientDeviceMemoryError(
             "this session needs more GPU memory than its gpu_mem_limit leaves it",
             evidence=[telling_line(text)],
             fixes=[manual("raise the provider option gpu_mem_limit, or leave it out")],
             requested=int(match[1]),
         )
-    if match := ALLOCATION.search(text):
+    if match := ALLOCATION.search(words):
         return lacks_memory(facts, [telling_line(text)], int(match[1]))
-    if failed := read_library_status(text):
+    if failed := read_library_status(words):
         return _of_library(failed, text, facts)
-    if TENSORRT.search(text):
+    if TENSORRT.search(words):
         return tensorrt_failed(text)
-    if facts.request.cudnn_disabled and ("cuDNN is unavailable" in text or "cuDNN handle is required" in text):
+    if facts.request.cudnn_disabled and ("cuDNN is unavailable" in words or "cuDNN handle is required" in words):
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
-    if "cuDNN handle is required" in text or "cuDNN is unavailable" in text or "cuDNN is not available" in text:
+    if re.search("cuDNN handle is required|cuDNN is unavailable|cuDNN is not available", words):
         return _cudnn_unavailable(text, facts)
     gpu = gpu_asked_for(facts)
-    if (found := of_generation(_GIVEN_NAMES.sub("", text), telling_line(text), gpu)) is not None:
+    if (found := of_generation(words, telling_line(text), gpu)) is not None:
         return found
     if match := _NOT_LOADED.search(text):
         if match[1] == "tensorrt":
             return tensorrt_failed(text)
         return ProviderFallbackError("ONNX Runtime could not load its CUDA provider", evidence=[telling_line(text)])
-    if "cuda_execution_provider.cc" in text or re.search("CUDAExecutionProvider|CUDA EP", _GIVEN_NAMES.sub("", text)):
+    if "cuda_execution_provider.cc" in text or re.search("CUDAExecutionProvider|CUDA EP", words):
         return ProviderFallbackError("ONNX Runtime could not set up its CUDA provider", evidence=[telling_line(text)])
     return None
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..background import Task, fork_safe_lock
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute, cuda.h
+_STREAM_NON_BLOCKING, _CAPTURE_MODE_RELAXED = 1, 2  # CUstream_flags, CUstreamCaptureMode
 
 # CUresult, cuda.h: the codes that cuInit and the first calls of a process are known to return.
 RESULT_NAMES = {
@@ -203,6 +204,48 @@ def context_id(ordinal: int) -> int | None:
     known = _call(driver, "cuCtxGetId", handle, ctypes.byref(number))
     _call(driver, "cuDevicePrimaryCtxRelease_v2", device)
     return number.value if known else None
+
+
+def context_error(ordinal: int) -> int | None:
+    """Return what the driver answers to harmless calls in this process's primary context on a device.
+
+    0: the context works. After a sticky error every call in it returns that error (driver_types.h). None: there is no
+    context, or no driver to ask, or one without these functions. Nothing is waited for, and no capture of a CUDA graph
+    is disturbed.
+    """
+    context = _primary_context(ordinal)
+    if context is None or not context[1]:
+        return None
+    driver, device, handle = _driver(), context[0], ctypes.c_void_p()
+    try:
+        code = int(driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device))
+        if code:
+            return code
+        try:
+            return int(driver.cuCtxPushCurrent_v2(handle)) or _error_in_current_context(driver)
+        finally:
+            driver.cuDevicePrimaryCtxRelease_v2(device)
+    except AttributeError:
+        return None
+
+
+def _error_in_current_context(driver: ctypes.CDLL) -> int:
+    """Return the first error of the calls, 0 for none, and take the context off the calling thread again."""
+    free, total, stream = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)  # else a new stream spoils the graph that another thread captures
+    try:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            code = int(driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+            code = code or int(driver.cuStreamCreate(ctypes.byref(stream), _STREAM_NON_BLOCKING))
+            if not code:
+                code = int(driver.cuStreamQuery(stream))
+                driver.cuStreamDestroy_v2(stream)
+            return code
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def _primary_context(ordinal: int) -> tuple[ctypes.c_int, bool] | None:

@@ -64,13 +64,68 @@ def out_of_memory() -> None:
     attempt("new session", lambda: negated(GPUSession(elementwise("n"))))
 
 
+SAYS_POISONED = "CUDA failure 700: an illegal memory access was encountered"
+
+
+def named_by_a_client(session: Any) -> None:
+    """A name that would end the process, if the driver were not asked, by each way that quotes it."""
+    import threading
+
+    import numpy as np
+
+    x = np.ones(2, dtype=np.float32)
+    attempt("name: feed", lambda: session.run_on_device(None, {"x": x, SAYS_POISONED: x}))
+    attempt("name: output", lambda: session.run_on_device([SAYS_POISONED], {"x": x}))
+    attempt("name: binding", lambda: session.io_binding().bind_cpu_input(SAYS_POISONED, x))
+
+    def tuned() -> None:  # in words that nothing here knows: the driver alone decides
+        results = [{"ep": SAYS_POISONED, "validators": {}, "results": {}}]
+        session.set_tuning_results(results, error_on_invalid=True)
+
+    attempt("name: tuning results", tuned)
+    ended = threading.Event()
+    session.run_async([SAYS_POISONED], {"x": x}, lambda *_: ended.set(), None)
+    report("name: asynchronous", ended.wait(30))
+
+
+def answers_of_the_driver(session: Any) -> dict[str, int | None]:
+    """What calls in the context of a session return, each by itself."""
+    import ctypes
+
+    from ortgpu.environment.cuda import context_error
+
+    driver, context, word = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p
+    device, ordinal = ctypes.c_int(), session.device.ordinal
+    found: dict[str, int | None] = {"context_error": context_error(ordinal)}
+    found["cuDeviceGet"] = driver.cuDeviceGet(ctypes.byref(device), ordinal)
+    found["cuDevicePrimaryCtxRetain"] = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    found["cuCtxPushCurrent"] = driver.cuCtxPushCurrent_v2(context)
+    found["cuMemGetInfo"] = driver.cuMemGetInfo_v2(ctypes.byref(ctypes.c_size_t()), ctypes.byref(ctypes.c_size_t()))
+    stream = word()
+    found["cuStreamCreate"] = driver.cuStreamCreate(ctypes.byref(stream), 1)
+    found["cuStreamQuery"] = driver.cuStreamQuery(stream) if stream.value else None
+    found["cuCtxSynchronize"] = driver.cuCtxSynchronize()
+    found["cuCtxPopCurrent"] = driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+    found["cuDevicePrimaryCtxRelease"] = driver.cuDevicePrimaryCtxRelease_v2(device)
+    return found
+
+
 def poisoned() -> None:
+    import time
+
     import numpy as np
 
     from ortgpu import GPUSession
+    from ortgpu.environment.cuda import context_error
 
     session, other = GPUSession(elementwise(2)), GPUSession(elementwise(2))
+    named_by_a_client(session)
     attempt("before", lambda: negated(session))
+    report("driver before", answers_of_the_driver(session))
+    started = time.perf_counter()
+    for _ in range(100):
+        context_error(0)
+    report("microseconds to ask the driver", (time.perf_counter() - started) * 1e4)
 
     def read_what_is_not_there() -> object:
         binding = session.io_binding()
@@ -80,6 +135,7 @@ def poisoned() -> None:
         return binding.copy_outputs_to_cpu()[0].tolist()
 
     attempt("poison", read_what_is_not_there)
+    report("driver after", answers_of_the_driver(other))
     attempt("same session", lambda: negated(session))
     attempt("other session", lambda: negated(other))
     attempt("io_binding", session.io_binding)

@@ -53,6 +53,21 @@ def test_a_sticky_error_names_the_cuda_error(poison: Report) -> None:
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in error.text
 
 
+def test_the_driver_is_asked_and_says_which_error_it_is(poison: Report) -> None:
+    assert set(poison["driver before"].values()) == {0}
+    assert poison["driver after"]["context_error"] == 700
+    assert poison["driver after"]["cuMemGetInfo"] == 700
+
+
+@pytest.mark.parametrize("way", ["feed", "output", "binding", "tuning results"])
+def test_a_name_that_a_client_chose_ends_nothing(poison: Report, way: str) -> None:
+    error = poison.error(f"name: {way}")
+    assert "CUDA failure 700" in error.text
+    assert error.module != "ortgpu.errors"
+    assert poison["name: asynchronous"] is True
+    assert poison.returned("before") == [-1, 2]
+
+
 @pytest.mark.parametrize("name", ["same session", "other session", "io_binding", "new session"])
 def test_everything_refuses_after_it(poison: Report, name: str) -> None:
     error = poison.error(name)

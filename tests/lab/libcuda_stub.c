@@ -8,11 +8,14 @@
  *   STUB_CUDA_DEVICES  the GPUs, in PCI order: "GPU-uuid|name|9.0|memory in bytes" and ";" between them (default: none)
  *   STUB_CUDA_FILES    how many files cuInit keeps open, as the real one does; where it may not, it returns 304
  *   STUB_CUDA_CONTEXT  the number of the primary context that every GPU is said to have (default 0: none)
+ *   STUB_CUDA_STICKY   what a call in that context returns, as after a sticky error (a CUresult; default 0)
  *   STUB_CUDA_TRACE    set: say on stderr which functions are looked up and called
  *
  * CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER act as they do on the real one, with two simplifications:
  * "fastest first" is highest compute capability first, and MIG names are unknown. With no visible device
  * a cuInit that would succeed returns 100, as the real one does.
+ *
+ * As the real one, it is of no use in a process that was forked from one that had initialised it: 3 (not initialised).
  *
  * It holds no memory, stream or kernel: whatever would need a device returns 801 (not supported), and the
  * CUDA runtime, which checks that it talks to NVIDIA's own driver before it opens a device, stops at 500.
@@ -32,6 +35,7 @@ enum {
     NOT_INITIALIZED = 3,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
     OPERATING_SYSTEM = 304,
     NOT_FOUND = 500,
     NOT_SUPPORTED = 801,
@@ -46,7 +50,7 @@ typedef struct {
     size_t memory;
 } Device;
 
-static int initialised;
+static pid_t initialised; /* the process that called cuInit with success */
 
 static int trace(const char *what, const char *name) {
     if (getenv("STUB_CUDA_TRACE")) fprintf(stderr, "libcuda stub: %s %s\n", what, name);
@@ -126,7 +130,7 @@ static int visible(Device *devices) {
     return chosen;
 }
 
-static int ready(void) { return initialised ? OK : NOT_INITIALIZED; }
+static int ready(void) { return initialised == getpid() ? OK : NOT_INITIALIZED; }
 
 static int one(int ordinal, Device *device) {
     Device devices[MAX_DEVICES];
@@ -155,9 +159,10 @@ int cuInit(unsigned flags) {
     (void)flags;
     Device devices[MAX_DEVICES];
     int result = number("STUB_CUDA_INIT", OK);
+    if (initialised && initialised != getpid()) result = NOT_INITIALIZED;
     if (!result && !initialised && !opens_its_files()) result = OPERATING_SYSTEM;
     if (!result && !visible(devices)) result = NO_DEVICE;
-    if (!result) initialised = 1;
+    if (!result) initialised = getpid();
     return result;
 }
 
@@ -308,6 +313,20 @@ int cuCtxGetId(void *context, unsigned long long *id) {
     *id = (intptr_t)context;
     return ready();
 }
+
+static int in_context(void) {
+    int state = ready();
+    if (state) return state;
+    return number("STUB_CUDA_CONTEXT", 0) ? number("STUB_CUDA_STICKY", OK) : INVALID_CONTEXT;
+}
+
+int cuCtxPushCurrent_v2(void *context) { return (void)context, ready(); }
+int cuCtxPopCurrent_v2(void **context) { return *context = (void *)(intptr_t)number("STUB_CUDA_CONTEXT", 0), ready(); }
+int cuThreadExchangeStreamCaptureMode(int *mode) { return (void)mode, ready(); }
+int cuMemGetInfo_v2(size_t *available, size_t *total) { return *available = *total = (size_t)64 << 30, in_context(); }
+int cuStreamCreate(void **stream, unsigned flags) { return (void)flags, *stream = (void *)16, in_context(); }
+int cuStreamQuery(void *stream) { return (void)stream, in_context(); }
+int cuStreamDestroy_v2(void *stream) { return (void)stream, in_context(); }
 
 /* Imported by name by the provider and by cuBLAS; never reached without a context. */
 int cuTensorMapEncodeTiled(void) { return CALLED() ? NOT_SUPPORTED : 0; }

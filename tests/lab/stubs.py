@@ -140,7 +140,8 @@ class Stubs:
         return self._build("libcudart_stub.c", f"cudart/{name}", f"-Wl,-soname,{name}", "-pthread")
 
     def toolkit(self, provider: str) -> dict[str, Path]:
-        """What a provider file links of CUDA's toolkit, by soname, so that it opens sessions and computes nothing."""
+        """What a provider file links of CUDA's toolkit, and what ortgpu calls of it, by soname: sessions open with it,
+        and compute nothing."""
         source = (SOURCES / "cuda_toolkit_stub.c").read_text(encoding="utf-8")
         listed = subprocess.run(["nm", "-D", "--undefined-only", provider], capture_output=True, text=True, check=True)
         linked = re.findall(r"(\w+)@(libcu\S+)", listed.stdout)
