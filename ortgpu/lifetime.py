@@ -15,6 +15,7 @@ from . import contexts
 from .devices import Device
 from .environment.cuda import context_error, initialised_in
 from .errors import (
+    Fix,
     ForkedSessionError,
     GPUError,
     LibraryNotFoundError,
@@ -25,6 +26,7 @@ from .errors import (
 )
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: for a new stream, in a context that works
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: cuInit in a process forked from one that had called it
 
 _live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
@@ -120,9 +122,20 @@ def refuse_if_unusable(session: Any) -> None:
         raise anew(gone)  # else it and this frame, in its traceback, would refer to each other
 
 
-def forked_error() -> ForkedSessionError | None:
-    """The error for a CUDA that does not come up in a forked process: something else initialised it in the parent."""
-    return _forked(_forked_from) if _forked_from is not None else None
+def forked_error(code: int | None) -> ForkedSessionError | None:
+    """Return the error for a forked process in which ``cuInit`` returned ``code``, if that is its answer after a fork.
+
+    Another library may have initialised CUDA in the parent, which leaves no other trace here.
+    """
+    if _forked_from is None or code != _NOT_INITIALIZED:
+        return None
+    return forked(
+        "CUDA was used before this process was forked, it seems, and CUDA does not survive a fork",
+        f"cuInit returned {code} (CUDA_ERROR_NOT_INITIALIZED), as it does where the parent had initialised CUDA; "
+        f"process {_forked_from} was forked, this is process {os.getpid()}",
+        _forked_from,
+        manual("or do what `ortgpu doctor` says, if nothing used CUDA before the fork"),
+    )
 
 
 def explained(session: Any, error: Exception) -> Exception:
@@ -277,13 +290,14 @@ def _forked(creator: int) -> ForkedSessionError:
     )
 
 
-def forked(summary: str, evidence: str, creator: int) -> ForkedSessionError:
+def forked(summary: str, evidence: str, creator: int, *fixes: Fix) -> ForkedSessionError:
     return ForkedSessionError(
         summary,
         evidence=[evidence],
         fixes=[
             python('multiprocessing.set_start_method("spawn")'),
             manual("or open the first session after the fork (gunicorn without --preload, uWSGI with --lazy-apps)"),
+            *fixes,
         ],
         creator_pid=creator,
         pid=os.getpid(),

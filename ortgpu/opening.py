@@ -115,7 +115,7 @@ def open_verified(
     if report is None or not report.ok or report.driver_missing or why.runtime.provider_error is not None:
         raise why.unusable()
     if why.cuda.code != 0:
-        raise lifetime.forked_error() or why.unusable()
+        raise lifetime.forked_error(why.cuda.code) or why.unusable()
     _check_tensorrt(requested, why.runtime)
     asked, gpu, constructed = _construct(session, construct, request, given, requested, why)
     _verify_providers(session, asked, gpu, why)

@@ -190,11 +190,25 @@ def forked_after_torch() -> None:
     import torch
 
     report("torch", torch.ones(1, device="cuda").item())
+    _new_session_in_a_child()
+
+
+def forked_after_another_library() -> None:
+    import ctypes
+
+    report("cuInit", ctypes.CDLL("libcuda.so.1").cuInit(0))
+    _new_session_in_a_child()
+
+
+def _new_session_in_a_child() -> None:
+    import ctypes
+
     from ortgpu import GPUSession
 
     pid = os.fork()
     if pid == 0:
         signal.alarm(30)
+        report("cuInit in the child", ctypes.CDLL("libcuda.so.1").cuInit(0))
         attempt("new session", lambda: negated(GPUSession(elementwise(2))))
         os._exit(0)
     os.waitpid(pid, 0)
@@ -498,6 +512,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "poisoned": poisoned,
     "forked": forked,
     "forked_after_torch": forked_after_torch,
+    "forked_after_another_library": forked_after_another_library,
     "forked_unseen": forked_unseen,
     "pickled": pickled,
     "many_threads": many_threads,

@@ -119,6 +119,14 @@ def test_a_child_whose_parent_used_cuda_through_torch_is_told() -> None:
     report = run_program("forked_after_torch")
     if report.get("torch") is None:
         pytest.skip(f"torch has no CUDA here: {report.child.stderr[-200:]}")
+    assert report["cuInit in the child"] == 3
+    assert report.error("new session").type == "ForkedSessionError"
+
+
+def test_a_child_whose_parent_initialised_cuda_by_itself_is_told() -> None:
+    report = run_program("forked_after_another_library")
+    assert report["cuInit"] == 0
+    assert report["cuInit in the child"] == 3
     assert report.error("new session").type == "ForkedSessionError"
 
 
