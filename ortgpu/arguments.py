@@ -45,6 +45,11 @@ def checked_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def checked_allow_cpu(value: Any) -> bool | None:
+    """Raises TypeError, as :func:`checked_flag`. None: the variable ORTGPU_ALLOW_CPU decides."""
+    return None if value is None else checked_flag("allow_cpu", value)
+
+
 def checked_limit(name: str, value: Any) -> int:
     """Bytes. Raises TypeError, ValueError."""
     if operator.index(value) < 0:

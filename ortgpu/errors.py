@@ -541,17 +541,19 @@ class CollectiveOpsUnavailableError(DistributedError):
 
 
 class CPUExecutionWarning(UserWarning):
-    """``allow_cpu`` let a session onto the CPU. ``error``: the exception it stands for."""
+    """``allow_cpu`` let a session onto the CPU. ``error``: the exception it stands for; ``model``: the path of the
+    model, or "<bytes>"."""
 
-    def __init__(self, error: GPUError) -> None:
+    def __init__(self, error: GPUError, model: str = "<bytes>") -> None:
         super().__init__(
-            "running on the CPU, which allow_cpu or the variable ORTGPU_ALLOW_CPU allows, instead of raising "
+            f"{model} runs on the CPU, which allow_cpu or the variable ORTGPU_ALLOW_CPU allows, instead of raising "
             f"{type(error).__name__}:\n{error}"
         )
         self.error = error
+        self.model = model
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CPUExecutionWarning, (self.error,)
+        return CPUExecutionWarning, (self.error, self.model)
 
 
 def _tree(root: type[GPUError]) -> Iterable[type[GPUError]]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-import warnings
 from typing import Any, Literal
 
 from .arguments import cpu_is_allowed_by_variable
-from .errors import CPUExecutionWarning, GPUError, ProviderRequestError, manual
+from .errors import GPUError, ProviderRequestError, manual
 from .providers import CPU, CUDA, TENSORRT, ProviderList, parse
 from .session_options import carries_providers
 from .throughput import InferenceSession
@@ -54,9 +53,10 @@ def check_carried(session: Any) -> None:
         return
     if not cpu_is_allowed_by_variable():
         raise _left_on_cpu()
-    from .registry import stacklevel
+    from .opening import warn_of_cpu
 
-    warnings.warn(CPUExecutionWarning(_left_on_cpu()), stacklevel=stacklevel(session))
+    model = vars(session).get("_model_path")
+    warn_of_cpu(session, _left_on_cpu(), b"" if model is None else model)
 
 
 def _left_on_cpu() -> ProviderRequestError:

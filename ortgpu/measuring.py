@@ -137,7 +137,7 @@ class Bench:
         GPUError, Exception: as GPUSession raises.
     """
 
-    def __init__(self, model: str, *, allow_cpu: bool = False) -> None:
+    def __init__(self, model: str, *, allow_cpu: bool | None = None) -> None:
         from .session import GPUSession
 
         self._model = model
@@ -318,7 +318,7 @@ class Bench:
     def _open_graph(self) -> _Way:
         return _Way("graph", run=self._stack.enter_context(self._open(cuda_graph=True)).run)
 
-    def _open_pool(self, allow_cpu: bool) -> _Way:
+    def _open_pool(self, allow_cpu: bool | None) -> _Way:
         pool = self._stack.enter_context(GPUSessionPool(self._model, allow_cpu=allow_cpu, cpu_nodes="allow"))
         return _Way("pool", map=pool.map, at_least=_REFILLS * 2 * 3 * len(pool))
 

@@ -7,6 +7,7 @@ constructor. Needs ``onnxruntime`` to be imported already.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,9 +26,11 @@ from .construction import Constructed, construct_recording, constructed_as_chose
 from .devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
 from .environment.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from .environment.cuda import CudaDevice, CudaState, context_is_active, initialise
+from .environment.loader import loader_of_this_process
 from .environment.wheel import Architecture, coverage_by, read_architectures_of_cudnn
 from .errors import (
     CollectiveOpsUnavailableError,
+    CPUExecutionWarning,
     GPUError,
     PlacementError,
     PoisonedContextError,
@@ -45,7 +48,18 @@ from .runtime import Runtime, load_lazily_opened, load_runtime, look_again, open
 from .session_options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
 from .throughput import InferenceSession
 
+logger = logging.getLogger("ortgpu")
+
 _has_opened = False  # a session, and ONNX Runtime its provider for it
+
+# Why no session could be opened, whatever the model is; by process, device, variables, and what there is of files
+_known: dict[tuple[Any, ...], GPUError] = {}
+_MANY = 32
+# What the driver and the search for libraries read when they are asked, as opposed to when the process starts
+_DECISIVE = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_HOME", "CUDA_PATH", "CUDNN_HOME",
+    "CUDNN_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PATH",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,9 @@ class SessionRequest:
     cuda_graph: bool = False
     choose_options: bool = True  # set CHOSEN_OPTIONS where the caller does not
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
+    # False: raise at once what kept this process from the device before, as long as the variables, the provider's file
+    # and the loaded libraries are the same
+    try_again: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +123,30 @@ def open_verified(
     device = _device_asked_for(requested, request.device)
     cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
     why = _Why(runtime, device, request.model, cudnn_disabled)
-    if requests.CUDA not in available or runtime.packages.onnxruntime.is_of_another_release:
-        raise why.unusable()
     lifetime.refuse_if_lost()
+    if not request.try_again and (known := _known.get(_surroundings(why))) is not None:
+        raise lifetime.anew(known)
+    try:
+        gpu = _gpu_for(why, driver)
+    except GPUError as error:
+        if not why.depends_on_model:
+            if len(_known) >= _MANY:
+                _known.clear()
+            _known[_surroundings(why)] = lifetime.anew(error)
+        raise
+    _check_tensorrt(requested, why.runtime)
+    asked, constructed = _construct(session, construct, request, given, requested, gpu, why)
+    _verify_providers(session, asked, gpu, why)
+    _check_lazily_opened(constructed.placement, gpu.compute_capability, why)
+    _has_opened = True
+    return Verified(_describe(gpu), constructed.placement, {**options_chosen, **constructed.chosen})
+
+
+def _gpu_for(why: _Why, driver: Task[CudaState] | None) -> CudaDevice:
+    """Return the GPU that is asked for, on which sessions of this process can be opened. Raises GPUError."""
+    runtime = why.runtime
+    if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
+        raise why.unusable()
     why.runtime = open_provider()
     why.cuda = driver.result() if driver is not None else initialise()
     report = why.runtime.preload
@@ -116,19 +154,31 @@ def open_verified(
         raise why.unusable()
     if why.cuda.code != 0:
         raise lifetime.forked_error(why.cuda.code) or why.unusable()
-    _check_tensorrt(requested, why.runtime)
-    asked, gpu, constructed = _construct(session, construct, request, given, requested, why)
-    _verify_providers(session, asked, gpu, why)
-    _check_lazily_opened(constructed.placement, gpu.compute_capability, why)
-    _has_opened = True
-    return Verified(_describe(gpu), constructed.placement, {**options_chosen, **constructed.chosen})
+    return _choose(why.device, why)
 
 
-def cpu_is_allowed(allow_cpu: bool, options: Any, error: GPUError) -> bool:
-    """A request that is wrong in itself stays an error: the CPU would not mend it."""
-    if _is_of_the_request(error) or keeps_cpu_out(options):
+def _surroundings(why: _Why) -> tuple[Any, ...]:
+    """Return what decides which GPU can be had, as far as it is looked at again for each session."""
+    loaded = len(loader_of_this_process().handles)
+    variables = tuple(map(os.environ.get, _DECISIVE))
+    return os.getpid(), why.device, why.cudnn_disabled, why.runtime.provider_stamp, loaded, variables
+
+
+def cpu_is_allowed(allow_cpu: bool | None, options: Any, error: GPUError | None = None) -> bool:
+    """Whether a session may be on the CPU where ``error`` keeps it from the GPU; None: where any error does.
+
+    A request that is wrong in itself stays an error: the CPU would not mend it.
+    """
+    if keeps_cpu_out(options) or (error is not None and _is_of_the_request(error)):
         return False
-    return allow_cpu or cpu_is_allowed_by_variable()
+    return cpu_is_allowed_by_variable() if allow_cpu is None else allow_cpu
+
+
+def warn_of_cpu(session: Any, error: GPUError, model: Model) -> None:
+    """Say, in the log too, that a session is on the CPU instead of raising ``error``: a program may hide warnings."""
+    warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
+    logger.warning("%s runs on the CPU, which was allowed [%s]: %s", warning.model, error.code, error.summary)
+    warnings.warn(warning, stacklevel=stacklevel(session))
 
 
 def _is_of_the_request(error: GPUError) -> bool:
@@ -175,10 +225,10 @@ def _construct(
     request: SessionRequest,
     given: requests.ProviderList,
     requested: requests.ProviderList,
+    gpu: CudaDevice,
     why: _Why,
-) -> tuple[requests.ProviderList, CudaDevice, Constructed]:
-    """What was asked of ONNX Runtime, on which GPU, and what became of it."""
-    gpu = _choose(why.device, why)
+) -> tuple[requests.ProviderList, Constructed]:
+    """What was asked of ONNX Runtime, and what became of it."""
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
     if request.cuda_graph:
         from .graph_requests import on_own_stream
@@ -191,7 +241,7 @@ def _construct(
 
     constructed = constructed_as_chosen(session, construct, request, given, asked, gpu.compute_capability)
     if constructed is not None:
-        return asked, gpu, constructed
+        return asked, constructed
     try:
         construct_with(asked)
     except Exception as cause:
@@ -200,7 +250,7 @@ def _construct(
         if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(gpu.ordinal)):
             raise  # not about the GPU: ONNX Runtime's own
         raise lifetime.noted(error) from cause
-    return asked, gpu, Constructed({}, _placement_of(session, request))
+    return asked, Constructed({}, _placement_of(session, request))
 
 
 def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
@@ -309,6 +359,7 @@ class _Why:
         self.cudnn_disabled = cudnn_disabled
         self.cuda: CudaState | None = None
         self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: as the model file has them
+        self.depends_on_model = False  # what was said last
 
     def unusable(self, cause: BaseException | None = None) -> Any:
         """The error to raise; with a ``cause`` that has nothing to do with the GPU, None."""
@@ -328,6 +379,7 @@ class _Why:
             cudnn_disabled=self.cudnn_disabled,
             collective_operators=read_collective_operators(self.model),
         )
+        self.depends_on_model = bool(request.cudnn_operators or request.cufft_operators or request.collective_operators)
         error = failure.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)
         if not isinstance(error, ProviderFallbackError):
             return error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from .arguments import CPUNodes  # typing.get_type_hints asks for it, as framewo
 from .devices import Device, DeviceRequest
 from .direct_runs import DirectRuns, direct_runs_of
 from .environment.cuda import initialising
-from .errors import CPUExecutionWarning, ExecutionError, GPUError, ProviderRequestError, manual
+from .errors import ExecutionError, GPUError, ProviderRequestError, manual
 from .session_facts import SessionFacts
 from .throughput import InferenceSession
 
@@ -55,7 +54,11 @@ class GPUSession(SessionFacts):
         cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
             Nodes that only handle shapes belong there and do not count. Of a model in ONNX Runtime's own format (.ort)
             nobody can know: that is warned of and refused like a node on the CPU.
-        allow_cpu: run on the CPU, with a CPUExecutionWarning, where the GPU cannot be had. Also ORTGPU_ALLOW_CPU=1.
+        allow_cpu: True: run on the CPU where the GPU cannot be had, with a CPUExecutionWarning and a warning in the log
+            "ortgpu" for each session. False: never. None: as the variable ORTGPU_ALLOW_CPU says (1: True). What keeps
+            the process from a GPU is found out once and then taken for granted, until a variable, the provider's file,
+            the loaded libraries or ``device`` are others: a driver, a GPU or a library that is installed later is not
+            noticed. Without ``allow_cpu`` each session tries again.
         cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
             saves the launches of single kernels; see below.
         pinned_memory_limit: bytes of host memory that runs, captured ones too, and ``pinned_empty`` may pin, 2 GiB
@@ -118,7 +121,7 @@ class GPUSession(SessionFacts):
         *,
         device: Device | DeviceRequest = None,
         cpu_nodes: CPUNodes = "warn",
-        allow_cpu: bool = False,
+        allow_cpu: bool | None = None,
         cuda_graph: bool = False,
         pinned_memory_limit: int = _PINNED_MEMORY_LIMIT,
         **kwargs: Any,
@@ -135,7 +138,7 @@ class GPUSession(SessionFacts):
             "choose_options": self._chooses_options,
             "kwargs": arguments.checked_others(kwargs),
         }
-        self._allow_cpu = allow_cpu = arguments.checked_flag("allow_cpu", allow_cpu)
+        self._allow_cpu = allow_cpu = arguments.checked_allow_cpu(allow_cpu)
         self._pinned_memory_limit = arguments.checked_limit("pinned_memory_limit", pinned_memory_limit)
         driver = None
         try:
@@ -143,9 +146,10 @@ class GPUSession(SessionFacts):
             driver = initialising() if load_runtime().provider_library is not None else None
             # Imported while the driver is being initialised: neither waits for the other.
             from . import registry
-            from .opening import SessionRequest, check_cpu_nodes, open_verified
+            from .opening import SessionRequest, check_cpu_nodes, cpu_is_allowed, open_verified
 
-            self._request = SessionRequest(**request)
+            try_again = not cpu_is_allowed(allow_cpu, request["sess_options"])
+            self._request = SessionRequest(**request, try_again=try_again)
             verified = open_verified(self, super().__init__, self._request, driver)
             check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
             self._keep(verified)
@@ -159,13 +163,13 @@ class GPUSession(SessionFacts):
                 self._staging = staging_of(self)
         except GPUError as error:
             from . import registry
-            from .opening import SessionRequest, cpu_is_allowed, open_on_cpu, refuse_broken_model
+            from .opening import SessionRequest, cpu_is_allowed, open_on_cpu, refuse_broken_model, warn_of_cpu
 
             self._let_go(error)
             if not cpu_is_allowed(allow_cpu, request["sess_options"], error):
                 refuse_broken_model(SessionRequest(**request), error)
                 raise
-            warnings.warn(CPUExecutionWarning(error), stacklevel=registry.stacklevel(self))
+            warn_of_cpu(self, error, request["model"])
             self._request = SessionRequest(**request)
             verified = open_on_cpu(self, super().__init__, self._request)
             self._keep(verified)

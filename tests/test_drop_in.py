@@ -137,7 +137,7 @@ report(seen)
         assert last == "CPUExecutionProvider"
         assert mine == [name]
         assert listed in ([], [1]), "one session, listed once"
-    assert found["kept"] == ["mine", "forbid", 8 << 20, False]
+    assert found["kept"] == ["mine", "forbid", 8 << 20, None]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.cpu_session import child
@@ -205,3 +208,80 @@ def test_a_closed_session_gives_back_the_bytes_of_its_model() -> None:
         """
     )
     assert freed == [True, 0]
+
+
+def test_an_explicit_false_wins_over_the_variable(tmp_path: Path) -> None:
+    found = child(
+        """
+        path = sys.argv[1]
+        with open(path, "wb") as file:
+            file.write(NEG)
+        kept = []
+        class Keeping(logging.Handler):
+            def emit(self, record):
+                kept.append([record.levelname, record.getMessage()])
+        logging.getLogger("ortgpu").addHandler(Keeping())
+        made = {}
+        for allowed in (None, True, False):
+            made[str(allowed)] = outcome(lambda: GPUSession(path, allow_cpu=allowed).device.kind)
+            made[f"pool {allowed}"] = outcome(lambda: len(ortgpu.GPUSessionPool(path, [0, 1], allow_cpu=allowed)))
+        made["unset"] = outcome(lambda: GPUSession(path).device.kind)
+        os.environ.pop("ORTGPU_ALLOW_CPU")
+        made["no variable"] = outcome(lambda: GPUSession(path).device.kind)
+        report([{name: each.get("type", each.get("returned")) for name, each in made.items()}, kept])
+        """,
+        str(tmp_path / "known.onnx"),
+    )
+    made, kept = found
+    refused = made.pop("no variable")
+    assert refused.endswith("Error")
+    assert made == {
+        "None": "cpu", "True": "cpu", "False": refused, "unset": "cpu",
+        "pool None": 2, "pool True": 2, "pool False": refused,
+    }  # fmt: skip
+    assert len(kept) == 7
+    assert all(level == "WARNING" and "known.onnx runs on the CPU" in text for level, text in kept)
+
+
+def test_a_session_on_the_cpu_is_logged_where_warnings_are_hidden_and_guarded_too() -> None:
+    found = child(
+        """
+        kept = []
+        class Keeping(logging.Handler):
+            def emit(self, record):
+                kept.append([record.levelname, record.getMessage()])
+        logging.getLogger("ortgpu").addHandler(Keeping())
+        import onnxruntime
+        with ortgpu.enforce():
+            onnxruntime.InferenceSession(NEG)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            GPUSession(NEG)
+        report([kept, [[each.category.__name__, str(each.message)] for each in warned]])
+        """
+    )
+    kept, warned = found
+    assert [level for level, _ in kept] == ["WARNING", "WARNING"]
+    assert all(text.startswith("<bytes> runs on the CPU") for _, text in kept)
+    ((kind, text),) = warned
+    assert kind == "CPUExecutionWarning"
+    assert text.startswith("<bytes> runs on the CPU")
+
+
+@pytest.mark.parametrize("allowed", [None, False, True])
+def test_pickling_carries_what_was_said_of_the_cpu(allowed: bool | None) -> None:
+    found = child(
+        """
+        import pickle
+        allowed = json.loads(sys.argv[1])
+        session = GPUSession(NEG)
+        session._allow_cpu = allowed
+        data = pickle.dumps(session)
+        with_variable = outcome(lambda: pickle.loads(data)._allow_cpu)
+        os.environ.pop("ORTGPU_ALLOW_CPU")
+        report([with_variable, outcome(lambda: pickle.loads(data)._allow_cpu)])
+        """,
+        json.dumps(allowed),
+    )
+    works = [each.get("returned", "refused") for each in found]
+    assert works == {None: [None, "refused"], False: ["refused", "refused"], True: [True, True]}[allowed]

@@ -235,7 +235,7 @@ def _measure(
 
     with contextlib.ExitStack() as stack:
         with output.progress("Opening the model in each way"):
-            opened = stack.enter_context(Bench(str(model), allow_cpu=allow_cpu))
+            opened = stack.enter_context(Bench(str(model), allow_cpu=allow_cpu or None))
         feeds = _feeds(opened, batches, inputs)
         figures: list[Figure] = []
         with output.progress_bar("Measuring", len(feeds) * rounds * opened.steps) as step:

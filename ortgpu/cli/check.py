@@ -165,7 +165,7 @@ def _open_and_run(
     from ortgpu.cli.model import example_model
 
     source = str(model) if model else example_model()
-    with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu) as session:
+    with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
         from ortgpu.cli import inputs  # it needs NumPy: what is wrong with that, the session says better
 
         if runs == 0:

@@ -94,24 +94,27 @@ class CudaState:
 
 
 _state: CudaState | None = None
+_has_failed = False  # to initialise in this process, or in that from which it was forked
 _lock = fork_safe_lock()
 
 
 def initialise() -> CudaState:
     """Initialise the driver in this process and list its devices. A success is remembered; a failure is not."""
-    global _state
+    global _state, _has_failed
     with _lock:
         if _state is not None and _state.pid == os.getpid():
             return _state
         state = _ask()
+        _has_failed = state.code != 0
         if state.code == 0:
             _state = state
         return state
 
 
 def initialising() -> Task[CudaState] | None:
-    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done."""
-    if _state is not None and _state.pid == os.getpid():
+    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done, or
+    has failed before: then there may be no need to ask again."""
+    if _has_failed or (_state is not None and _state.pid == os.getpid()):
         return None
     return Task(initialise, "ortgpu-driver")
 
