@@ -165,21 +165,22 @@ report([came, bound(session), sorted(before) == sorted(after) and all(after[name
     assert found == [error, [providers, str(64 << 20)], True, [4]]
 
 
-def test_set_providers_never_moves_a_session_to_the_cpu(run: Any, machine: Machine) -> None:
+@pytest.mark.parametrize("allowed", [True, None])
+def test_set_providers_never_moves_a_session_to_the_cpu(run: Any, machine: Machine, allowed: bool | None) -> None:
     """Neither with allow_cpu nor with its variable: the session that is there works on."""
     found = run(
-        """
-import os
+        f"""
 from unittest import mock
-session = GPUSession(RELU, allow_cpu=True)
+session = GPUSession(RELU, allow_cpu={allowed})
 native = session._sess
 from ortgpu import opening
 with mock.patch.object(opening, "choose_visible", side_effect=ortgpu.NoDeviceError("the GPU is gone")):
-    came = outcome(lambda: session.set_providers([(CUDA, {"gpu_mem_limit": 64 * MIB})]))
+    came = outcome(lambda: session.set_providers([CUDA]))
 report([came, session._sess is native, str(session.device).partition(" ")[0], session._allow_cpu])
-"""
+""",
+        machine.but(env={**machine.env, "ORTGPU_ALLOW_CPU": "1"}),
     )
-    assert found == ["NoDeviceError", True, "cuda:0", True]
+    assert found == ["NoDeviceError", True, "cuda:0", allowed]
 
 
 def test_set_providers_gives_up_the_session_before(run: Any) -> None:
