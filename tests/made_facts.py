@@ -8,7 +8,7 @@ from typing import Any
 
 from ortgpu.diagnosis import Facts, Observed
 from ortgpu.diagnosis.probe_result import ProbeResult, ProbeStep
-from ortgpu.environment.catalogue import LIBRARIES, spec_for
+from ortgpu.environment.catalogue import BY_STEM, LIBRARIES, spec_for
 from ortgpu.environment.cuda import CudaDevice, CudaState
 from ortgpu.environment.driver import GPU, Driver, Nvml, RefusedNode
 from ortgpu.environment.elf import ElfFile
@@ -93,6 +93,7 @@ HEALTHY = Facts(
             (),
             (Architecture(8, 0, False, False), Architecture(9, 0, False, True)),
         ),
+        libraries_by_cuda=dict.fromkeys((11, 12, 13), tuple(BY_STEM)),
         libraries=tuple(resolution(spec.sonames[13]) for spec in LIBRARIES if not spec.stem.endswith("_infer")),
         mapped=(),
         driver=Driver(

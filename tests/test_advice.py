@@ -15,6 +15,9 @@ import pytest
 
 from tests.faults import CASES, Case
 from tests.faults.advice import follow_advice, machine_to_mend, shared_folders, why_not_mended
+from tests.faults.case import MENDED
+from tests.lab import Overlay
+from tests.lab.environments import network_variables
 from tests.lab.fixtures import Lab
 
 WITH_A_FIX = [case for case in CASES if case.after is not None]
@@ -35,6 +38,54 @@ def test_what_is_printed_mends_the_fault(lab: Lab, case: Case) -> None:
     for text, outcome in tried:
         problem = why_not_mended(case, outcome)
         assert problem is None, f"after: {text}\n{problem}"
+
+
+def _nothing_at_all(_lab: Lab, overlay: Overlay) -> None:
+    """Neither ONNX Runtime nor a library of CUDA."""
+    overlay.uninstall("onnxruntime-gpu").remove("nvidia", "nvidia_c*.dist-info", "nvidia_nvjitlink-*.dist-info")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_one_command_installs_all_that_is_needed(lab: Lab) -> None:
+    """ONNX Runtime without its libraries would be the next error."""
+    case = Case("nothing", "OnnxRuntimeNotInstalledError", ("not installed",), _nothing_at_all, after=MENDED)
+    (outcome,) = (outcome for _, outcome in follow_advice(case, lab))
+    assert why_not_mended(case, outcome) is None
+    assert outcome.error is not None
+    assert outcome.error.type == MENDED, outcome.error.text
+    assert "LibraryNotFoundError" not in outcome.error.other_types
+
+
+def test_a_package_that_requires_onnxruntime_does_not_bring_it_back(lab: Lab, tmp_path: Path) -> None:
+    """Once both packages were mended: by pip's own judgement, and by the next installation."""
+    case = next(case for case in CASES if case.name == "cpu-package-over-gpu-package")
+    machine = machine_to_mend(case, lab)
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "library"\nversion = "1"\ndependencies = ["onnxruntime>=1.18"]\n'
+        "[tool.setuptools]\npy-modules = []\n",
+        encoding="utf-8",
+    )
+    network = network_variables(lab.wheels.folder / "pip")
+
+    def pip(*arguments: str) -> str:
+        return machine.run(argv=["-m", "pip", *arguments], env=network, timeout=300).ok().output
+
+    pip("install", str(tmp_path))
+    error = case.open(lab, machine).error
+    assert error is not None
+    now, later = (fix["text"] for fix in error.remedies)
+    assert "keep library from installing onnxruntime again" in later
+    for command in (now, later.partition("place: ")[2]):
+        fixed = case.open_after(lab, machine, {"kind": "shell", "text": command})
+        assert fixed.result.first_status == 0, fixed.result.output
+    assert fixed.error is not None
+    assert fixed.error.type == MENDED, fixed.error.text
+    pip("check")
+    assert "Requirement already satisfied: onnxruntime>=1.18" in pip("install", "--upgrade", str(tmp_path))
+    again = case.open(lab, machine).error
+    assert again is not None
+    assert again.type == MENDED, again.text
 
 
 def test_without_the_fix_the_fault_stays(lab: Lab) -> None:

@@ -9,13 +9,27 @@ from typing import Any
 import pytest
 
 from ortgpu.diagnosis import Facts, find_problems, releases, remedies, system_remedies
+from ortgpu.environment.catalogue import BY_STEM
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.managers import Manager
 from ortgpu.environment.packages import Distribution
 from ortgpu.environment.variables import Variables
 from ortgpu.errors import GPUError
 from ortgpu.preloading import MissingLibrary
-from tests.made_facts import CPU_ENGINE, ENGINE, HEALTHY, NO_PROVIDER, SEEN_HEALTHY, SITE, all_of, engine, part
+from tests.made_facts import (
+    CPU_ENGINE,
+    CPU_ENGINE_THERE,
+    ENGINE,
+    HEALTHY,
+    NO_ENGINE,
+    NO_PROVIDER,
+    SEEN_HEALTHY,
+    SITE,
+    all_of,
+    engine,
+    part,
+)
+from tests.made_facts import environment as part_of_environment
 
 PIP = "/venv/bin/python -m pip"
 
@@ -150,6 +164,29 @@ def test_packages_of_the_system_are_left_to_it() -> None:
     fix = remedies.reinstall_onnxruntime(facts.environment)
     assert "rm -rf" not in fix
     assert "pip install --force-reinstall --no-deps 'onnxruntime-gpu" in fix
+
+
+def test_what_a_release_needs_is_installed_with_it() -> None:
+    """The next error would else name it."""
+    libraries = "nvidia-cuda-runtime~=13.0 nvidia-cublas~=13.0 nvidia-curand~=10.0 nvidia-nvjitlink~=13.0"
+    rest = "nvidia-cuda-nvrtc~=13.0 nvidia-cufft~=12.0 nvidia-cudnn-cu13~=9.0"
+    all_of_them = [f"'{each}'" for each in f"onnxruntime-gpu>=1.28 {libraries} {rest}".split()]
+
+    def fix(there: tuple[str, ...], *changes: Any) -> list[str]:
+        nothing = all_of(NO_ENGINE, part_of_environment(libraries_by_cuda={13: there, 12: tuple(BY_STEM)}), *changes)
+        return list(first(nothing(HEALTHY)).fixes)
+
+    assert fix(()) == [f"{PIP} install {' '.join(all_of_them)}"]
+    assert fix(tuple(BY_STEM)) == [f"{PIP} install {all_of_them[0]}"]
+    assert fix(tuple(set(BY_STEM) - {"libcudnn", "libcurand"})) == [
+        f"{PIP} install {all_of_them[0]} {all_of_them[3]} {all_of_them[-1]}"
+    ]
+    assert fix(("libcudnn",)) == fix(()), "it is that of another CUDA"
+    assert fix(
+        (), part("driver", cuda_version=(12, 4), nvml=replace(HEALTHY.environment.driver.nvml, cuda_version=(12, 4)))
+    ) == [f"{PIP} install 'onnxruntime-gpu>=1.20,<1.27'"]
+    cpu = all_of(CPU_ENGINE_THERE, part_of_environment(libraries_by_cuda={13: ()}))
+    assert first(cpu(HEALTHY)).fixes[0] == f"{PIP} uninstall -y onnxruntime && {PIP} install {' '.join(all_of_them)}"
 
 
 def test_links_that_stop_pip_are_removed_first() -> None:

@@ -99,8 +99,8 @@ def doctor(
                       "unknown"), note
       "environment"   host, installer, packages, extension, bridge, provider,
                       libraries, mapped, driver, variables,
-                      system_libraries_missing, cudnn_architectures:
-                      all facts; null is unknown
+                      system_libraries_missing, cudnn_architectures,
+                      libraries_by_cuda: all facts; null is unknown
       "probe"         steps (name, ok, detail, data), completed, returncode,
                       signal, timed_out, died_in, opening, seconds, output;
                       null with --no-probe

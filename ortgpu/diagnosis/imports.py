@@ -80,7 +80,7 @@ def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None, blocked: s
     if blocked is not None:
         return [system_remedies.unblock(environment, _file_in(blocked, facts))]
     if "executable stack" in text:
-        return [remedies.install(environment, [remedies.newest_release(environment).requirement], upgrade=True)]
+        return [remedies.install(environment, remedies.newest_requirements(environment), upgrade=True)]
     if unmapped is not None:
         return [system_remedies.let_it_be_mapped(environment, os.path.dirname(_file_in(unmapped, facts)))]
     if (late := loader_words.lacks_thread_storage(text)) is not None:

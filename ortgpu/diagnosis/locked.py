@@ -1,6 +1,10 @@
-"""What brings a package back after advice removed it: a program that makes the environment agree with a lock file."""
+"""What brings a package back after advice removed it: a program that makes the environment agree with a lock file, or
+another package that requires it."""
 
 from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
 
 from ..errors import Fix, manual
 from .facts import Facts
@@ -20,13 +24,16 @@ _WAYS = {
 }
 
 
-def keep_out(facts: Facts) -> list[Fix]:
-    """For packages that share the folder of the GPU build."""
+def keep_out(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
+    """For packages that share the folder of the GPU build, and that ``fixes`` remove; with them."""
     manager, owners = facts.environment.installer.manager, facts.environment.packages.onnxruntime.owners
     installed = dict.fromkeys(owner.name for owner in owners)
     others = [name for name in installed if name != "onnxruntime-gpu"]
-    if manager is None or not others:
-        return []
+    if manager is None:
+        removed = any(facts.environment.installer.uninstall in fix for fix in fixes)
+        return [*fixes, *(_stand_in(facts) if removed else [])]
+    if not others:
+        return [*fixes]
     never = [f"\"{name} ; sys_platform == 'never'\"" for name in others]
     way = _WAYS[manager.name].format(
         names=" ".join(others),
@@ -35,4 +42,22 @@ def keep_out(facts: Facts) -> list[Fix]:
         marked=" ".join(never),
         then="" if "onnxruntime-gpu" in installed else f"; then {manager.add} onnxruntime-gpu",
     )
-    return [manual(f"and keep {manager.name} from installing again what {manager.lock} names: {way}")]
+    return [*fixes, manual(f"and keep {manager.name} from installing again what {manager.lock} names: {way}")]
+
+
+def _stand_in(facts: Facts) -> list[Fix]:
+    """Against a package that requires onnxruntime: pip overrides nothing that it requires, and an empty package of that
+    name satisfies it, and `pip check`."""
+    environment = facts.environment
+    owners = {owner.name: owner.version for owner in environment.packages.onnxruntime.owners}
+    installer, version, requirers = environment.installer, owners.get("onnxruntime"), environment.packages.requirers
+    if version is None or not requirers or environment.host.system == "Windows":
+        return []
+    lines = ("[project]", 'name = "onnxruntime"', f'version = "{version}"', "[tool.setuptools]", "py-modules = []")
+    made = f"printf '%s\\n' {' '.join(map(shlex.quote, lines))} > \"$empty/pyproject.toml\""
+    return [
+        manual(
+            f"and keep {' and '.join(requirers)} from installing onnxruntime again: put an empty package in its place: "
+            f'empty=$(mktemp -d) && {made} && {installer.install} "$empty"'
+        )
+    ]

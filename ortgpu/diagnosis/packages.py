@@ -132,7 +132,7 @@ def _of_another_python(facts: Facts) -> GPUError:
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
     home = installed.home
     others = [other for other in installed.elsewhere if _is_for_cuda(other.name)]
-    instead = [] if others else [remedies.newest_release(environment).requirement]
+    instead = [] if others else remedies.newest_requirements(environment)
     fix = remedies.leave_to_its_python(environment, home, instead)
     return BrokenPackageError(
         f"import onnxruntime takes {installed.folder}, which is built for another Python",
@@ -193,7 +193,7 @@ def conflicting(facts: Facts) -> GPUError | None:
     return ConflictingPackagesError(
         summary,
         evidence=evidence,
-        fixes=[remedies.reinstall_onnxruntime(facts.environment), *locked.keep_out(facts)],
+        fixes=locked.keep_out(facts, [remedies.reinstall_onnxruntime(facts.environment)]),
         severity="warning" if works else "fatal",
         packages=tuple(owner.name for owner in owners),
     )
@@ -233,7 +233,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
-        fixes=[*_replace_build(facts), *locked.keep_out(facts)],
+        fixes=locked.keep_out(facts, _replace_build(facts)),
         package=name,
         version=version,
     )
@@ -265,7 +265,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
 
 def _first_install(facts: Facts) -> list[Fix]:
     instead = remedies.why_none_fits(facts.environment)
-    return [instead or remedies.install(facts.environment, [remedies.gpu_requirement(facts.environment)])]
+    return [instead or remedies.install(facts.environment, remedies.gpu_requirements(facts.environment))]
 
 
 def _replace_build(facts: Facts) -> list[Fix]:

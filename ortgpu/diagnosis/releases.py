@@ -120,3 +120,12 @@ def for_gpus(
         if any(map(code.runs_on, capabilities)) and release.why_not_for(host) is None:
             return release
     return None
+
+
+def cuda_major_of(version: str) -> int | None:
+    """Of the package index's onnxruntime-gpu of this version; None for a version that is no number."""
+    found = re.match(r"([0-9]+)\.([0-9]+)", version)
+    if found is None:
+        return None
+    number = int(found[1]), int(found[2])
+    return 13 if number >= (1, 27) else 12 if number >= (1, 19) else 11

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from ..environment.catalogue import CUDNN_CODE, LIBRARIES, TOOLKIT_MAJORS, spec_for, wheel_name
+from ..environment.catalogue import BY_STEM, CUDNN_CODE, LIBRARIES, TOOLKIT_MAJORS, spec_for, wheel_name
 from ..environment.inspection import Environment
 from ..environment.packages import Packages
 from ..environment.variables import entries_of
 from ..errors import Fix, manual, shell
 from . import system_remedies
-from .releases import Release, newest_for
+from .releases import Release, cuda_major_of, newest_for
 
 
 def install(
@@ -65,13 +65,13 @@ def _past_the_obstacle(environment: Environment, command: str) -> Fix:
 def reinstall_onnxruntime(
     environment: Environment, *, leftover: str | None = None, requirement: str | None = None
 ) -> Fix:
-    """Remove every distribution that owns the import, and what they leave behind, then install one: the GPU build, or
-    what ``requirement`` names."""
-    wanted = requirement or gpu_requirement(environment)
+    """Remove every distribution that owns the import, and what they leave behind, then install one: the GPU build with
+    the libraries that it needs, or what ``requirement`` names."""
+    wanted = [requirement] if requirement is not None else gpu_requirements(environment)
     if _is_made_anew(environment):
-        stays = re.split("[<>=~!]", wanted)[0]
+        stays = re.split("[<>=~!]", wanted[0])[0]
         names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
-        return _bundle(environment, [wanted], without=[name for name in names if name != stays])
+        return _bundle(environment, wanted, without=[name for name in names if name != stays])
     if requirement is None and environment.driver.is_tegra:
         removal, then = " && ".join(_removal(environment)), system_remedies.for_a_jetson()
         return manual(f"run {removal}, then {then}", needs="host") if removal else then
@@ -84,12 +84,12 @@ def reinstall_onnxruntime(
     of_system = home and any(not one.record_readable for one in installed.owners) and installer.hides(home)
     if home and (of_system or not installer.owns(home)):
         if installer.hides(home):
-            return install(environment, [wanted], again=True)
+            return install(environment, wanted, again=True)
         return _replace_in(home, environment, wanted)
     steps = _removal(environment)
     if leftover is not None:
         steps.append(f"rm -rf {shlex.quote(leftover)}")
-    steps.append(f"{installer.install} {shlex.quote(wanted)}")
+    steps.append(f"{installer.install} {' '.join(map(shlex.quote, wanted))}")
     return _past_the_obstacle(environment, " && ".join(steps))
 
 
@@ -105,11 +105,11 @@ def _removal(environment: Environment) -> list[str]:
     return [f"{uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
 
 
-def _replace_in(home: str, environment: Environment, wanted: str) -> Fix:
+def _replace_in(home: str, environment: Environment, wanted: list[str]) -> Fix:
     """In a folder of the search path that is no installer's."""
     if files := _recorded_in(home, environment):
-        return shell(f"rm -rf {files} && {_install_into(environment, home, [wanted])}")
-    off, then = off_the_path(environment, "PYTHONPATH", home), install(environment, [wanted], again=True)
+        return shell(f"rm -rf {files} && {_install_into(environment, home, wanted)}")
+    off, then = off_the_path(environment, "PYTHONPATH", home), install(environment, wanted, again=True)
     if off is not None and then.executable:
         return shell(f"{off} && {then}")
     return manual(f"{off or f'take {home} off the search path of this program'}, then: {then}", needs=then.needs)
@@ -133,13 +133,39 @@ def published(name: str, version: str | None) -> str:
     return f"{name}=={public}" if known else name
 
 
-def gpu_requirement(environment: Environment) -> str:
-    """The GPU package to install: the version that is here already, else the newest that the driver can run."""
+def gpu_requirements(environment: Environment) -> list[str]:
+    """The GPU package to install, the version that is here already, else the newest that the driver can run; and what
+    is not there of the libraries that it needs."""
     installed, versions = environment.packages.onnxruntime, _gpu_versions(environment)
-    if versions:
-        version = installed.build_version if installed.build_version in versions else versions[0]
-        return published("onnxruntime-gpu", version)
-    return newest_release(environment).requirement
+    if not versions:
+        return newest_requirements(environment)
+    version = installed.build_version if installed.build_version in versions else versions[0]
+    requirement = published("onnxruntime-gpu", version)
+    major = cuda_major_of(version) if "==" in requirement else newest_release(environment).cuda_major
+    return [requirement, *_libraries_not_there(environment, major)]
+
+
+def newest_requirements(environment: Environment) -> list[str]:
+    """As :func:`gpu_requirements`, whatever is here."""
+    release = newest_release(environment)
+    return [release.requirement, *_libraries_not_there(environment, release.cuda_major)]
+
+
+def _libraries_not_there(environment: Environment, cuda_major: int | None) -> list[str]:
+    """Requirements of the wheels that ship them. Of a release for another CUDA than the one that is here, nobody has
+    looked for them where there is a provider file."""
+    if environment.provider is not None and environment.cuda_major == cuda_major:
+        there: Collection[str] = [each.spec.stem for each in environment.libraries if each.chosen]
+    else:
+        there = environment.libraries_by_cuda.get(cuda_major or 0, BY_STEM)
+    if "libcublas" not in there:  # nor is the cuDNN that is there for this CUDA: its name is the same for another
+        there = ()
+    wheels = {
+        spec.wheels[cuda_major]: None
+        for spec in LIBRARIES
+        if cuda_major in spec.wheels and spec.part_of is None and spec.stem not in there
+    }
+    return fitting(environment, wheels)
 
 
 def _gpu_versions(environment: Environment) -> list[str]:

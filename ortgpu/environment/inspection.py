@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from .catalogue import CUDNN_CODE
+from .catalogue import CUDNN_CODE, TOOLKIT_MAJORS
 from .driver import Asked, Driver, read_driver
 from .host import Host, read_host
 from .installer import Installer, read_installer
@@ -38,6 +38,8 @@ class Environment:
     variables: Variables
     system_libraries_missing: tuple[str, ...] = ()  # of Windows and Visual C++, which ONNX Runtime's files link
     cudnn_architectures: tuple[Architecture, ...] | None = None  # that cuDNN holds code for; None: not known
+    # Without a provider file, which would say what it needs: by CUDA major, the stems of the libraries that are there.
+    libraries_by_cuda: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def cuda_major(self) -> int | None:
@@ -79,7 +81,16 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         variables=read_variables(),
         system_libraries_missing=_missing_from_the_system((extension, provider), mapped),
         cudnn_architectures=_read_cudnn_architectures(libraries),
+        libraries_by_cuda=_libraries_by_cuda(packages) if provider is None else {},
     )
+
+
+def _libraries_by_cuda(packages: Packages) -> dict[int, tuple[str, ...]]:
+    def there(major: int) -> tuple[str, ...]:
+        found = resolve(places_for(None, packages.torch, cuda_major=major), (), major)
+        return tuple(each.spec.stem for each in found if each.chosen)
+
+    return {major: there(major) for major in TOOLKIT_MAJORS}
 
 
 def _read(path: str | None) -> LibraryFile | None:

@@ -203,14 +203,22 @@ def folders_of(path: str) -> set[str]:
     return {os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path))}
 
 
-def places_for(provider: ProviderLibrary, torch: Torch | None, directory: str | None = None) -> SearchPlaces:
-    """The places of this process, as they are now, for the libraries of a provider."""
-    same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == provider.cuda_major
+def places_for(
+    provider: ProviderLibrary | None,
+    torch: Torch | None,
+    directory: str | None = None,
+    *,
+    cuda_major: int | None = None,
+) -> SearchPlaces:
+    """The places of this process, as they are now, for the libraries of a provider. Without one: of ``cuda_major``."""
+    if provider is not None:
+        cuda_major = provider.cuda_major
+    same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == cuda_major
     return replace(
         places_of_this_process(),
         directory=directory,
         torch_folder=torch.folder if torch is not None and same_major else None,
-        provider_search_path=provider.search_path,
+        provider_search_path=provider.search_path if provider is not None else (),
     )
 
 

@@ -111,6 +111,8 @@ class Packages:
     refused: tuple[RefusedPath, ...] = ()  # of the search path, ONNX Runtime's package and the NVIDIA wheels
     numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
     onnx_file: str | None = None  # the same of onnx
+    # Names of those that require "onnxruntime" itself; read only where a distribution of that name is installed.
+    requirers: tuple[str, ...] = ()
 
     def other(self, name: str) -> Distribution | None:
         """The first of this name on the search path, of ``others``."""
@@ -131,7 +133,9 @@ def read_packages(
     """
     places, package = _arrive(search_path)
     found = [one for place in places for one in list_distributions(place)]
+    has_cpu_build = any(one.name == "onnxruntime" for one in found)
     return Packages(
+        requirers=tuple(sorted({one.name for one in found if _requires_it(one)})) if has_cpu_build else (),
         onnxruntime=_read_onnxruntime(package, found, compare_files, compare_contents),
         torch=_read_torch(places, found),
         nvidia=tuple(
@@ -290,6 +294,16 @@ def _read_onnxruntime(
         shadowed_by=package.shadowed_by,
         imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),
     )
+
+
+# Not of an extra, nor on other systems, as that of this package: markers are not evaluated.
+_REQUIREMENT: Final = re.compile(
+    rb"(?im)^Requires-Dist:[ \t]*onnxruntime(?![\w.-])(?!.*\b(extra|sys_platform|os_name|platform_\w+)\b)"
+)
+
+
+def _requires_it(one: MetadataFolder) -> bool:
+    return _REQUIREMENT.search(one.read("METADATA") or b"") is not None
 
 
 def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | None:
