@@ -9,8 +9,6 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import onnxruntime
-
 from .cpu_threads import COUNT, THREADS, needs_no_more, options_with_few_threads
 from .cudnn_handles import HANDLES, needs_none, options_without_handles
 from .layout import options_for_layout
@@ -100,7 +98,7 @@ def _construct(
     of_provider = {name: value for name, (value, _) in chosen.items() if name != THREADS}
     providers = asked.with_cuda_options(of_provider).as_arguments()
     if weights is None:
-        options = _with_threads(onnxruntime.SessionOptions(), chosen) if THREADS in chosen else request.sess_options
+        options = _with_threads(recording_options(), chosen) if THREADS in chosen else request.sess_options
         return _opens(construct, request.model, options, providers, request)
     if not _opens(construct, weights.structure, _with_threads(weights.options(), chosen), providers, request):
         return False
