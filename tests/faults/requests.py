@@ -57,7 +57,6 @@ CASES = in_group(
         request(
             "provider-options-a-list", ("CUDAExecutionProvider",), providers=[("CUDAExecutionProvider", ["device_id"])]
         ),
-        request("provider-twice", ("more than once",), providers=["CUDAExecutionProvider"] * 2, plain="warned logged"),
         request(
             "options-without-providers", ("provider_options",), provider_options=[{"device_id": 0}], plain="logged"
         ),
