@@ -57,21 +57,25 @@ said = {
     "flood": b"\\0\\0\\0\\2{}" * 10_000,
     "unproved": encode({"challenge": "x"}) + encode({"verdict": verdict}),
     "early": encode({"verdict": verdict}),
+    "letters": encode({"challenge": "x"}) + encode({"in": True, "proof": "\\ud800"}),
+    "rude": encode({"challenge": "x"}) + encode({"refused": "does not answer as rank 0 does\\x1b[2J"}),
     "garbage": encode({"challenge": "x"}),
+    "number": encode({"challenge": "x"}),
 }[sys.argv[1]]
+welcome = 10**999 if sys.argv[1] == "number" else "soon"
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 while True:
     connected, _ = listener.accept()
     try:
-        if sys.argv[1] == "garbage":  # of one who knows the key, which follows from the port
+        if sys.argv[1] in ("garbage", "number"):  # of one who knows the key, which follows from the port
             connected.sendall(said)
             from ortgpu.distributed.jobs import short_name
             from ortgpu.distributed.wire import FROM_A_RANK, Decoder
 
             (hello,) = Decoder(FROM_A_RANK).feed(connected.recv(1 << 16))
             own = proof(short_name(str(listener.getsockname()[1])), "rank 0", hello["challenge"])
-            connected.sendall(encode({"in": True, "proof": own}) + encode({"welcome": sys.argv[2]}))
+            connected.sendall(encode({"in": True, "proof": own}) + encode({"welcome": welcome}))
             connected.recv(1 << 16)
         else:
             while True:
@@ -83,10 +87,10 @@ while True:
 """
 
 
-@pytest.mark.parametrize("said", ["flood", "unproved", "early", "garbage"])
+@pytest.mark.parametrize("said", ["flood", "unproved", "early", "letters", "rude", "garbage", "number"])
 def test_somebody_else_is_there_in_the_place_of_rank_0(said: str) -> None:
     """It neither keeps a rank from its deadline nor ends it with an error of its own making."""
-    server = subprocess.Popen([sys.executable, "-c", _FALSE_RANK_0, said, "soon"], stdout=subprocess.PIPE)
+    server = subprocess.Popen([sys.executable, "-c", _FALSE_RANK_0, said], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
         address = f"127.0.0.1:{int(server.stdout.readline())}"
@@ -99,7 +103,8 @@ def test_somebody_else_is_there_in_the_place_of_rank_0(said: str) -> None:
         server.wait()
         if server.stdout is not None:
             server.stdout.close()
-    if said == "garbage":
+    assert all(map(str.isprintable, caught.value.evidence)), caught.value.evidence
+    if said in ("garbage", "number"):
         assert caught.value.summary == "what arrived by rank 0 is not what the ranks of a preflight say"
     else:
         assert caught.value.summary == "rank 0 was not at the rendezvous in time"

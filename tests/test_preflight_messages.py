@@ -71,6 +71,7 @@ def test_anything_else_is_refused_or_waited_for(data: bytes) -> None:
         struct.pack(">I", 2) + b"[]",
         struct.pack(">I", 3) + b"\xff{}",
         struct.pack(">I", 20_000) + b"[" * 20_000,
+        encode({"a": json.loads("[" * 100 + "]" * 100)}),
     ],
 )
 def test_no_message(data: bytes) -> None:
@@ -190,7 +191,7 @@ def test_a_rank_is_let_in(rank_0: Rank0) -> None:
         ({"key": "of another"}, "it belongs to another job, or has another secret: rank 0 on here"),
         ({"proof": "of this job"}, "it belongs to another job"),
         ({"proof": ["of this job"]}, "it belongs to another job"),
-        ({"proof": "\ud800"}, "it is no rank"),
+        ({"proof": "\ud800"}, "it belongs to another job"),
         (
             {"key": "of another", "host": "\x1b[2J\n" + "x" * 500},
             "it belongs to another job, or has another secret: rank 0",
@@ -247,6 +248,16 @@ def test_two_ranks_of_one_number(rank_0: Rank0) -> None:
 def test_a_rank_that_there_is_not(rank_0: Rank0, rank: int) -> None:
     assert rank_0.verdict(rank_0.connect(rank=rank))["summary"] == f"rank {rank} is none of this job"
     assert rank_0.hub.known.hosts == {}
+
+
+def test_a_stranger_whose_words_are_as_deep_as_python_reads(rank_0: Rank0) -> None:
+    """What can be read cannot always be written again, which a proof would take."""
+    for depth in range(900, 1000):
+        words = b'{"proof": "", "host": ' + b"[" * depth + b"]" * depth + b"}"
+        stranger = rank_0.open()
+        stranger.sendall(struct.pack(">I", len(words)) + words)
+        assert rank_0.answer(stranger).keys() == {"challenge"}
+        assert rank_0.answer(stranger).keys() == {"refused"}
 
 
 def test_a_crowd_at_the_door(rank_0: Rank0) -> None:

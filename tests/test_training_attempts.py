@@ -259,8 +259,10 @@ def test_what_another_user_left_in_the_place_of_a_rank(leave: Callable[[Path], o
     place = tmp_path / ".ortgpu-shared-folder"
     place.mkdir()
     leave(place / "1.json")
+    before = os.listdir("/proc/self/fd")
     meeting = meet_in_folder(tmp_path, 2, 3, timeout=0.5)
     assert (meeting.missing, meeting.error) == ((0, 1), None)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
     assert meeting.seconds < 5
 
 

@@ -27,6 +27,7 @@ from .wire import (
     error_to_message,
     is_proof,
     proof,
+    readable,
 )
 
 logger = logging.getLogger("ortgpu")
@@ -191,7 +192,7 @@ class Hub:
         return None
 
     def _refuse(self, connection: Connection, reason: str) -> None:
-        reason = "".join(letter if letter.isprintable() else "?" for letter in reason[:200])  # a stranger's words
+        reason = readable(reason)
         self._remember(reason)
         connection.send({"refused": reason})
         self._drop(connection)

@@ -32,6 +32,7 @@ from .wire import (
     error_to_message,
     is_proof,
     proof,
+    readable,
 )
 
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
@@ -159,7 +160,7 @@ class Participant:
                 if time.monotonic() > self._schedule.arrival:
                     raise self._rank_0_not_found(refusals)
         rest = self._await("welcome")["welcome"]
-        if not (isinstance(rest, float | int) and math.isfinite(rest)):
+        if not (isinstance(rest, float) and math.isfinite(rest)):
             raise GarbledError(f"a deadline in {rest!r:.99} seconds")
         self._meeting.close()  # all are here: nobody has to find the way any more
         verdict = min(self._schedule.verdict, time.monotonic() + rest)
@@ -225,7 +226,7 @@ class Participant:
         self._from_hub.clear()
         self._forget(link)
         link.close()
-        return str(answer.get("refused", "what listens there does not answer as rank 0 does"))[:200]
+        return readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
 
     def _answer(self, link: Connection, until: float) -> Message:
         """The next that is said by what may be rank 0; nothing where it is silent."""

@@ -143,7 +143,7 @@ class _Opened:
 def _write(place: Path, rank: int, state: Mapping[str, Any]) -> None:
     with _Opened(place) as folder:
         name = f"{rank}.{os.urandom(8).hex()}.partial"  # one that nobody can make before
-        with os.fdopen(folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8") as file:
+        with open(name, "x", encoding="utf-8", opener=folder.open) as file:
             file.write(json.dumps(state))
         folder.replace(f"{rank}.json", by=name)
 
@@ -164,7 +164,7 @@ def _read(place: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
 def _parse(folder: _Opened, name: str) -> dict[str, Any] | None:
     """None for what no rank has written."""
     try:
-        with open(folder.open(name, os.O_RDONLY), "rb", buffering=0) as file:
+        with open(name, "rb", buffering=0, opener=folder.open) as file:
             content = json.loads(file.read(_LONGEST) or b"") if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except (ValueError, RecursionError):
         return None

@@ -22,6 +22,7 @@ _CHUNK = 1 << 16  # bytes that are read at a time
 FROM_A_STRANGER = 1 << 12  # bytes of a message, at most, from a connection that has not proved anything
 FROM_A_RANK = 1 << 20  # facts and results of a rank are a few thousand
 FROM_RANK_0 = 1 << 28  # which tells what all ranks have said
+_DEEPEST = 64  # lists and objects in each other: what is as deep as Python reads, it may not be able to write again
 
 Message = dict[str, Any]
 
@@ -67,7 +68,14 @@ def _parse(text: bytes) -> Message:
         raise GarbledError(f"no JSON: {error}") from None
     if not isinstance(message, dict):
         raise GarbledError("no JSON object")
+    if _nests_deeper(message, _DEEPEST):
+        raise GarbledError("it nests too deeply")
     return message
+
+
+def _nests_deeper(value: object, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth == 0 or any(_nests_deeper(each, depth - 1) for each in inner)
 
 
 class Connection:
@@ -128,6 +136,11 @@ class Connection:
         self.socket.close()
 
 
+def readable(words: object) -> str:
+    """What a stranger says, cut short and without what a terminal would do."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(words)[:200])
+
+
 # Proofs
 
 
@@ -142,7 +155,7 @@ def proof(key: str, *said: object) -> str:
 
 
 def is_proof(given: object, key: str, *said: object) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), proof(key, *said).encode())
+    return isinstance(given, str) and given.isascii() and hmac.compare_digest(given, proof(key, *said))
 
 
 # Errors
