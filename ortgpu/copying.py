@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Between ``address`` on the device and ``host``, which the GPU reads or writes; with ``array``, which it does not,
-    as the other end, and ``host`` pinned. ``owner`` keeps the memory of the device."""
+    """A copy between ``address`` on the device and ``host``, which the GPU reads or writes.
+
+    ``array``, if there is one, is the other end: it is copied to or from ``host``. ``owner`` keeps the device's memory.
+    """
 
     address: int
     host: NDArray[Any]
     array: NDArray[Any] | None
     owner: object
+    is_pinned: bool
 
 
 class _Whole:
@@ -39,7 +42,7 @@ class _Whole:
         host, array = transfer.host, transfer.array
         self.address = transfer.address
         self.host_address = _address_of(host)
-        self.is_pinned = array is not None
+        self.is_pinned = transfer.is_pinned
         self._size = host.nbytes
         self._is_cut = array is not None and array.flags.c_contiguous
         self._piece = piece if self._is_cut else self._size

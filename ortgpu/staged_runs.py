@@ -99,16 +99,19 @@ class StagedRuns:
         for name, array in given.items():
             if not isinstance(array, np.ndarray) or array.dtype not in _KINDS:
                 return None
-            array, host = np.asarray(array), None  # a subclass may have ideas of its own of copies
-            if array.nbytes >= self._staged_from and self._inputs.get(name, False) and not memory.is_pinned(array):
-                host = memory.try_empty(array.shape, array.dtype)
-            if host is None:  # ONNX Runtime copies it in the stream of the run: from pinned memory nothing is faster
+            array = np.asarray(array)  # a subclass may have ideas of its own of copies
+            host, is_ready = None, False
+            if array.nbytes >= self._staged_from and self._inputs.get(name, False):
+                is_ready = memory.is_pinned(array)
+                host = array if is_ready else memory.try_empty(array.shape, array.dtype)
+            if host is None:
                 values.push_back(native.OrtValue.ortvalue_from_numpy(array, self._places[False]))
                 continue
             # From the session's arena, like the copy that plain run makes: memory and limits are the same. Without a
             # stream it gives only memory that no run still uses (safe_to_use in bfc_arena.cc).
             value = inner.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, self._places[True])
-            transfers.append(Transfer(value.data_ptr(), host, array, value))
+            # In a stream of its own also from pinned memory: there it overlaps with what other runs compute.
+            transfers.append(Transfer(value.data_ptr(), host, None if is_ready else array, value, is_pinned=True))
             values.push_back(value)
         self._copier.to_device(transfers)
         return values
@@ -130,15 +133,15 @@ class StagedRuns:
         size = math.prod(shape) * dtype.itemsize
         if size < self._staged_from:
             result = np.empty(shape, dtype)
-            return result, Transfer(value.data_ptr(), result, None, value) if size else None
+            return result, Transfer(value.data_ptr(), result, None, value, is_pinned=False) if size else None
         # Not in pinned memory, which would save a copy: a forked child shares that with its parent, and would see its
         # results change when the parent uses the memory again.
         kept = self._ordinary.try_empty(shape, dtype)
         result = np.empty(shape, dtype) if kept is None else kept
         host = memory.try_empty(shape, dtype)
         if host is None:
-            return result, Transfer(value.data_ptr(), result, None, value)
-        return result, Transfer(value.data_ptr(), host, result, value)
+            return result, Transfer(value.data_ptr(), result, None, value, is_pinned=False)
+        return result, Transfer(value.data_ptr(), host, result, value, is_pinned=True)
 
 
 def _on_device(values: Iterable[Any], memories: Iterable[Any], kind: str) -> dict[str, bool]:
