@@ -87,6 +87,12 @@ INDISTINCT = {
         { y = Less (x, t) s = Shape (v) z = Less (s, s) }""",
         {"Less"},
     ),
+    "a twin of two that ONNX Runtime makes one": (
+        """
+        g (uint8[n] x, uint8[n] t, float[k] v) => (bool[n] y, bool[1] z)
+        { y = Less (x, t) s = Shape (v) a = Less (s, s) b = Less (s, s) z = Or (a, b) }""",
+        {"Less"},
+    ),
     "a twin on the GPU": (
         """
         g (uint8[n] x, float[n] v) => (bool[n] y, bool[n] z) { y = Less (x, x) z = Less (v, v) }""",
