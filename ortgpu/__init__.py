@@ -156,5 +156,5 @@ if _os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no",
     from .guard import install as _install
 
     # Of `ortgpu exec`: whoever looks for the package onnxruntime is not to find what stands in for it there.
-    _sys.path[:] = [entry for entry in _sys.path if not entry.endswith(_os.path.join("ortgpu", "startup"))]
+    _sys.path[:] = [entry for entry in _sys.path if not str(entry).endswith(_os.path.join("ortgpu", "startup"))]
     _install()

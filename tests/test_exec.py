@@ -109,8 +109,9 @@ def test_a_launcher_with_a_sitecustomize_of_its_own(lab: Lab, models: Models, la
     environment: dict[str, str] = {}
     prepare(environment)
     code = f"""
-import importlib, sys
+import importlib, pathlib, sys
 assert theirs
+sys.path += [pathlib.Path("of a program"), None]  # which the import system passes over
 import onnxruntime.capi.onnxruntime_pybind11_state, onnxruntime
 assert onnxruntime.__file__.endswith("__init__.py") and importlib.import_module("onnxruntime") is onnxruntime
 assert {str(STARTUP)!r} not in sys.path
@@ -125,7 +126,14 @@ def test_such_a_launcher_and_a_program_that_uses_ortgpu(lab: Lab, models: Models
     machine.overlay.remove("ortgpu_enforce.pth")
     environment: dict[str, str] = {}
     prepare(environment)
-    code = f"from ortgpu import GPUSession; assert theirs; GPUSession({str(models.relu)!r})"
+    code = f"""
+import pathlib, sys
+assert theirs
+sys.path += [pathlib.Path("of a program"), None]
+from ortgpu import GPUSession
+assert {str(STARTUP)!r} not in sys.path
+GPUSession({str(models.relu)!r})
+"""
     result = machine.run(argv=[launcher, "-c", code], env=environment)
     assert f"ortgpu.errors.{CAUSE}: " in result.stderr, result.output
 

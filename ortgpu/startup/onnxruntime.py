@@ -11,6 +11,6 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 import _ortgpu_waiting  # noqa: E402, F401 - beside this file, and not of a package
 
-sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
+sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 del sys.modules[__name__]
 __import__(__name__)  # ONNX Runtime; Python hands out what is in sys.modules then

@@ -22,5 +22,5 @@ def _run_the_next() -> None:
 
 import _ortgpu_waiting  # noqa: E402, F401 - beside this file, and not of a package
 
-sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
+sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 _run_the_next()
