@@ -70,17 +70,11 @@ class CudaRuntime:
         self._library = _declared(ctypes.CDLL(path))
         self._quick = _declared(ctypes.PyDLL(path))
 
-    def allocate_pinned(self, size: int) -> int:
-        """Address of ``size`` bytes of page-locked host memory."""
-        address = ctypes.c_void_p()
-        try:
-            with self._aside(self._library):
-                self._call(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
-        except BaseException:
-            if address.value:  # an interrupt meanwhile: it takes as long as a copy of that size
-                self.free_pinned(address.value)
-            raise
-        return address.value or 0
+    def allocate_pinned(self, size: int, address: ctypes.c_void_p) -> None:
+        """Write the address of ``size`` bytes of page-locked host memory to ``address``, also where an interrupt comes
+        meanwhile: it takes as long as a copy of that size."""
+        with self._aside(self._library):
+            self._call(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
 
     def free_pinned(self, address: int) -> None:
         with self._aside(self._library):

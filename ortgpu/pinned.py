@@ -16,7 +16,7 @@ import numpy as np
 from . import lifetime
 from .background import fork_safe_lock
 from .cudart import CudaRuntime, runtime_of
-from .recycling import RecycledMemory
+from .recycling import Block, RecycledMemory
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -95,9 +95,9 @@ class PinnedMemory(RecycledMemory):
         np.copyto(copy, np.asarray(value))  # without the interpreter lock, and whatever a subclass makes of copies
         return copy
 
-    def _allocate(self, size: int) -> int:
+    def _allocate(self, block: Block) -> None:
         assert self._runtime is not None
-        return self._runtime.allocate_pinned(size)
+        self._runtime.allocate_pinned(block.size, block.address)
 
     def _free(self, address: int) -> None:
         assert self._runtime is not None

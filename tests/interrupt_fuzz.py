@@ -118,6 +118,7 @@ for _ in range(3):
     gc.collect()
 workers = pool._workers
 left = [len(pool._waiting), *(worker.busy + len(worker.assigned) for worker in workers)]
+left += [each._pinned.bytes_in_use for each in (session, *pool.sessions) if each._pinned]
 turns = session._staging._runs._turns.qsize() if session._staging else None
 asked.put(False)
 checking.join()

@@ -62,7 +62,7 @@ def test_types_with_a_shape_or_fields_are_those_of_numpy(with_stub: Any) -> None
     assert found == [[[True] * 3] * 18, True, True]
 
 
-def test_an_interrupt_while_memory_is_pinned_leaves_none(with_stub: Any) -> None:
+def test_an_interrupt_while_memory_is_pinned_leaves_it_for_the_next(with_stub: Any) -> None:
     """It is raised when the call has returned, which may take a tenth of a second."""
     found = with_stub("""
         memory, plain = PinnedMemory(runtime, 8 * MIB), runtime._library.cudaHostAlloc
@@ -71,13 +71,56 @@ def test_an_interrupt_while_memory_is_pinned_leaves_none(with_stub: Any) -> None
             raise KeyboardInterrupt
         runtime._library.cudaHostAlloc = pin
         try:
-            memory.empty(MIB)
+            memory.empty(MIB, np.uint8)
         except KeyboardInterrupt:
-            left = stub.stub_pinned_bytes(), memory.bytes_pinned
+            left = stub.stub_pinned_bytes(), memory.bytes_pinned, memory.bytes_in_use
         runtime._library.cudaHostAlloc = plain
-        report([left, memory.is_pinned(memory.empty(MIB)), stub.stub_capture_mode()])
+        report([left, memory.is_pinned(memory.empty(MIB, np.uint8)), stub.stub_allocations(), stub.stub_capture_mode()])
     """)
-    assert found == [[0, 0], True, 0]
+    assert found == [[1 << 20, 1 << 20, 0], True, 1, 0]
+
+
+def test_an_interrupt_anywhere_loses_no_memory(with_stub: Any) -> None:
+    """At each call that is made for an array, from the first to the end of the array, and at the end of each call of C:
+    where the interpreter looks whether there was a signal. New memory, memory that is used again, and memory for which
+    other is freed; not while that is freed."""
+    found = with_stub("""
+        import weakref
+        from ortgpu import cudart, recycling
+        memory, places, lost = PinnedMemory(runtime, 4 * MIB), set(), []
+        files = {module.__file__ for module in (cudart, recycling, weakref)}
+
+        def interrupt(frame, event, argument):
+            code, caller = frame.f_code, frame.f_back and frame.f_back.f_code
+            if event not in ("call", "c_return") or code.co_filename not in files:
+                return
+            if not {code.co_name, caller.co_name} & {"_release", "_free", "_free_blocks", "free_pinned"}:
+                place = event, frame.f_lineno, code, caller, getattr(argument, "__name__", None)
+                if place not in places:  # each one once
+                    sys.setprofile(None)
+                    places.add(place)
+                    raise KeyboardInterrupt
+
+        def use():
+            for size in (MIB, MIB, 4 * MIB):
+                array = memory.empty(size, np.uint8)
+                del array
+
+        sys.unraisablehook = lambda _: None  # of what is called at the end of an array
+        before = -1
+        while before < len(places):
+            before = len(places)
+            sys.setprofile(interrupt)
+            try:
+                use()
+            except KeyboardInterrupt:
+                pass
+            sys.setprofile(None)
+            if memory.bytes_in_use or stub.stub_pinned_bytes() != memory.bytes_pinned:
+                lost.append([memory.bytes_in_use, stub.stub_pinned_bytes(), memory.bytes_pinned])
+        report([lost[:3], len(places) > 20, memory.is_pinned(memory.empty(4 * MIB, np.uint8))])
+    """)
+    assert found == [[], True, True]
 
 
 def test_the_limit_counts_what_is_used_and_what_is_kept(with_stub: Any) -> None:
@@ -306,11 +349,12 @@ def test_the_current_device_is_that_of_the_session_while_memory_is_taken(with_st
         current = lambda: [stub.cudaGetDevice(ctypes.byref(number)), number.value][1]
         import ctypes
         number = ctypes.c_int()
-        second, found = cudart.CudaRuntime(sys.argv[1], 1), []
+        second, found, address = cudart.CudaRuntime(sys.argv[1], 1), [], ctypes.c_void_p()
         for has_context in (True, False):
             cudart.context_is_active = lambda ordinal: has_context
             stub.cudaSetDevice(0)
-            second.free_pinned(second.allocate_pinned(4096))
+            second.allocate_pinned(4096, address)
+            second.free_pinned(address.value)
             found.append(current())
         report(found)
     """)

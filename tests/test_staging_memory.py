@@ -98,12 +98,12 @@ def test_dropped_without_closing_only_what_results_use_stays(staged_child: Any) 
         results = [session.run(None, big(number, MIB // 8))[0] for number in range(5)]
         array = session.pinned_empty(MIB // 4)
         before = stub.stub_pinned_bytes()
-        owners = session._staging._runs._ordinary._owners
+        ordinary = session._staging._runs._ordinary
         del results[1:4], session
         gc.collect()
-        left = stub.stub_pinned_bytes(), sum(each.nbytes for each in owners.values()), [int(r[0]) for r in results]
+        left = stub.stub_pinned_bytes(), ordinary.bytes_held, [int(r[0]) for r in results]
         del results, array
-        report([before, left, stub.stub_pinned_bytes(), len(owners), copies_left()])
+        report([before, left, stub.stub_pinned_bytes(), ordinary.bytes_held, copies_left()])
     """)
     # The last result was beyond the limit, in memory of its own.
     assert found == [3 << 19, [1 << 20, 1 << 19, [0, -4]], 0, 0, 0]
@@ -113,7 +113,8 @@ def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(staged_child
     found = staged_child("""
         session = on_a_gpu(staged(NEG))
         (result,) = session.run(None, big(3))
-        before = stub.stub_pinned_bytes()
+        before, ordinary = stub.stub_pinned_bytes(), session._staging._runs._ordinary
+        held = ordinary.bytes_held
         read, write = os.pipe()
         other_read, other_write = os.pipe()
         if os.fork() == 0:
@@ -131,6 +132,6 @@ def test_a_forked_child_keeps_its_results_refuses_and_frees_nothing(staged_child
         (again,) = session.run(None, big(4))  # in the memory of the result that the child still has
         os.write(other_write, b"x")
         os.wait()
-        report([json.loads(os.read(read, 1000)), again[0].item(), len(session._staging._runs._ordinary._owners)])
+        report([json.loads(os.read(read, 1000)), again[0].item(), ordinary.bytes_held == held])
     """)
-    assert found == [["ForkedSessionError", True, True], -4, 1]
+    assert found == [["ForkedSessionError", True, True], -4, True]
