@@ -307,8 +307,12 @@ class GPUSessionPool:
     # In a worker's thread
 
     def _serve(self, worker: Worker) -> None:
-        while (request := self._take(worker)) is not None:
-            self._answer(worker, request)
+        try:
+            while (request := self._take(worker)) is not None:
+                self._answer(worker, request)
+        except BaseException:  # SystemExit, say, of a callback of a future: others may be waiting
+            self._wake(worker)
+            raise
 
     def _take(self, worker: Worker) -> _Request | None:
         """A request for a thread of ``worker``, which is counted as busy."""

@@ -91,12 +91,12 @@ class FutureOutcome(Outcome[Result]):
         return self.future.cancel()
 
     def give(self, result: Result) -> None:
+        super().give(result)  # first: a callback may raise anything
         self._tell(self.future.set_result, result)
-        super().give(result)
 
     def fail(self, error: BaseException) -> None:
-        self._tell(self.future.set_exception, error)
         super().fail(error)
+        self._tell(self.future.set_exception, error)
 
     def _is_free(self) -> bool:
         lock = self.future._condition  # which wait() and as_completed() of the standard library take in the same way

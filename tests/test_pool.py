@@ -197,7 +197,7 @@ def test_what_a_callback_raises_ends_no_thread() -> None:
     found = child("""
         logged = []
         handler = logging.Handler()
-        handler.emit = lambda record: logged.append(repr(record.exc_info[1]))
+        handler.emit = lambda record: record.exc_info and logged.append(repr(record.exc_info[1]))
         logging.getLogger("ortgpu").addHandler(handler)
         with open_pool(1) as made:
             count = len(pool_threads())
@@ -212,6 +212,21 @@ def test_what_a_callback_raises_ends_no_thread() -> None:
     assert found["value"] == 7
     assert found["threads"] == [3, 3]
     assert set(found["logged"]) == {"SystemExit('enough')"}
+
+
+def test_what_a_callback_raises_keeps_no_other_request_waiting() -> None:
+    """A thread that has answered looks for more; here each of them raises instead, and nobody asks again."""
+    found = child("""
+        with open_pool(1) as made:
+            gate = Gate()
+            Watched(made.sessions[0], gate)
+            asked = [made.submit(None, feed(number)) for number in range(6)]
+            for future in asked:
+                future.add_done_callback(lambda _: sys.exit("enough"))
+            gate.opened.set()
+            report("values", [value_of(future.result(10)) for future in asked])
+    """)
+    assert found["values"] == [*range(6)]
 
 
 def test_everything_resolves_under_load() -> None:
