@@ -362,6 +362,20 @@ def test_what_a_loop_hands_in_is_what_it_was_given(size: str) -> None:
     assert found == ({"it"} if size else set())
 
 
+def test_what_a_loop_hands_on_comes_from_every_turn() -> None:
+    text = """
+        g (int64 n, bool c, int64[1, 1] x, int64[k, q] z) => (int64[p] y)
+        {
+            s = Shape (x)
+            y = Loop (n, c, s) <
+                body = b (int64 i, bool go, int64[p] v) => (bool on, int64[p] w)
+                { on = Identity (go) [it] u = Neg (v) [data] w = Reshape (z, u) }
+            >
+        }"""
+    assert flow(text, "n", "c", "x", "z", it_Neg="doubtful", data_Reshape="data") == {"it"}
+    assert flow(text.replace("w = Reshape (z, u)", "w = Abs (u)"), "n", "c", "x", "z", it_Neg="doubtful") == set()
+
+
 def test_of_what_cannot_be_read_nothing_is_known(tmp_path: Path) -> None:
     placed = {("Neg", "a"): Places(1), ("Neg", "b"): Places(0, 1)}
     assert computing_nodes(b"\x08", ["x"], placed) == {("Neg", "a")}
