@@ -23,7 +23,7 @@ Key: TypeAlias = tuple[str, str]  # operator and name of nodes; several can shar
 
 
 class Places(NamedTuple):
-    """Where the nodes of one key are."""
+    """How many nodes of one key are in which place."""
 
     doubtful: int = 0  # how many are on the CPU, with the operator of one that handles shapes
     elsewhere: int = 0
@@ -87,10 +87,10 @@ _TYPED_BY = {b"CastLike": 1, b"Where": 1, b"DequantizeLinear": 1, b"QuantizeLine
 
 
 def computing_nodes(model: Model, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
-    """Those of the doubtful nodes that take data. ``inputs``: names of what a run is given.
+    """Return the keys of the doubtful nodes that take data. ``inputs``: names of what a run is given.
 
-    A node that the model file does not have, because ONNX Runtime made it, is not among them. Of a file that cannot be
-    read nothing is known: all of them are.
+    A node that ONNX Runtime made is not in the file: it counts where it is of the function that defines an operator,
+    and CUDA lacks kernels for it. If the file cannot be read, all doubtful keys are returned.
     """
     flow = _Flow(inputs, placed)
     return flow.computing() if is_so(model, flow.read, _MOST_READ) else flow.doubtful()
@@ -121,7 +121,7 @@ class _Node:
 
     @property
     def needs(self) -> Iterator[bytes]:
-        """Also what is taken inside."""
+        """Yield the names that the node takes, and those that the nodes of its graphs take."""
         yield from self.takes
         for graph in self.graphs:
             for node in graph.nodes:
@@ -180,8 +180,11 @@ class _Flow:
         ) | frozenset((op_type.decode(), name.decode()) for op_type, name in self._unknown())
 
     def _unknown(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys of nodes on the CPU that the file does not have, and whose operator lacks kernels: they are of the
-        function that defines another operator, such as PRelu. If that takes shapes, nothing is known of them."""
+        """Yield keys of nodes on the CPU that the file does not have, and whose operator lacks kernels.
+
+        They are of the function that defines another operator, such as PRelu. If that takes shapes, nothing is known
+        of them.
+        """
         placed: Counter[bytes] = Counter()
         for (operator, _), places in self._placed.items():
             placed[operator] += sum(places)
@@ -192,7 +195,7 @@ class _Flow:
                     yield key
 
     def _follow(self, graph: _Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[_Value]:
-        """The outputs of a graph whose inputs are in ``scope``. ``path``: where it is; ``prefix``: of its names."""
+        """Return the outputs of a graph; its inputs are in ``scope``. ``path``: where it is; ``prefix``: of names."""
         for name, value in graph.constants.items():
             scope.setdefault(name, value)
         for index, node in enumerate(graph.nodes):
@@ -211,7 +214,7 @@ class _Flow:
     def _through_graphs(
         self, node: _Node, values: list[_Value], scope: _Scope, path: tuple[int, ...], prefix: bytes
     ) -> list[_Value]:
-        """What an If, a Loop, a Scan gives. What is handed on from turn to turn comes from all of them."""
+        """Return what an If, a Loop or a Scan gives. A value handed on from turn to turn comes from all of them."""
         first, given, handed_on = 0, list[_Value](), 0
         if node.operator == b"Loop":
             first, given, handed_on = 1, [_Value(_SHAPE, _INT64), _Value(_SHAPE, _BOOL), *values[2:]], len(values) - 2
@@ -266,8 +269,10 @@ class _Flow:
 
 
 def _some_compute(places: Places, found: list[_Found]) -> bool:
-    """Whether some of the nodes of a key that are on the CPU compute. Which of them are there nobody says, and ONNX
-    Runtime may have removed any."""
+    """Return True if some of the nodes of a key that are on the CPU compute.
+
+    ONNX Runtime does not say which of them are there, and may have removed any.
+    """
     computing = [node for node in found if node.computes]
     shapes = len(found) - len(computing)
     if not computing:
@@ -287,7 +292,7 @@ def _union(values: Iterable[_Value]) -> int:
 
 
 def _type_of(node: _Node, values: Sequence[_Value]) -> int | None:
-    """The type of the elements that a node gives; None: not known."""
+    """Return the type of the elements that a node gives, or None if it is not known."""
     if node.operator in _GIVING_INT64:
         return _INT64
     if node.operator in _GIVING_BOOL:
@@ -403,13 +408,13 @@ def _read_input(reader: Reader, message: Extent) -> tuple[bytes, _Value]:
 
 
 def _size(reader: Reader, dimension: Extent) -> int:
-    """One that is free can be any."""
+    """Return the length of a dimension; one that is free can be any."""
     sizes = [value for number, value, _ in reader.fields(dimension) if number == 1 and value is not None]
     return sizes[-1] if sizes else _FEW + 1
 
 
 def _in_order(nodes: list[_Node]) -> list[_Node]:
-    """Each after those whose results it takes: ONNX asks for that, ONNX Runtime does not."""
+    """Return each node after those whose results it takes: ONNX asks for that order, ONNX Runtime does not."""
     makers = {name: number for number, node in enumerate(nodes) for name in node.gives if name}
     needed = [{makers[name] for name in node.needs if name in makers} for node in nodes]
     if all(maker < number for number, each in enumerate(needed) for maker in each):

@@ -25,8 +25,10 @@ def is_so(model: Model, judge: Callable[[Reader], bool], most: int) -> bool:
 
 
 def in_memory(model: Model) -> Model:
-    """What is in a file, for whoever asks several questions; of a large one without the values of its weights. What
-    cannot be read so, and what has very many nodes, as it is."""
+    """Read a file, for whoever asks several questions; a large one without the values of its weights.
+
+    ``model`` itself is returned if it cannot be read so, or has very many nodes.
+    """
     if isinstance(model, bytes):
         return model
     try:

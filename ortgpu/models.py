@@ -1,4 +1,4 @@
-"""What a model file holds, read with onnx, for diagnoses."""
+"""Facts of a model file, read with onnx, for diagnoses."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def _model_of(session: Any) -> str | bytes | None:
 
 
 def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
-    """What the operator of a node suggests; data_flow.py tells which of those on the CPU compute all the same."""
+    """Return the kind that an operator suggests; data_flow.py tells which of those on the CPU compute all the same."""
     on_cpu = provider == CPU and domain in ("", "ai.onnx")
     return "shape" if (on_cpu and op_type in _SHAPE_OPERATORS) or op_type in ("Shape", "Size") else "compute"
 

@@ -75,7 +75,7 @@ class RecycledMemory:
         return sum(block.size for block in self._there())
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], leaving: int = 0) -> NDArray[Any] | None:
-        """As numpy.empty; None for what does not fit into the limit or cannot be had, and for what has no elements.
+        """Return what numpy.empty does; None if it does not fit into the limit, cannot be had, or has no elements.
 
         ``leaving``: so many bytes of the limit must not be in use afterwards.
         """

@@ -110,6 +110,12 @@ INDISTINCT = {
         { s = Shape (x) a = Add (s, s) z = ReduceProd (a) b = Add (x, x) y = Reshape (b, z) }""",
         set(),
     ),
+    "a type that few kernels have, on the GPU": (
+        """
+        g (float8e5m2[n, m] x, int64[1] one) => (float8e5m2[k] y)
+        { s = Shape (x) z = Reshape (s, one) p = ReduceProd <keepdims = 1> (z) y = Reshape (x, p) }""",
+        set(),
+    ),
     "a function of the model": (
         """
         g (uint8[n] x, float[k] v) => (bool[n] y, bool[1] z) { [call] y, z = own.f (x, v) }
@@ -160,6 +166,7 @@ INDISTINCT = {
 }
 
 NEWER = (  # opset 21
+    "a type that few kernels have, on the GPU",
     "a type that few kernels have",
     "unnamed twins that cast",
     "the function of an operator",

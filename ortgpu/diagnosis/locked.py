@@ -1,5 +1,4 @@
-"""What brings a package back after advice removed it: a program that makes the environment agree with a lock file, or
-another package that requires it."""
+"""Advice that keeps a removed package from coming back: by a lock file, or by another package that requires it."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _WAYS = {
 
 
 def keep_out(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
-    """For packages that share the folder of the GPU build, and that ``fixes`` remove; with them."""
+    """Return ``fixes``, which remove packages that share the folder of the GPU build, and what keeps these away."""
     manager, owners = facts.environment.installer.manager, facts.environment.packages.onnxruntime.owners
     installed = dict.fromkeys(owner.name for owner in owners)
     others = [name for name in installed if name != "onnxruntime-gpu"]
@@ -46,8 +45,10 @@ def keep_out(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
 
 
 def _stand_in(facts: Facts) -> list[Fix]:
-    """Against a package that requires onnxruntime: pip overrides nothing that it requires, and an empty package of that
-    name satisfies it, and `pip check`."""
+    """Return advice for a package that requires onnxruntime, if there is one.
+
+    pip cannot override what a package requires; an empty package of that name satisfies it, and `pip check`.
+    """
     environment = facts.environment
     owners = {owner.name: owner.version for owner in environment.packages.onnxruntime.owners}
     installer, version, requirers = environment.installer, owners.get("onnxruntime"), environment.packages.requirers

@@ -123,7 +123,7 @@ def for_gpus(
 
 
 def cuda_major_of(version: str) -> int | None:
-    """Of the package index's onnxruntime-gpu of this version; None for a version that is no number."""
+    """Return the CUDA major of onnxruntime-gpu of this version on the package index; None if it is no number."""
     found = re.match(r"([0-9]+)\.([0-9]+)", version)
     if found is None:
         return None

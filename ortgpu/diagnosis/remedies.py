@@ -134,8 +134,10 @@ def published(name: str, version: str | None) -> str:
 
 
 def gpu_requirements(environment: Environment) -> list[str]:
-    """The GPU package to install, the version that is here already, else the newest that the driver can run; and what
-    is not there of the libraries that it needs."""
+    """Return the GPU package to install, and what is not there of the libraries that it needs.
+
+    Its version is the one that is here already, else the newest that the driver can run.
+    """
     installed, versions = environment.packages.onnxruntime, _gpu_versions(environment)
     if not versions:
         return newest_requirements(environment)
@@ -146,14 +148,16 @@ def gpu_requirements(environment: Environment) -> list[str]:
 
 
 def newest_requirements(environment: Environment) -> list[str]:
-    """As :func:`gpu_requirements`, whatever is here."""
+    """Return the newest GPU package that the driver can run, and the libraries that are not there."""
     release = newest_release(environment)
     return [release.requirement, *_libraries_not_there(environment, release.cuda_major)]
 
 
 def _libraries_not_there(environment: Environment, cuda_major: int | None) -> list[str]:
-    """Requirements of the wheels that ship them. Of a release for another CUDA than the one that is here, nobody has
-    looked for them where there is a provider file."""
+    """Return the wheels with what ONNX Runtime needs for a CUDA major and was not found.
+
+    None are returned for another CUDA than that of the provider file, because nobody has looked for its libraries.
+    """
     if environment.provider is not None and environment.cuda_major == cuda_major:
         there: Collection[str] = [each.spec.stem for each in environment.libraries if each.chosen]
     else:

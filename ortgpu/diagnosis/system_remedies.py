@@ -18,7 +18,7 @@ WSL_DRIVER = "/usr/lib/wsl/lib"
 
 
 def look_first_in(folder: str) -> Fix:
-    """For a library of the system: whether it is there, the machine at hand decides.
+    """Put a folder first on LD_LIBRARY_PATH; it depends on the host if the system's library is there.
 
     No colon where the variable is not set: an empty entry is the working directory (ld.so(8)).
     """

@@ -132,7 +132,7 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
 
 
 def _key(rank: Rank, identity: str) -> str:
-    """What the ranks of a job have in common; with a secret nobody else can know it."""
+    """Return what the ranks of a job have in common; with a secret nobody else can know it."""
     variable = next((name for name in (SECRET, SECRET_FILE) if name in os.environ), None)
     if variable is None:
         return short_name(identity)

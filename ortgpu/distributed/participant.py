@@ -229,7 +229,7 @@ class Participant:
         return readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
 
     def _answer(self, link: Connection, until: float) -> Message:
-        """The next that is said by what may be rank 0; nothing where it is silent."""
+        """Return the next message of what may be rank 0; an empty one if it says nothing in time."""
         self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
         return self._from_hub.pop(0) if self._from_hub else {}
 
@@ -314,7 +314,7 @@ class Participant:
         return self._next(self._from_hub, lambda message: kind in message and name in (None, message[kind]))
 
     def _from_all(self, name: str) -> list[Any]:
-        """What each rank posted by that name."""
+        """Return what each rank posted by that name, in the order of the ranks."""
         values = self._await("all", name).get("values")
         if not isinstance(values, list) or len(values) != self._rank.world_size:
             raise GarbledError(f"not from every rank: {name}")

@@ -149,7 +149,10 @@ def _write(place: Path, rank: int, state: Mapping[str, Any]) -> None:
 
 
 def _read(place: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """What is there of these ranks. It is listed first: a name that was looked for in vain NFS takes for absent."""
+    """Return what these ranks have written, by rank.
+
+    The folder is listed first: NFS goes on to take a name for absent that was looked for before it was there.
+    """
     try:
         with _Opened(place) as folder:
             names = frozenset(folder.names())
@@ -162,7 +165,7 @@ def _read(place: Path, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
 
 
 def _parse(folder: _Opened, name: str) -> dict[str, Any] | None:
-    """None for what no rank has written."""
+    """Return the content of a file, or None if no rank has written it."""
     try:
         with open(name, "rb", buffering=0, opener=folder.open) as file:
             content = json.loads(file.read(_LONGEST) or b"") if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None

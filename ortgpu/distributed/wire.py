@@ -116,7 +116,7 @@ class Connection:
             self._unsent.clear()
 
     def receive(self) -> list[Message]:
-        """Some of what has arrived; at its end ``is_open`` is False. Raises GarbledError.
+        """Return some of what has arrived; at its end ``is_open`` is False. Raises GarbledError.
 
         It reads until one message is whole, and no further: whoever sends without a pause keeps nobody from other work.
         """
@@ -137,7 +137,7 @@ class Connection:
 
 
 def readable(words: object) -> str:
-    """What a stranger says, cut short and without what a terminal would do."""
+    """Cut a stranger's words short, and take out of them what a terminal would act on."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(words)[:200])
 
 
@@ -145,12 +145,12 @@ def readable(words: object) -> str:
 
 
 def challenge() -> str:
-    """A number that nobody can guess, and that does not come again."""
+    """Make a number that nobody can guess, and that does not come again."""
     return secrets.token_hex(16)
 
 
 def proof(key: str, *said: object) -> str:
-    """Shows that whoever says this knows the key."""
+    """Return the HMAC that shows that whoever says this knows the key."""
     return hmac.new(key.encode(), json.dumps(said, sort_keys=True).encode(), "sha256").hexdigest()
 
 

@@ -128,8 +128,10 @@ except (AttributeError, ImportError, OSError, TypeError):
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """``sys.path`` travels along, and the options of the interpreter that decide what else is imported: the child has
-    to see the environment that this process sees. On Linux it is killed when the thread that starts it ends.
+    """Return the command that runs code in another process of this interpreter.
+
+    ``sys.path`` travels along, and the options of the interpreter that decide what else is imported: the child has to
+    see the environment that this process sees. On Linux it is killed when the thread that starts it ends.
 
     Raises:
         FileNotFoundError: as :func:`interpreter`.
@@ -148,7 +150,7 @@ _FLAGS = {
 
 
 def _isolation() -> list[str]:
-    """Options by which this interpreter leaves out variables, the user's packages or ``site``."""
+    """Return the options by which this interpreter leaves out variables, the user's packages or ``site``."""
     return [option for flag, option in _FLAGS.items() if getattr(sys.flags, flag, False)]
 
 
