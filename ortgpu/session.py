@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .runtime import load_runtime
@@ -162,17 +162,12 @@ class GPUSession(SessionFacts):
 
                 self._staging = staging_of(self)
         except GPUError as error:
-            from . import registry
-            from .opening import SessionRequest, cpu_is_allowed, open_on_cpu, refuse_broken_model, warn_of_cpu
-
             self._let_go(error)
-            if not cpu_is_allowed(allow_cpu, request["sess_options"], error):
-                refuse_broken_model(SessionRequest(**request), error)
+            try:  # what fails now leaves nothing behind either
+                self._open_on_cpu(super().__init__, request, error)
+            except BaseException as final:
+                self._let_go(final)
                 raise
-            warn_of_cpu(self, error, request["model"])
-            self._request = SessionRequest(**request)
-            verified = open_on_cpu(self, super().__init__, self._request)
-            self._keep(verified)
         except BaseException as error:
             self._let_go(error)
             raise
@@ -399,6 +394,17 @@ class GPUSession(SessionFacts):
         with unchanged_on_error(self):
             self._open_again(model, options.options, providers, provider_options, **{**settings, "allow_cpu": False})
         self._allow_cpu = settings["allow_cpu"]
+
+    def _open_on_cpu(self, construct: Callable[..., None], request: dict[str, Any], error: GPUError) -> None:
+        """Raise ``error``, or ONNX Runtime's of a broken model, where the CPU is not allowed instead."""
+        from .opening import SessionRequest, cpu_is_allowed, open_on_cpu, refuse_broken_model, warn_of_cpu
+
+        self._request = SessionRequest(**request)
+        if not cpu_is_allowed(self._allow_cpu, self._request.sess_options, error):
+            refuse_broken_model(self._request, error)
+            raise error
+        self._keep(open_on_cpu(self, construct, self._request))
+        warn_of_cpu(self, error, request["model"])  # not before: ONNX Runtime may refuse the model
 
     def _keep(self, verified: Verified) -> None:
         """Not by assignment, and not over what is not ours: a class that the guard takes in may have a property of such

@@ -285,3 +285,63 @@ def test_pickling_carries_what_was_said_of_the_cpu(allowed: bool | None) -> None
     )
     works = [each.get("returned", "refused") for each in found]
     assert works == {None: [None, "refused"], False: ["refused", "refused"], True: [True, True]}[allowed]
+
+
+def test_a_model_that_onnx_runtime_refuses_leaves_no_threads_and_no_warning(tmp_path: Path) -> None:
+    """Its weights are not there, which it finds out with the threads of the session made."""
+    found = child(
+        """
+        import onnx, onnxruntime
+        made = onnx.load_from_string(model(
+            "g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }"
+        ))
+        (weights,) = made.graph.initializer
+        weights.ClearField("float_data")
+        weights.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in {"location": "absent.bin", "offset": "0", "length": "8"}.items():
+            weights.external_data.add(key=key, value=value)
+        with open(sys.argv[1], "wb") as file:
+            file.write(made.SerializeToString())
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 5
+        GPUSession(NEG, allow_cpu=True)
+        said = []
+        class Keeping(logging.Handler):
+            def emit(self, record):
+                said.append(record.getMessage())
+        logging.getLogger("ortgpu").addHandler(Keeping())
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: said.append(str(message))
+        results = []
+        for allowed in (False, True):
+            before = len(os.listdir("/proc/self/task"))
+            try:
+                GPUSession(sys.argv[1], options, allow_cpu=allowed)
+            except Exception as error:
+                kept = error
+                results.append([type(error).__module__.partition(".")[0], len(os.listdir("/proc/self/task")) - before])
+                del kept
+        report([results, said])
+        """,
+        str(tmp_path / "model.onnx"),
+    )
+    assert found == [[["onnxruntime", 0]] * 2, []]
+
+
+def test_a_warning_of_the_cpu_that_is_raised_leaves_no_session() -> None:
+    found = child(
+        """
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 5
+        GPUSession(NEG, allow_cpu=True)
+        before = len(os.listdir("/proc/self/task"))
+        warnings.simplefilter("error")
+        try:
+            GPUSession(NEG, options, allow_cpu=True)
+        except ortgpu.CPUExecutionWarning as error:
+            report([type(error.error).__name__, len(os.listdir("/proc/self/task")) - before, len(ortgpu.sessions())])
+        """
+    )
+    assert found[0] in ("DriverNotFoundError", "NoDeviceError")
+    assert found[1:] == [0, 0]
