@@ -249,6 +249,8 @@ def _construct(
         error = error or why.unusable(cause)
         if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(gpu.ordinal)):
             raise  # not about the GPU: ONNX Runtime's own
+        if context_is_active(gpu.ordinal) is False:
+            raise error from cause  # there is no context of this process to be lost
         raise lifetime.noted(error) from cause
     return asked, Constructed({}, _placement_of(session, request))
 

@@ -273,6 +273,73 @@ def test_the_driver_decides_whether_a_sticky_error_is_one(lab: Lab, provider_lib
     assert found == [["Fail", None], ["Fail", None], ["PoisonedContextError", "PoisonedContextError"]]
 
 
+UNFIT = """
+import os
+import onnx.parser, onnxruntime
+import ortgpu
+os.environ["STUB_CUDA_CONTEXT"] = "0"  # the provider, which makes the context, is made after the model is read
+
+def model(node, type="float"):
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => ({type}[n] y) {{ y = {node} }}'
+    made = onnx.parser.parse_model(text)
+    made.graph.node[0].name = WORDS
+    return made
+
+models = [model("Relu(x)", "int64"), model("Concat<axis = 9>(x, x)"), model("Relu(x)"), model("Relu(x)")]
+models[2].graph.output[0].name = WORDS
+models[3].graph.input[0].name = models[3].graph.node[0].input[0] = WORDS
+models[3].graph.input.append(models[3].graph.input[0])
+refused = []
+for each in models:
+    for kind in (ortgpu.GPUSession, onnxruntime.InferenceSession):
+        try:
+            kind(each.SerializeToString(), providers=["CUDAExecutionProvider"])
+        except Exception as error:
+            refused.append([type(error).__name__, str(error)])
+ortgpu.lifetime.refuse_if_lost()
+report(refused)
+"""
+
+
+@pytest.mark.parametrize("words", ["CUDA failure 700: x", "requested buffer of size 5", "cuDNN is unavailable"])
+def test_names_in_a_model_that_cannot_be_read_say_nothing_about_the_gpu(
+    words: str, lab: Lab, provider_library: str
+) -> None:
+    """The text of that says nothing of loading a model where it came as bytes."""
+    found = lab.machine_that_places(provider_library).run(f"WORDS = {words!r}\n{UNFIT}").ok().json
+    assert len(found) == 8
+    assert found[::2] == found[1::2]
+    assert all(words in text for _, text in found)
+
+
+WITHOUT_CONTEXT = """
+import os
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+import ortgpu
+from ortgpu.diagnosis.probe_child import RELU
+
+def fail(*_):
+    raise native.Fail("CUDA failure 700: an illegal memory access was encountered")
+
+works = onnxruntime.InferenceSession._create_inference_session
+found = []
+for context, fails in (("0", True), ("1", False), ("1", True), ("1", False)):
+    os.environ.update(STUB_CUDA_CONTEXT=context, STUB_CUDA_STICKY="700" if fails else "0")
+    onnxruntime.InferenceSession._create_inference_session = fail if fails else works
+    try:
+        found.append(ortgpu.GPUSession(RELU).device.kind)
+    except ortgpu.GPUError as error:
+        found.append(type(error).__name__)
+report(found)
+"""
+
+
+def test_a_process_without_a_context_has_none_to_lose(lab: Lab, provider_library: str) -> None:
+    found = lab.machine_that_places(provider_library).run(WITHOUT_CONTEXT).ok().json
+    assert found == ["PoisonedContextError", "cuda", "PoisonedContextError", "PoisonedContextError"]
+
+
 @pytest.mark.parametrize("words", ["CUDA failure 700: x", "requested buffer of size 5", "cuDNN is unavailable"])
 def test_the_name_of_a_node_does_not_decide_why_a_model_is_refused(words: str, lab: Lab, provider_library: str) -> None:
     """CUDA has no Tan, and the CPU none for double: the text of that quotes the node."""

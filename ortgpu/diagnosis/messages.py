@@ -62,7 +62,8 @@ _NOT_LOADED = re.compile(
 # Found before a provider is asked. These texts quote the path, and nodes by their names, which may say anything.
 _OF_THE_MODEL = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : (?:NO_SUCHFILE|NO_MODEL|INVALID_PROTOBUF|INVALID_GRAPH"
-    r"|\w+ : (?:Load model|This is an invalid model|Invalid model|External data path))\b"
+    r"|\w+ : (?:Load model|This is an invalid model|Invalid model|External data path|Type Error|Node(?= \()"
+    r"|Error: Duplicate definition-site|\S+[/\\]core[/\\]graph))\b"
 )
 # Folders and nodes are named by those who made the model: for a provider, for instance
 _GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|\S*[/\\]\S*")
