@@ -313,7 +313,9 @@ def _guarded_init(original: Any) -> Any:
     ) -> None:
         global _requests
         guarded = is_enforced()
-        _requests += guarded
+        if guarded:
+            with _lock:  # or a thread could put back the number that another has read
+                _requests += 1
         if not guarded or _is_gpu_session(self):
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             _note(self, providers, provider_options, sess_options)

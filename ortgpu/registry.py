@@ -16,7 +16,7 @@ from .devices import Device
 from .errors import ForkedSessionError, PoisonedContextError
 from .lifetime import Refusal, device_of, watch
 from .placement import Placement, read_placement
-from .providers import CPU, CUDA
+from .providers import CPU, CUDA, TENSORRT
 
 SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
 
@@ -38,8 +38,9 @@ class SessionRecord:
         pid: the process that created it; None in the same case.
         alive: False for a session of which only the error that its use raises is left: in a forked child those of its
             parent that are on a GPU, and after a sticky CUDA error all that were verified.
-        fell_back: True for an "unguarded" one that asked for CUDA, or for nothing, and is not on CUDA. Known of those
-            made after a guard was first in force in this process, until ``ortgpu.uninstall()``; of others it is False.
+        fell_back: True for an "unguarded" one that asked for CUDA or TensorRT, or for nothing, and has neither. Known
+            of those made after a guard was first in force in this process, until ``ortgpu.uninstall()``; of others it
+            is False.
     """
 
     model: str
@@ -134,7 +135,7 @@ def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
         created_by=entry.created_by if entry is not None else None,
         pid=entry.pid if entry is not None else None,
         alive=not isinstance(held.get("_sess"), Refusal),
-        fell_back=entry is not None and entry.kind == "unguarded" and CUDA not in providers,
+        fell_back=entry is not None and entry.kind == "unguarded" and not {CUDA, *TENSORRT}.intersection(providers),
     )
 
 

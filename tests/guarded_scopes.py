@@ -146,9 +146,9 @@ def lazily(model: str) -> None:
             super()._create_inference_session([CPU], *arguments)
             self._providers = list(providers)
 
-    def falling(name: str) -> Any:
+    def falling(name: str, provider: str = CUDA) -> Any:
         shutil.copy(model, os.path.join(folder, name))
-        return Falling(os.path.join(folder, name), providers=[CUDA, CPU])
+        return Falling(os.path.join(folder, name), providers=[provider, CPU])
 
     library = empty()
     kept = [
@@ -157,6 +157,7 @@ def lazily(model: str) -> None:
         library("cpu", providers=[CPU]),
         library("other", providers=[OPENVINO, CPU]),
         falling("on cuda"),
+        falling("on tensorrt", "TensorrtExecutionProvider"),
         later := library("later", providers=[CPU]),
         lost := falling("lost"),
     ]

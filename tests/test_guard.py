@@ -228,6 +228,7 @@ def test_requests_for_cuda_that_ended_on_the_cpu_unguarded_are_told(lazily: Any)
         "cpu": False,
         "other": False,
         "on cuda": False,
+        "on tensorrt": False,
         "later": True,
         "lost": True,
     }
