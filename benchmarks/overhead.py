@@ -168,6 +168,14 @@ class Benchmark:
     def session_resnet50_options(self) -> Figure:
         return self._construct("resnet50", with_options=True)
 
+    def session_allow_cpu(self) -> Figure:
+        """Where no GPU is shown, from the second session on, beside plain sessions that ask for the CPU."""
+        arguments = {"model": made_model("mlp"), "rounds": self.repeats.construct}
+        child = run_worker("construct_on_cpu", arguments, env=child_environment({"CUDA_VISIBLE_DEVICES": "-1"}))
+        seconds = child.reports["seconds"]
+        notes = {"plain, with its placement recorded and read": spread(seconds["plain, placement read"])}
+        return Figure(seconds["ours"], seconds["plain"], {**notes, **self._recipe("mlp")})
+
     def _construct(self, name: str, *, with_options: bool = False) -> Figure:
         arguments = {"model": made_model(name), "rounds": self.repeats.construct, "with_options": with_options}
         child = run_worker("construct", arguments)
@@ -332,6 +340,7 @@ FIGURES: Figures[Benchmark] = {
         True,
         Benchmark.session_resnet50_options,
     ),
+    "session-allow-cpu": ("session on the CPU, allowed, no GPU shown", False, Benchmark.session_allow_cpu),
     "run-small": ("run, tiny model, a call", True, Benchmark.run_small),
     "cold-small": ("cold start to first result, tiny model", True, Benchmark.cold_small),
     "cold-resnet50": ("cold start to first result, ResNet-50", True, Benchmark.cold_resnet50),

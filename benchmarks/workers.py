@@ -69,12 +69,49 @@ def construct(model: str, rounds: int, *, with_options: bool = False) -> None:
 
     from ortgpu import GPUSession
 
+    def arguments() -> dict[str, Any]:
+        return {"sess_options": onnxruntime.SessionOptions()} if with_options else {}
+
+    makers = {"ours": functools.partial(GPUSession, model), "plain": functools.partial(plain_session, model)}
+    _construct_in_turns(makers, rounds, arguments)
+
+
+def construct_on_cpu(model: str, rounds: int) -> None:
+    """As :func:`construct`, with the CPU allowed where there is no GPU."""
+    import logging
+    import warnings
+
+    import onnxruntime
+
+    from ortgpu import GPUSession
+    from ortgpu.placement import read_placement
+    from ortgpu.session_options import recording_options
+
+    logging.getLogger("ortgpu").addHandler(logging.NullHandler())  # each session says that it is on the CPU
+    warnings.simplefilter("ignore")
+
+    def with_placement() -> Any:
+        session = onnxruntime.InferenceSession(model, recording_options(), PLAIN_PROVIDERS[1:])
+        read_placement(session, without_options=True)
+        return session
+
+    makers: dict[str, Callable[..., Any]] = {
+        "ours": functools.partial(GPUSession, model, allow_cpu=True),
+        "plain": functools.partial(plain_session, model, "cpu"),
+        "plain, placement read": with_placement,
+    }
+    _construct_in_turns(makers, rounds)
+
+
+def _construct_in_turns(
+    makers: Mapping[str, Callable[..., Any]], rounds: int, arguments: Callable[[], dict[str, Any]] = dict
+) -> None:
     def seconds(make: Callable[..., Any]) -> Callable[[], float]:
         def action() -> float:
-            options = {"sess_options": onnxruntime.SessionOptions()} if with_options else {}
+            given = arguments()
             gc.collect()
             started = time.perf_counter()
-            session = make(model, **options)
+            session = make(**given)
             taken = time.perf_counter() - started
             if hasattr(session, "close"):
                 session.close()
@@ -84,7 +121,7 @@ def construct(model: str, rounds: int, *, with_options: bool = False) -> None:
 
         return action
 
-    actions = {"ours": seconds(GPUSession), "plain": seconds(plain_session)}
+    actions = {name: seconds(make) for name, make in makers.items()}
     in_turns(actions, 2)
     report_turns(actions, rounds)
 
@@ -140,7 +177,12 @@ def locate(model: str) -> None:
         )
 
 
-WORKERS: dict[str, Callable[..., None]] = {"construct": construct, "run": run, "locate": locate}
+WORKERS: dict[str, Callable[..., None]] = {
+    "construct": construct,
+    "construct_on_cpu": construct_on_cpu,
+    "run": run,
+    "locate": locate,
+}
 
 
 if __name__ == "__main__":
