@@ -103,10 +103,12 @@ def open_verified(
     global _has_opened
     check_form(request.device)
     _refuse_providers_in(request.sess_options)
+    runtime = load_runtime() if _has_opened else look_again()
+    if not request.try_again and request.providers is None and request.provider_options is None:
+        _refuse_as_before(request.device, False, runtime)  # at once: such a request names nothing that may be wrong
     requested = given = requests.parse(request.providers, request.provider_options)
     for name in requested.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
-    runtime = load_runtime() if _has_opened else look_again()
     available = runtime.available_providers or ()
     requests.check_names(requested, _all_providers(available), available)
     requests.check_options(requested, runtime.provider_library)
@@ -124,15 +126,15 @@ def open_verified(
     cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
     why = _Why(runtime, device, request.model, cudnn_disabled)
     lifetime.refuse_if_lost()
-    if not request.try_again and (known := _known.get(_surroundings(why))) is not None:
-        raise lifetime.anew(known)
+    if not request.try_again:
+        _refuse_as_before(device, cudnn_disabled, runtime)
     try:
         gpu = _gpu_for(why, driver)
     except GPUError as error:
         if not why.depends_on_model:
             if len(_known) >= _MANY:
                 _known.clear()
-            _known[_surroundings(why)] = lifetime.anew(error)
+            _known[_surroundings(device, cudnn_disabled, why.runtime)] = lifetime.anew(error)
         raise
     _check_tensorrt(requested, why.runtime)
     asked, constructed = _construct(session, construct, request, given, requested, gpu, why)
@@ -157,11 +159,18 @@ def _gpu_for(why: _Why, driver: Task[CudaState] | None) -> CudaDevice:
     return _choose(why.device, why)
 
 
-def _surroundings(why: _Why) -> tuple[Any, ...]:
+def _refuse_as_before(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> None:
+    """Raise what kept this process from the device before, unless something that decides it has changed."""
+    known = _known.get(_surroundings(device, cudnn_disabled, runtime))
+    if known is not None:
+        raise lifetime.anew(known)
+
+
+def _surroundings(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> tuple[Any, ...]:
     """Return what decides which GPU can be had, as far as it is looked at again for each session."""
     loaded = len(loader_of_this_process().handles)
     variables = tuple(map(os.environ.get, _DECISIVE))
-    return os.getpid(), why.device, why.cudnn_disabled, why.runtime.provider_stamp, loaded, variables
+    return os.getpid(), device, cudnn_disabled, runtime.provider_stamp, loaded, variables
 
 
 def cpu_is_allowed(allow_cpu: bool | None, options: Any, error: GPUError | None = None) -> bool:

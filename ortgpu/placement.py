@@ -162,7 +162,9 @@ def read_placement(session: Any, *, without_options: bool = False) -> Placement:
     return Placement(
         tuple(
             replace(node, kind="compute", divided_by=divided_by)
-            if node.provider == CPU and _key(node) in computing
+            if node.provider == CPU
+            and _key(node) in computing
+            and (node.kind, node.divided_by) != ("compute", divided_by)
             else node
             for node in nodes
         )
@@ -172,12 +174,14 @@ def read_placement(session: Any, *, without_options: bool = False) -> Placement:
 def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
     """Those on the CPU that compute on data, though their operators could handle shapes. The model is read again for
     that, but only where there are such operators on the CPU, beside a GPU."""
+    if tuple(inner.get_providers()) == (CPU,):
+        return frozenset()
     placed: dict[Key, Places] = {}
     for node in nodes:
         here = placed.get(_key(node), Places())
         is_doubtful = node.provider == CPU and node.kind == "shape" and node.op_type not in _TAKING_NO_DATA
         placed[_key(node)] = Places(here.doubtful + is_doubtful, here.elsewhere + (not is_doubtful))
-    if not any(places.doubtful for places in placed.values()) or tuple(inner.get_providers()) == (CPU,):
+    if not any(places.doubtful for places in placed.values()):
         return frozenset()
     model = _model_of(session)
     return computing_nodes(model, (value.name for value in inner.inputs_meta), placed) if model else frozenset()

@@ -421,7 +421,9 @@ class GPUSession(SessionFacts):
             held.pop(name, None)
         model = self._request.model
         if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
-            self._request = dataclasses.replace(self._request, model=os.path.abspath(os.fsdecode(model)))
+            path = os.path.abspath(os.fsdecode(model))
+            if path != model:
+                self._request = dataclasses.replace(self._request, model=path)
 
     def _refuse_if_lost(self) -> None:
         """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""
