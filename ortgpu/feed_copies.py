@@ -119,16 +119,19 @@ class FeedCopies:
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], waits: Waits) -> NDArray[Any]:
         """In pinned memory, for which it waits as long as that helps, or in ordinary memory."""
-        waits = iter(waits)
+        waits, size = iter(waits), math.prod(shape) * dtype.itemsize
         while True:
+            fits = False
             for memory in self._memories():
                 # The other half is for results, and for whoever asks for pinned arrays.
-                found = memory.try_empty(shape, dtype, leaving=memory.limit // 2)
+                most = memory.limit // 2
+                fits = fits or size <= most
+                found = memory.try_empty(shape, dtype, leaving=memory.limit - most)
                 if found is not None:
                     self._pinned = [each for each in self._pinned if each() is not None]
                     self._pinned.append(weakref.ref(found))
                     return found
-            wait = next(waits, None)
+            wait = next(waits, None) if fits else None
             if wait is None or all(each() is None for each in self._pinned):
                 return self._ordinary_empty(shape, dtype)
             wait()

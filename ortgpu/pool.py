@@ -116,6 +116,8 @@ class GPUSessionPool:
         self._serving = tuple(self._workers)
         self._threads = frozenset(thread for worker in self._workers for thread in worker.threads)
         self._limit = len(self._threads)
+        # The last ones: at work, and waiting
+        self._submitted: deque[weakref.ref[Outcome[Any]]] = deque(maxlen=2 * self._limit)
 
     @property
     def sessions(self) -> tuple[Any, ...]:
@@ -154,7 +156,8 @@ class GPUSessionPool:
 
         The arrays of ``input_feed`` are copied, and may be filled again at once. Where something of it cannot be
         copied, this returns when the run has ended; not so in a callback of a future.
-        Where every thread has a request and as many are waiting, this waits for a place among them. A request that has
+        Where every thread has a request and as many are waiting, this waits for a place among them, and where pinned
+        memory is full, for a run that was submitted. A request that has
         not begun can be cancelled. Callbacks of the future run in a thread that serves, and must not wait for requests.
 
         The future is the standard library's, and so is what an interrupt (Ctrl-C, a time limit) does to
@@ -170,9 +173,11 @@ class GPUSessionPool:
         self._refuse_after_fork()
         # A callback of a future runs in a thread that serves: it would wait for itself.
         waits = threading.current_thread() not in self._threads
-        feed, is_copied = self._copied(input_feed)
+        ends = [functools.partial(_wait_for, each) for each in list(self._submitted)] if waits else []
+        feed, is_copied = self._copied(input_feed, ends)
         outcome: FutureOutcome[Any] = FutureOutcome()
         self._ask(output_names, feed, outcome)
+        self._submitted.append(weakref.ref(outcome))
         if waits and not is_copied:
             try:
                 outcome.wait()
@@ -181,7 +186,7 @@ class GPUSessionPool:
                 raise
         return outcome.future
 
-    def _copied(self, feed: Any, waits: Iterable[Callable[[], object]] = ()) -> tuple[Any, bool]:
+    def _copied(self, feed: Any, waits: Iterable[Callable[[], object]]) -> tuple[Any, bool]:
         """See :meth:`ortgpu.feed_copies.FeedCopies.of`."""
         from .device_arrays import refuse_on_gpu, with_values
         from .feed_copies import FeedCopies
@@ -335,7 +340,9 @@ class GPUSessionPool:
     def _answer(self, worker: Worker, request: _Request) -> None:
         outcome = request.outcome
         if not outcome.begin():  # it was cancelled
+            request.feed = None
             self._release(worker)
+            outcome.drop()
             return
         try:
             outputs, error = self._run_on(worker, request.output_names, request.feed), None
@@ -420,6 +427,8 @@ class GPUSessionPool:
         for request in dropped:
             if request.outcome.begin():
                 request.outcome.fail(self._why_over())
+            else:
+                request.outcome.drop()
 
     def _refuse_all(self) -> None:
         """What is waiting, and what is asked for from now on."""
@@ -469,6 +478,13 @@ def _end(pool: weakref.ref[GPUSessionPool], workers: Sequence[Worker], pid: int)
     if ending is not None and os.getpid() == pid:
         ending._close_itself()
     stop(workers, pid)
+
+
+def _wait_for(reference: weakref.ref[Outcome[Any]]) -> None:
+    """Nobody refers to an outcome whose run has ended."""
+    outcome = reference()
+    if outcome is not None:
+        outcome.wait()
 
 
 def _by_load(worker: Worker) -> int:

@@ -43,7 +43,7 @@ class Outcome(Generic[Result]):
         return self._begun.acquire(blocking=False)
 
     def cancel(self) -> bool:
-        """Let the call not be made. Return False where it has begun; else nobody may wait for it any more."""
+        """Let the call not be made. Return False where it has begun; else there is no result to wait for any more."""
         return self._begun.acquire(blocking=False)
 
     def give(self, result: Result) -> None:
@@ -57,8 +57,12 @@ class Outcome(Generic[Result]):
         if self._pending.locked():
             self._pending.release()
 
+    def drop(self) -> None:
+        """Called instead of :meth:`give`, by who finds that it was cancelled."""
+        self._pending.release()
+
     def wait(self) -> None:
-        """Wait until there is a result or an error."""
+        """Wait until there is a result or an error, or it was dropped."""
         with self._pending:
             pass
 

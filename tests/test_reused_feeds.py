@@ -19,6 +19,7 @@ from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, 
 
 NEG2 = model("neg (float[n, m] x) => (float[n, m] y) { y = Neg(x) }")
 SUB = model("sub (float[n] x, float[n] w) => (float[n] y) { y = Sub(x, w) }")
+ADD = model("add (float[n] x, float[m, n] w) => (float[m, n] y) { y = Add(x, w) }")
 SCALAR = model("neg (float x) => (float y) { y = Neg(x) }")
 THROUGH = model("through (float[n] x) => (float[n] y) { y = Identity(x) }")
 NOT = model("t (bool[n] x) => (bool[n] y) { y = Not(x) }")
@@ -329,6 +330,32 @@ def test_the_copy_is_in_pinned_memory_which_is_used_again(with_stub: Any, kind: 
     assert found == [True, 60, True, 0]
 
 
+def test_submit_waits_for_a_run_where_pinned_memory_is_full(with_stub: Any) -> None:
+    """Not for one that was cancelled, nor in a callback of a future, where a run would wait for itself."""
+    found = with_stub("""
+        pool = with_pinned(ortgpu.GPUSessionPool(NEG), 5 * MIB)
+        watch()
+        requests = [pool.submit(None, feed) for feed in counted(30, np.zeros(SIZE, np.float32))]
+        results = last(request.result() for request in requests)
+        pinned = read.count(True), pool._copies._ordinary.bytes_held
+        cancelled, more = 0, []
+        for number, feed in enumerate(counted(60, np.zeros(SIZE, np.float32))):
+            more.append(pool.submit(None, feed))
+            cancelled += more[-1].cancel() if number % 3 else 0
+        right = all(each.cancelled() or last([each.result()]) == [-n] for n, each in enumerate(more))
+        asked = []
+        for feed in counted(4, np.zeros(SIZE, np.float32)):
+            pool.submit(None, feed).add_done_callback(
+                lambda done: asked.append(pool.submit(None, {"x": done.result()[0]})))
+        while len(asked) < 4:
+            time.sleep(0.01)
+        again = sorted(last(each.result() for each in asked))
+        report([results == [-n for n in range(30)], pinned, right, cancelled > 0, again,
+                pool.sessions[0]._pinned.bytes_in_use])
+    """)
+    assert found == [True, [30, 0], True, True, [0, 1, 2, 3], 0]
+
+
 def test_submit_copies_to_pinned_memory(with_stub: Any) -> None:
     found = with_stub("""
         pool = with_pinned(ortgpu.GPUSessionPool(NEG))
@@ -366,6 +393,22 @@ def test_what_does_not_fit_is_copied_to_ordinary_memory_without_waiting(with_stu
         report([results == [-n for n in range(30)], read.count(True), most[1] > 1])
     """)
     assert found == [True, 0, True]
+
+
+def test_an_array_that_never_fits_is_not_waited_for(with_stub: Any) -> None:
+    """The others of its feed fit, and are given back when runs end: waiting for that would leave one run at a time."""
+    found = with_stub("""
+        session = with_pinned(GPUSession(ADD), 16 * MIB)
+        watch()
+        def mixed():
+            small, large = np.zeros(SIZE, np.float32), np.zeros((9, SIZE), np.float32)
+            for number in range(20):
+                small[...], large[...] = number, number
+                yield {"x": small, "w": large}
+        results = [int(result[0][-1, -1]) for result in session.map(mixed())]
+        report([results == [2 * n for n in range(20)], read.count(True), most[1] > 1])
+    """)
+    assert found == [True, 20, True]
 
 
 def test_a_feed_larger_than_the_memory(with_stub: Any) -> None:
