@@ -186,7 +186,8 @@ def cpu_is_allowed(allow_cpu: bool | None, options: Any, error: GPUError | None 
 def warn_of_cpu(session: Any, error: GPUError, model: Model) -> None:
     """Say, in the log too, that a session is on the CPU instead of raising ``error``: a program may hide warnings."""
     warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
-    logger.warning("%s runs on the CPU, which was allowed [%s]: %s", warning.model, error.code, error.summary)
+    text = "%s runs on the CPU, which was allowed [%s]: %s"
+    logger.warning(text, warning.model, error.code, error.summary, extra={"warning": warning})
     warnings.warn(warning, stacklevel=stacklevel(session))
 
 

@@ -93,6 +93,7 @@ def test_check_allows_the_cpu_loudly() -> None:
     result = ortgpu("check", "--allow-cpu", "--runs", "2", env=NO_GPU)
     assert result.returncode == 0, result
     assert is_clean(result)
+    assert not result.stderr, "what the report says is said once"
     assert "To fix it:" in result.stdout
     assert "Opened on the CPU all the same" in result.stdout
     assert "runs on the GPU" not in result.stdout

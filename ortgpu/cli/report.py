@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import statistics
 import sys
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ortgpu import GPUSession
     from ortgpu.devices import Device
     from ortgpu.placement import Placement
+
+logger = logging.getLogger("ortgpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,7 @@ def _memory_of_this_process(device: Device) -> int | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Keep stdout for the report, and collect warnings to show them in it.
+    """Keep stdout for the report, and collect warnings to show them in it, and not in the log as well.
 
     ONNX Runtime's Python code prints to stdout when it has trouble, and so may libraries, whose log is often there:
     inside this block that goes to stderr.
@@ -187,7 +190,15 @@ def quiet() -> Iterator[list[warnings.WarningMessage]]:
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always", UserWarning)  # also under `python -W error`: the report is where they are seen
-        yield caught
+        logger.addFilter(_is_no_warning)
+        try:
+            yield caught
+        finally:
+            logger.removeFilter(_is_no_warning)
+
+
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return not hasattr(record, "warning")
 
 
 def told(caught: Iterable[warnings.WarningMessage]) -> tuple[GPUError | None, list[str]]:
