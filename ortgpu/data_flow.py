@@ -377,7 +377,16 @@ def _read_node(reader: Reader, node: Extent) -> _Node:
                     graphs.append(_read_graph(reader, inner))
     operator = texts.get(4, b"")
     function = texts.get(7, b""), operator, texts.get(8, b"")
-    return _Node(operator, function, texts.get(3, b""), takes, gives, numbers, tensor, graphs)
+    return _Node(operator, function, _as_placed(texts.get(3, b"")), takes, gives, numbers, tensor, graphs)
+
+
+def _as_placed(name: bytes) -> bytes:
+    """Empty where it is not UTF-8, as in a placement."""
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return b""
+    return name
 
 
 def _read_tensor(reader: Reader, tensor: Extent) -> tuple[bytes, _Value]:

@@ -173,8 +173,10 @@ def read_placement(session: Any, *, without_options: bool = False) -> Placement:
 
 def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
     """Those on the CPU that compute on data, though their operators could handle shapes. The model is read again for
-    that, but only where there are such operators on the CPU, beside a GPU."""
-    if tuple(inner.get_providers()) == (CPU,):
+    that, but only where there are such operators on the CPU, beside a GPU or where strings go in or come out."""
+    if tuple(inner.get_providers()) == (CPU,) and not any(
+        "string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)
+    ):
         return frozenset()
     placed: dict[Key, Places] = {}
     for node in nodes:
