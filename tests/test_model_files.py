@@ -351,7 +351,7 @@ from ortgpu import placement_details
 from ortgpu.cli import plain
 from ortgpu.diagnosis import probe
 explained, probed = kept_by(placement_details, "run_python"), kept_by(probe, "run_probe_child")
-shown = kept_by(plain, "run")
+shown = kept_by(plain, "run_python")
 GPUSession(NEG).explain_placement()
 ortgpu.diagnose(NEG, probe=True)
 plain.observe(NEG, 1, 4, timeout=60)
