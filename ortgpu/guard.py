@@ -150,6 +150,9 @@ class _InForce:
 def _warn_of_no_session(caller: FrameType) -> None:
     import warnings
 
+    level = 3
+    while caller.f_globals.get("__name__") == "contextlib" and caller.f_back is not None:  # the block of an ExitStack
+        caller, level = caller.f_back, level + 1
     place = (caller.f_code.co_filename, caller.f_lineno)
     if place not in _warned:
         _warned.add(place)
@@ -157,7 +160,7 @@ def _warn_of_no_session(caller: FrameType) -> None:
             "no InferenceSession was made in this process while this enforce() block was in force. A library that "
             "makes its sessions later, at its first call for instance, makes them without the guard: call "
             "ortgpu.install() at the start of the program instead, or make that first call in the block",
-            stacklevel=3,
+            stacklevel=level,
         )
 
 
@@ -354,7 +357,7 @@ def _guarded_set_providers(original: Any) -> Any:
 
 def _note(session: Any, *request: Any) -> None:
     """Let ortgpu.sessions() know of an unguarded session that asked for CUDA, or for nothing."""
-    if _is_gpu_session(session):
+    if not _noting or _is_gpu_session(session):  # uninstalled, where somebody else still calls what was there
         return
     from .guard_policy import judge
     from .registry import register

@@ -120,6 +120,13 @@ def lazily(model: str) -> None:
         with ortgpu.enforce(), ortgpu.enforce():
             pass
 
+    def stacked(again: bool = False) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(ortgpu.enforce())
+        if again:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(ortgpu.enforce())
+
     def raising() -> None:
         with ortgpu.enforce():
             raise ZeroDivisionError
@@ -137,6 +144,7 @@ def lazily(model: str) -> None:
         "imported": "onnxruntime" in sys.modules,
         "empty": [warned(empty), warned(empty)],
         "another": warned(another),
+        "stacked": [warned(stacked), warned(lambda: stacked(again=True))],
         "serving": warned(serving),
     }
     import onnxruntime
@@ -218,7 +226,10 @@ def over_ours(model: str) -> None:
 
         cls.__init__ = theirs
         inside = outcome(lambda: cls(model))
-    report({"inside": inside, "after": outcome(lambda: cls(model)), "theirs": cls.__init__ is theirs})
+    found = {"inside": inside, "after": outcome(lambda: cls(model)), "theirs": cls.__init__ is theirs}
+    ortgpu.uninstall()
+    kept = cls(model)
+    report({**found, "fell back": [one["fell_back"] for one in listed()], "kept": kept.get_providers() is not None})
 
 
 def threads(model: str) -> None:

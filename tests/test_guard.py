@@ -212,6 +212,8 @@ def test_a_block_in_which_no_session_is_made_warns_once_for_each_place(lazily: A
     assert "call ortgpu.install()" in warned[2]
     assert again == []
     assert len(lazily["another"]) == 1, "of two blocks, the one after which there is no guard"
+    for (one,) in lazily["stacked"]:
+        assert one[:2] == warned[:2], "of each block the place, not that of the stack's own module"
     assert lazily["imported"] is False, "to warn needs no ONNX Runtime"
 
 
@@ -244,7 +246,9 @@ def test_a_block_that_was_not_entered_leaves_no_guard(run: Run) -> None:
 
 
 def test_a_change_of_somebody_else_is_left_alone(run: Run) -> None:
-    assert run("over_ours") == {"inside": CAUSE, "after": ON_CPU, "theirs": True}
+    found = run("over_ours")
+    assert found.pop("kept")
+    assert found == {"inside": CAUSE, "after": ON_CPU, "theirs": True, "fell back": [False]}, "not after uninstall()"
 
 
 def test_threads(run: Run) -> None:
