@@ -83,6 +83,7 @@ _COUNT = {b"ConstantOfShape": 0, b"Range": 1, b"Expand": 1, b"Tile": 1}
 
 _GIVING_INT64 = _OF_SHAPES | _names("NonZero ArgMax ArgMin")
 _GIVING_BOOL = _names("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
+_GIVING_ANY = _names("Bernoulli DynamicQuantizeLinear EyeLike RandomNormalLike RandomUniformLike")
 _TYPED_BY = {b"CastLike": 1, b"Where": 1, b"DequantizeLinear": 1, b"QuantizeLinear": 2, b"OneHot": 2}
 
 
@@ -297,14 +298,14 @@ def _type_of(node: _Node, values: Sequence[_Value]) -> int | None:
         return _INT64
     if node.operator in _GIVING_BOOL:
         return _BOOL
+    if node.operator in _GIVING_ANY:
+        return None
     if node.operator == b"Cast":
         return node.numbers.get(b"to")
     if node.operator == b"ConstantOfShape":
         return node.tensor.type if node.tensor is not None else _FLOAT
     at = _TYPED_BY.get(node.operator, 0)
     kind = values[at].type if len(values) > at else None
-    if node.operator == b"QuantizeLinear":
-        return kind or node.numbers.get(b"output_dtype") or _UINT8
     return kind if at or kind in _FLOATS or node.operator in _KEEPING_TYPE else None
 
 
