@@ -148,6 +148,7 @@ def results_of(
     feeds: Iterator[Feed],
     in_flight: int,
     copy: Copy[Feed] | None,
+    is_finalizing: Callable[[], bool] = sys.is_finalizing,
 ) -> Iterator[Result]:
     """Results of what ``submit`` starts for each of ``feeds``, in their order. It is called with an outcome to fill.
 
@@ -192,7 +193,8 @@ def results_of(
             pending[0].wait()  # an interrupt meanwhile leaves it among those that are waited for at the end
             yield pending.popleft().result()
     finally:
-        if os.getpid() == pid:
+        # By argument: at the end of the interpreter this module has no names left. Its threads have ended by then.
+        if not is_finalizing() and os.getpid() == pid:
             begun = [outcome for outcome in pending if not outcome.cancel()]
             if _may_wait():
                 for outcome in begun:
@@ -200,15 +202,16 @@ def results_of(
 
 
 @contextlib.contextmanager
-def _threads(most: int) -> Iterator[Executor]:
+def _threads(most: int, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> Iterator[Executor]:
     executor = Executor(most, "ortgpu-map")
     try:
         yield executor
     finally:
-        if _may_wait():
-            executor.close()
-        else:
-            executor.stop()
+        if not is_finalizing():  # as in results_of
+            if _may_wait():
+                executor.close()
+            else:
+                executor.stop()
 
 
 def _may_wait() -> bool:

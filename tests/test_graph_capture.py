@@ -180,9 +180,9 @@ def test_no_more_than_so_many_shapes_are_ever_captured(stubs: Stubs) -> None:
     found = with_graphs(
         stubs,
         """
+        session = capturing(NEG)
         warned = []
         logging.getLogger("ortgpu").addFilter(lambda record: warned.append(record.getMessage()))
-        session = capturing(NEG)
         right = [session.run(None, feeds(2, size)[1])[0].tolist() == [-1] * size for size in range(1, 2 * MAX_CAPTURES)]
         right += [session.run(None, feeds(3, size)[2])[0].tolist() == [-2] * size for size in (1, MAX_CAPTURES)]
         report([all(right), sorted(set(bound)) == list(range(1, MAX_CAPTURES + 1)), len(bound) - MAX_CAPTURES, warned])
