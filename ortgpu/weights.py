@@ -17,6 +17,7 @@ import ctypes
 import mmap
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ _FEWEST_BYTES = 8 << 20  # of a model: below, there is little to gain
 _LARGE = 64 << 10  # bytes of an initializer
 _READERS = 4  # threads
 _PIECE = 4 << 20  # bytes that one of them reads at a time
+_TICK = 0.01  # seconds, of the clock of a file system
+_WRITTEN = 1e9  # bytes a second; a write of a whole file is slower only where its disk keeps it waiting
 
 # By TensorProto.DataType, those that NumPy has and hands over
 _DTYPES = {
@@ -111,6 +114,10 @@ def _content(model: Model) -> bytes | mmap.mmap | None:
         before = os.fstat(file.fileno())
         if not _FEWEST_BYTES <= before.st_size < LARGEST:
             return None
+        # The time of a file is set when a write begins: one that began before may still be under way
+        rest = _TICK + before.st_size / _WRITTEN - abs(time.time() - before.st_mtime)
+        if rest > 0:
+            time.sleep(rest)
         content = _read_all(file.fileno(), before.st_size)
         after = os.fstat(file.fileno())
     if content is None or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):

@@ -341,6 +341,36 @@ report([opened, raised])
 """
 
 
+def test_no_weights_are_read_out_of_the_middle_of_a_write(tmp_path: Path) -> None:
+    """The time of a file is set when a write begins, which may go on until after the file was read."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(bytes(9 << 20))
+    found = child(
+        """
+        from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
+        from ortgpu.weights import _content
+        path, contents = sys.argv[1], [bytes([number]) * (9 << 20) for number in (1, 2)]
+        if not (writer := os.fork()):
+            file = os.open(path, os.O_WRONLY)
+            for number in itertools.count():
+                os.pwrite(file, contents[number % 2], 0)
+                time.sleep(0.004 * (number % 16))
+        seen, ended = {"whole": 0, "mixed": 0, "refused": 0}, time.monotonic() + 6
+        while time.monotonic() < ended:
+            try:
+                content = np.frombuffer(_content(path), np.uint8)
+                seen["whole" if content.min() == content.max() else "mixed"] += 1
+            except InvalidProtobuf:
+                seen["refused"] += 1
+        os.kill(writer, signal.SIGKILL)
+        os.wait()
+        report([seen["whole"] > 0, seen["mixed"], seen["refused"] > 0])
+        """,
+        str(path),
+    )
+    assert found == [True, 0, True]
+
+
 @pytest.mark.parametrize("openings", [30, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_sessions_open_while_the_file_is_written(
     lab: Lab, provider_library: str, tmp_path: Path, openings: int
@@ -385,6 +415,7 @@ def test_other_threads_go_on_while_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:
         file.truncate(1 << 29)
+    os.utime(path, (0, 0))  # nobody may be writing it: that would be waited for
     ticks = child(f"""
 from ortgpu.weights import _content
 ticks = []
