@@ -145,13 +145,13 @@ class GPUSession(SessionFacts):
             self._refuse_if_lost()
             driver = initialising() if load_runtime().provider_library is not None else None
             # Imported while the driver is being initialised: neither waits for the other.
-            from . import registry
             from .opening import SessionRequest, check_cpu_nodes, cpu_is_allowed, open_verified
+            from .registry import stacklevel
 
             try_again = not cpu_is_allowed(allow_cpu, request["sess_options"])
             self._request = SessionRequest(**request, try_again=try_again)
             verified = open_verified(self, super().__init__, self._request, driver)
-            check_cpu_nodes(verified.placement, cpu_nodes, registry.stacklevel(self))
+            check_cpu_nodes(verified.placement, cpu_nodes, stacklevel(self))
             self._keep(verified)
             if cuda_graph:
                 from .graph_requests import captured
@@ -176,7 +176,9 @@ class GPUSession(SessionFacts):
                 driver.result()  # whatever was raised, no thread is left behind
         if not cuda_graph:
             self._direct = direct_runs_of(self)
-        registry.register(self)
+        from .registry import register  # not imported yet where a GPU that was lost is refused above
+
+        register(self)
         self._own_names = frozenset((*vars(self), "_own_names", "_pinned")) - others
 
     @classmethod
