@@ -1,4 +1,4 @@
-"""How many runs at a time are best: what ``THREADS`` in ortgpu/pipeline.py and in ortgpu/pool_workers.py should be.
+"""How many runs at a time are best: ``THREADS`` of ortgpu/running/pipeline.py and ortgpu/session/pool/workers.py.
 
     python -m benchmarks.concurrency [--quick] [--cpu] [--budget MINUTES] [--json FILE]
 

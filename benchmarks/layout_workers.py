@@ -12,8 +12,8 @@ from benchmarks.workers import feed_of, plain_session
 
 def layouts(model: str, batch: int, batches: int, rounds: int, device: str) -> None:
     """Mean seconds of a batch out of ``batches``, in and out of the memory of the device."""
-    from ortgpu.layout_trials import LAYOUTS
-    from ortgpu.providers import CHOSEN_OPTIONS
+    from ortgpu.provider.requests import CHOSEN_OPTIONS
+    from ortgpu.session.chosen.layouts import LAYOUTS
 
     search = {name: value for name, (value, _) in CHOSEN_OPTIONS.items()}
     session = ours(model, device)

@@ -1,4 +1,4 @@
-"""For which networks the layout of images that a session chooses is faster: what ortgpu/layout.py should choose.
+"""For which networks the layout that a session chooses is faster: what ortgpu/session/chosen/layout.py should choose.
 
     python -m benchmarks.layouts [--quick] [--cpu] [--only FIGURE] [--budget MINUTES] [--json FILE]
 

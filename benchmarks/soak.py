@@ -88,7 +88,7 @@ def soak(
 
 def bytes_in_use(gpus: Sequence[VisibleGPU]) -> dict[str, int]:
     """Of this process on the host; on each GPU of everyone, since a container's NVML may not tell whose it is."""
-    from ortgpu.environment.driver import read_gpu_memory
+    from ortgpu.environment.gpu.driver import read_gpu_memory
 
     used = {"host": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
     for gpu in gpus:

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import models
 from benchmarks.common import report
 from benchmarks.workers import feed_of, plain_session, report_turns
-from ortgpu.timing import in_turns
+from ortgpu.cli.bench.timing import in_turns
 
 LARGEST_OF_GRAPHS = 8  # batches that may gain by a CUDA graph
 BYTES_OF_A_ROUND = 128 << 20  # of an input that is staged, by each way to do it
@@ -104,7 +104,7 @@ def reused(model: str, batch: int, batches: int, rounds: int, device: str) -> No
 
 def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list[int], device: str) -> None:
     """Mean seconds of a batch by the number of threads that run and stage."""
-    from ortgpu.pipeline import in_order, staged_run
+    from ortgpu.running.pipeline import in_order, staged_run
 
     session, plain = ours(model, device), plain_session(model, device)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
@@ -228,7 +228,7 @@ def thresholds(
 
     Of the cases that thresholds.py names. "first" is a staged call that has to pin memory; "staged" whether any is.
     """
-    from ortgpu.staging import Staging
+    from ortgpu.running.staging import Staging
 
     calls = max(3, min(100, BYTES_OF_A_ROUND // size))
     plain = {path: plain_session(path, device) for path in (model, summing)}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import mapped_files, report
-from ortgpu.timing import in_turns
+from ortgpu.cli.bench.timing import in_turns
 
 PLAIN_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
@@ -84,8 +84,8 @@ def construct_on_cpu(model: str, rounds: int) -> None:
     import onnxruntime
 
     from ortgpu import GPUSession
-    from ortgpu.placement import read_placement
-    from ortgpu.session_options import recording_options
+    from ortgpu.provider.options import recording_options
+    from ortgpu.provider.placement import read_placement
 
     logging.getLogger("ortgpu").addHandler(logging.NullHandler())  # each session says that it is on the CPU
     warnings.simplefilter("ignore")

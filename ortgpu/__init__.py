@@ -15,7 +15,6 @@ TYPE_CHECKING = False  # typing itself would be most of the time of this import
 
 if TYPE_CHECKING:
     from . import distributed as distributed
-    from .devices import Device as Device
     from .diagnosis import Diagnosis as Diagnosis
     from .diagnosis import diagnose as diagnose
     from .environment.inspection import Environment as Environment
@@ -63,41 +62,42 @@ if TYPE_CHECKING:
     from .errors import TrainingUnavailableError as TrainingUnavailableError
     from .errors import UnsupportedDeviceError as UnsupportedDeviceError
     from .errors import UnsupportedPlatformError as UnsupportedPlatformError
-    from .guard import enforce as enforce
-    from .guard import install as install
-    from .guard import uninstall as uninstall
-    from .placement import CPUNodesWarning as CPUNodesWarning
-    from .placement import PlacedNode as PlacedNode
-    from .placement import Placement as Placement
-    from .pool import GPUSessionPool as GPUSessionPool
-    from .pool import LostDevice as LostDevice
-    from .preloading import PreloadReport as PreloadReport
-    from .preloading import preload as preload
-    from .registry import SessionRecord as SessionRecord
-    from .registry import sessions as sessions
-    from .session import GPUSession as GPUSession
+    from .provider.devices import Device as Device
+    from .provider.living import SessionRecord as SessionRecord
+    from .provider.living import sessions as sessions
+    from .provider.placement import CPUNodesWarning as CPUNodesWarning
+    from .provider.placement import PlacedNode as PlacedNode
+    from .provider.placement import Placement as Placement
+    from .provider.preloading import PreloadReport as PreloadReport
+    from .provider.preloading import preload as preload
+    from .session.gpu_session import GPUSession as GPUSession
+    from .session.guard.guard import enforce as enforce
+    from .session.guard.guard import install as install
+    from .session.guard.guard import uninstall as uninstall
+    from .session.pool.pool import GPUSessionPool as GPUSessionPool
+    from .session.pool.pool import LostDevice as LostDevice
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Device": "devices",
+    "Device": "provider.devices",
     "Diagnosis": "diagnosis",
     "diagnose": "diagnosis",
     "Environment": "environment.inspection",
     "inspect_environment": "environment.inspection",
-    "PlacedNode": "placement",
-    "Placement": "placement",
-    "GPUSessionPool": "pool",
-    "LostDevice": "pool",
-    "PreloadReport": "preloading",
-    "preload": "preloading",
-    "CPUNodesWarning": "placement",
-    "enforce": "guard",
-    "install": "guard",
-    "uninstall": "guard",
-    "SessionRecord": "registry",
-    "sessions": "registry",
-    "GPUSession": "session",
+    "PlacedNode": "provider.placement",
+    "Placement": "provider.placement",
+    "GPUSessionPool": "session.pool.pool",
+    "LostDevice": "session.pool.pool",
+    "PreloadReport": "provider.preloading",
+    "preload": "provider.preloading",
+    "CPUNodesWarning": "provider.placement",
+    "enforce": "session.guard.guard",
+    "install": "session.guard.guard",
+    "uninstall": "session.guard.guard",
+    "SessionRecord": "provider.living",
+    "sessions": "provider.living",
+    "GPUSession": "session.gpu_session",
 }
 _PACKAGES = ("distributed",)  # of names of their own
 
@@ -120,7 +120,7 @@ def __getattr__(name: str) -> object:
 def _load(name: str) -> object:
     """A public name out of its module; None where there is no such name."""
     if name == "GPUSession":
-        from ._gpu_session import gpu_session_class
+        from .session.lazily import gpu_session_class
 
         found = gpu_session_class()
         if found.__module__ == "ortgpu.session":
@@ -153,8 +153,9 @@ def _public_names() -> list[str]:
 if _os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off"):
     import sys as _sys
 
-    from .guard import install as _install
+    from .session.guard.guard import install as _install
 
     # Of `ortgpu exec`: whoever looks for the package onnxruntime is not to find what stands in for it there.
-    _sys.path[:] = [entry for entry in _sys.path if not str(entry).endswith(_os.path.join("ortgpu", "startup"))]
+    _startup = _os.path.join("session", "guard", "startup")
+    _sys.path[:] = [entry for entry in _sys.path if not str(entry).endswith(_startup)]
     _install()

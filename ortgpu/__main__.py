@@ -45,7 +45,7 @@ def _in_the_way() -> str | None:
 
 def _without_command_line(error: Exception, in_the_way: str | None) -> int:
     """rich or click is missing, or something else of that name is in the way; what shows errors needs them too."""
-    from ortgpu.environment.installer import read_installer
+    from ortgpu.environment.packages.installer import read_installer
 
     if in_the_way is not None:
         fix = f"rename {in_the_way}, or take its folder off the search path of this program"

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from .devices import Device
     from .errors import GPUError
-    from .session import GPUSession
+    from .provider.devices import Device
+    from .session.gpu_session import GPUSession
     from .testing import FoundGPUs, GPURequirement
 
 MARKER = "ortgpu"

@@ -21,11 +21,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .devices import Device
 from .errors import ExecutionError, GPUError, ProviderFallbackError, manual
+from .provider.devices import Device
 
 if TYPE_CHECKING:
-    from .session import GPUSession
+    from .session.gpu_session import GPUSession
 
 MiB = 2**20
 
@@ -134,7 +134,7 @@ def find_gpus(timeout: float = 60.0) -> FoundGPUs:
     works, or that any still works later.
     """
     from .diagnosis import diagnose
-    from .environment.driver import read_driver_version
+    from .environment.gpu.driver import read_driver_version
 
     diagnosis = diagnose(probe=True, timeout=timeout)
     probe = diagnosis.probe
@@ -178,7 +178,7 @@ def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
         return "compute capability {}.{}".format(*capability)
     if requirement.memory is None:
         return None
-    from .environment.driver import read_gpu_memory
+    from .environment.gpu.driver import read_gpu_memory
 
     memory = read_gpu_memory(gpu.uuid) if gpu.uuid else None
     free = memory[0] if memory is not None else gpu.total_memory  # without NVML, what it can have at most
@@ -221,7 +221,7 @@ def gpu_sessions(device: int | str | None = None) -> Iterator[Callable[..., GPUS
 
 
 def _names_device(providers: Any, provider_options: Any) -> bool:
-    from . import providers as requests
+    from .provider import requests
 
     try:
         return "device_id" in requests.parse(providers, provider_options).options_of(requests.CUDA)
@@ -304,7 +304,7 @@ def _check_measurable(gpu: Device, use: _Use, shared: bool) -> None:
 
 
 def _memory_use(gpu: Device) -> _Use:
-    from .environment.driver import processes_on, read_gpu_memory
+    from .environment.gpu.driver import processes_on, read_gpu_memory
 
     if gpu.uuid is None:
         return _Use(None, None)

@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass
 
 from ortgpu.cli.report import Latency, SessionReport
-from ortgpu.devices import Device
 from ortgpu.errors import DriverNotFoundError, LibraryNotFoundError, manual, shell
-from ortgpu.placement import PlacedNode, Placement
+from ortgpu.provider.devices import Device
+from ortgpu.provider.placement import PlacedNode, Placement
 
 DEADLINE = 110
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the state of most machines, and one that any machine can be put into

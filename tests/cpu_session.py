@@ -38,7 +38,7 @@ def report(value):
 
 def stub_runtime(path):
     import ctypes
-    from ortgpu.cudart import CudaRuntime
+    from ortgpu.running.cudart import CudaRuntime
     library = ctypes.CDLL(path)
     library.stub_pinned_bytes.restype = library.stub_device_bytes.restype = ctypes.c_size_t
     return CudaRuntime(path, 0), library

@@ -6,20 +6,20 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ortgpu.diagnosis.probe_result import ProbeStep
-from ortgpu.environment.cuda import CudaState
-from ortgpu.environment.driver import RefusedNode
-from ortgpu.environment.driver_places import UnlinkedFile
+from ortgpu.diagnosis.probe.result import ProbeStep
+from ortgpu.environment.files.permissions import RefusedPath
+from ortgpu.environment.gpu.cuda import CudaState
+from ortgpu.environment.gpu.driver import RefusedNode
+from ortgpu.environment.gpu.driver_places import UnlinkedFile
 from ortgpu.environment.host import OpenFiles
-from ortgpu.environment.interpreter import IN_SUB_INTERPRETER
-from ortgpu.environment.libraries import Candidate
-from ortgpu.environment.managers import Manager
-from ortgpu.environment.packages import Distribution
-from ortgpu.environment.permissions import RefusedPath
+from ortgpu.environment.libraries.search import Candidate
+from ortgpu.environment.libraries.wheel import Architecture
+from ortgpu.environment.packages.installed import Distribution
+from ortgpu.environment.packages.interpreter import IN_SUB_INTERPRETER
+from ortgpu.environment.packages.managers import Manager
 from ortgpu.environment.variables import Variables
-from ortgpu.environment.wheel import Architecture
-from ortgpu.models import ModelFacts
-from ortgpu.preloading import MissingLibrary
+from ortgpu.model.contents import ModelFacts
+from ortgpu.provider.preloading import MissingLibrary
 from tests.made_facts import (
     CPU_ENGINE,
     CPU_ENGINE_THERE,

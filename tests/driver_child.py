@@ -22,7 +22,7 @@ needs_stubs = pytest.mark.skipif(
 PROLOGUE = """
 import dataclasses, json, sys
 from pathlib import Path
-from ortgpu.environment import driver
+from ortgpu.environment.gpu import driver
 def show(value):
     print(json.dumps(dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value))
 """

@@ -15,10 +15,10 @@ from tests.lab.stubs import Stubs
 
 SETUP = """
 os.environ["STUB_CUDART_LATE"] = "1"
-from ortgpu.cuda_graph import MAX_CAPTURES, MAX_SHAPES, CapturingSession
-from ortgpu.cudart import Stream
-from ortgpu.pinned import PinnedMemory
-from ortgpu.staging import onnxruntimes_run
+from ortgpu.running.cuda_graph import MAX_CAPTURES, MAX_SHAPES, CapturingSession
+from ortgpu.running.cudart import Stream
+from ortgpu.running.pinned import PinnedMemory
+from ortgpu.running.staging import onnxruntimes_run
 runtime, stub = stub_runtime(sys.argv[1])
 bound = []  # numbers of the graphs, in the order of their runs
 waiting = []  # whether each of these runs waits for the GPU

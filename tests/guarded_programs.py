@@ -54,11 +54,13 @@ def pretend_gpu() -> None:
     """From now on a GPUSession opens on the CPU, and takes that for a GPU."""
     if os.environ.get("GUARD_TESTS_ON") == "gpu":
         return
-    from ortgpu import opening, providers, session
-    from ortgpu.construction import construct_recording
-    from ortgpu.devices import Device
-    from ortgpu.opening import SessionRequest, Verified
-    from ortgpu.placement import read_placement
+    from ortgpu.provider import requests as providers
+    from ortgpu.provider.devices import Device
+    from ortgpu.provider.placement import read_placement
+    from ortgpu.session import gpu_session as session
+    from ortgpu.session import opening
+    from ortgpu.session.construction import construct_recording
+    from ortgpu.session.request import SessionRequest, Verified
 
     def opened(made: Any, construct: Callable[..., None], request: SessionRequest, *_: Any) -> Verified:
         import onnxruntime

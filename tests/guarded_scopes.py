@@ -22,7 +22,7 @@ def scopes(model: str) -> None:
     import onnxruntime
 
     import ortgpu
-    from ortgpu.guard import is_enforced
+    from ortgpu.session.guard.guard import is_enforced
 
     cls = onnxruntime.InferenceSession
     before, finders = dict(vars(cls)), list(sys.meta_path)
@@ -183,7 +183,7 @@ def interrupted(model: str) -> None:
     import onnxruntime
 
     import ortgpu
-    from ortgpu.guard import is_enforced
+    from ortgpu.session.guard.guard import is_enforced
 
     home = "onnxruntime.capi.onnxruntime_inference_collection"
     loaded = sys.modules.pop(home)
@@ -267,7 +267,7 @@ def threads(model: str) -> None:
 def importing_meanwhile(model: str) -> None:
     """The guard comes into force while another thread is importing ONNX Runtime."""
     import ortgpu
-    from ortgpu.guard import is_enforced
+    from ortgpu.session.guard.guard import is_enforced
 
     started = threading.Event()
 

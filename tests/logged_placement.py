@@ -17,8 +17,8 @@ def logged(models: str, log_file: str) -> dict[str, Any]:
     import onnxruntime
 
     from ortgpu import preload
-    from ortgpu.placement import read_placement, refusal
-    from ortgpu.session_options import recording_options
+    from ortgpu.provider.options import recording_options
+    from ortgpu.provider.placement import read_placement, refusal
 
     preload()
     found = {}

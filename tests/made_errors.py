@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ortgpu.errors import Fix, GPUError, LibraryNotFoundError, catalogue
-from ortgpu.placement import PlacedNode
+from ortgpu.provider.placement import PlacedNode
 
 EACH = pytest.mark.parametrize("cls", catalogue().values(), ids=lambda cls: cls.__name__)
 

@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from ortgpu.diagnosis import Facts, Observed
-from ortgpu.diagnosis.probe_result import ProbeResult, ProbeStep
-from ortgpu.environment.catalogue import BY_STEM, LIBRARIES, spec_for
-from ortgpu.environment.cuda import CudaDevice, CudaState
-from ortgpu.environment.driver import GPU, Driver, Nvml, RefusedNode
-from ortgpu.environment.elf import ElfFile
+from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
+from ortgpu.environment.files.elf import ElfFile
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
+from ortgpu.environment.gpu.driver import GPU, Driver, Nvml, RefusedNode
 from ortgpu.environment.host import Host
 from ortgpu.environment.inspection import Environment
-from ortgpu.environment.installer import Installer
-from ortgpu.environment.libraries import Candidate, Resolution
-from ortgpu.environment.packages import Distribution, OnnxRuntime, Packages
+from ortgpu.environment.libraries.catalogue import BY_STEM, LIBRARIES, spec_for
+from ortgpu.environment.libraries.search import Candidate, Resolution
+from ortgpu.environment.libraries.wheel import Architecture, ProviderLibrary
+from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages
+from ortgpu.environment.packages.installer import Installer
 from ortgpu.environment.variables import Variables
-from ortgpu.environment.wheel import Architecture, ProviderLibrary
 from ortgpu.errors import GPUError
-from ortgpu.preloading import LoadedLibrary, PreloadReport
+from ortgpu.provider.preloading import LoadedLibrary, PreloadReport
 
 SITE = "/venv/lib/python3.12/site-packages"
 FOLDER = f"{SITE}/onnxruntime"

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from ortgpu.environment.packages import Distribution, OnnxRuntime, Packages, read_packages
+from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages, read_packages
 
 BUILD_INFO = "package_name = 'onnxruntime-gpu'\n__version__ = '1.31.1'\ncuda_version = '13.0'\n"
 ENGINE = {

@@ -22,8 +22,9 @@ import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state as C
 import ortgpu
 from benchmarks.common import report
-from ortgpu import GPUSessionPool, GPUError, lifetime
-from ortgpu.diagnosis.probe_child import RELU
+from ortgpu import GPUSessionPool, GPUError
+from ortgpu.provider import lifetime
+from ortgpu.diagnosis.probe.child import RELU
 
 def open_pool(devices=2, **options):
     made = GPUSessionPool(RELU, range(devices), allow_cpu=True, **options)

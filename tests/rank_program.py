@@ -76,7 +76,7 @@ def preflight(
     rank = None if apart is None else dataclasses.replace(current_rank(), local_rank=0, local_world_size=1, **apart)
     for _ in range(repeats):
         report = run(timeout, rank=rank, address=address, calls=given)
-    from ortgpu.environment.cuda import initialised_in
+    from ortgpu.environment.gpu.cuda import initialised_in
 
     return {**report.as_dict(), "disturbed_by": len(others), "cuda_used_here": initialised_in() is not None}
 
@@ -133,8 +133,8 @@ def place_session(model: str, ranks: int, variables: dict[str, dict[str, str]] |
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.environment.cuda import context_is_active, initialise
-    from ortgpu.environment.driver import processes_on, read_nvml
+    from ortgpu.environment.gpu.cuda import context_is_active, initialise
+    from ortgpu.environment.gpu.driver import processes_on, read_nvml
 
     def free() -> dict[str, int]:
         return {gpu.uuid: gpu.memory_free or 0 for gpu in read_nvml().gpus if gpu.uuid is not None}

@@ -25,8 +25,8 @@ from ray.util.placement_group import placement_group_table
 
 from benchmarks.common import report
 from ortgpu.distributed import Collective
-from ortgpu.environment.cuda import initialise
-from ortgpu.environment.driver import read_nvml
+from ortgpu.environment.gpu.cuda import initialise
+from ortgpu.environment.gpu.driver import read_nvml
 from ortgpu.errors import GPUError, PoisonedContextError, catalogue
 from ortgpu.integrations.ray import GPUDeployment, RayGPUSession, ServedGPUSession, open_session, preflight, probe
 

@@ -35,7 +35,7 @@ def load_libraries() -> dict[str, Any]:
 
 def open_provider() -> str | None:
     """What the loader says of the provider file, once its libraries are loaded."""
-    from ortgpu.preloading import preload, why_provider_does_not_load
+    from ortgpu.provider.preloading import preload, why_provider_does_not_load
 
     provider = preload().provider
     import onnxruntime as onnxruntime  # 1.27.0 needs what was loaded, and every provider needs it
@@ -151,8 +151,8 @@ def fail_inside_a_provider(model: bytes) -> dict[str, Any]:
     import warnings
 
     from ortgpu import GPUSession
-    from ortgpu.devices import Device
     from ortgpu.errors import CPUExecutionWarning
+    from ortgpu.provider.devices import Device
 
     warnings.simplefilter("ignore", CPUExecutionWarning)
     from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
@@ -186,9 +186,9 @@ def use_with_many_feeds(model: bytes) -> dict[str, Any]:
     import numpy as np
 
     import ortgpu
-    from ortgpu.cudart import CudaRuntime
     from ortgpu.errors import CPUExecutionWarning, GPUError
-    from ortgpu.pinned import PinnedMemory
+    from ortgpu.running.cudart import CudaRuntime
+    from ortgpu.running.pinned import PinnedMemory
 
     class Foreign:
         def __dlpack_device__(self) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, LIBRARIES
+from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, LIBRARIES
 from tests.lab import Stubs
 from tests.lab.stubs import SOURCES
 

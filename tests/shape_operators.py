@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu import placement
+from ortgpu.provider import placement
 
 NEWEST = 25  # opset, which onnx has to know
 TYPES = (

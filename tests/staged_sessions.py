@@ -20,12 +20,12 @@ STAGES = (1, 30)  # gives sessions memory on the device, create_ortvalue_from_sh
 
 SETUP = """
 import dataclasses
-from ortgpu import parallel_copy
-from ortgpu.copying import Copier
-from ortgpu.direct_runs import direct_runs_of
-from ortgpu.pinned import PinnedMemory
-from ortgpu.staged_runs import StagedRuns
-from ortgpu.staging import Staging
+from ortgpu.running import parallel_copy
+from ortgpu.running.copying import Copier
+from ortgpu.running.direct_runs import direct_runs_of
+from ortgpu.running.pinned import PinnedMemory
+from ortgpu.running.staged_runs import StagedRuns
+from ortgpu.running.staging import Staging
 os.environ["STUB_CUDART_LATE"] = "1"
 runtime, stub = stub_runtime(sys.argv[1])
 MIB = 1 << 20

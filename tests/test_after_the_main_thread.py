@@ -81,7 +81,7 @@ after_the_main_thread(lambda: [int(session.run(None, feeds(n + 1)[n])[0][0]) for
 
 def test_the_end_of_the_program_waits_for_what_is_computed() -> None:
     found = child("""
-        from ortgpu.threads import Executor, Outcome
+        from ortgpu.process.threads import Executor, Outcome
         done, begun = [], threading.Event()
         def work():
             begun.set()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.diagnosis import find_problems, remedies
+from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.remedies import commands as remedies
 from tests.faults.case import MENDED
 from tests.lab import Machine, Overlay
 from tests.lab.child import outcome_of

@@ -18,14 +18,14 @@ import pytest
 from onnx import parser
 
 from benchmarks.common import GPUs, child_environment, run_child
-from ortgpu import measuring
 from ortgpu.__main__ import main
 from ortgpu.cli import inputs, output
-from ortgpu.cli.bench import _Results
+from ortgpu.cli.bench import measuring
+from ortgpu.cli.bench.command import _Results
+from ortgpu.cli.bench.measuring import WAYS, Figure, Latency, Spread, recommend
 from ortgpu.cli.model import example_model
-from ortgpu.devices import Device
 from ortgpu.errors import catalogue
-from ortgpu.measuring import WAYS, Figure, Latency, Spread, recommend
+from ortgpu.provider.devices import Device
 from tests.command_line import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> '
@@ -52,7 +52,7 @@ def fixed(tmp_path: Path) -> Path:
 def test_plain_is_not_guarded(model: Path) -> None:
     """On a GPU, ORTGPU_ENFORCE would have a GPUSession compared with itself."""
     code = f"""
-from ortgpu import guard
+from ortgpu.session.guard import guard
 from ortgpu.__main__ import main
 main(["bench", {str(model)!r}, "--allow-cpu", "--rounds", "5", "--batch", "1"])
 print(guard.is_enforced())
@@ -194,9 +194,9 @@ import sys, warnings
 from benchmarks.common import report
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 from benchmarks.common import GPUs, child_environment, run_child
-from ortgpu import measuring
+from ortgpu.cli.bench import measuring
 from ortgpu.cli.inputs import make_inputs
-from ortgpu.devices import Device
+from ortgpu.provider.devices import Device
 from ortgpu.errors import DeviceBusyError
 
 warnings.simplefilter("ignore")
@@ -241,9 +241,9 @@ def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
 OUT_OF_MEMORY = """
 import sys
 from onnxruntime.capi import onnxruntime_pybind11_state as native
-from ortgpu import measuring
+from ortgpu.cli.bench import measuring
 from ortgpu.__main__ import main
-from ortgpu.devices import Device
+from ortgpu.provider.devices import Device
 
 model, largest, calls, calls_of_plain = sys.argv[1], *map(int, sys.argv[2:5])
 
@@ -491,7 +491,7 @@ def needs_matplotlib() -> None:
 @pytest.mark.usefixtures("needs_matplotlib")
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".html", ".SVG"])
 def test_plots(tmp_path: Path, suffix: str) -> None:
-    from ortgpu.cli.bench_plot import draw
+    from ortgpu.cli.bench.plot import draw
 
     path = tmp_path / f"figures{suffix}"
     draw(
@@ -524,7 +524,7 @@ def test_plot_of_a_measurement(fixed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["$\\frac$ 模型", "two\nlines\x1b[31m"], ids=["formula", "control"])
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_a_plot_of_a_model_with_any_name(tmp_path: Path, name: str, suffix: str) -> None:
-    from ortgpu.cli.bench_plot import draw
+    from ortgpu.cli.bench.plot import draw
 
     path = tmp_path / f"figures{suffix}"
     draw([figure("plain", 1, 100, None)], name, path)  # warnings are errors here

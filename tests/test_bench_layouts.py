@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import child_environment, run_child
-from ortgpu import layout_trials, providers
 from ortgpu.cli import output
-from ortgpu.cli.bench import _Results
-from ortgpu.devices import Device
-from ortgpu.layout_trials import LAYOUTS
-from ortgpu.measuring import WAYS, Figure, Latency, LeftOut, Spread, recommend
+from ortgpu.cli.bench.command import _Results
+from ortgpu.cli.bench.measuring import WAYS, Figure, Latency, LeftOut, Spread, recommend
+from ortgpu.provider import requests as providers
+from ortgpu.provider.devices import Device
+from ortgpu.session.chosen import layouts
+from ortgpu.session.chosen.layouts import LAYOUTS
 from tests.command_line import NO_GPU, ortgpu
 from tests.lab.fixtures import Lab
 from tests.networks import Network
@@ -46,8 +47,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 CHOICES = """
 import sys, warnings
 from benchmarks.common import report
-from ortgpu import measuring
-from ortgpu.placement import PlacedNode, Placement
+from ortgpu.cli.bench import measuring
+from ortgpu.provider.placement import PlacedNode, Placement
 
 warnings.simplefilter("ignore")
 right, computed, no_model = sys.argv[1:]
@@ -91,7 +92,8 @@ def test_it_is_asked_for_also_where_a_session_would_choose(layout: str, lab: Lab
 TRIED = """
 import sys, warnings
 from benchmarks.common import report
-from ortgpu import GPUSession, measuring
+from ortgpu import GPUSession
+from ortgpu.cli.bench import measuring
 from ortgpu.cli.inputs import make_inputs
 from ortgpu.errors import GPUOutOfMemoryError
 
@@ -210,7 +212,7 @@ def test_no_layout_is_recommended(run: Figure, layout: Figure) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_written_asks_for_that_layout(layout: str) -> None:
-    written = layout_trials.in_a_program(layout)
+    written = layouts.in_a_program(layout)
     asked = eval(written, {"model": "m", "GPUSession": lambda _, providers: providers})
     assert providers.parse(asked, None).options_of(CUDA) == LAYOUTS[layout]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.elf import this_machine
-from ortgpu.environment.libraries import Resolution, resolve
-from ortgpu.environment.library_places import SearchPlaces
-from ortgpu.environment.library_places_linux import LINUX
+from ortgpu.environment.files.elf import this_machine
+from ortgpu.environment.libraries.places import SearchPlaces
+from ortgpu.environment.libraries.places_linux import LINUX
+from ortgpu.environment.libraries.search import Resolution, resolve
 from tests.lab.fixtures import Lab
 
 NEEDED = ("libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudart.so.13")

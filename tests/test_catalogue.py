@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ortgpu.environment.catalogue import (
+from ortgpu.environment.files.elf import read_elf
+from ortgpu.environment.libraries.catalogue import (
     BY_STEM,
     CUDNN_CORE_PARTS,
     LIBRARIES,
@@ -22,8 +23,7 @@ from ortgpu.environment.catalogue import (
     spec_for,
     wheel_name,
 )
-from ortgpu.environment.elf import read_elf
-from ortgpu.environment.wheel import ProviderLibrary, read_provider
+from ortgpu.environment.libraries.wheel import ProviderLibrary, read_provider
 
 EACH = pytest.mark.parametrize("spec", LIBRARIES, ids=lambda spec: spec.stem)
 EACH_OF_EACH_MAJOR = pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortgpu.runtime import load_runtime
+from ortgpu.provider.runtime import load_runtime
 from tests.lab.fixtures import Lab
 from tests.lab.installed import PLACES, older_than
 from tests.lab.stubs import GPU, Cuda

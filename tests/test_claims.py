@@ -14,8 +14,8 @@ import pytest
 
 from ortgpu.distributed.jobs import runtime_folder
 from ortgpu.distributed.rank_devices import own_device
-from ortgpu.distributed.ranks import Rank
-from ortgpu.environment.cuda import CudaDevice
+from ortgpu.environment.gpu.cuda import CudaDevice
+from ortgpu.environment.ranks import Rank
 from ortgpu.errors import RankDeviceError
 from tests.lab import launchers
 from tests.lab.fixtures import Lab, with_gpus
@@ -119,7 +119,7 @@ def test_two_ranks_claim_one_gpu(lab: Lab, launcher: str) -> None:
 CLAIM = """
 import os, sys
 from ortgpu.distributed.claims import claim
-from ortgpu.distributed.ranks import Rank
+from ortgpu.environment.ranks import Rank
 from ortgpu.errors import RankDeviceError
 def take(rank, uuid):
     try:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ortgpu.cli import output
-from ortgpu.devices import Device
-from ortgpu.placement import UNKNOWN
+from ortgpu.provider.devices import Device
+from ortgpu.provider.placement import UNKNOWN
 from tests.command_line import ESCAPE, NO_GPU, Terminal, example_error, example_report, is_clean, ortgpu
 
 

@@ -88,7 +88,7 @@ def test_a_look_at_the_placement_ends_with_who_asked_for_it(tmp_path: Path) -> N
     code = f"""
 import sys
 sys.path.insert(0, {str(package.parent)!r})
-from ortgpu.placement_details import explain_placement
+from ortgpu.session.placement_details import explain_placement
 explain_placement(b"a model")
 """
     hanging.is_ended_with(code, signal.SIGKILL, -signal.SIGKILL)

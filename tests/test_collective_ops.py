@@ -11,10 +11,10 @@ from onnx import TensorProto, helper
 
 import ortgpu
 from ortgpu.diagnosis import Facts, Observed, Request
-from ortgpu.diagnosis.messages import of_construction
+from ortgpu.diagnosis.messages.texts import of_construction
 from ortgpu.environment.inspection import inspect_environment
 from ortgpu.errors import CollectiveOpsUnavailableError, DeviceNotFoundError
-from ortgpu.models import read_collective_operators
+from ortgpu.model.contents import read_collective_operators
 from tests.lab.fixtures import Lab
 
 COLLECTIVE = ("AllReduce", "AllGather", "AllToAll")
@@ -104,7 +104,7 @@ def test_what_is_no_model(tmp_path: Path, content: bytes) -> None:
 def test_models_are_read_only_where_a_session_fails(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> None:
     """A session that is asked for wrongly fails before, and does not pay for it either."""
     read: list[Any] = []
-    monkeypatch.setattr("ortgpu.opening.read_collective_operators", read.append)
+    monkeypatch.setattr("ortgpu.session.opening.read_collective_operators", read.append)
     with pytest.raises(DeviceNotFoundError):
         ortgpu.GPUSession(lab.models.relu, device="nowhere")
     assert read == []

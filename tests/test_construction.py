@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from ortgpu.runtime import load_runtime
-from ortgpu.weights import _RELEASES
+from ortgpu.provider.runtime import load_runtime
+from ortgpu.session.weights import _RELEASES
 from tests.cpu_session import child
 from tests.test_layout import computed_weights, model_of, nothing
 from tests.test_weights import large_model, matrix
@@ -22,9 +22,10 @@ import weakref
 import onnxruntime
 from onnxruntime import InferenceSession
 from onnxruntime.capi import onnxruntime_inference_collection as collection
-from ortgpu import construction, providers, weights
-from ortgpu.construction import constructed_as_chosen
-from ortgpu.opening import SessionRequest
+from ortgpu.session import construction, weights
+from ortgpu.provider import requests as providers
+from ortgpu.session.construction import constructed_as_chosen
+from ortgpu.session.opening import SessionRequest
 
 CPU = providers.parse(["CPUExecutionProvider"], None)
 GIVEN = providers.parse([("CUDAExecutionProvider", {"enable_cudnn": "1"}), "CPUExecutionProvider"], None)

@@ -16,9 +16,9 @@ from tests.lab.stubs import GPU, Cuda, Stubs
 
 ROOT = Path(__file__).resolve().parents[1]
 START = """
-from ortgpu import contexts
-from ortgpu.environment.cuda import context_id, initialise
-from ortgpu.pinned import PinnedMemory
+from ortgpu.provider import contexts
+from ortgpu.environment.gpu.cuda import context_id, initialise
+from ortgpu.running.pinned import PinnedMemory
 
 assert initialise().code == 0
 runtime, stub = stub_runtime(sys.argv[1])
@@ -65,8 +65,8 @@ print(stub.stub_pinned_bytes(), memory.try_empty((4,), np.dtype("f4")))
 
 def test_a_session_that_lost_its_context_lets_go_of_nothing(stubs: Stubs) -> None:
     code = """
-from ortgpu import lifetime
-from ortgpu.devices import Device
+from ortgpu.provider import lifetime
+from ortgpu.provider.devices import Device
 
 class Session:
     device = None

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu.cpu_threads import COUNT, OPERATORS
-from ortgpu.runtime import load_runtime
+from ortgpu.provider.runtime import load_runtime
+from ortgpu.session.chosen.cpu_threads import COUNT, OPERATORS
 from tests.cudnn_operators import CASES, model_of
 from tests.lab.fixtures import Lab
 from tests.test_cudnn_handles import chain
@@ -64,9 +64,9 @@ import json, sys
 from pathlib import Path
 import onnxruntime
 from ortgpu import preload
-from ortgpu.cpu_threads import needs_no_more
-from ortgpu.placement import read_placement
-from ortgpu.session_options import recording_options
+from ortgpu.session.chosen.cpu_threads import needs_no_more
+from ortgpu.provider.placement import read_placement
+from ortgpu.provider.options import recording_options
 preload()
 onnxruntime.set_default_logger_severity(4)
 on_cpu = []

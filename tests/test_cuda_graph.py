@@ -40,7 +40,7 @@ def test_results_are_those_of_run_and_each_shape_has_its_graph(with_stub: Any) -
 
 def test_every_type_that_can_be_captured(with_stub: Any) -> None:
     found = with_stub("""
-        from ortgpu.tensor_types import DTYPES
+        from ortgpu.model.tensor_types import DTYPES
         found = {}
         for name, dtype in DTYPES.items():
             kind = name[len("tensor("):-1]
@@ -202,7 +202,7 @@ def test_threads_get_their_own_results_and_two_threads_do_all_runs(with_stub: An
 def test_a_map_goes_straight_to_the_thread_that_runs(with_stub: Any) -> None:
     """But for arrays that are staged, which other threads copy meanwhile."""
     found = with_stub("""
-        from ortgpu.pinned import PinnedMemory
+        from ortgpu.running.pinned import PinnedMemory
         session = capturing(NEG)
         session._pinned = PinnedMemory(runtime, 1 << 24)
         results = session.map(feeds(50))
@@ -301,7 +301,7 @@ def test_constructed_again_it_is_what_it_was_constructed_as(with_stub: Any) -> N
 def test_the_callers_arrays_are_free_when_a_run_has_ended(with_stub: Any) -> None:
     """Copies from pinned memory go on after the call that begins them."""
     found = with_stub("""
-        from ortgpu.pinned import PinnedMemory
+        from ortgpu.running.pinned import PinnedMemory
         session = capturing(NEG)
         session._pinned = PinnedMemory(runtime, 1 << 20)
         array, wrong = session.pinned_empty(1000), []

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ortgpu import cudart
-from ortgpu.cuda_graph import _CAPTURE_FAILED
+from ortgpu.running import cudart
+from ortgpu.running.cuda_graph import _CAPTURE_FAILED
 from tests.lab.stubs import Stubs
 from tests.lab.wheels import Wheels
 

@@ -5,9 +5,9 @@ The advice is executed in tests/faults, cudnn-without-code-for-the-gpu.
 
 from __future__ import annotations
 
-from ortgpu.environment.catalogue import CUDNN_CODE
 from ortgpu.environment.inspection import inspect_environment
-from ortgpu.environment.wheel import coverage_by
+from ortgpu.environment.libraries.catalogue import CUDNN_CODE
+from ortgpu.environment.libraries.wheel import coverage_by
 from tests.cpu_session import child
 
 OLD, KNOWN = (3, 5), (9, 0)  # no cuDNN 9 has code for the one, and each for the other
@@ -23,10 +23,10 @@ def test_the_installed_cudnn_says_which_gpus_it_has_code_for() -> None:
 def test_a_session_is_refused_where_its_operators_need_what_is_not_there() -> None:
     found = child(
         f"""
-        from ortgpu import opening
+        from ortgpu.session import opening
         from ortgpu.errors import UnsupportedDeviceError
-        from ortgpu.placement import PlacedNode, Placement
-        from ortgpu.runtime import open_provider
+        from ortgpu.provider.placement import PlacedNode, Placement
+        from ortgpu.provider.runtime import open_provider
 
         class Why:  # in the place of a diagnosis, which finds no GPU here
             cudnn_disabled, operators, model = False, None, None
@@ -62,8 +62,8 @@ def test_what_cudnn_fails_with_there_is_told_as_that() -> None:
         f"""
         import ctypes
         from ortgpu import inspect_environment
-        from ortgpu.devices import Device
-        from ortgpu.diagnosis.execution import of_run
+        from ortgpu.provider.devices import Device
+        from ortgpu.diagnosis.messages.execution import of_run
         text = "CUDNN failure 5000: CUDNN_STATUS_EXECUTION_FAILED ; GPU=0 ; expr=cudnnReduceTensor(...);"
         def told(capability):
             error = of_run(text, "Fail", Device("cuda", 0, None, "Tesla", capability, None, None))

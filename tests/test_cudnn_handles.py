@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu.cudnn_handles import CHOSEN, OPERATORS, needs_no_cudnn
-from ortgpu.runtime import load_runtime
+from ortgpu.provider.runtime import load_runtime
+from ortgpu.session.chosen.cudnn_handles import CHOSEN, OPERATORS, needs_no_cudnn
 from tests.cudnn_operators import CASES, model_of
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, Cuda

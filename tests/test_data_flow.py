@@ -13,8 +13,8 @@ from typing import Any
 import onnx.parser
 import pytest
 
-from ortgpu.data_flow import Key, Places, computing_nodes
-from ortgpu.placement import FOLLOWS, NO_KERNEL
+from ortgpu.model.data_flow import Key, Places, computing_nodes
+from ortgpu.provider.placement import FOLLOWS, NO_KERNEL
 from tests.known_placements import shapes
 from tests.lab.fixtures import Lab
 

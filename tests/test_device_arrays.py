@@ -72,7 +72,7 @@ def test_map_converts_them_in_the_thread_that_iterates() -> None:
 
 def test_nothing_is_copied_on_the_way_in() -> None:
     found = with_arrays("""
-        from ortgpu.device_arrays import with_values
+        from ortgpu.running.device_arrays import with_values
         session = GPUSession(NEG)
         array = np.zeros(4, dtype=np.float32)
         value = with_values(session, {"x": Foreign(array)})["x"]
@@ -98,7 +98,7 @@ def test_an_array_that_begins_later_in_its_memory() -> None:
     and read what lies before."""
     found = with_arrays("""
         import ctypes
-        from ortgpu.device_arrays import _tensor_in, with_values
+        from ortgpu.running.device_arrays import _tensor_in, with_values
         class Later(Foreign):
             def __dlpack__(self, **arguments):
                 capsule = super().__dlpack__(**arguments)
@@ -119,7 +119,7 @@ def test_an_array_that_begins_later_in_its_memory() -> None:
 def test_an_array_that_is_refused_is_given_back_as_it_was() -> None:
     """ONNX Runtime has no complex numbers. Who made the tensor would free other memory than its own."""
     found = with_arrays("""
-        from ortgpu.device_arrays import _tensor_in
+        from ortgpu.running.device_arrays import _tensor_in
         class Later(Foreign):
             def __dlpack__(self, **arguments):
                 self.capsule = super().__dlpack__(**arguments)
@@ -138,7 +138,7 @@ def test_an_array_that_is_refused_is_given_back_as_it_was() -> None:
 
 def test_an_array_that_is_not_contiguous() -> None:
     found = with_arrays("""
-        from ortgpu import device_arrays
+        from ortgpu.running import device_arrays
         session = GPUSession(model("t (float[n,m] x) => (float[n,m] y) { y = Neg(x) }"))
         array = np.arange(6, dtype=np.float32).reshape(2, 3)
         given = [array.T, array[:, 1:], array[::-1, ::-1], array[:1].T, array[:0].T, np.broadcast_to(array[:1], (2, 3))]

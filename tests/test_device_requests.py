@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.devices import (
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
+from ortgpu.errors import DeviceNotFoundError, GPUError
+from ortgpu.provider.devices import (
     CPU,
     Device,
     as_request,
@@ -22,8 +24,6 @@ from ortgpu.devices import (
     narrowed_by,
     ordinal_of,
 )
-from ortgpu.environment.cuda import CudaDevice, CudaState
-from ortgpu.errors import DeviceNotFoundError, GPUError
 from tests.made_requests import attempt
 
 

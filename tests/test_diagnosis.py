@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 
 from ortgpu.diagnosis import CHECKS, Diagnosis, diagnose, find_problems
-from ortgpu.diagnosis.devices import visible_gpus
-from ortgpu.diagnosis.probe_result import ProbeStep
-from ortgpu.environment.cuda import CudaState
-from ortgpu.environment.driver import GPU, RefusedNode
-from ortgpu.environment.libraries import Candidate, Resolution
-from ortgpu.environment.packages import Distribution
-from ortgpu.environment.permissions import RefusedPath
-from ortgpu.environment.wheel import Architecture
+from ortgpu.diagnosis.checks.devices import visible_gpus
+from ortgpu.diagnosis.probe.result import ProbeStep
+from ortgpu.environment.files.permissions import RefusedPath
+from ortgpu.environment.gpu.cuda import CudaState
+from ortgpu.environment.gpu.driver import GPU, RefusedNode
+from ortgpu.environment.libraries.search import Candidate, Resolution
+from ortgpu.environment.libraries.wheel import Architecture
+from ortgpu.environment.packages.installed import Distribution
 from ortgpu.errors import GPUError
-from ortgpu.models import ModelFacts
+from ortgpu.model.contents import ModelFacts
 from tests.diagnosis_cases import CASES, OLD_DRIVER, OLD_GPU, Case
 from tests.made_facts import (
     AVAILABLE,

@@ -11,22 +11,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ortgpu.diagnosis import Facts, Observed, Request, find_problems
-from ortgpu.diagnosis.messages import of_construction
-from ortgpu.diagnosis.probe_result import ProbeResult, ProbeStep
-from ortgpu.environment.catalogue import LIBRARIES
-from ortgpu.environment.cuda import CudaDevice, CudaState
-from ortgpu.environment.driver import GPU, Driver, Nvml, RefusedNode
-from ortgpu.environment.elf import ElfFile
+from ortgpu.diagnosis.messages.texts import of_construction
+from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
+from ortgpu.environment.files.elf import ElfFile
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
+from ortgpu.environment.gpu.driver import GPU, Driver, Nvml, RefusedNode
 from ortgpu.environment.host import Host
 from ortgpu.environment.inspection import Environment
-from ortgpu.environment.installer import Installer
-from ortgpu.environment.libraries import Candidate, Resolution
-from ortgpu.environment.packages import Distribution, OnnxRuntime, Packages, Torch
+from ortgpu.environment.libraries.catalogue import LIBRARIES
+from ortgpu.environment.libraries.search import Candidate, Resolution
+from ortgpu.environment.libraries.wheel import Architecture, ProviderLibrary
+from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages, Torch
+from ortgpu.environment.packages.installer import Installer
 from ortgpu.environment.variables import Variables
-from ortgpu.environment.wheel import Architecture, ProviderLibrary
 from ortgpu.errors import GPUError
-from ortgpu.models import ModelFacts
-from ortgpu.preloading import LoadedLibrary, MissingLibrary, PreloadReport
+from ortgpu.model.contents import ModelFacts
+from ortgpu.provider.preloading import LoadedLibrary, MissingLibrary, PreloadReport
 from tests.made_facts import AVAILABLE, FOLDER, H200, HEALTHY, PROVIDER, SITE, SYMBOL, UUID, assert_in_order
 
 TEXT = st.sampled_from(["", "x", "1.31.1", "a b", "naïve\n", "None", "libcudart.so.13"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.execution import of_run
-from ortgpu.diagnosis.messages import of_construction
+from ortgpu.diagnosis.messages.execution import of_run
+from ortgpu.diagnosis.messages.texts import of_construction
 from ortgpu.errors import (
     DeviceNotFoundError,
     GPUOutOfMemoryError,

@@ -13,10 +13,10 @@ import ortgpu
 from ortgpu.__main__ import main
 from ortgpu.cli import doctor as command
 from ortgpu.diagnosis import Diagnosis
-from ortgpu.diagnosis.probe_result import ProbeResult
+from ortgpu.diagnosis.probe.result import ProbeResult
 from ortgpu.diagnosis.requirements import check_inference
-from ortgpu.environment.catalogue import major_of
 from ortgpu.environment.inspection import Environment, inspect_environment
+from ortgpu.environment.libraries.catalogue import major_of
 from ortgpu.errors import NoDeviceError
 from tests.doctor_runs import EVERYTHING, H200, doctor, document
 from tests.lab import GPU, NVML, Cuda

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ortgpu.diagnosis import find_problems
-from ortgpu.diagnosis.probe_result import ProbeStep
+from ortgpu.diagnosis.probe.result import ProbeStep
 from tests.faults.case import H200, library, own_path, with_gpus
 from tests.lab.child import outcome_of
 from tests.lab.fixtures import Lab

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.metadata import parse_record
-from ortgpu.environment.packages import read_packages
+from ortgpu.environment.packages.installed import read_packages
+from ortgpu.environment.packages.metadata import parse_record
 from tests.made_packages import ENGINE, install, names, read
 
 # Whatever lies there, nothing raises
@@ -101,7 +101,7 @@ def test_nothing_is_imported(tmp_path: Path) -> None:
     install(tmp_path, "onnxruntime_gpu", "1.31.1", {**files, "torch/version.py": "raise SystemExit('imported')\n"})
     code = """
 import sys
-from ortgpu.environment.packages import read_packages
+from ortgpu.environment.packages.installed import read_packages
 print(read_packages().onnxruntime.folder)
 assert not {"onnxruntime", "torch", "onnx", "numpy", "rich"} & set(sys.modules)
 """
@@ -113,7 +113,7 @@ def test_no_library_is_opened(tmp_path: Path) -> None:
     install(tmp_path, "onnxruntime_gpu", "1.31.1", ENGINE)
     code = f"""
 import sys
-from ortgpu.environment.packages import read_packages
+from ortgpu.environment.packages.installed import read_packages
 opened = []
 sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
 read_packages()
@@ -130,7 +130,7 @@ def test_what_is_loaded_counts_not_what_would_be(tmp_path: Path) -> None:
     install(new, "onnxruntime_gpu", "1.31.1", ENGINE)
     code = f"""
 import sys
-from ortgpu.environment.packages import read_packages
+from ortgpu.environment.packages.installed import read_packages
 import onnxruntime
 sys.path.remove({str(old)!r})
 found = read_packages().onnxruntime
@@ -144,7 +144,7 @@ def test_an_import_hook_is_asked_where_the_path_has_nothing(tmp_path: Path) -> N
     code = f"""
 import sys
 from importlib.machinery import PathFinder
-from ortgpu.environment.packages import read_packages
+from ortgpu.environment.packages.installed import read_packages
 
 class Editable:
     @staticmethod
@@ -170,7 +170,7 @@ print(read_packages().onnxruntime.folder)
 def test_folders_that_may_not_be_read() -> None:
     code = """
 import os, sys
-from ortgpu.environment.packages import read_packages
+from ortgpu.environment.packages.installed import read_packages
 if os.geteuid() == 0:
     os.seteuid(65534)  # root may read everything
 found = read_packages([sys.path[0]]).onnxruntime

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortgpu.environment.driver import (
+from ortgpu.environment.gpu.driver import (
     parse_cuda_number,
     parse_kernel_version,
     parse_library_version,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortgpu.environment.metadata import (
+from ortgpu.environment.packages.metadata import (
     RecordEntry,
     parse_assignments,
     parse_cuda_version,

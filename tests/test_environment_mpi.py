@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.mpi import MpiVersion, find_mpirun, parse_last_error, parse_launcher_version, read_mpi
+from ortgpu.distributed.environment.mpi import (
+    MpiVersion,
+    find_mpirun,
+    parse_last_error,
+    parse_launcher_version,
+    read_mpi,
+)
 from tests.made_files import package, program, write
 
 

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.network import InfinibandPort, Interface, Network, parse_port_state, parse_rate, read_network
+from ortgpu.distributed.environment.network import (
+    InfinibandPort,
+    Interface,
+    Network,
+    parse_port_state,
+    parse_rate,
+    read_network,
+)
 from tests.made_files import write
 
 CARD = {"type": "1\n", "operstate": "up\n", "device/vendor": "0x15b3\n"}

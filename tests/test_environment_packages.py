@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.packages import Distribution, OnnxRuntime, Packages, locate_packages, read_packages
+from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages, locate_packages, read_packages
 from tests.made_packages import ENGINE, engine, install, names, read
 
 # What is there

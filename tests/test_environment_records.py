@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.packages import read_packages
+from ortgpu.environment.packages.installed import read_packages
 from tests.made_packages import ENGINE, engine, install, names, read
 
 # Installs whose RECORD says nothing

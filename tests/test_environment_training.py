@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.library_places import SearchPlaces
-from ortgpu.environment.library_places_linux import LINUX
-from ortgpu.environment.nccl import find_nccl, parse_compiled_cuda, parse_version_number, read_nccl
-from ortgpu.environment.training import (
+from ortgpu.distributed.environment.nccl import find_nccl, parse_compiled_cuda, parse_version_number, read_nccl
+from ortgpu.distributed.environment.training import (
     Horovod,
     TrainingPackages,
     read_build_variables,
     read_horovod,
     read_training_packages,
 )
+from ortgpu.environment.libraries.places import SearchPlaces
+from ortgpu.environment.libraries.places_linux import LINUX
 from tests.lab import Stubs
 from tests.made_files import package, program, write
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ortgpu.cli.doctor import doctor
-from ortgpu.environment.packages import locate_packages
-from ortgpu.environment.training import read_training_packages
+from ortgpu.distributed.environment.training import read_training_packages
+from ortgpu.environment.packages.installed import locate_packages
 from ortgpu.errors import catalogue
 from tests.lab import launchers
 from tests.lab.fixtures import Lab

@@ -21,7 +21,7 @@ from tests.lab.models import Models
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = Path(__file__).with_name("guarded_programs.py")
-STARTUP = ROOT / "ortgpu" / "startup"
+STARTUP = ROOT / "ortgpu" / "session" / "guard" / "startup"
 EXEC = ("-m", "ortgpu", "exec", "--")
 
 CAUSE = "DriverNotFoundError"  # of the machine without a driver

@@ -13,7 +13,9 @@ import pytest
 import ortgpu
 from ortgpu.__main__ import main
 from ortgpu.cli.explain import sections
-from ortgpu.diagnosis import cuda_codes, releases, system_remedies
+from ortgpu.diagnosis.messages import cuda_codes
+from ortgpu.diagnosis.remedies import releases
+from ortgpu.diagnosis.remedies import system as system_remedies
 from ortgpu.errors import GPUError, catalogue
 
 PACKAGE = Path(ortgpu.__file__).parent

@@ -57,7 +57,8 @@ def test_a_program_of_nuitka(lab: Lab) -> None:
     machine.overlay.remove("nvidia/*/lib/libcurand.so.10")
     code = f"""
 import sys, types
-from ortgpu.environment import child, interpreter
+from ortgpu.environment import child
+from ortgpu.environment.packages import interpreter
 sys.executable = "/opt/app.dist/python"
 interpreter.__compiled__ = types.SimpleNamespace(standalone=True)
 started = child.run_python("pass", timeout=9)

@@ -143,7 +143,7 @@ def test_which_runs_are_replayed_at_once(with_stub: Any) -> None:
 
 def test_a_tracer_sees_each_run_of_a_graph(with_stub: Any) -> None:
     found = with_stub("""
-        from ortgpu.throughput import InferenceSession
+        from ortgpu.running.throughput import InferenceSession
         session, plain, seen = capturing(NEG), InferenceSession.run, []
         def traced(self, *arguments, **named):
             seen.append(len(arguments))
@@ -199,7 +199,7 @@ def test_out_of_pinned_memory_the_copies_are_the_ordinary_ones(with_stub: Any) -
 def test_a_session_that_refuses_replays_nothing(with_stub: Any) -> None:
     found = with_stub("""
         import dataclasses
-        from ortgpu import lifetime
+        from ortgpu.provider import lifetime
         session = capturing(NEG)
         session.device = dataclasses.replace(session.device, kind="cuda")
         session.run(None, feeds(1)[0])

@@ -119,7 +119,7 @@ def test_what_other_threads_do_here_spoils_no_capture(stubs: Stubs) -> None:
         stubs,
         CAPTURING
         + textwrap.dedent("""
-        from ortgpu.pinned import PinnedMemory
+        from ortgpu.running.pinned import PinnedMemory
         memory, other, outcomes = PinnedMemory(runtime, 1 << 20), capturing(NEG), []
         captures = threading.Thread(target=lambda: other.run(None, feeds(1)[0]))
         captures.start()

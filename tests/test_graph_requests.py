@@ -21,7 +21,7 @@ PARTITIONED = (
 
 def test_why_a_model_is_refused() -> None:
     found = child(f"""
-        from ortgpu.graph_requests import is_refusal, why_not_captured
+        from ortgpu.running.graph_requests import is_refusal, why_not_captured
         texts = [{CONTROL_FLOW!r}, {PARTITIONED.format("graph capture")!r}, {PARTITIONED.format("CUDA Graph")!r}]
         branch = model('''branch (bool c, float[n] x) => (float[n] y) {{
             y = If(c) <then_branch = then () => (float[n] z) {{ z = Neg(x) }},
@@ -43,7 +43,7 @@ def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stub
     found = with_graphs(
         stubs,
         """
-        from ortgpu import graph_requests
+        from ortgpu.running import graph_requests
         texts = GPUSession(model("t (string[n] x) => (string[n] y) { y = Identity(x) }"))
         sequence = GPUSession(model("t (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct(x) }"))
         counting = GPUSession(model("t (float[n] x) => (int64[r, m] y) { y = NonZero(x) }"))
@@ -86,7 +86,7 @@ def test_a_model_of_unknown_operators_is_refused(stubs: Stubs, tmp_path: Path) -
         stubs,
         """
         import onnxruntime
-        from ortgpu import graph_requests
+        from ortgpu.running import graph_requests
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = os.path.join(sys.argv[2], "model.ort")
         counting = model("t (float[n] x) => (int64[r, m] y) { y = NonZero(x) }")
@@ -103,8 +103,8 @@ def test_a_model_of_unknown_operators_is_refused(stubs: Stubs, tmp_path: Path) -
 
 def test_the_option_is_set_and_must_not_contradict() -> None:
     found = child("""
-        from ortgpu.graph_requests import with_capture
-        from ortgpu.providers import CUDA, parse
+        from ortgpu.running.graph_requests import with_capture
+        from ortgpu.provider.requests import CUDA, parse
         asked = [parse([CUDA], [each]) for each in ({"enable_cuda_graph": False}, {"user_compute_stream": "1234"})]
         report([with_capture(parse(None, None)).options_of(CUDA),
                 *(outcome(lambda: str(with_capture(each))) for each in asked),
@@ -119,8 +119,8 @@ def test_a_session_runs_in_the_stream_that_it_is_given(stubs: Stubs) -> None:
     found = with_graphs(
         stubs,
         """
-        from ortgpu import graph_requests
-        from ortgpu.providers import CUDA, parse
+        from ortgpu.running import graph_requests
+        from ortgpu.provider.requests import CUDA, parse
         class Session:
             _stream = None
         asked = parse([CUDA], [{"device_id": "1"}])

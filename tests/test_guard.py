@@ -80,7 +80,7 @@ def test_threads_that_import_it_first_together(run: Run) -> None:
 
 
 def test_threads_that_import_it_first_together_where_the_guard_waits(run: Run) -> None:
-    startup = os.pathsep.join([str(ROOT / "ortgpu" / "startup"), str(ROOT)])
+    startup = os.pathsep.join([str(ROOT / "ortgpu" / "session" / "guard" / "startup"), str(ROOT)])
     assert run("first_used_in_threads", ORTGPU_ENFORCE="1", PYTHONPATH=startup) == [CAUSE]
 
 
@@ -400,7 +400,7 @@ def test_variable_takes_effect_at_the_import_elsewhere(lab: Lab, models: Models,
 @pytest.mark.parametrize(("value", "waits"), [("1", True), ('"1"', True), ("1\r", True), ("", False), ("Off", False)])
 def test_a_value_of_the_variable_that_is_no_no_is_a_yes_at_the_start(value: str, waits: bool) -> None:
     """A container's file of variables hands on quotes, and one of Windows a carriage return."""
-    startup = ROOT / "ortgpu" / "startup"
+    startup = ROOT / "ortgpu" / "session" / "guard" / "startup"
     module = ast.parse((startup / "build_backend.py").read_text(encoding="utf-8"))  # imports setuptools: not run
     written: dict[str, Any] = {}
     names: list[ast.stmt] = [node for node in module.body if isinstance(node, ast.Assign)]

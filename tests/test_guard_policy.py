@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu import guard_policy
+from ortgpu.session.guard import policy as guard_policy
 from tests.cpu_session import child
 from tests.guarded_programs import CPU, CUDA, OPENVINO, TENSORRT
 from tests.lab.installed import older_than

@@ -23,7 +23,7 @@ class Pausing:
     # In the middle of the package's code, until the other thread waits for it
     @staticmethod
     def find_spec(name, path, target=None):
-        if name == "ortgpu.diagnosis.attempts" and other.ident is None:
+        if name == "ortgpu.diagnosis.probe.attempts" and other.ident is None:
             other.start()
             other.join(1)
 

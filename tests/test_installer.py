@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READ = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from ortgpu.environment.installer import read_installer
+from ortgpu.environment.packages.installer import read_installer
 sys.stdout.write("\\n".join([(found := read_installer()).name, found.install, found.uninstall]))
 """
 
@@ -29,7 +29,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 IN_THREADS = """
 import sys, sysconfig, threading
 sys.path.insert(0, sys.argv[1])
-from ortgpu.environment.installer import read_installer
+from ortgpu.environment.packages.installer import read_installer
 sys.setswitchinterval(1e-6)
 for _ in range(200):
     sysconfig._CONFIG_VARS = None  # as at the start of the process
@@ -75,7 +75,7 @@ def test_reading_leaves_the_process_as_it_was() -> None:
     """setuptools takes importlib.util.find_spec("pip") for pip at work: distutils is the standard library's then."""
     code = (
         "import importlib.util, setuptools, sys\n"
-        "from ortgpu.environment.installer import read_installer\n"
+        "from ortgpu.environment.packages.installer import read_installer\n"
         "sys.modules.pop('distutils', None)\n"
         "read_installer()\n"
         "print(importlib.util.find_spec('distutils').origin)\n"
@@ -98,7 +98,8 @@ def test_an_interpreter_of_the_system_needs_a_word_more(bare_python: Path, tmp_p
     system = (
         f"import sys, sysconfig\nsys.prefix = sys.base_prefix\nsysconfig.get_path = lambda name: {str(tmp_path)!r}\n"
     )
-    code = f"{system}sys.path.insert(0, {str(ROOT)!r})\nfrom ortgpu.environment.installer import read_installer\n"
+    code = f"{system}sys.path.insert(0, {str(ROOT)!r})\n"
+    code += "from ortgpu.environment.packages.installer import read_installer\n"
     done = subprocess.run(
         [bare_python, "-c", f"{code}print(read_installer().install)"],
         capture_output=True,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READ = """
 import dataclasses, json, sys
 sys.path.append(sys.argv[1])
-from ortgpu.environment.installer import read_installer
+from ortgpu.environment.packages.installer import read_installer
 found = read_installer()
 places = {path: [found.owns(path), found.hides(path)] for path in sys.argv[2:]}
 print(json.dumps({**dataclasses.asdict(found), **places}))

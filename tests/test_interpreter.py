@@ -15,7 +15,7 @@ FOUND = """
 import sys
 sys.executable = {said!r}
 from ortgpu.environment import child
-from ortgpu.environment.installer import read_installer
+from ortgpu.environment.packages.installer import read_installer
 ended = child.run_python("print([sys.prefix])", timeout=60)
 report([read_installer().install.split(" -m ")[0], ended.output.strip(), repr([sys.prefix])])
 """

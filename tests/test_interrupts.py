@@ -85,7 +85,7 @@ def test_a_future_whose_lock_an_interrupt_left_held_stops_nobody_else() -> None:
 
 def test_a_lock_is_free_in_a_forked_child_whoever_held_it() -> None:
     found = child("""
-        from ortgpu.background import fork_safe_lock
+        from ortgpu.process.background import fork_safe_lock
         lock, taken, over = fork_safe_lock(), threading.Event(), threading.Event()
         def hold():
             with lock:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from ortgpu import data_flow, placement
+from ortgpu.model import data_flow
+from ortgpu.provider import placement
 from tests.lab.fixtures import Lab
 from tests.lab.installed import VERSION
 from tests.shape_operators import NOT_TRIED, misjudged, models, models_beside_shapes
@@ -21,8 +22,8 @@ import sys
 from pathlib import Path
 import onnxruntime
 from ortgpu import preload
-from ortgpu.placement import read_placement
-from ortgpu.session_options import recording_options
+from ortgpu.provider.placement import read_placement
+from ortgpu.provider.options import recording_options
 preload()
 onnxruntime.set_default_logger_severity(4)
 on_gpu, on_cpu = [], []

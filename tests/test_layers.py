@@ -1,4 +1,7 @@
-"""The layers: facts judge nothing, checks read nothing, and the command line alone knows how to show something."""
+"""The house: the order of the rooms, how many there are, and what each kind of module may do.
+
+Imports inside functions and for type checkers count as any other.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,28 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "ortgpu"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# From the bottom to the top: a room imports those before it.
+ROOMS = (
+    "errors", "process", "model", "environment", "provider", "diagnosis", "running", "session", "distributed",
+    "integrations", "testing", "pytest_plugin", "cli", "__main__", "__init__",
+)  # fmt: skip
+# Each is an import inside a function, for what is seldom asked for, or for type checkers.
+UPWARDS = {
+    ("diagnosis", "distributed.diagnosis.training"),  # diagnose(profile="training") asks the wing
+    ("diagnosis", "distributed.diagnosis.attempts"),
+    ("diagnosis.facts", "distributed.environment.ssh"),
+    ("diagnosis.facts", "distributed.environment.training"),
+    ("diagnosis.facts", "distributed.shared_folder"),
+    ("diagnosis.probe.child", "session.guard.guard"),  # a program of its own, which opens a session
+    ("session.gpu_session", "distributed.rank_devices"),  # GPUSession.for_rank
+}
+MOST_ENTRIES = 17
 
 # Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `failure` asks
 # once a session could not be opened; `execution` looks around once a run has failed, for what its words do not say.
-WITHOUT_CHECKS = {"__init__", "elsewhere", "execution", "failure", "probe", "probe_child", "training_attempts"}
+WITHOUT_CHECKS = {"__init__", "failure", "probe.elsewhere", "probe.parent", "probe.child", "messages.execution"}
 READS = re.compile(r"(read|inspect|try|run|load|locate|find|list)(_|$)|initialise|processes_on|sessions$|current_rank")
 
 
@@ -29,25 +50,67 @@ def imports_of(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((module, each.name) for each in node.names)
 
 
+def module_of(path: Path) -> str:
+    """Its name below ortgpu: "diagnosis.facts"; of a package, that of the package."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def own_imports(path: Path) -> set[str]:
+    """Modules of ortgpu, below it, that a file imports."""
+    found = set()
+    for module, name in imports_of(path):
+        base, _, inner = module.partition(".")
+        if base == "ortgpu":
+            below = ".".join(filter(None, (inner, name)))
+            found.add(below if below in MODULES else inner)
+    return found & MODULES.keys()
+
+
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
 def modules(folder: str) -> list[Path]:
-    return sorted((PACKAGE / folder).glob("*.py"))
+    return sorted((PACKAGE / folder).rglob("*.py"))
 
 
-def name_of(path: Path) -> str:
-    return path.stem
+def test_a_room_imports_those_below_it() -> None:
+    upwards = {
+        (module, other)
+        for module, path in MODULES.items()
+        for other in own_imports(path)
+        if room_of(other) != room_of(module) and ROOMS.index(room_of(other)) > ROOMS.index(room_of(module))
+    }
+    assert upwards == UPWARDS
 
 
-@pytest.mark.parametrize("path", modules("environment"), ids=name_of)
+def test_whoever_opens_the_package_sees_a_few_rooms() -> None:
+    entries = [each.name for each in PACKAGE.iterdir() if each.name != "__pycache__"]
+    assert len(entries) <= MOST_ENTRIES, entries
+    assert {Path(each).stem for each in entries} - {"ERRORS", "py"} == set(ROOMS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_each_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", modules("environment"), ids=module_of)
 def test_facts_need_nothing_of_ortgpu_but_threads(path: Path) -> None:
-    own = {module for module, _ in imports_of(path) if module.startswith("ortgpu")}
-    assert {one for one in own if not one.startswith("ortgpu.environment")} <= {"ortgpu.background"}
+    assert {room_of(each) for each in own_imports(path)} <= {"environment", "process", "errors"}
 
 
 @pytest.mark.parametrize(
-    "path", [each for each in modules("diagnosis") if each.stem not in WITHOUT_CHECKS], ids=name_of
+    "path",
+    [each for each in modules("diagnosis") if module_of(each).partition(".")[2] not in {*WITHOUT_CHECKS, ""}],
+    ids=module_of,
 )
 def test_checks_read_nothing(path: Path) -> None:
-    sources = re.compile(r"ortgpu\.(environment|registry|runtime|distributed\.ranks)\b")
+    sources = re.compile(r"ortgpu\.(environment|provider\.(living|runtime))\b")
     found = [name for module, name in imports_of(path) if sources.match(module) and READS.match(name)]
     assert found == []
     text = path.read_text(encoding="utf-8")
@@ -56,11 +119,12 @@ def test_checks_read_nothing(path: Path) -> None:
 
 def test_those_without_checks_do_read() -> None:
     """Or they belong among the others."""
-    reading = {each.stem for each in modules("diagnosis") if any(READS.match(name) for _, name in imports_of(each))}
+    names = {module_of(each).partition(".")[2] or "__init__": each for each in modules("diagnosis")}
+    reading = {name for name, path in names.items() if any(READS.match(each) for _, each in imports_of(path))}
     assert reading >= WITHOUT_CHECKS
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_only_the_command_line_knows_a_terminal(path: Path) -> None:
     if (PACKAGE / "cli") not in path.parents:
         known = {module.partition(".")[0] for module, _ in imports_of(path)}

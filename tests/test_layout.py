@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from ortgpu.layout import LAYOUT_OPTIONS, gains_channels_last
-from ortgpu.protobuf import length_delimited
+from ortgpu.model.protobuf import length_delimited
+from ortgpu.session.chosen.layout import LAYOUT_OPTIONS, gains_channels_last
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
 from tests.lab.stubs import GPU, Cuda

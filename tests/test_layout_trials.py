@@ -11,9 +11,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from ortgpu.layout import LAYOUT_OPTIONS
-from ortgpu.layout_trials import (
-    LAYOUTS,
+from ortgpu.cli.bench.layouts import (
     TOLERANCE,
     DifferentResultsError,
     check_results,
@@ -22,7 +20,9 @@ from ortgpu.layout_trials import (
     layouts_beside,
     why_untried,
 )
-from ortgpu.placement import PlacedNode, Placement
+from ortgpu.provider.placement import PlacedNode, Placement
+from ortgpu.session.chosen.layout import LAYOUT_OPTIONS
+from ortgpu.session.chosen.layouts import LAYOUTS
 from tests.networks import CHANNELS, Network
 
 CUDA = "CUDAExecutionProvider"

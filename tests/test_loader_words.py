@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ortgpu.diagnosis import find_problems
-from ortgpu.environment.libraries import Candidate
-from ortgpu.environment.loader import PosixLoader
+from ortgpu.environment.libraries.loader import PosixLoader
+from ortgpu.environment.libraries.search import Candidate
 from ortgpu.errors import GPUError
-from ortgpu.preloading import MissingLibrary
+from ortgpu.provider.preloading import MissingLibrary
 from tests.faults.case import library, own_path
 from tests.lab.fixtures import Lab
 from tests.made_facts import HEALTHY, PROVIDER, SITE, Change, all_of, observed, part, preloaded, probed, variables

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 READ = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from ortgpu.environment.managers import is_for_one_run, read_manager
+from ortgpu.environment.packages.managers import is_for_one_run, read_manager
 if is_for_one_run(): sys.exit("for one run")
 found = read_manager()
 print(*(found.name, found.lock, found.add) if found is not None else ("none",), sep="\\n")

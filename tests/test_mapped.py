@@ -11,7 +11,7 @@ from tests.lab.stubs import Stubs
 
 CHILD = """
 import ctypes, json, mmap, os, sys
-from ortgpu.environment.libraries import places_of_this_process
+from ortgpu.environment.libraries.search import places_of_this_process
 folder = sys.argv[1]
 kept = []
 for name in ("libcurand.so.10", "libnccl.so.2", "libcufft.so.12", "linked/libcublas.so.13"):

@@ -17,11 +17,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu.diagnosis.model import judge_file
-from ortgpu.model_structure import FileContent, read_structure
-from ortgpu.models import ModelFacts, read_model
-from ortgpu.protobuf import length_delimited
-from ortgpu.providers import CPU
+from ortgpu.diagnosis.checks.model import judge_file
+from ortgpu.model.contents import ModelFacts, read_model
+from ortgpu.model.protobuf import length_delimited
+from ortgpu.model.structure import FileContent, read_structure
+from ortgpu.provider.requests import CPU
 from tests.cpu_session import child
 from tests.lab.fixtures import Lab
 from tests.lab.installed import PLACES, older_than
@@ -197,7 +197,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
 @records_places
 def test_a_model_with_such_names_opens_as_it_does_with_onnx_runtime() -> None:
     found = child("""
-        from ortgpu.placement_page import render
+        from ortgpu.cli.placement_page import render
         def named(text):
             data = model(text).replace(b"NAME", b"N\\xc4ME").replace(b"between", b"betw\\xe9\\xffn")
             assert b"N\\xc4ME" in data
@@ -298,7 +298,7 @@ def test_another_model_under_that_name(tmp_path: Path) -> None:
 def test_where_its_nodes_are_is_not_known(ort_format: Path, given: str) -> None:
     """ONNX Runtime records nothing for it: to say that no node is on the CPU would not be true."""
     code = f"""
-        from ortgpu.placement import refusal, warning
+        from ortgpu.provider.placement import refusal, warning
         session = GPUSession({given})
         placement = session.placement
         report([placement.known, warning(placement), str(refusal(placement)), outcome(session.explain_placement)])
@@ -347,9 +347,9 @@ def test_no_other_user_can_read_what_is_written_for_a_child(tmp_path: Path, monk
     found = child(
         KEPT
         + """
-from ortgpu import placement_details
+from ortgpu.session import placement_details
 from ortgpu.cli import plain
-from ortgpu.diagnosis import probe
+from ortgpu.diagnosis.probe import parent as probe
 explained, probed = kept_by(placement_details, "run_python"), kept_by(probe, "run_probe_child")
 shown = kept_by(plain, "run_python")
 GPUSession(NEG).explain_placement()

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortgpu.diagnosis import find_problems
-from ortgpu.diagnosis.probe_result import ProbeStep
+from ortgpu.diagnosis.probe.result import ProbeStep
 from ortgpu.errors import GPUError
-from ortgpu.models import ModelFacts
-from ortgpu.providers import CUDA
+from ortgpu.model.contents import ModelFacts
+from ortgpu.provider.requests import CUDA
 from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than

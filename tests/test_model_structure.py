@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu.model_structure import without_weights
+from ortgpu.model.structure import without_weights
 from tests.networks import random_network
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.models import read_collective_operators, read_model
+from ortgpu.model.contents import read_collective_operators, read_model
 from tests.cpu_session import child
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither named pipes nor devices as files")

@@ -12,10 +12,10 @@ from tests.cpu_session import child
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 PROGRAM = """
-from ortgpu.environment.cuda import CudaDevice
+from ortgpu.environment.gpu.cuda import CudaDevice
 from ortgpu.errors import ProviderRequestError
-from ortgpu.opening import _device_asked_for, _with_device
-from ortgpu.providers import cuda_first, parse
+from ortgpu.session.opening import _device_asked_for, _with_device
+from ortgpu.provider.requests import cuda_first, parse
 
 device, providers = json.loads(sys.argv[1])
 requested = parse([tuple(entry) if isinstance(entry, list) else entry for entry in providers], None)

@@ -14,17 +14,19 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from ortgpu import opening
-from ortgpu.devices import Device
-from ortgpu.diagnosis import Facts, Observed, Request, elsewhere, failure, find_problems
-from ortgpu.diagnosis.probe_result import ProbeResult
-from ortgpu.environment.catalogue import LIBRARIES
-from ortgpu.environment.cuda import CudaDevice, CudaState
-from ortgpu.environment.libraries import Candidate
+from ortgpu.diagnosis import Facts, Observed, Request, failure, find_problems
+from ortgpu.diagnosis.probe import elsewhere
+from ortgpu.diagnosis.probe.result import ProbeResult
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
+from ortgpu.environment.libraries.catalogue import LIBRARIES
+from ortgpu.environment.libraries.search import Candidate
 from ortgpu.errors import DeviceNotFoundError, GPUError
-from ortgpu.opening import SessionRequest, open_verified
-from ortgpu.preloading import MissingLibrary, PreloadReport
-from ortgpu.runtime import Runtime
+from ortgpu.provider.devices import Device
+from ortgpu.provider.preloading import MissingLibrary, PreloadReport
+from ortgpu.provider.runtime import Runtime
+from ortgpu.session import opening
+from ortgpu.session.opening import open_verified
+from ortgpu.session.request import SessionRequest
 from tests.made_facts import AVAILABLE, CUDA_H200, HEALTHY, SEEN_HEALTHY, SITE, SYMBOL, UUID
 
 CUDA = "CUDAExecutionProvider"

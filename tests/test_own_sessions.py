@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.messages import of_construction
-from ortgpu.registry import SessionRecord
+from ortgpu.diagnosis.messages.texts import of_construction
+from ortgpu.provider.living import SessionRecord
 from tests.cpu_session import child
 from tests.made_facts import CUDA_H200, SEEN_HEALTHY, observed
 
 SETUP = """
 import dataclasses
-from ortgpu.providers import CPU, CUDA
+from ortgpu.provider.requests import CPU, CUDA
 FULL = "CUDA failure 2: out of memory ; GPU=0 ; hostname=h ; file=/cuda_allocator.cc ; line=28 ; expr=cudaMalloc(p, n);"
 
 def opened():
@@ -36,8 +36,8 @@ def played(code: str) -> Any:
 def test_what_keeps_a_session_from_opening() -> None:
     found = played("""
 from ortgpu.diagnosis.failure import why_unusable
-from ortgpu.environment.cuda import CudaState
-from ortgpu.runtime import load_runtime
+from ortgpu.environment.gpu.cuda import CudaState
+from ortgpu.provider.runtime import load_runtime
 works = CudaState(0, None, os.getpid())  # the driver, which where it does not has no sessions of this process either
 def told_now():
     return told(why_unusable(load_runtime(), cuda=works, cause=RuntimeError(FULL)))
@@ -63,7 +63,7 @@ def test_sessions_are_listed_while_another_thread_makes_one(base: str) -> None:
     """An error of this thread names them: it was an AttributeError instead."""
     counts = child(f"""
 import onnxruntime
-from ortgpu.session_options import recording_options
+from ortgpu.provider.options import recording_options
 counts = []
 
 class Made({base}):
@@ -85,7 +85,7 @@ report([first, made, max(counts)])
 def test_what_keeps_a_run_from_its_memory(others: int, lines: int) -> None:
     found = played(f"""
 from onnxruntime.capi import onnxruntime_pybind11_state as native
-from ortgpu import lifetime
+from ortgpu.provider import lifetime
 kept = [opened() for _ in range({others})]
 report(told(lifetime.explained(opened(), native.Fail(FULL))))
 """)
@@ -96,8 +96,8 @@ report(told(lifetime.explained(opened(), native.Fail(FULL))))
 
 
 def test_those_on_other_gpus_hold_nothing_of_it() -> None:
-    from ortgpu.devices import CPU, Device
-    from ortgpu.placement import Placement
+    from ortgpu.provider.devices import CPU, Device
+    from ortgpu.provider.placement import Placement
 
     def record(uuid: str | None, providers: tuple[str, ...] = ("CUDAExecutionProvider",)) -> SessionRecord:
         device = CPU if uuid is None else Device("cuda", 0, uuid, "NVIDIA H200", (9, 0), None, None)

@@ -11,7 +11,7 @@ from tests.cpu_session import child
 from tests.lab.stubs import Stubs
 
 SETUP = """
-from ortgpu.pinned import PinnedMemory
+from ortgpu.running.pinned import PinnedMemory
 runtime, stub = stub_runtime(sys.argv[1])
 MIB = 1 << 20
 """
@@ -86,7 +86,7 @@ def test_an_interrupt_anywhere_loses_no_memory(with_stub: Any) -> None:
     other is freed; not while that is freed."""
     found = with_stub("""
         import weakref
-        from ortgpu import cudart, recycling
+        from ortgpu.running import cudart, recycling
         memory, places, lost = PinnedMemory(runtime, 4 * MIB), set(), []
         files = {module.__file__ for module in (cudart, recycling, weakref)}
 
@@ -345,7 +345,7 @@ def test_any_order_of_taking_and_giving_back(with_stub: Any) -> None:
 def test_the_current_device_is_that_of_the_session_while_memory_is_taken(with_stub: Any) -> None:
     """A thread's device is left as it was, but for one without a context: to set that would make one there."""
     found = with_stub("""
-        from ortgpu import cudart
+        from ortgpu.running import cudart
         current = lambda: [stub.cudaGetDevice(ctypes.byref(number)), number.value][1]
         import ctypes
         number = ctypes.c_int()
@@ -403,15 +403,15 @@ def test_threads_share_it(with_stub: Any) -> None:
 
 def test_the_real_runtime_without_a_gpu_pins_nothing_and_says_why() -> None:
     found = child("""
-        import ortgpu.cudart
+        import ortgpu.running.cudart
         path = ortgpu.preload().path_of("libcudart")
         messages = []
         logger = logging.getLogger("ortgpu")
         logger.setLevel(logging.DEBUG)
         logger.addFilter(lambda record: messages.append(record.getMessage()))
         if path is not None:
-            from ortgpu.pinned import PinnedMemory
-            memory = PinnedMemory(ortgpu.cudart.CudaRuntime(path, 0), 1 << 30)
+            from ortgpu.running.pinned import PinnedMemory
+            memory = PinnedMemory(ortgpu.running.cudart.CudaRuntime(path, 0), 1 << 30)
             array = memory.empty(1 << 20)
             staged = memory.staged({"x": array})["x"] is array
             report([staged, memory.bytes_pinned, messages[-1]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Iterator
 
@@ -10,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.pipeline import _AT_WORK, in_order
+from ortgpu.process import threads
+from ortgpu.running import copying, cuda_graph, graph_buffers, parallel_copy, pinned, recycling, staged_runs, staging
+from ortgpu.running.pipeline import in_order
+from ortgpu.session.pool import pool
 from tests.cpu_session import child
 
 
@@ -177,8 +179,9 @@ def test_collected_with_a_lock_held_that_its_threads_need() -> None:
     assert found == -2
 
 
-def test_modules_in_which_it_does_not_wait_are_there() -> None:
-    assert all(importlib.util.find_spec(name) for name in _AT_WORK)
+def test_modules_in_which_it_does_not_wait_say_so() -> None:
+    of_runs = (copying, cuda_graph, graph_buffers, parallel_copy, pinned, recycling, staged_runs, staging)
+    assert all(module._WORKS_AT_FEEDS for module in (*of_runs, pool, threads))
 
 
 def test_a_feed_is_let_go_before_the_next_is_taken() -> None:

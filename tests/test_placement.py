@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from ortgpu.placement import (
+from ortgpu.provider.placement import (
     CUDNN_OPERATORS,
     UNKNOWN,
     PlacedNode,
@@ -24,7 +24,7 @@ from ortgpu.placement import (
     needs_cufft,
     refusal,
 )
-from ortgpu.providers import CPU, CUDA
+from ortgpu.provider.requests import CPU, CUDA
 
 
 def node(op_type: str, provider: str = CUDA, *, name: str = "", domain: str = "") -> PlacedNode:
@@ -230,9 +230,9 @@ def test_a_refusal_of_very_many_nodes_stays_readable() -> None:
 RECORD = """
 import json, sys
 import onnxruntime
-from ortgpu.placement import read_placement, refusal
-from ortgpu.session_options import RECORDING_KEY
-from ortgpu.providers import CPU
+from ortgpu.provider.placement import read_placement, refusal
+from ortgpu.provider.options import RECORDING_KEY
+from ortgpu.provider.requests import CPU
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
 if sys.argv[2] == "record":

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ortgpu.placement import NO_KERNEL, PREFERRED, PlacedNode
-from ortgpu.placement_details import PlacementDetails, details_from, explain_placement
-from ortgpu.placement_page import render, segments
+from ortgpu.cli.placement_page import render, segments
+from ortgpu.provider.placement import NO_KERNEL, PREFERRED, PlacedNode
+from ortgpu.session.placement_details import PlacementDetails, details_from, explain_placement
 from tests.cpu_session import child
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -156,7 +156,7 @@ def test_the_page_in_a_real_browser(island: PlacementDetails, tmp_path: Path) ->
 
 
 def test_a_machine_without_a_gpu_gives_the_error_of_a_session(tmp_path: Path) -> None:
-    from ortgpu.diagnosis.probe_child import RELU
+    from ortgpu.diagnosis.probe.child import RELU
     from ortgpu.errors import GPUError
 
     if any(Path("/dev").glob("nvidia[0-9]*")):

@@ -72,8 +72,9 @@ def test_a_pool_that_lost_a_gpu_and_is_dropped_is_closed(failure: str) -> None:
 def test_an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
     found = child("""
         import linecache
-        from ortgpu import opening, pool_workers
-        from ortgpu.environment.cuda import CudaState
+        from ortgpu.session import opening
+        from ortgpu.session.pool import workers as pool_workers
+        from ortgpu.environment.gpu.cuda import CudaState
 
         def no_gpu(*_):  # known beforehand: what takes long is finding out
             raise ortgpu.DriverNotFoundError("no driver")
@@ -88,7 +89,7 @@ def test_an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
             # those with `with`: Python traces them once more before it leaves the block, where no signal comes.
             lines = itertools.count(1)
             def trace(frame, event, _argument):
-                if not frame.f_code.co_filename.endswith(("ortgpu/pool.py", "ortgpu/pool_workers.py")):
+                if not frame.f_code.co_filename.endswith(("session/pool/pool.py", "session/pool/workers.py")):
                     return None
                 if event == "line" and not is_with(frame) and next(lines) == number:
                     raise KeyboardInterrupt

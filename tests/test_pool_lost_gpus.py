@@ -187,7 +187,7 @@ import os
 import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 import ortgpu
-from ortgpu.diagnosis.probe_child import RELU
+from ortgpu.diagnosis.probe.child import RELU
 
 class Failing:
     def __init__(self, inner): self.inner = inner

@@ -12,10 +12,12 @@ from typing import ClassVar
 import pytest
 
 from benchmarks.common import child_environment, run_child
-from ortgpu import GPUSessionPool, pool_workers, registry
-from ortgpu.devices import Device
-from ortgpu.environment.cuda import CudaDevice, CudaState
+from ortgpu import GPUSessionPool
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.errors import DeviceBusyError
+from ortgpu.provider import living as registry
+from ortgpu.provider.devices import Device
+from ortgpu.session.pool import workers as pool_workers
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, NVML, Cuda
 from tests.pool_child import DEADLINE, child
@@ -144,7 +146,7 @@ def test_devices_are_those_that_the_driver_shows(lab: Lab) -> None:
     result = machine.run(
         """
 from ortgpu.errors import GPUError
-from ortgpu.pool_workers import _choose
+from ortgpu.session.pool.workers import _choose
 def attempt(devices):
     try:
         return _choose(devices)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.diagnosis.probe import MARK, parse_report
+from ortgpu.diagnosis.probe.parent import MARK, parse_report
 
 PROGRAM = """
 import sys
-from ortgpu.diagnosis.probe import run_probe
+from ortgpu.diagnosis.probe.parent import run_probe
 
 sys.frozen, sys.executable = True, sys.argv[1]
 result = run_probe(timeout=20)
@@ -66,7 +66,7 @@ def test_a_file_that_may_not_be_read_is_a_fact(tmp_path: Path) -> None:
     closed.mkdir(parents=True)
     closed.chmod(0)
     code = (
-        f"{AS_A_USER}\nfrom ortgpu.environment.permissions import read_refused\n"
+        f"{AS_A_USER}\nfrom ortgpu.environment.files.permissions import read_refused\n"
         f"print(read_refused([{str(tmp_path)!r}], {str(closed.parent)!r}))"
     )
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ortgpu.diagnosis import find_problems
-from ortgpu.environment.libraries import Candidate
-from ortgpu.preloading import MissingLibrary
+from ortgpu.environment.libraries.search import Candidate
+from ortgpu.provider.preloading import MissingLibrary
 from tests.faults import CASES, Case
 from tests.lab.child import outcome_of
 from tests.lab.fixtures import Lab

@@ -18,8 +18,9 @@ from packaging.utils import canonicalize_name
 
 import ortgpu.errors
 from ortgpu.__main__ import main
-from ortgpu.diagnosis import releases, training_packages
-from ortgpu.environment import catalogue, wheel
+from ortgpu.diagnosis.remedies import releases
+from ortgpu.distributed.diagnosis import packages as training_packages
+from ortgpu.environment.libraries import catalogue, wheel
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.elf import find_section
+from ortgpu.environment.files.elf import find_section
 from ortgpu.errors import ProviderOptionError
-from ortgpu.providers import _BOOLEAN, _ENUMERATED, _OPTION_NAMES, _UNSIGNED, ProviderList, check_options
+from ortgpu.provider.requests import _BOOLEAN, _ENUMERATED, _OPTION_NAMES, _UNSIGNED, ProviderList, check_options
 from tests.lab import Stubs
 from tests.lab.installed import LINKS_CUDNN
 from tests.made_requests import CUDA, TENSORRT, attempt
@@ -63,7 +63,7 @@ def test_options_are_found_wherever_they_lie_in_the_file(
 ) -> None:
     """Also across the pieces in which it is read."""
     for size in (64, 67, 71):
-        monkeypatch.setattr("ortgpu.providers._PIECE", size)
+        monkeypatch.setattr("ortgpu.provider.requests._PIECE", size)
         check_options(cuda_options(INSTALLED_OPTIONS), provider_library)
 
 

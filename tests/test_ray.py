@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ortgpu.distributed import Rank
-from ortgpu.environment.driver import GPU
+from ortgpu.environment.gpu.driver import GPU
 from ortgpu.errors import GPUOutOfMemoryError, PackageError, RankDeviceError
 from ortgpu.integrations.ray import assignment, placing
 from ortgpu.integrations.ray.joining import answer

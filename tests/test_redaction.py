@@ -9,7 +9,7 @@ import pytest
 
 from ortgpu.cli.redaction import Redactor, redact, redactor_for_this_process
 from ortgpu.errors import NoDeviceError, PlacementError, catalogue, shell
-from ortgpu.placement import PlacedNode
+from ortgpu.provider.placement import PlacedNode
 from tests.doctor_runs import EVERYTHING, doctor
 from tests.lab.fixtures import Lab
 

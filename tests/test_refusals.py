@@ -10,8 +10,9 @@ from tests.cpu_session import child
 
 PRELUDE = """
 import onnxruntime
-from ortgpu import PoisonedContextError, lifetime
-from ortgpu.devices import Device
+from ortgpu import PoisonedContextError
+from ortgpu.provider import lifetime
+from ortgpu.provider.devices import Device
 
 session = GPUSession(NEG)
 session.device = Device("cuda", 0, None, "GPU", (9, 0), None, None)  # what happens to a GPU happens to this session

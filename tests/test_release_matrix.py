@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortgpu.environment.catalogue import LIBRARIES
+from ortgpu.environment.libraries.catalogue import LIBRARIES
 from tests.lab import GPU, NVML, ChildResult, Cuda, Machine, Outcome, Overlay, Problem, Stubs
 from tests.lab.environments import install
 from tests.lab.models import Models

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import Facts, find_problems, remedies
-from ortgpu.diagnosis.releases import FOR_AARCH64, FOR_CUDA_12, FOR_CUDA_13, FOR_OTHER_GPUS, Release
-from ortgpu.environment.packages import OnnxRuntime
+from ortgpu.diagnosis import Facts, find_problems
+from ortgpu.diagnosis.remedies import commands as remedies
+from ortgpu.diagnosis.remedies.releases import FOR_AARCH64, FOR_CUDA_12, FOR_CUDA_13, FOR_OTHER_GPUS, Release
+from ortgpu.environment.packages.installed import OnnxRuntime
 from tests.made_facts import HEALTHY
 
 HOST = HEALTHY.environment.host

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import Facts, find_problems, releases, remedies, system_remedies
-from ortgpu.environment.catalogue import BY_STEM
+from ortgpu.diagnosis import Facts, find_problems
+from ortgpu.diagnosis.remedies import commands as remedies
+from ortgpu.diagnosis.remedies import releases
+from ortgpu.diagnosis.remedies import system as system_remedies
 from ortgpu.environment.inspection import Environment
-from ortgpu.environment.managers import Manager
-from ortgpu.environment.packages import Distribution
+from ortgpu.environment.libraries.catalogue import BY_STEM
+from ortgpu.environment.packages.installed import Distribution
+from ortgpu.environment.packages.managers import Manager
 from ortgpu.environment.variables import Variables
 from ortgpu.errors import GPUError
-from ortgpu.preloading import MissingLibrary
+from ortgpu.provider.preloading import MissingLibrary
 from tests.made_facts import (
     CPU_ENGINE,
     CPU_ENGINE_THERE,

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ortgpu.errors import GPUError, ProviderRequestError
-from ortgpu.providers import ProviderList, check_names, cuda_first, parse
+from ortgpu.provider.requests import ProviderList, check_names, cuda_first, parse
 from tests.made_requests import ALL_KNOWN, AVAILABLE, CPU_PROVIDER, CUDA, RTX, TENSORRT, attempt
 
 # Forms of a request

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from ortgpu.diagnosis.requirements import Requirement, check_inference
-from ortgpu.environment.catalogue import BY_STEM, LIBRARIES
-from ortgpu.environment.driver import GPU, Driver, Nvml
+from ortgpu.environment.gpu.driver import GPU, Driver, Nvml
 from ortgpu.environment.host import Host
 from ortgpu.environment.inspection import Environment, inspect_environment
-from ortgpu.environment.installer import Installer
-from ortgpu.environment.libraries import Candidate, Resolution
-from ortgpu.environment.packages import Distribution, OnnxRuntime, Packages
+from ortgpu.environment.libraries.catalogue import BY_STEM, LIBRARIES
+from ortgpu.environment.libraries.search import Candidate, Resolution
+from ortgpu.environment.libraries.wheel import Architecture, ProviderLibrary
+from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages
+from ortgpu.environment.packages.installer import Installer
 from ortgpu.environment.variables import Variables
-from ortgpu.environment.wheel import Architecture, ProviderLibrary
 
 GIB = 1 << 30
 SITE = "/site-packages"

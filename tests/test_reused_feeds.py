@@ -248,8 +248,8 @@ def differing(session, pool, given):
 
 # Those that follow are for memory that a stub of the CUDA runtime pins.
 PINNED = """
-from ortgpu.feed_copies import FeedCopies
-from ortgpu.pinned import PinnedMemory
+from ortgpu.running.feed_copies import FeedCopies
+from ortgpu.running.pinned import PinnedMemory
 runtime, stub = stub_runtime(sys.argv[1])
 MIB = 1 << 20
 SIZE = MIB // 4  # of an array of 1 MiB

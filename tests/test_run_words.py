@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ortgpu.devices import CPU, Device
-from ortgpu.diagnosis.execution import of_run
-from ortgpu.diagnosis.messages import of_construction
-from ortgpu.environment import driver
+from ortgpu.diagnosis.messages.execution import of_run
+from ortgpu.diagnosis.messages.texts import of_construction
+from ortgpu.environment.gpu import driver
 from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError, UnsupportedDeviceError
+from ortgpu.provider.devices import CPU, Device
 from tests.cpu_session import child
 from tests.lab.fixtures import Lab
 from tests.lab.overlay import installed_site
@@ -296,7 +296,7 @@ for each in models:
             kind(each.SerializeToString(), providers=["CUDAExecutionProvider"])
         except Exception as error:
             refused.append([type(error).__name__, str(error)])
-ortgpu.lifetime.refuse_if_lost()
+ortgpu.provider.lifetime.refuse_if_lost()
 report(refused)
 """
 
@@ -317,7 +317,7 @@ import os
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 import ortgpu
-from ortgpu.diagnosis.probe_child import RELU
+from ortgpu.diagnosis.probe.child import RELU
 
 def fail(*_):
     raise native.Fail("CUDA failure 700: an illegal memory access was encountered")
@@ -355,7 +355,7 @@ for kind in (ortgpu.GPUSession, onnxruntime.InferenceSession):
         kind(model.SerializeToString(), providers=["CUDAExecutionProvider"])
     except Exception as error:
         refused.append([type(error).__name__, str(error)])
-ortgpu.lifetime.refuse_if_lost()
+ortgpu.provider.lifetime.refuse_if_lost()
 report(refused)
 """
     ours, plain = lab.machine_that_places(provider_library).run(code).ok().json
@@ -388,7 +388,7 @@ def test_the_node_in_a_branch_is_the_one_that_failed() -> None:
 def test_wrong_arguments_and_exceptions_of_the_caller_are_theirs() -> None:
     said = child(
         """
-        from ortgpu.devices import Device
+        from ortgpu.provider.devices import Device
 
         class Lazy(dict):
             def keys(self):
@@ -479,9 +479,9 @@ def test_the_names_are_those_of_the_runtime() -> None:
     """An older one does not know them all: that of CUDA 12 lacks five."""
     code = """
 import ctypes, sys
-from ortgpu.diagnosis.runtime_errors import CODES
-from ortgpu.environment.packages import locate_packages
-from ortgpu.preloading import load, plan
+from ortgpu.diagnosis.messages.runtime_errors import CODES
+from ortgpu.environment.packages.installed import locate_packages
+from ortgpu.provider.preloading import load, plan
 runtime = ctypes.CDLL(load(plan(locate_packages())).path_of("libcudart"))
 runtime.cudaGetErrorName.restype = ctypes.c_char_p
 given = {name: runtime.cudaGetErrorName(code).decode() for name, code in CODES.items()}

@@ -21,9 +21,10 @@ import dataclasses, json, os, pickle, signal, sys, warnings
 warnings.simplefilter("ignore")
 import numpy as np, onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as C
-from ortgpu import GPUSession, GPUError, lifetime
-from ortgpu.devices import Device
-from ortgpu.diagnosis.probe_child import RELU
+from ortgpu import GPUSession, GPUError
+from ortgpu.provider import lifetime
+from ortgpu.provider.devices import Device
+from ortgpu.diagnosis.probe.child import RELU
 
 def session():
     made = GPUSession(RELU, allow_cpu=True)

@@ -19,7 +19,7 @@ def test_results_are_those_of_run(staged_child: Any) -> None:
     found = staged_child(
         """
         from hypothesis import given, settings, strategies as st
-        from ortgpu.tensor_types import DTYPES
+        from ortgpu.model.tensor_types import DTYPES
 
         KINDS = [name[len("tensor("):-1] for name in DTYPES]
         plain = {kind: GPUSession(model(
@@ -195,8 +195,8 @@ def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(staged_child: Any) ->
 @stages
 def test_which_sessions_stage() -> None:
     found = child("""
-        from ortgpu import staging
-        from ortgpu.devices import Device
+        from ortgpu.running import staging
+        from ortgpu.provider.devices import Device
         GPU = Device("cuda", 0, None, None, None, None, None)
         OPTIONS = {"CUDAExecutionProvider": {"enable_cuda_graph": "0"}, "CPUExecutionProvider": {}}
 
@@ -254,7 +254,7 @@ def test_nothing_is_staged_where_a_class_in_between_has_a_run(bases: str) -> Non
     found = child(
         TRACER
         + textwrap.dedent(f"""
-        from ortgpu import staging
+        from ortgpu.running import staging
         class Logged(InferenceSession):
             def run(self, *given):
                 return super().run(*given)
@@ -273,7 +273,7 @@ def test_nothing_is_staged_where_a_tracer_was_first(where: str) -> None:
         TRACER
         + textwrap.dedent(f"""
         import dataclasses
-        from ortgpu import staging
+        from ortgpu.running import staging
         session = GPUSession(NEG)
         session.device = dataclasses.replace(session.device, kind="cuda")
         session._provider_options = {{"CUDAExecutionProvider": {{}}, "CPUExecutionProvider": {{}}}}

@@ -10,7 +10,7 @@ def test_an_interrupt_anywhere_leaves_no_copy_under_way(staged_child: Any) -> No
     whether there was a signal. What was left to be made would be made in the memory of another run."""
     found = staged_child(
         """
-        from ortgpu import copying, cudart
+        from ortgpu.running import copying, cudart
         session, places = staged(NEG, piece=100_000), set()
         names = []
         files = {module.__file__ for module in (copying, cudart, parallel_copy)}
@@ -77,7 +77,7 @@ def test_what_a_handler_of_a_signal_raises_is_not_lost(staged_child: Any) -> Non
 def test_an_interrupt_anywhere_costs_no_run_its_turn(staged_child: Any) -> None:
     """Two runs compute at a time. Were their turns lost, who comes next would wait for ever."""
     found = staged_child("""
-        from ortgpu import staged_runs
+        from ortgpu.running import staged_runs
         session, places = staged(NEG, piece=100_000), set()
         own = staged_runs.__file__, threading.__file__
 

@@ -91,7 +91,7 @@ def test_closed_it_says_so_and_results_live_on(staged_child: Any) -> None:
 
 def test_dropped_without_closing_only_what_results_use_stays(staged_child: Any) -> None:
     found = staged_child("""
-        from ortgpu import pinned
+        from ortgpu.running import pinned
         session = staged(NEG, limit=2 * MIB)
         session._pinned = None
         pinned.runtime_of = lambda device: runtime

@@ -70,7 +70,7 @@ def test_whatever_call_fails_the_run_is_done_and_nothing_is_lost(staged_child: A
 @pytest.mark.parametrize("function", ["cudaStreamCreateWithFlags", "cudaGetDevice"])
 def test_a_device_that_gives_no_streams_leaves_it_to_run(staged_child: Any, function: str) -> None:
     found = staged_child(f"""
-        from ortgpu import cudart
+        from ortgpu.running import cudart
         session = staged(NEG)
         session._staging._runs = None
         cudart.runtime_of = lambda device: runtime
@@ -107,7 +107,7 @@ def test_a_run_under_way_when_the_session_is_closed_ends(staged_child: Any) -> N
 
 def test_a_process_that_lost_the_gpu_refuses(staged_child: Any) -> None:
     found = staged_child("""
-        from ortgpu import lifetime
+        from ortgpu.provider import lifetime
         session = on_a_gpu(staged(NEG))
         (result,) = session.run(None, big(3))
         lifetime.noted(ortgpu.PoisonedContextError("lost", fixes=[]))
@@ -248,7 +248,7 @@ def test_where_the_system_gives_no_threads_plain_run_does_it(staged_child: Any) 
     """A limit of the user: of threads and processes, which the system does not apply to root. Of memory, it does."""
     found = staged_child("""
         from onnxruntime.capi import onnxruntime_pybind11_state as native
-        from ortgpu import cudart
+        from ortgpu.running import cudart
         session = staged(NEG)
         session._staging._runs = None
         cudart.runtime_of = lambda device: runtime
@@ -268,7 +268,7 @@ def test_where_the_system_gives_no_threads_plain_run_does_it(staged_child: Any) 
 def test_no_other_device_gets_a_context(staged_child: Any) -> None:
     """Of threads that have just begun the first device is the current one, whoever they work for."""
     found = staged_child("""
-        from ortgpu.cudart import CudaRuntime
+        from ortgpu.running.cudart import CudaRuntime
         runtime = CudaRuntime(sys.argv[1], 1)
         session = staged(NEG, piece=20_000)
         results = [session.run(None, big(number))[0][-1].item() for number in range(5)]
@@ -280,7 +280,7 @@ def test_no_other_device_gets_a_context(staged_child: Any) -> None:
 def test_sessions_on_several_devices_have_threads_of_their_own(staged_child: Any) -> None:
     found = staged_child("""
         import ctypes
-        from ortgpu.cudart import CudaRuntime
+        from ortgpu.running.cudart import CudaRuntime
         wrong, sessions = [], []
         def noting(runtime, ordinal):
             plain_copy = runtime.copy_pinned

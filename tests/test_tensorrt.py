@@ -13,7 +13,7 @@ from tests.cpu_session import child
 from tests.lab import Stubs
 
 PROGRAM = """
-from ortgpu.tensorrt import check_loadable
+from ortgpu.provider.tensorrt import check_loadable
 sys.path.insert(0, sys.argv[2])
 def mapped():
     with open("/proc/self/maps") as file:

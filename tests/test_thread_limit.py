@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.diagnosis import find_problems
-from ortgpu.diagnosis.probe_result import ProbeStep
+from ortgpu.diagnosis.probe.result import ProbeStep
 from tests.lab.fixtures import Lab
 from tests.made_facts import HEALTHY, all_of, observed, probed
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ortgpu.threads import Executor, Outcome
+from ortgpu.process.threads import Executor, Outcome
 
 SECONDS = 20  # until something that must come is given up
 

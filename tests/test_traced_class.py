@@ -72,7 +72,7 @@ import warnings
 warnings.simplefilter("ignore")
 from unittest import mock
 import onnxruntime, ortgpu
-from ortgpu.diagnosis.probe_child import RELU
+from ortgpu.diagnosis.probe.child import RELU
 
 if {guarded}:
     ortgpu.install()

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import find_problems, training_attempts
-from ortgpu.diagnosis.training_attempts import try_mpi
+from ortgpu.diagnosis import find_problems
 from ortgpu.distributed import Rank
+from ortgpu.distributed.diagnosis import attempts as training_attempts
+from ortgpu.distributed.diagnosis.attempts import try_mpi
+from ortgpu.distributed.environment.mpi import Mpi
+from ortgpu.distributed.environment.ssh import SshAttempt, try_ssh
 from ortgpu.distributed.shared_folder import FolderMeeting, meet_in_folder
-from ortgpu.environment.mpi import Mpi
-from ortgpu.environment.ssh import SshAttempt, try_ssh
 from ortgpu.errors import GPUError
 from tests.lab import Stubs
 from tests.test_training_diagnosis import OPEN_MPI, facts, only, training_facts

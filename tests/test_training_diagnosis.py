@@ -13,15 +13,15 @@ import pytest
 import ortgpu
 from ortgpu.diagnosis import Facts, Observed, find_problems
 from ortgpu.diagnosis.facts import TrainingFacts
-from ortgpu.diagnosis.probe_result import ProbeResult, ProbeStep
-from ortgpu.diagnosis.refusals import Missing, refuse
+from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
 from ortgpu.distributed import require_training
+from ortgpu.distributed.diagnosis.refusals import Missing, refuse
+from ortgpu.distributed.environment.mpi import Mpi, MpiVersion
+from ortgpu.distributed.environment.nccl import Nccl, NcclLibrary
+from ortgpu.distributed.environment.network import Network
+from ortgpu.distributed.environment.training import Horovod, TrainingEnvironment, TrainingPackages
 from ortgpu.environment.inspection import Environment
-from ortgpu.environment.mpi import Mpi, MpiVersion
-from ortgpu.environment.nccl import Nccl, NcclLibrary
-from ortgpu.environment.network import Network
-from ortgpu.environment.packages import Distribution, OnnxRuntime, Torch
-from ortgpu.environment.training import Horovod, TrainingEnvironment, TrainingPackages
+from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Torch
 from ortgpu.errors import DistributedError, GPUError, TrainingUnavailableError
 from tests.made_facts import ENGINE, FOLDER, HEALTHY, SITE
 

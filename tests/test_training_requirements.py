@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from ortgpu.diagnosis.requirements import Requirement
-from ortgpu.diagnosis.training_requirements import check_training
-from ortgpu.environment.driver import GPU, Nvml
-from ortgpu.environment.inspection import Environment, inspect_environment
-from ortgpu.environment.mpi import Mpi, MpiVersion
-from ortgpu.environment.nccl import Nccl, NcclLibrary
-from ortgpu.environment.network import InfinibandPort, Interface, Network
-from ortgpu.environment.packages import Distribution, Torch
-from ortgpu.environment.training import (
+from ortgpu.distributed.diagnosis.requirements import check_training
+from ortgpu.distributed.environment.mpi import Mpi, MpiVersion
+from ortgpu.distributed.environment.nccl import Nccl, NcclLibrary
+from ortgpu.distributed.environment.network import InfinibandPort, Interface, Network
+from ortgpu.distributed.environment.training import (
     BuildVariable,
     Horovod,
     TrainingEnvironment,
     TrainingPackages,
     inspect_training,
 )
+from ortgpu.environment.gpu.driver import GPU, Nvml
+from ortgpu.environment.inspection import Environment, inspect_environment
+from ortgpu.environment.packages.installed import Distribution, Torch
 from ortgpu.environment.variables import Variables
 from tests.made_facts import HEALTHY, part, resolution
 

@@ -69,8 +69,8 @@ def test_it_is_asked_once_for_many_attempts(lab: Lab) -> None:
 def test_a_gpu_for_one_process_at_a_time_is_not_asked_by_two(lab: Lab, mode: int | None, asked: int) -> None:
     """The child would be refused on account of the process that asks."""
     code = f"""
-from ortgpu.diagnosis.elsewhere import explained_elsewhere
-from ortgpu.environment.cuda import CudaDevice, CudaState
+from ortgpu.diagnosis.probe.elsewhere import explained_elsewhere
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 state = CudaState(0, (CudaDevice(0, "GPU-1", "NVIDIA H200", (9, 0), 1 << 37, {mode}),), 1)
 error = ortgpu.ProviderFallbackError("no check knows why")
 explained_elsewhere(error, state)

@@ -7,7 +7,7 @@ from tests.cpu_session import child
 FORK = """
 import ctypes, dataclasses
 from onnxruntime.capi import onnxruntime_pybind11_state as native
-from ortgpu.environment import cuda
+from ortgpu.environment.gpu import cuda
 
 class Failing:
     # cudaErrorInitializationError: CUDA's answer in a forked process (driver_types.h)

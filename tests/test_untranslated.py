@@ -62,7 +62,7 @@ def run(code: str) -> list[str]:
 def test_for_a_while_in_one_thread(prelude: str) -> None:
     code = """
 import threading
-from ortgpu.environment.untranslated import untranslated
+from ortgpu.process.untranslated import untranslated
 with untranslated():
     print(said())
     other = threading.Thread(target=lambda: print(said()))

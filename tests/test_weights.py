@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu.model_structure import with_values_elsewhere
-from ortgpu.runtime import load_runtime
-from ortgpu.weights import _RELEASES, Weights, weights_in_place
+from ortgpu.model.structure import with_values_elsewhere
+from ortgpu.provider.runtime import load_runtime
+from ortgpu.session.weights import _RELEASES, Weights, weights_in_place
 from tests.cpu_session import child
 from tests.lab.fixtures import Lab
 from tests.networks import random_network
@@ -159,7 +159,7 @@ def test_nothing_is_read_of_the_memory_when_the_session_is_made(tmp_path: Path, 
     """With settings that nobody can have made, since these would go the other way: so that it is not by chance."""
     code = f"""
 import onnxruntime
-from ortgpu.weights import weights_in_place
+from ortgpu.session.weights import weights_in_place
 found = []
 for path, feed in (({str(tmp_path / "products")!r}, {{"x": np.linspace(-1, 1, {SIDE}, dtype=np.float32)[None]}}),
                    ({str(tmp_path / "gathered")!r}, {{"i": np.array([7, -1])}})):
@@ -277,7 +277,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, change: str) -
     onnx.save(large_model(), path)
     when, action = CHANGES[change].split(": ")
     found = child(f"""
-from ortgpu import weights
+from ortgpu.session import weights
 path, plain = {str(path)!r}, weights._read_all
 def changing(*given):
     if {when!r} == "before":
@@ -299,7 +299,7 @@ def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) ->
     onnx.save(large_model(), path)
     (tmp_path / "new").write_bytes(b"another")
     found = child(f"""
-from ortgpu import weights
+from ortgpu.session import weights
 plain = weights._read_all
 def replacing(*given):
     os.replace({str(tmp_path / "new")!r}, {str(path)!r})
@@ -348,7 +348,7 @@ def test_no_weights_are_read_out_of_the_middle_of_a_write(tmp_path: Path) -> Non
     found = child(
         """
         from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
-        from ortgpu.weights import _content
+        from ortgpu.session.weights import _content
         path, contents = sys.argv[1], [bytes([number]) * (9 << 20) for number in (1, 2)]
         if not (writer := os.fork()):
             file = os.open(path, os.O_WRONLY)
@@ -417,7 +417,7 @@ def test_other_threads_go_on_while_a_file_is_read(tmp_path: Path) -> None:
         file.truncate(1 << 29)
     os.utime(path, (0, 0))  # nobody may be writing it: that would be waited for
     ticks = child(f"""
-from ortgpu.weights import _content
+from ortgpu.session.weights import _content
 ticks = []
 def tick():
     while not ticks or ticks[-1]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.wheel import (
+from ortgpu.environment.libraries.wheel import (
     Architecture,
     Coverage,
     ProviderLibrary,
@@ -324,7 +324,7 @@ def test_a_truncated_provider(installed: ProviderLibrary, tmp_path: Path, size: 
 
 
 def test_the_provider_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortgpu.environment.wheel.this_machine", lambda: "AMD64")
+    monkeypatch.setattr("ortgpu.environment.libraries.wheel.this_machine", lambda: "AMD64")
     path = tmp_path / "onnxruntime_providers_cuda.dll"
     held = container(entry(SASS, 75), entry(SASS, 120, flags=SPECIFIC))
     needs = ["cublasLt64_13.dll", "cublas64_13.dll", "KERNEL32.dll"]

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.catalogue import LIBRARIES, spec_for
-from ortgpu.environment.libraries import resolve
-from ortgpu.environment.library_places import SearchPlaces
-from ortgpu.environment.library_places_windows import WINDOWS
-from ortgpu.environment.loader_windows import WindowsLoader, is_of_the_system
-from ortgpu.environment.pe import exported_names, imported_names, read_pe
-from ortgpu.environment.wheel import bridge_of, cuda_major_of, read_provider
-from ortgpu.preloading import Plan, load, open_library
+from ortgpu.environment.files.pe import exported_names, imported_names, read_pe
+from ortgpu.environment.libraries.catalogue import LIBRARIES, spec_for
+from ortgpu.environment.libraries.loader_windows import WindowsLoader, is_of_the_system
+from ortgpu.environment.libraries.places import SearchPlaces
+from ortgpu.environment.libraries.places_windows import WINDOWS
+from ortgpu.environment.libraries.search import resolve
+from ortgpu.environment.libraries.wheel import bridge_of, cuda_major_of, read_provider
+from ortgpu.provider.preloading import Plan, load, open_library
 from tests.made_dlls import put
 from tests.windows.machine import PreparedKernel
 from tests.windows.wheels import unpacked
@@ -86,7 +86,7 @@ def site(request: pytest.FixtureRequest) -> Site:
 
 @pytest.fixture(autouse=True)
 def _on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortgpu.environment.wheel.this_machine", lambda: "AMD64")
+    monkeypatch.setattr("ortgpu.environment.libraries.wheel.this_machine", lambda: "AMD64")
 
 
 def dlls(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ortgpu.cli.report import SessionReport
     from ortgpu.errors import GPUError
-    from ortgpu.placement_details import PlacementDetails
+    from ortgpu.session.placement_details import PlacementDetails
 
 CpuNodes = Literal["allow", "warn", "forbid"]
 
@@ -183,8 +183,8 @@ def _open_and_run(
 
 def _look_closer(model: Path | None, device: str | None, page: Path | None) -> PlacementDetails:
     from ortgpu.cli.model import example_model
-    from ortgpu.placement_details import explain_placement
-    from ortgpu.placement_page import render
+    from ortgpu.cli.placement_page import render
+    from ortgpu.session.placement_details import explain_placement
 
     doing = "Opening the model once more, to see why its nodes are where they are"
     with output.progress(doing), signals.as_exceptions():

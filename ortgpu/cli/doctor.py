@@ -113,7 +113,7 @@ def doctor(
     """
     from ortgpu import diagnose
     from ortgpu.diagnosis.requirements import check_inference
-    from ortgpu.diagnosis.training_requirements import check_training
+    from ortgpu.distributed.diagnosis.requirements import check_training
 
     what = "Looking" if no_probe else _OPENED[profile]
     with output.progress(f"{what} ..."), signals.as_exceptions():

@@ -13,7 +13,7 @@ import click
 
 from ortgpu.cli import output
 
-_STARTUP = str(Path(__file__).resolve().parent.parent / "startup")
+_STARTUP = str(Path(__file__).resolve().parent.parent / "session" / "guard" / "startup")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?(\.exe)?")
 _DEAF = {  # options of the interpreter with which it does not read PYTHONPATH, or runs no sitecustomize
     "E": "the variables by which the guard reaches it",

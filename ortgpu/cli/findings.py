@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from ortgpu.cli import output, training_findings
 from ortgpu.diagnosis.requirements import Requirement, dotted, short_name
-from ortgpu.environment.catalogue import CUDNN_CORE_PARTS, major_of
-from ortgpu.environment.driver import GPU
+from ortgpu.environment.gpu.driver import GPU
+from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ortgpu import Diagnosis
-    from ortgpu.diagnosis.probe_result import ProbeResult
-    from ortgpu.environment.cuda import CudaDevice
+    from ortgpu.diagnosis.probe.result import ProbeResult
+    from ortgpu.environment.gpu.cuda import CudaDevice
     from ortgpu.environment.inspection import Environment
-    from ortgpu.environment.libraries import Resolution
+    from ortgpu.environment.libraries.search import Resolution
 
 _LONG = 70  # characters of a variable's value
 # variables and packages that are shown with --verbose only

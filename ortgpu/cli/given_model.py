@@ -20,7 +20,7 @@ def known_of(model: Path | None, problem: Exception) -> tuple[GPUError, ...]:
     """What is wrong with a model, or unusual about it, that ONNX Runtime refused with an exception of its own."""
     if model is None or isinstance(problem, GPUError):
         return ()
-    from ortgpu.diagnosis.model import judge_file
-    from ortgpu.models import read_model
+    from ortgpu.diagnosis.checks.model import judge_file
+    from ortgpu.model.contents import read_model
 
     return judge_file(read_model(model))

@@ -12,7 +12,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from ortgpu.tensor_types import DTYPES
+from ortgpu.model.tensor_types import DTYPES
 
 _ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # of nothing, many a model computes NaN or fails
 _MOST_BYTES = 4 << 30  # of inputs that are made up, together

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from ortgpu.diagnosis.checks.model import onnx_broken
 from ortgpu.diagnosis.failure import why_no_module
-from ortgpu.diagnosis.model import onnx_broken
 from ortgpu.environment.inspection import inspect_environment
-from ortgpu.runtime import load_runtime
+from ortgpu.provider.runtime import load_runtime
 
 LAYERS = (256, 512, 512, 16)  # features in, hidden, hidden, out
 BATCH = 32

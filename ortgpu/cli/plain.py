@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortgpu.environment.child import run_python, signal_name
-from ortgpu.model_structure import write_temporary
-from ortgpu.providers import CPU, CUDA
+from ortgpu.model.structure import write_temporary
+from ortgpu.provider.requests import CPU, CUDA
 
 REQUEST = (CUDA, CPU)
 

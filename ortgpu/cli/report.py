@@ -18,12 +18,12 @@ from rich.console import Console
 
 from ortgpu.cli import output
 from ortgpu.errors import CPUExecutionWarning, GPUError
-from ortgpu.providers import CPU, CUDA
+from ortgpu.provider.requests import CPU, CUDA
 
 if TYPE_CHECKING:
     from ortgpu import GPUSession
-    from ortgpu.devices import Device
-    from ortgpu.placement import Placement
+    from ortgpu.provider.devices import Device
+    from ortgpu.provider.placement import Placement
 
 logger = logging.getLogger("ortgpu")
 
@@ -172,7 +172,7 @@ def _memory_of_this_process(device: Device) -> int | None:
 
     It says nothing in a container with process ids of its own, because the driver knows only the machine's.
     """
-    from ortgpu.environment import driver
+    from ortgpu.environment.gpu import driver
 
     return driver.processes_on(device.uuid).get(os.getpid()) if device.uuid else None
 

@@ -8,11 +8,11 @@ from ortgpu.diagnosis.requirements import dotted
 
 if TYPE_CHECKING:
     from ortgpu.diagnosis.facts import TrainingFacts
+    from ortgpu.distributed.environment.mpi import Mpi
+    from ortgpu.distributed.environment.nccl import Nccl
+    from ortgpu.distributed.environment.network import Network
+    from ortgpu.distributed.environment.ssh import SshAttempt
     from ortgpu.distributed.shared_folder import FolderMeeting
-    from ortgpu.environment.mpi import Mpi
-    from ortgpu.environment.nccl import Nccl
-    from ortgpu.environment.network import Network
-    from ortgpu.environment.ssh import SshAttempt
 
 
 def rows(training: TrainingFacts) -> dict[str, list[str]]:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..environment.catalogue import spec_for
 from ..environment.inspection import Environment, as_plain, inspect_environment
+from ..environment.libraries.catalogue import spec_for
 from ..errors import (
     BrokenPackageError,
     CPUOnlyPackageError,
@@ -27,10 +27,9 @@ from ..errors import (
     UnsupportedDeviceError,
     UnsupportedPlatformError,
 )
-from ..models import ModelFacts, collective_operators, read_model
-from ..placement import cudnn_operators, cufft_operators
-from . import (
-    attempts,
+from ..model.contents import ModelFacts, collective_operators, read_model
+from ..provider.placement import cudnn_operators, cufft_operators
+from .checks import (
     descriptors,
     device_files,
     devices,
@@ -44,14 +43,15 @@ from . import (
     packages,
     permissions,
     provider_file,
-    remedies,
     this_process,
     windows,
 )
-from . import model as model_checks
+from .checks import model as model_checks
 from .facts import Facts, Observed, Request, TrainingFacts
-from .probe_result import ProbeResult
-from .windows_advice import advise_for_windows
+from .probe import attempts
+from .probe.result import ProbeResult
+from .remedies import commands as remedies
+from .remedies.windows_advice import advise_for_windows
 
 Check = Callable[[Facts], GPUError | None]
 Profile = Literal["inference", "training"]
@@ -148,7 +148,9 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
 
 
 def _checks_of_training() -> tuple[Check, ...]:
-    from . import training  # only where it is asked for: a session that failed shall be explained soon
+    from ..distributed.diagnosis import (
+        training,
+    )  # only where it is asked for: a session that failed shall be explained soon
 
     return training.CHECKS
 
@@ -254,7 +256,7 @@ def diagnose(
         raise ValueError("ssh and shared_folder belong to the profile 'training'")
     result = None
     if probe:
-        from .probe import run_probe  # which has no part in a construction that fails
+        from .probe.parent import run_probe  # which has no part in a construction that fails
 
         result = run_probe(model, timeout=timeout)
     environment = inspect_environment() if result is None else inspect_after(result)
@@ -262,7 +264,7 @@ def diagnose(
     request = request_for(facts_of_model)
     observed = Observed() if result is None else observed_by(result)
     if request.collective_operators:
-        from ..runtime import load_runtime
+        from ..provider.runtime import load_runtime
 
         observed = dataclasses.replace(observed, has_collective_ops=load_runtime().has_collective_ops)
     return Diagnosis(find_problems(Facts(environment, request, observed)), environment, result)
@@ -271,7 +273,7 @@ def diagnose(
 def _diagnose_training(
     probe: bool, timeout: float, ssh: Sequence[str], shared_folder: str | os.PathLike[str] | None
 ) -> Diagnosis:
-    from .training_attempts import read_training_facts, run_training_probe
+    from ..distributed.diagnosis.attempts import read_training_facts, run_training_probe
 
     environment = inspect_environment()
     training = read_training_facts(environment, ssh, shared_folder, timeout=timeout)
@@ -299,7 +301,7 @@ def inspect_after(result: ProbeResult) -> Environment:
 
 def observed_by(result: ProbeResult) -> Observed:
     """What the child of a probe saw, for the checks."""
-    from ..registry import sessions
+    from ..provider.living import sessions
 
     imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
     providers = imported.data.get("providers") if imported is not None else None

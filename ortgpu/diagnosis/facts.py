@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..devices import DeviceRequest
-from ..environment.cuda import CudaState
+from ..environment.gpu.cuda import CudaState
 from ..environment.inspection import Environment
-from ..models import ModelFacts
-from ..preloading import LoadedLibrary, MissingLibrary, PreloadReport
-from .probe_result import ProbeResult, ProbeStep
+from ..model.contents import ModelFacts
+from ..provider.devices import DeviceRequest
+from ..provider.preloading import LoadedLibrary, MissingLibrary, PreloadReport
+from .probe.result import ProbeResult, ProbeStep
 
 if TYPE_CHECKING:
+    from ..distributed.environment.ssh import SshAttempt
+    from ..distributed.environment.training import TrainingEnvironment
     from ..distributed.shared_folder import FolderMeeting
-    from ..environment.ssh import SshAttempt
-    from ..environment.training import TrainingEnvironment
-    from ..registry import SessionRecord
+    from ..provider.living import SessionRecord
 
 
 @dataclass(frozen=True, slots=True)

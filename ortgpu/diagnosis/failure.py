@@ -13,15 +13,17 @@ from ..errors import (
     ProviderFailureError,
     ProviderFallbackError,
 )
-from ..registry import sessions
-from . import descriptors, find_problems, messages
+from ..provider.living import sessions
+from . import find_problems
+from .checks import descriptors
 from .facts import Facts, Observed, Request
-from .library_status import OF_WHEELS
-from .windows_advice import advise_for_windows
+from .messages import texts as messages
+from .messages.library_status import OF_WHEELS
+from .remedies.windows_advice import advise_for_windows
 
 if TYPE_CHECKING:
-    from ..environment.cuda import CudaState
-    from ..runtime import Runtime
+    from ..environment.gpu.cuda import CudaState
+    from ..provider.runtime import Runtime
 
 
 def why_unusable(

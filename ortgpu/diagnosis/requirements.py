@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..environment.catalogue import major_of
-from ..environment.driver import GPU
+from ..environment.gpu.driver import GPU
 from ..environment.inspection import Environment
-from ..environment.libraries import Resolution
-from . import system_remedies
-from .devices import visible_gpus
-from .releases import FOR_CUDA_13
+from ..environment.libraries.catalogue import major_of
+from ..environment.libraries.search import Resolution
+from .checks.devices import visible_gpus
+from .remedies import system as system_remedies
+from .remedies.releases import FOR_CUDA_13
 
 Status = Literal["pass", "fail", "unknown"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from ..environment.ranks import Rank as Rank
+    from ..environment.ranks import current_rank as current_rank
     from . import checkpoint as checkpoint
     from .collective_ops import has_collective_ops as has_collective_ops
     from .preflighting import preflight as preflight
-    from .ranks import Rank as Rank
-    from .ranks import current_rank as current_rank
     from .reports import Collective as Collective
     from .reports import PreflightReport as PreflightReport
     from .training import require_training as require_training

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from ..diagnosis import refusals
+from ..environment.ranks import Rank, current_rank
 from ..errors import DistributedError, Fix, manual, python
-from .ranks import Rank, current_rank
+from .diagnosis import refusals
 
 FORMAT: Final = 1  # of the manifest: raised when what was written before cannot be read any more
 _MANIFEST: Final = "manifest.json"

@@ -9,8 +9,8 @@ import sys
 from dataclasses import asdict
 
 from ..environment.child import kill_group, python_command, signal_name
+from ..environment.ranks import Rank
 from ..errors import DistributedError
-from .ranks import Rank
 from .reports import Collective
 from .wire import Connection
 

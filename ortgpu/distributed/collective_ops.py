@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..runtime import load_runtime
+from ..provider.runtime import load_runtime
 
 
 def has_collective_ops() -> bool:

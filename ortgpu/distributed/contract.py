@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
+from ..environment.ranks import Rank
 from ..errors import CollectiveMismatchError, GPUError, NCCLError, RankDeviceError, manual
-from .ranks import Rank
 from .reports import Collective, RankFacts, named
 from .verdicts import EXCHANGE, of_rank
 from .wire import GarbledError, Message, error_from_message

@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from ..cudart import CudaCallError, CudaRuntime
-from ..diagnosis import Facts, driver, remedies
-from ..environment.catalogue import BY_STEM
+from ..diagnosis import Facts
+from ..diagnosis.checks import driver
+from ..diagnosis.remedies import commands as remedies
 from ..environment.inspection import inspect_environment
-from ..environment.packages import locate_packages
+from ..environment.libraries.catalogue import BY_STEM
+from ..environment.packages.installed import locate_packages
 from ..errors import LibraryNotFoundError, manual
-from ..preloading import open_library, plan
+from ..provider.preloading import open_library, plan
+from ..running.cudart import CudaCallError, CudaRuntime
 
 _RUNTIME = "libcudart"
 

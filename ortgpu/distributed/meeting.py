@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..environment.child import parse_answer, run_python
+from ..environment.ranks import Rank
 from ..errors import RendezvousError, manual
 from .jobs import (
     FOLDER_NEEDED,
@@ -32,7 +33,6 @@ from .jobs import (
     runtime_folder,
     short_name,
 )
-from .ranks import Rank
 
 _PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports that Linux gives out by itself
 _TRIED = 8  # ports of a job: the first that is free serves

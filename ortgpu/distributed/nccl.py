@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..diagnosis import remedies
+from ..diagnosis.remedies import commands as remedies
 from ..environment.inspection import inspect_environment
-from ..environment.nccl import parse_version_number
 from ..errors import GPUError, LibraryNotFoundError, NCCLError, manual
+from .environment.nccl import parse_version_number
 from .reports import Collective
 
 REQUIREMENT = "nccl4py>=0.6,<0.7"  # 0.x: what is used here may be another in 0.7

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeGuard
 
-from .. import __version__
+from ..environment.ranks import Rank
 from ..errors import CollectiveTimeoutError, DistributedError, GPUError, RendezvousError, manual
 from . import contract, verdicts
 from .child import Child
 from .contract import Described
 from .hub import FACTS, ID, LAST, Deadlines, Hub
 from .meeting import SECRET, Address, Meeting, is_own, resolve
-from .ranks import Rank
-from .reports import Collective, CollectiveResult, PreflightReport, differences, named
+from .reports import OWN_VERSION, Collective, CollectiveResult, PreflightReport, differences, named
 from .verdicts import RENDEZVOUS, RUN
 from .wire import (
     FROM_A_RANK,
@@ -203,7 +202,7 @@ class Participant:
         number = self._answer(link, until).get("challenge")
         if number is not None:
             hello = {
-                "ortgpu": __version__,
+                "ortgpu": OWN_VERSION,
                 "challenge": own,
                 "rank": self._rank.rank,
                 "world_size": self._rank.world_size,

@@ -10,9 +10,9 @@ import math
 import sys
 from collections.abc import Sequence
 
+from ..environment.ranks import Rank, current_rank
 from ..errors import GPUError, UnsupportedPlatformError, manual
 from .meeting import meeting_of
-from .ranks import Rank, current_rank
 from .reports import Collective, PreflightReport, default_calls
 
 _LONGEST = 1_000_000.0  # seconds: poll(2) takes milliseconds in 31 bits

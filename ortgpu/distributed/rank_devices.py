@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .. import lifetime
-from ..devices import describe
-from ..environment.cuda import CudaDevice, initialise
+from ..environment.gpu.cuda import CudaDevice, initialise
+from ..environment.ranks import Rank, current_rank, visibility
 from ..errors import RankDeviceError, manual
-from .ranks import Rank, current_rank
+from ..provider import lifetime
+from ..provider.devices import describe
 
 
 def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str | None) -> CudaDevice:
@@ -40,11 +40,6 @@ def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str |
         ranks=(rank.rank,),
         phase="device",
     )
-
-
-def visibility(visible_devices: str | None) -> str:
-    """As a line of evidence."""
-    return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"
 
 
 def claimed_ordinal() -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .ranks import Rank
+from ..environment.ranks import Rank
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
+OWN_VERSION = str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])  # importing it would make a circle
 _READABLE = 16  # ranks in a sentence
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final, Literal, get_args
 
-from ..diagnosis import refusals, training_packages
 from ..environment.inspection import inspect_environment
-from ..environment.training import read_training_packages
 from ..errors import TrainingUnavailableError
+from .diagnosis import packages as training_packages
+from .diagnosis import refusals
+from .environment.training import read_training_packages
 
 _MODULES: Final = {
     "on-device": ("onnxruntime.training.api", "onnxruntime.training.artifacts"),

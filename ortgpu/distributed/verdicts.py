@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from .. import __version__
 from ..errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -15,7 +14,7 @@ from ..errors import (
     RendezvousError,
     manual,
 )
-from .reports import named
+from .reports import OWN_VERSION, named
 
 RENDEZVOUS, EXCHANGE = "rendezvous", "exchange"
 BETWEEN_HOSTS = manual(
@@ -97,8 +96,8 @@ def never_came(known: Known, refused: Collection[str] = ()) -> RendezvousError:
 
 def unfit(known: Known, rank: int, host: str, release: object, world_size: object) -> RendezvousError | None:
     """Why what came as this rank cannot take part, however long it is waited for; or None."""
-    if release != __version__:
-        summary = f"rank {rank} runs ortgpu {release}, and rank 0 runs ortgpu {__version__}"
+    if release != OWN_VERSION:
+        summary = f"rank {rank} runs ortgpu {release}, and rank 0 runs ortgpu {OWN_VERSION}"
         fix = "install the same release of ortgpu on all hosts"
     elif world_size != known.world_size:
         summary = f"rank {rank} was told of {world_size} ranks in all, and rank 0 of {known.world_size}"

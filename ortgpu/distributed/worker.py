@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ..environment.cuda import CudaDevice, initialise
+from ..environment.gpu.cuda import CudaDevice, initialise
+from ..environment.ranks import Rank
 from ..errors import (
     CollectiveTimeoutError,
     DeviceError,
@@ -31,7 +32,6 @@ from ..errors import (
 from . import nccl
 from .cuda_runtime import DeviceQueue
 from .rank_devices import own_device
-from .ranks import Rank
 from .reports import Collective, RankFacts
 from .wire import FROM_A_RANK, Decoder, Message, encode, error_to_message
 
@@ -166,7 +166,7 @@ def look(channel: Channel, rank: Rank) -> CudaDevice | None:
 
 def _why_no_device() -> GPUError:
     from ..diagnosis import failure
-    from ..runtime import load_runtime
+    from ..provider.runtime import load_runtime
 
     error = failure.why_unusable(load_runtime(), cuda=initialise())
     assert error is not None  # without a cause there is always one
@@ -175,7 +175,7 @@ def _why_no_device() -> GPUError:
 
 
 def _driver() -> tuple[str | None, str | None]:
-    from ..environment.driver import read_driver
+    from ..environment.gpu.driver import read_driver
 
     driver = read_driver()
     cuda = driver.cuda_version
@@ -183,7 +183,7 @@ def _driver() -> tuple[str | None, str | None]:
 
 
 def _onnxruntime() -> str | None:
-    from ..environment.packages import locate_packages
+    from ..environment.packages.installed import locate_packages
 
     build = locate_packages().onnxruntime
     if build.build_name is None:

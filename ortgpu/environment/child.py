@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .interpreter import is_frozen, this_interpreter
-from .metadata import search_path
+from .packages.interpreter import is_frozen, this_interpreter
+from .packages.metadata import search_path
 
 _DEATH = 2.0  # seconds that a killed process may take to be gone; one that is stuck in the driver takes for ever
 

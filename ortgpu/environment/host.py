@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from .interpreter import is_frozen, is_pex
+from .packages.interpreter import is_frozen, is_pex
 
 # A name inside a container's cgroup path; "docker.service" is dockerd itself, on the host.
 _CGROUP_CONTAINERS: Final = (

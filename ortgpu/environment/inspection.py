@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .catalogue import CUDNN_CODE, TOOLKIT_MAJORS
-from .driver import Asked, Driver, read_driver
+from ..process.untranslated import untranslated
+from .files.library_file import LibraryFile, read_library
+from .files.mapped import read_mapped_libraries
+from .gpu.driver import Asked, Driver, read_driver
 from .host import Host, read_host
-from .installer import Installer, read_installer
-from .libraries import Resolution, places_for, resolve
-from .library_file import LibraryFile, read_library
-from .mapped import read_mapped_libraries
-from .packages import Packages, read_packages
-from .untranslated import untranslated
+from .libraries.catalogue import CUDNN_CODE, TOOLKIT_MAJORS
+from .libraries.search import Resolution, places_for, resolve
+from .libraries.wheel import Architecture, ProviderLibrary, bridge_of, read_architectures_of_cudnn, read_provider
+from .packages.installed import Packages, read_packages
+from .packages.installer import Installer, read_installer
 from .variables import Variables, read_variables
-from .wheel import Architecture, ProviderLibrary, bridge_of, read_architectures_of_cudnn, read_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def _missing_from_the_system(
 ) -> tuple[str, ...]:
     if sys.platform != "win32":
         return ()
-    from .loader_windows import folders_searched
-    from .windows_runtime import missing_from_the_system
+    from .libraries.loader_windows import folders_searched
+    from .libraries.windows_runtime import missing_from_the_system
 
     linked = [(file.path, file.needed) for file in files if file is not None]
     return missing_from_the_system(linked, mapped, folders_searched(os.environ))

@@ -269,7 +269,7 @@ CASES = in_group(
             ("cuda:1", "CUDA_VISIBLE_DEVICES was '0' when this process initialised CUDA", "'0,1' now", "came too late"),
             arguments={"device": "cuda:1"},
             env={"CUDA_VISIBLE_DEVICES": "0"},
-            prelude="import os; from ortgpu.environment.cuda import initialise\n"
+            prelude="import os; from ortgpu.environment.gpu.cuda import initialise\n"
             "initialise(); os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'",
             plain="printed logged",
             needs=("", "host"),

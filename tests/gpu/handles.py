@@ -20,8 +20,8 @@ def operators_without_cudnn() -> None:
     """Whether each computes the same bits with a handle and without; and which of them are not on the GPU."""
     import onnxruntime
 
-    from ortgpu.placement import read_placement
-    from ortgpu.session_options import recording_options
+    from ortgpu.provider.options import recording_options
+    from ortgpu.provider.placement import read_placement
     from tests.cudnn_operators import CASES, model_of
 
     report("a convolution", a_convolution())

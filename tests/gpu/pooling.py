@@ -26,7 +26,7 @@ def answers(pool: Any, count: int, size: int = 2) -> list[float]:
 
 def pooled(sessions_per_device: int) -> None:
     import ortgpu
-    from ortgpu.environment.cuda import context_is_active
+    from ortgpu.environment.gpu.cuda import context_is_active
 
     model = elementwise("n")
     with ortgpu.GPUSessionPool(model, sessions_per_device=sessions_per_device) as warm:

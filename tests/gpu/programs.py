@@ -68,7 +68,7 @@ def mapped_cuda_libraries() -> dict[str, list[str]]:
 
 def free_memory(uuid: str | None) -> int | None:
     """Free bytes of the GPU, through NVML; where that is missing, through the CUDA runtime that this process has."""
-    from ortgpu.environment import driver
+    from ortgpu.environment.gpu import driver
 
     memory = driver.read_gpu_memory(uuid) if uuid else None
     if memory is not None:
@@ -120,7 +120,7 @@ def warning_texts(caught: list[warnings.WarningMessage]) -> list[str]:
 
 def run_model(model: str, batches: list[int], uuids: list[str]) -> None:
     """Open, look where it is, and compare with the CPU provider: with TF32, which is the default, and without."""
-    from ortgpu.environment import driver
+    from ortgpu.environment.gpu import driver
 
     before = {uuid: free_memory(uuid) for uuid in uuids}
     with warnings.catch_warnings(record=True) as caught:

@@ -92,7 +92,7 @@ def answers_of_the_driver(session: Any) -> dict[str, int | None]:
     """What calls in the context of a session return, each by itself."""
     import ctypes
 
-    from ortgpu.environment.cuda import context_error
+    from ortgpu.environment.gpu.cuda import context_error
 
     driver, context, word = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p
     device, ordinal = ctypes.c_int(), session.device.ordinal
@@ -116,7 +116,7 @@ def poisoned() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.environment.cuda import context_error
+    from ortgpu.environment.gpu.cuda import context_error
 
     session, other = GPUSession(elementwise(2)), GPUSession(elementwise(2))
     named_by_a_client(session)

@@ -56,8 +56,8 @@ def staged() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.staging import STAGED_FROM
-    from ortgpu.tensor_types import DTYPES
+    from ortgpu.model.tensor_types import DTYPES
+    from ortgpu.running.staging import STAGED_FROM
 
     unstaged = NotStaged()
     random = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def results() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.staging import STAGED_FROM
+    from ortgpu.running.staging import STAGED_FROM
 
     unstaged = NotStaged()
     size = 2 * STAGED_FROM
@@ -166,7 +166,7 @@ def threads() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.staging import STAGED_FROM
+    from ortgpu.running.staging import STAGED_FROM
 
     unstaged = NotStaged()
     wrong: list[int] = []
@@ -224,7 +224,7 @@ def staged_on_second_device() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.environment.cuda import context_is_active
+    from ortgpu.environment.gpu.cuda import context_is_active
 
     unstaged = NotStaged()
     session = GPUSession(elementwise("n"), device=1)
@@ -238,7 +238,7 @@ def beside_captures() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.staging import STAGED_FROM
+    from ortgpu.running.staging import STAGED_FROM
 
     unstaged = NotStaged()
     session, capturing = GPUSession(elementwise("n")), GPUSession(elementwise("n"), cuda_graph=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortgpu.layout_trials import LAYOUTS
+from ortgpu.session.chosen.layouts import LAYOUTS
 from tests.command_line import is_clean, ortgpu
 from tests.networks import CHANNELS, Network
 

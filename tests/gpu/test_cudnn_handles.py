@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.runtime import load_runtime
+from ortgpu.provider.runtime import load_runtime
 
 from .children import Report, run_program
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.providers import CPU, CUDA
+from ortgpu.provider.requests import CPU, CUDA
 from tests.known_placements import RENEWED_IN_22
 from tests.shape_operators import misjudged, models_beside_shapes
 

@@ -63,7 +63,7 @@ def mapped(model: str, batches: list[int]) -> None:
     attempt("pinned", lambda: worst(session.map(pinned_feeds())))
 
     def staged() -> list[int]:
-        from ortgpu.pinned import memory_of
+        from ortgpu.running.pinned import memory_of
 
         largest = max(feeds, key=lambda feed: sum(array.nbytes for array in feed.values()))
         return [memory_type(address_of(array)) for array in memory_of(session).staged(largest).values()]
@@ -176,7 +176,7 @@ def second_device() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.environment.cuda import context_is_active
+    from ortgpu.environment.gpu.cuda import context_is_active
 
     session = GPUSession(elementwise("n"), device=1)
     feeds = [{"x": np.full(1 << 20, n, dtype=np.float32)} for n in range(8)]
@@ -194,7 +194,7 @@ def graphs(model: str, batches: list[int]) -> None:
     import onnxruntime
 
     from ortgpu import GPUSession
-    from ortgpu.cuda_graph import MAX_SHAPES
+    from ortgpu.running.cuda_graph import MAX_SHAPES
 
     with GPUSession(model) as plain:
         feeds = [random_feed(plain, batch) for batch in batches]
@@ -377,7 +377,7 @@ def arrays() -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from ortgpu.device_arrays import with_values
+    from ortgpu.running.device_arrays import with_values
 
     session = GPUSession(elementwise("n"))
     tensor = torch.arange(1 << 20, device="cuda:0", dtype=torch.float32)

@@ -25,7 +25,7 @@ def mean_by_nccl(world: Any) -> Callable[[np.ndarray], np.ndarray]:
 
     from ortgpu.distributed import Collective, current_rank
     from ortgpu.distributed.nccl import Communicator, load, make_unique_id
-    from ortgpu.environment.cuda import initialise
+    from ortgpu.environment.gpu.cuda import initialise
 
     _, path = load()
     device = torch.device("cuda", current_rank().local_rank)

@@ -20,8 +20,9 @@ def weights_in_place(model: str, folder: str) -> None:
     import numpy as np
     import onnxruntime
 
-    from ortgpu import GPUSession, construction, weights
-    from ortgpu.cpu_threads import THREADS
+    from ortgpu import GPUSession
+    from ortgpu.session import construction, weights
+    from ortgpu.session.chosen.cpu_threads import THREADS
 
     made: list[Any] = []
     plain = weights.weights_in_place

@@ -11,7 +11,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from ortgpu.environment.catalogue import BY_STEM, TOOLKIT_MAJORS
+from ortgpu.environment.libraries.catalogue import BY_STEM, TOOLKIT_MAJORS
 
 GPU_DISTRIBUTION = "onnxruntime-gpu"
 

@@ -145,7 +145,8 @@ class Stubs:
         source = (SOURCES / "cuda_toolkit_stub.c").read_text(encoding="utf-8")
         listed = subprocess.run(["nm", "-D", "--undefined-only", provider], capture_output=True, text=True, check=True)
         linked = re.findall(r"(\w+)@(libcu\S+)", listed.stdout)
-        called = re.findall(r"\b(cuda[A-Z]\w+)", (SOURCES.parents[1] / "ortgpu/cudart.py").read_text(encoding="utf-8"))
+        calls = SOURCES.parents[1] / "ortgpu" / "running" / "cudart.py"
+        called = re.findall(r"\b(cuda[A-Z]\w+)", calls.read_text(encoding="utf-8"))
         names = {*called, *(name for name, _ in linked)}
         others = sorted(name for name in names if not re.search(rf"\b{name}\(", source))
         code = source + "".join(f"int {name}(void) {{ return 0; }}\n" for name in others)

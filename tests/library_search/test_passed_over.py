@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.libraries import folders_of
-from ortgpu.environment.library_places_linux import judge_file
+from ortgpu.environment.libraries.places_linux import judge_file
+from ortgpu.environment.libraries.search import folders_of
 from tests.library_search.trees import (
     ALL,
     MACHINE,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.catalogue import spec_for
-from ortgpu.environment.libraries import places_for, resolve
-from ortgpu.environment.mapped import mapped_libraries, read_mapped_libraries
-from ortgpu.environment.packages import Torch
-from ortgpu.environment.wheel import ProviderLibrary, read_provider
+from ortgpu.environment.files.mapped import mapped_libraries, read_mapped_libraries
+from ortgpu.environment.libraries.catalogue import spec_for
+from ortgpu.environment.libraries.search import places_for, resolve
+from ortgpu.environment.libraries.wheel import ProviderLibrary, read_provider
+from ortgpu.environment.packages.installed import Torch
 from tests.library_search.trees import MACHINE, NEEDED, Put
 
 # What it has mapped
@@ -47,8 +47,8 @@ def test_maps_of_this_process() -> None:
 
 CHILD = """
 import json, os, sys
-from ortgpu.environment.libraries import places_for, resolve
-from ortgpu.environment.wheel import ProviderLibrary
+from ortgpu.environment.libraries.search import places_for, resolve
+from ortgpu.environment.libraries.wheel import ProviderLibrary
 provider = ProviderLibrary("p.so", None, tuple(json.loads(sys.argv[1])), ("/rpath",), None)
 {code}
 places = places_for(provider, None)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortgpu.environment.libraries import Resolution, resolve
-from ortgpu.environment.library_places import SearchPlaces
-from ortgpu.environment.library_places_linux import LINUX
+from ortgpu.environment.libraries.places import SearchPlaces
+from ortgpu.environment.libraries.places_linux import LINUX
+from ortgpu.environment.libraries.search import Resolution, resolve
 
 MACHINE = os.uname().machine
 TOOLKIT = ("libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudart.so.13")

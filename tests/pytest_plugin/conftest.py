@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ortgpu
-import ortgpu.environment.driver  # what only inner runs import, pytester takes out of sys.modules after each
+import ortgpu.environment.gpu.driver  # what only inner runs import, pytester takes out of sys.modules after each
 import ortgpu.pytest_plugin
 from tests.pytest_plugin.inner import PLUGIN, Faked, Memory, Run, Session
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ortgpu import testing
-from ortgpu.devices import Device
 from ortgpu.errors import DriverUnusableError, GPUError, manual
+from ortgpu.provider.devices import Device
 from ortgpu.testing import FoundGPUs
 
 GiB = 2**30
@@ -55,7 +55,7 @@ class Faked:
         self.looks = 0
         self.memory: dict[str, tuple[int, int] | None] = {}
         monkeypatch.setattr(testing, "find_gpus", self.find)
-        monkeypatch.setattr("ortgpu.environment.driver.read_gpu_memory", lambda uuid: self.memory.get(uuid))
+        monkeypatch.setattr("ortgpu.environment.gpu.driver.read_gpu_memory", lambda uuid: self.memory.get(uuid))
 
     def find(self) -> FoundGPUs:
         self.looks += 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ortgpu.devices import CPU
 from ortgpu.errors import ExecutionError
+from ortgpu.provider.devices import CPU
 from ortgpu.testing import gpu_sessions
 from tests.pytest_plugin.inner import Faked, GiB, Run, Session, gpu
 

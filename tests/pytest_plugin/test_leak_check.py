@@ -75,7 +75,7 @@ def test_what_warms_up_a_gpu() -> None:
     code = """
         import contextlib, onnxruntime
         from ortgpu import testing
-        from ortgpu.devices import Device
+        from ortgpu.provider.devices import Device
 
         models = []
 

@@ -70,7 +70,8 @@ def test_the_guard_may_wait_before_pytest(
     pytester: pytest.Pytester, run_child: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ORTGPU_ENFORCE=1 and ``ortgpu exec`` import its file at the start, and it is among those of the package."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(ortgpu.__file__).parent / "startup"), prepend=os.pathsep)
+    startup = Path(ortgpu.__file__).parent / "session" / "guard" / "startup"
+    monkeypatch.setenv("PYTHONPATH", str(startup), prepend=os.pathsep)
     pytester.makeconftest("import _ortgpu_waiting, pytest; pytest.register_assert_rewrite('_ortgpu_waiting')")
     pytester.makepyfile("def test_plain(): pass")
     run_child("-W", "error").assert_outcomes(passed=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu import testing
-from ortgpu.devices import Device
+from ortgpu.provider.devices import Device
 from ortgpu.testing import GPURequirement, UnmetRequirementError
 from tests.lab.environments import install
 from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, Faked, GiB, Run, gpu

@@ -16,7 +16,7 @@ def spread(pytester: pytest.Pytester, gpus: int) -> None:
     pytester.makeconftest(
         f"""
         from ortgpu import testing
-        from ortgpu.devices import Device
+        from ortgpu.provider.devices import Device
 
         gpus = tuple(
             Device("cuda", n, f"GPU-{{n}}", "NVIDIA H200", (9, 0), 1, "580.65.06") for n in range({gpus})

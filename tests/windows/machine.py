@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ortgpu.diagnosis import Facts, Observed
-from ortgpu.environment.libraries import resolve
-from ortgpu.environment.library_places import SearchPlaces
-from ortgpu.environment.library_places_windows import folders_of_windows
-from ortgpu.environment.loader_windows import WindowsLoader
-from ortgpu.environment.pe import exported_names, imported_names, read_pe
-from ortgpu.environment.wheel import ProviderLibrary, bridge_of, read_provider
-from ortgpu.environment.windows_runtime import missing_from_the_system
-from ortgpu.preloading import NOTHING, Plan, PreloadReport, load
+from ortgpu.environment.files.pe import exported_names, imported_names, read_pe
+from ortgpu.environment.libraries.loader_windows import WindowsLoader
+from ortgpu.environment.libraries.places import SearchPlaces
+from ortgpu.environment.libraries.places_windows import folders_of_windows
+from ortgpu.environment.libraries.search import resolve
+from ortgpu.environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
+from ortgpu.environment.libraries.windows_runtime import missing_from_the_system
+from ortgpu.provider.preloading import NOTHING, Plan, PreloadReport, load
 from tests.made_dlls import X86_64, dll, put
 from tests.made_facts import HEALTHY
 from tests.windows.trees import CUDNN, LAZY, NEEDED, TOOLKIT, places
@@ -29,7 +29,7 @@ class PreparedKernel:
     """LoadLibraryExW as Microsoft documents it ("Dynamic-link library search order", winerror.h), on a prepared tree.
 
     A DLL that is in the process already is found by its name; else beside the one that links it, then in the folders of
-    the system. PATH is not searched, as with the flags that :mod:`ortgpu.environment.windows_kernel` passes.
+    the system. PATH is not searched, as with the flags that :mod:`ortgpu.environment.libraries.windows_kernel` passes.
     """
 
     def __init__(self, folders: Sequence[str], answers: dict[str, int] | None = None) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from ortgpu.diagnosis import Facts, find_problems
+from ortgpu.diagnosis.remedies.windows_advice import quoted, translated
 from ortgpu.diagnosis.requirements import check_inference
-from ortgpu.diagnosis.windows_advice import quoted, translated
-from ortgpu.environment.cuda import CudaState
+from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.environment.inspection import as_plain
 from ortgpu.errors import GPUError, LibraryNotFoundError, ProviderRequestError, Severity, manual, shell
-from ortgpu.preloading import open_library
-from ortgpu.tensorrt import check_loadable
+from ortgpu.provider.preloading import open_library
+from ortgpu.provider.tensorrt import check_loadable
 from tests.diagnosis_cases import CASES, Case
 from tests.made_facts import AVAILABLE, CUDA_H200, H200, HEALTHY, part
 from tests.windows.machine import VISUAL_C, Machine
@@ -29,7 +29,7 @@ from tests.windows.trees import CUDNN, NEEDED_12, TOOLKIT, TOOLKITS
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr("ortgpu.environment.wheel.this_machine", lambda: "AMD64")
+    monkeypatch.setattr("ortgpu.environment.libraries.wheel.this_machine", lambda: "AMD64")
     return Machine(tmp_path)
 
 
@@ -211,7 +211,7 @@ def test_w02_what_is_earlier_on_path_is_not_taken(machine: Machine) -> None:
 
 
 def test_w03_cuda_path_set_is_no_fault_and_no_cause(machine: Machine) -> None:
-    from ortgpu.diagnosis.messages import of_construction
+    from ortgpu.diagnosis.messages.texts import of_construction
 
     machine.changes["variables"] = {"CUDA_PATH": str(machine.tmp_path / TOOLKITS / "v12.9")}
     facts = machine.facts()
@@ -337,7 +337,7 @@ def test_a_driver_for_cuda_12(capability: tuple[int, int], advised: bool, machin
 
 
 def test_a_provider_of_before_cuda_13(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortgpu.environment.wheel.this_machine", lambda: "AMD64")
+    monkeypatch.setattr("ortgpu.environment.libraries.wheel.this_machine", lambda: "AMD64")
     machine = Machine(tmp_path, needs=NEEDED_12)
     problem = only(machine.facts())
     assert problem.details()["missing"] == ("cudart64_12.dll", "cublasLt64_12.dll", "cublas64_12.dll",
@@ -350,7 +350,7 @@ def test_a_provider_of_before_cuda_13(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_tensorrt_is_found_along_path_and_missed_by_its_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortgpu.tensorrt.this_machine", lambda: "AMD64")
+    monkeypatch.setattr("ortgpu.provider.tensorrt.this_machine", lambda: "AMD64")
     with pytest.raises(ProviderRequestError, match="is not part of the installed"):
         check_loadable(str(machine.provider), loader=machine.loader)
     needs = ["nvinfer_10.dll", "nvonnxparser_10.dll", *TOOLKIT]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ortgpu.environment.loader_windows import lacking_functions, missing_dependency, words_of
-from ortgpu.environment.windows_kernel import Kernel32
-from ortgpu.preloading import open_library
+from ortgpu.environment.libraries.loader_windows import lacking_functions, missing_dependency, words_of
+from ortgpu.environment.libraries.windows_kernel import Kernel32
+from ortgpu.provider.preloading import open_library
 from tests.made_dlls import ARM64
 from tests.windows.machine import Machine
 from tests.windows.trees import CUDNN, TOOLKIT
@@ -19,7 +19,7 @@ from tests.windows.trees import CUDNN, TOOLKIT
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr("ortgpu.environment.wheel.this_machine", lambda: "AMD64")
+    monkeypatch.setattr("ortgpu.environment.libraries.wheel.this_machine", lambda: "AMD64")
     return Machine(tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_the_calls_of_the_kernel() -> None:
 
 
 def test_a_provider_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortgpu.environment.wheel.this_machine", lambda: "AMD64")
+    monkeypatch.setattr("ortgpu.environment.libraries.wheel.this_machine", lambda: "AMD64")
     machine = Machine(tmp_path)
     machine.write(machine.provider, machine.needs, machine=ARM64)
     assert machine.provider_library.problem == "built for aarch64, this is x86_64"

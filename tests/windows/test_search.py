@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment import library_places_windows
-from ortgpu.environment.libraries import find_roots, resolve
+from ortgpu.environment.libraries import places_windows as library_places_windows
+from ortgpu.environment.libraries.search import find_roots, resolve
 from tests.library_search.trees import Place, chosen, reasons
 from tests.made_dlls import ARM64, I386, dll, put
 from tests.windows.trees import (

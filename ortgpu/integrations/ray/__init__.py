@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import importlib
 
-from ...environment.installer import read_installer
+from ...environment.packages.installer import read_installer
 from ...errors import PackageError, shell
 
 TYPE_CHECKING = False

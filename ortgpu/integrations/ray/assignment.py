@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ...devices import DeviceRequest
-from ...distributed.rank_devices import visibility
-from ...environment.driver import GPU
+from ...environment.gpu.driver import GPU
+from ...environment.ranks import visibility
 from ...errors import NoDeviceError, RankDeviceError, manual
+from ...provider.devices import DeviceRequest
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 

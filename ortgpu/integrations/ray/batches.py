@@ -13,7 +13,7 @@ from ...errors import GPUError
 from .workers import open_session
 
 if TYPE_CHECKING:
-    from ...session import GPUSession
+    from ...session.gpu_session import GPUSession
 
 
 class RayGPUSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...distributed.ranks import Rank
+from ...environment.ranks import Rank
 
 
 def strategy_for(count: int, nodes: int) -> str:

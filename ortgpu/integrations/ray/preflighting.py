@@ -17,8 +17,8 @@ from .placing import address_of, ranks_of, strategy_for
 from .workers import no_gpu_in_time, result_of
 
 if TYPE_CHECKING:
-    from ...distributed.ranks import Rank
     from ...distributed.reports import Collective, PreflightReport
+    from ...environment.ranks import Rank
 
 _GRACE = 15.0  # seconds that Ray may take to hand on what a rank has raised or returned
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ray import serve
 
-from ... import lifetime
+from ...provider import lifetime
 from . import joining
 from .workers import open_session
 

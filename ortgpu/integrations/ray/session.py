@@ -7,8 +7,8 @@ from typing import Any
 
 import ray
 
-from ...environment.driver import read_nvml
-from ...session import GPUSession
+from ...environment.gpu.driver import read_nvml
+from ...session.gpu_session import GPUSession
 from . import assignment
 
 

@@ -11,8 +11,8 @@ import ray
 from ...errors import GPUError, NoDeviceError, manual
 
 if TYPE_CHECKING:
-    from ...devices import Device
-    from ...session import GPUSession
+    from ...provider.devices import Device
+    from ...session.gpu_session import GPUSession
 
 
 def open_session(

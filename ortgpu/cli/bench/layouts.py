@@ -1,0 +1,129 @@
+"""Layouts of images that a measurement tries with a model on this machine, and whether their results are right.
+
+What a session chooses by itself is in :mod:`ortgpu.session.chosen.layout`, and narrower: there nothing is compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...model.contents import is_ort_format
+from ...model.structure import read_structure
+from ...provider.requests import CUDA
+from ...session.chosen.layouts import LAYOUTS
+
+if TYPE_CHECKING:
+    from ...provider.placement import Placement
+
+# Of the largest value of an output. TF32 and float16 keep 10 bits of a factor's mantissa, and layers add up what they
+# lose: thirty of them came to less than this, beside a CPU that computes in float32.
+TOLERANCE = 2e-2
+
+_DEFAULTS = {"prefer_nhwc": "0", "fuse_conv_bias": "0"}
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv", "NhwcConv", "NhwcFusedConv"})
+
+
+class DifferentResultsError(ValueError):
+    """A layout gives other results than plain ONNX Runtime."""
+
+
+def layouts_beside(options_chosen: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
+    """Names of the layouts that a session with ``options_chosen`` does not have."""
+    had = {name: options_chosen[name][0] for name in _DEFAULTS if name in options_chosen}
+    return tuple(name for name, options in LAYOUTS.items() if {**_DEFAULTS, **options} != {**_DEFAULTS, **had})
+
+
+def has_convolutions(placement: Placement) -> bool:
+    """Whether some are on the GPU. True where nodes were not recorded: the file may have some."""
+    if not placement.known:
+        return True
+    return any(node.op_type in _CONVOLUTIONS and node.provider == CUDA for node in placement.nodes)
+
+
+def find_weights(model: str) -> tuple[str | None, ...]:
+    """For each convolution of a model file, the element type of its weights: that of onnx ("FLOAT"), or None where they
+    are not constant.
+
+    Raises:
+        Exception: of onnx, of protobuf or of the file, where the model cannot be read.
+    """
+    from onnx import ModelProto, TensorProto
+
+    if is_ort_format(model):
+        raise ValueError("the model is in ONNX Runtime's own format")
+    proto: Any = ModelProto()
+    proto.ParseFromString(read_structure(model))
+    # Before version 4 every initializer is an input too, and none can be overridden.
+    fixed = proto.ir_version < 4
+    found = _weights_in(proto.graph, {}, () if fixed else [value.name for value in proto.graph.input])
+    for function in proto.functions:  # whose weights are its inputs, of which it knows nothing
+        found += _weights_of(function.node, {})
+    return tuple(None if kind is None else TensorProto.DataType.Name(kind) for kind in found)
+
+
+def why_untried(layout: str, weights: Sequence[str | None]) -> str | None:
+    """Why a channels-last layout is wrong, or refused, for a model with convolutions of these weights.
+
+    ONNX Runtime 1.31 brings weights into the layout where they are constant, and takes others to be in it already
+    (PrePack in conv.cc and conv_transpose.cc). For doubles it has no such convolutions. Of float16 with biases inside,
+    cuDNN 9.19 has kernels that end the process's use of the GPU.
+    """
+    if None in weights:
+        return (
+            "weights of a convolution are not constant, and ONNX Runtime would take them to be in this layout already"
+        )
+    if "fuse_conv_bias" in LAYOUTS[layout] and "FLOAT16" in weights:
+        return "convolutions of float16 with biases inside ended in an illegal instruction, CUDA error 715"
+    others = sorted({str(kind).lower() for kind in weights} - {"float", "float16"})
+    return f"weights of a convolution are of the type {' and '.join(others)}" if others else None
+
+
+def _weights_in(graph: Any, around: Mapping[str, int], overridable: Sequence[str] = ()) -> list[int | None]:
+    own = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    constants = {name: kind for name, kind in {**around, **own}.items() if name not in overridable}
+    return _weights_of(graph.node, constants)
+
+
+def _weights_of(nodes: Any, constants: dict[str, int]) -> list[int | None]:
+    found: list[int | None] = []
+    for node in nodes:
+        if node.op_type in _CONVOLUTIONS:
+            found.append(constants.get(node.input[1]))
+        elif node.op_type == "Constant":
+            constants[node.output[0]] = next((each.t.data_type for each in node.attribute if each.name == "value"), 0)
+        for attribute in node.attribute:
+            for graph in itertools.chain([attribute.g], attribute.graphs):
+                found += _weights_in(graph, constants)
+    return found
+
+
+def check_results(names: Sequence[str], expected: Sequence[Any], found: Sequence[Any]) -> None:
+    """Whether results are those expected: floats within TOLERANCE, all else equal. Raises DifferentResultsError."""
+    for name, right, other in zip(names, expected, found, strict=True):
+        difference = _difference(right, other)
+        if difference:
+            raise DifferentResultsError(f"output {name!r} {difference}")
+
+
+def _difference(right: Any, other: Any) -> str | None:
+    if not isinstance(right, np.ndarray) or not isinstance(other, np.ndarray):
+        return "is no tensor, and is not compared"
+    if (right.shape, right.dtype) != (other.shape, other.dtype):
+        return f"has shape {other.shape} and type {other.dtype}, not {right.shape} and {right.dtype}"
+    if right.dtype.kind != "f":
+        different = int(np.count_nonzero(right != other))
+        return f"differs from that of plain run in {different} of {right.size} values" if different else None
+    finite = np.isfinite(right)
+    if not np.array_equal(right[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
+        return "has infinities or NaN where that of plain run has others, or none"
+    wide = np.promote_types(right.dtype, np.float32)  # the difference of two float16 can be too large for one
+    right, other = right[finite].astype(wide), other[finite].astype(wide)
+    largest = np.max(np.abs(right), initial=0)
+    error = np.max(np.abs(right - other), initial=0)
+    if error <= TOLERANCE * largest:
+        return None
+    return f"differs from that of plain run by {error:.3g}, and its largest value is {largest:.3g}"

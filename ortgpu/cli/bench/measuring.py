@@ -1,0 +1,395 @@
+"""How fast a model runs here: plain ONNX Runtime and the ways of this library, in turns, in one process.
+
+Needs ``onnxruntime`` to be importable. Nothing is printed; :mod:`ortgpu.cli.bench.command` shows what is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import GPUError, GPUOutOfMemoryError, ProviderFallbackError
+from ...provider.requests import CPU, CUDA
+from ...session.chosen.layouts import LAYOUTS, in_a_program
+from ...session.pool.pool import GPUSessionPool
+from .layouts import check_results, find_weights, has_convolutions, layouts_beside, why_untried
+from .timing import in_turns, quartiles
+
+Feed = Mapping[str, Any]
+
+PLAIN, RUN = "plain", "run"
+
+# Way: how it is written in a program
+WAYS = {
+    PLAIN: "onnxruntime.InferenceSession(model).run",
+    RUN: "GPUSession(model).run",
+    "map": "GPUSession(model).map",
+    "graph": "GPUSession(model, cuda_graph=True).run",
+    "pool": "GPUSessionPool(model).map",
+}
+
+_BLOCK = 0.1  # seconds that a block of calls lasts at least: scheduling and clocks are then small beside it
+_MOST_CALLS = 2000  # of a block
+_REFILLS = 4  # of what a map holds in flight: filling and draining it are part of a block
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    low: float  # lower quartile
+    median: float
+    high: float  # upper quartile
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(*quartiles(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds of single calls, by percentile. ``p99`` is None where there are fewer than a hundred."""
+
+    p50: float
+    p90: float
+    p99: float | None
+    calls: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Latency:
+        percentiles = statistics.quantiles(seconds, n=100, method="inclusive")
+        enough = len(seconds) >= 100
+        return cls(percentiles[49], percentiles[89], percentiles[98] if enough else None, len(seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One way, or ``run`` with one layout of images, with one batch size.
+
+    Attributes:
+        batch: None for a model without a free batch dimension; a request is then one item.
+        rate: items a second.
+        ratio: of the rate to that of plain ONNX Runtime, of a layout to that of ``run``, round by round; None for plain
+            ONNX Runtime, and where that was not measured.
+        latency: None for a way that has many requests at work at once.
+    """
+
+    way: str
+    batch: int | None
+    rate: Spread
+    ratio: Spread | None
+    latency: Latency | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A way or a layout that was not measured, with every batch size or with one.
+
+    ``why``: the first line of the exception, or what was known before anything was tried.
+    """
+
+    way: str
+    batch: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    name: str
+    run: Callable[[None, Feed], Any] | None = None  # one request at a time, or
+    map: Callable[[Iterable[Feed]], Iterator[Any]] | None = None  # many, so many of them
+    at_least: int = 1
+
+    def block(self, feed: Feed, calls: int) -> tuple[float, list[float]]:
+        """Seconds of so many calls together, and of each where they come one after the other."""
+        if self.run is not None:
+            each = [_seconds(self.run, None, feed) for _ in range(calls)]
+            return sum(each), each
+        assert self.map is not None
+        return _seconds(deque, self.map(itertools.repeat(feed, calls)), 0), []
+
+
+def _seconds(action: Callable[..., object], *arguments: object) -> float:
+    started = time.perf_counter()
+    action(*arguments)
+    return time.perf_counter() - started
+
+
+class Bench:
+    """The sessions that are compared. A context manager: they are closed at its end.
+
+    ``session`` is the one on the first GPU. With ``allow_cpu`` all are on the CPU where no GPU can be had. What cannot
+    be opened beside it is in ``left_out``. ``layouts``: names of those that :meth:`measure_layouts` tries.
+
+    Raises:
+        GPUError, Exception: as GPUSession raises.
+    """
+
+    def __init__(self, model: str, *, allow_cpu: bool | None = None) -> None:
+        from ...session.gpu_session import GPUSession
+
+        self._model = model
+        self._stack = ExitStack()
+        self.left_out: list[LeftOut] = []
+        self.layouts: tuple[str, ...] = ()
+        self._plain: Any = None  # the InferenceSession
+        self.session = self._stack.enter_context(GPUSession(model, allow_cpu=allow_cpu))
+        self._ways = [_Way(RUN, run=self.session.run), _Way("map", map=self.session.map, at_least=8 * _REFILLS)]
+        on_gpu = self.session.device.is_gpu
+        try:
+            self._add(PLAIN, self._open_plain)
+            if on_gpu:
+                self._add("graph", self._open_graph)
+            self._add("pool", lambda: self._open_pool(allow_cpu))
+            if on_gpu:
+                self.layouts = self._choose_layouts()
+        except BaseException:
+            self._stack.close()
+            raise
+        self._ways.sort(key=lambda way: list(WAYS).index(way.name))
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def steps(self) -> int:
+        """How often :meth:`measure` and :meth:`measure_layouts` call ``progress`` for one feed in a round."""
+        return len(self._ways) + 2 * len(self.layouts)
+
+    def measure(
+        self, batch: int | None, feed: Feed, rounds: int, progress: Callable[[], None] = lambda: None
+    ) -> list[Figure]:
+        """Figures of all ways for one feed; what a way cannot run is added to ``left_out``.
+
+        Raises:
+            GPUError: of ``run``, where no way runs; of any, where one that did fails later.
+            Exception: of ``run``, where the model does not run on this feed at all.
+        """
+        calls: dict[_Way, int] = {}
+        of_run: Exception | None = None
+        for way in self._ways:
+            try:
+                calls[way] = self._calls(way, feed)
+            except Exception as error:
+                if way.name == RUN and not isinstance(error, GPUError):
+                    raise
+                of_run = error if way.name == RUN else of_run
+                self.left_out.append(LeftOut(way.name, batch, first_line(error)))
+        if of_run is not None and not calls:
+            raise of_run
+        return self._in_turns(calls, PLAIN, batch, feed, rounds, progress)
+
+    def leave_out(self, batch: int | None, error: Exception) -> None:
+        """Of a feed for which :meth:`measure` raised: all ways, those too that it had not come to."""
+        told = {each.way for each in self.left_out if each.batch == batch}
+        self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in self._ways if way.name not in told]
+
+    def measure_layouts(
+        self, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None] = lambda: None
+    ) -> list[Figure]:
+        """Figures of ``run`` with each of ``layouts``, in turns with that of ``session``, for all feeds by their batch.
+
+        One session is open at a time beside those compared. What cannot be opened or run is added to ``left_out``, and
+        so is a layout whose results are not those of plain ONNX Runtime, with all batches. Call it after
+        :meth:`measure`: a batch that plain run or ``run`` could not do is not tried.
+        """
+        figures: list[Figure] = []
+        failed = {each.batch for each in self.left_out if each.way in (PLAIN, RUN)}
+        feeds = {batch: feed for batch, feed in feeds.items() if batch not in failed}
+        for name in self.layouts if feeds else ():
+            try:
+                figures += self._measure_layout(name, feeds, rounds, progress)
+            except Exception as error:  # noqa: BLE001 - what fails once in this layout is not to be used at all
+                self.left_out.append(LeftOut(name, None, first_line(error)))
+        return figures
+
+    def _measure_layout(
+        self, name: str, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None]
+    ) -> list[Figure]:
+        figures: list[Figure] = []
+        names = [output.name for output in self.session.get_outputs()]
+        run = _Way(RUN, run=self.session.run)
+        with self._open(providers=[(CUDA, dict(LAYOUTS[name]))]) as session:
+            layout = _Way(name, run=session.run)
+            for batch, feed in feeds.items():
+                try:
+                    expected = self._plain.run(None, feed)
+                    check_results(names, expected, session.run(None, feed))
+                    calls = {way: self._calls(way, feed) for way in (run, layout)}
+                    _, figure = self._in_turns(calls, RUN, batch, feed, rounds, progress)
+                    check_results(names, expected, session.run(None, feed))  # a race need not show at once
+                    figures.append(figure)
+                except GPUOutOfMemoryError as error:
+                    self.left_out.append(LeftOut(name, batch, first_line(error)))
+        return figures
+
+    def _in_turns(
+        self,
+        calls: Mapping[_Way, int],
+        base: str,
+        batch: int | None,
+        feed: Feed,
+        rounds: int,
+        progress: Callable[[], None],
+    ) -> list[Figure]:
+        """Figures in the order of ``calls``, which has how many make a block of each way, and ratios to ``base``."""
+        latencies: dict[str, list[float]] = {way.name: [] for way in calls}
+        blocks = {
+            way.name: self._timed(way, feed, number, latencies[way.name], progress) for way, number in calls.items()
+        }
+        seconds = in_turns(blocks, rounds)
+        items = batch or 1
+        return [
+            Figure(
+                name,
+                batch,
+                Spread.of([items / each for each in taken]),
+                Spread.of([theirs / mine for theirs, mine in zip(seconds[base], taken, strict=True)])
+                if base in seconds and name != base
+                else None,
+                Latency.of(latencies[name]) if len(latencies[name]) > 1 else None,
+            )
+            for name, taken in seconds.items()
+        ]
+
+    def _calls(self, way: _Way, feed: Feed) -> int:
+        """How many make a block. The calls for it are also those that warm the way up."""
+        way.block(feed, way.at_least)
+        seconds, _ = way.block(feed, way.at_least)
+        wanted = math.ceil(_BLOCK * way.at_least / max(seconds, 1e-9))
+        return max(way.at_least, min(wanted, _MOST_CALLS))
+
+    @staticmethod
+    def _timed(
+        way: _Way, feed: Feed, calls: int, latencies: list[float], progress: Callable[[], None]
+    ) -> Callable[[], float]:
+        def action() -> float:
+            seconds, each = way.block(feed, calls)
+            latencies.extend(each)
+            progress()
+            return seconds / calls
+
+        return action
+
+    def _add(self, name: str, opened: Callable[[], _Way]) -> None:
+        try:
+            self._ways.append(opened())
+        except Exception as error:  # noqa: BLE001 - the others are measured all the same
+            self.left_out.append(LeftOut(name, None, first_line(error)))
+
+    def _choose_layouts(self) -> tuple[str, ...]:
+        """What differs from the layout of ``session``, for a model with convolutions for which it can be right."""
+        if not has_convolutions(self.session.placement):
+            return ()
+        names = layouts_beside(self.session.options_chosen)
+        try:
+            weights = find_weights(self._model)
+        except Exception as error:  # noqa: BLE001 - a file of another format, or a broken onnx
+            reasons: dict[str, str | None] = dict.fromkeys(names, f"its weights cannot be read: {first_line(error)}")
+        else:
+            if not weights:
+                return ()
+            reasons = {name: why_untried(name, weights) for name in names}
+        if self._plain is None:
+            reasons = dict.fromkeys(names, "there are no results of plain run to compare with")
+        self.left_out += [LeftOut(name, None, why) for name, why in reasons.items() if why is not None]
+        return tuple(name for name, why in reasons.items() if why is None)
+
+    def _open(self, **options: Any) -> Any:
+        from ...session.gpu_session import GPUSession
+
+        return GPUSession(self._model, **{"device": self.session.device.ordinal, "cpu_nodes": "allow", **options})
+
+    def _open_graph(self) -> _Way:
+        return _Way("graph", run=self._stack.enter_context(self._open(cuda_graph=True)).run)
+
+    def _open_pool(self, allow_cpu: bool | None) -> _Way:
+        pool = self._stack.enter_context(GPUSessionPool(self._model, allow_cpu=allow_cpu, cpu_nodes="allow"))
+        return _Way("pool", map=pool.map, at_least=_REFILLS * 2 * 3 * len(pool))
+
+    def _open_plain(self) -> _Way:
+        import onnxruntime
+
+        from ...session.guard.guard import uninstall
+
+        uninstall()  # with ORTGPU_ENFORCE=1 it would be a GPUSession, compared with itself
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors: what it warns of belongs to no measurement
+        device = self.session.device
+        providers: list[Any] = [CPU]
+        if device.is_gpu:
+            # The first GPU is the default, and naming it makes 1.31 log a warning.
+            providers.insert(0, (CUDA, {"device_id": str(device.ordinal)}) if device.ordinal else CUDA)
+        session = onnxruntime.InferenceSession(self._model, options, providers=providers)
+        bound = session.get_providers()
+        if bound[0] != (CUDA if device.is_gpu else CPU):
+            raise ProviderFallbackError("plain ONNX Runtime did not reach the GPU", bound=tuple(bound))
+        session.disable_fallback()
+        self._plain = session
+        return _Way(PLAIN, run=session.run)
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def recommend(figures: Sequence[Figure], layouts: Sequence[Figure] = ()) -> list[str]:
+    """Settings that these figures speak for, a sentence each; nothing where the difference is within the spread, and of
+    ways that differ by no more than that, the first in WAYS.
+
+    Args:
+        figures: of ways.
+        layouts: of ``run`` with other layouts, compared with the figure of ``run`` among ``figures``.
+    """
+    found: list[str] = []
+    batches = list(dict.fromkeys(figure.batch for figure in figures))
+    for batch in batches:
+        of_batch = {figure.way: figure for figure in figures if figure.batch == batch}
+        faster = [figure for figure in of_batch.values() if _is_faster(figure, of_batch.get(PLAIN))]
+        where = f"Batch {batch}" if batch is not None else "This model"
+        for what, candidates in (
+            ("shortest time for a request", [figure for figure in faster if figure.latency]),
+            ("most items a second", faster),
+        ):
+            best = _plainest_of_the_best(candidates)
+            if best is not None and best.ratio is not None:
+                found.append(f"{where}, {what}: {WAYS[best.way]}, {best.ratio.median:.2f} times plain run.")
+        better = [each for each in layouts if each.batch == batch and _is_faster(each, of_batch.get(RUN))]
+        best = max(better, key=_median_ratio, default=None)
+        if best is not None:
+            written = in_a_program(best.way)
+            found.append(f"{where}, {best.way}: {written}, whose run is {_median_ratio(best):.2f} times {WAYS[RUN]}.")
+    best = max(figures, key=lambda figure: figure.rate.median, default=None)
+    others = [figure for figure in figures if best is not None and figure.batch != best.batch]
+    if best is not None and others and all(figure.rate.high < best.rate.low for figure in others):
+        found.append(f"Most items a second of all: batch {best.batch}.")
+    return found
+
+
+def _plainest_of_the_best(candidates: Sequence[Figure]) -> Figure | None:
+    """Of those that are as fast as the fastest is in three of four rounds, the one that asks least of a program."""
+    best = max(candidates, key=lambda figure: figure.rate.median, default=None)
+    if best is None:
+        return None
+    as_fast = [figure for figure in candidates if figure.rate.median >= best.rate.low]
+    return min(as_fast, key=lambda figure: list(WAYS).index(figure.way))
+
+
+def _is_faster(figure: Figure, base: Figure | None) -> bool:
+    """In three of four rounds by more than ``base`` differs from itself in the middle half of them."""
+    if base is None or figure.ratio is None:
+        return False
+    noise = (base.rate.high - base.rate.low) / base.rate.median
+    return figure.ratio.low > 1 + noise
+
+
+def _median_ratio(figure: Figure) -> float:
+    return figure.ratio.median if figure.ratio is not None else 0.0

@@ -1,0 +1,72 @@
+"""The figures of ``ortgpu bench`` as a picture. Needs matplotlib, of the extra ``bench``."""
+
+from __future__ import annotations
+
+import html
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from ortgpu.cli.bench.measuring import WAYS, Figure
+from ortgpu.session.chosen.layouts import LAYOUTS
+
+_BARS = (*WAYS, *LAYOUTS)
+
+
+def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
+    """Write a .png, an .svg, or an .html page with the latter in it."""
+    # A canvas of its own, not pyplot: that would look for a window system. Text stays text, to be found and copied.
+    # Nor is it a formula, which a name with two dollars would be.
+    with mpl.rc_context({"svg.fonttype": "none", "text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # boxes in a picture, and text all the same in the others
+        title = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in title)
+        canvas = Canvas(figsize=(10, 4.5), layout="constrained")
+        canvas.suptitle(title)
+        rate, latency = canvas.subplots(1, 2)
+        rate.set(title="Items a second, with quartiles", xlabel="batch")
+        _bars(rate, figures, [(each.rate.median, each.rate.low, each.rate.high) for each in figures])
+        timed = [(each, each.latency) for each in figures if each.latency is not None]
+        latency.set(title="Time of a request, median to 90th percentile", xlabel="batch", ylabel="ms")
+        _bars(latency, [each for each, _ in timed], [(t.p50 * 1e3, t.p50 * 1e3, t.p90 * 1e3) for _, t in timed])
+        if path.suffix.lower() == ".html":
+            path.write_text(_page(_as_svg(canvas), title), encoding="utf-8")
+        else:
+            canvas.savefig(path, format=path.suffix.lower().removeprefix("."))
+
+
+def _bars(axes: Axes, figures: Sequence[Figure], values: Sequence[tuple[float, float, float]]) -> None:
+    """A group of bars for each batch, in it one for each way; a value is the bar's height and the ends of its line."""
+    batches = list(dict.fromkeys(figure.batch for figure in figures))
+    ways = [way for way in _BARS if any(figure.way == way for figure in figures)]
+    width = 0.8 / max(len(ways), 1)
+    for number, way in enumerate(ways):
+        chosen = [(figure.batch, value) for figure, value in zip(figures, values, strict=True) if figure.way == way]
+        places = [batches.index(batch) + (number - (len(ways) - 1) / 2) * width for batch, _ in chosen]
+        heights = [height for _, (height, _, _) in chosen]
+        below = [height - low for _, (height, low, _) in chosen]
+        above = [high - height for _, (height, _, high) in chosen]
+        colour = f"C{_BARS.index(way)}"  # the same in both pictures
+        axes.bar(places, heights, width, yerr=[below, above], capsize=2, label=way, color=colour)
+    axes.set_xticks(range(len(batches)), ["fixed" if batch is None else str(batch) for batch in batches])
+    if ways:
+        axes.legend()
+
+
+def _as_svg(canvas: Canvas) -> str:
+    stream = io.StringIO()
+    canvas.savefig(stream, format="svg")
+    text = stream.getvalue()
+    return text[text.index("<svg") :]  # without the XML declaration, which a page cannot have in its middle
+
+
+def _page(svg: str, title: str) -> str:
+    name = html.escape(title)
+    return (
+        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{name}</title></head>"
+        f"<body><h1>{name}</h1>{svg}</body></html>\n"
+    )

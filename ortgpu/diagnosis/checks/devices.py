@@ -1,0 +1,400 @@
+"""Is there a GPU for this process, is it the one asked for, and does the provider hold code for it?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ...environment.gpu.driver import GPU
+from ...environment.inspection import Environment
+from ...environment.libraries.catalogue import CUDNN_CODE
+from ...environment.libraries.wheel import PASSED_OVER, coverage_by
+from ...errors import (
+    DeviceBusyError,
+    DeviceNotFoundError,
+    Fix,
+    GPUError,
+    InsufficientDeviceMemoryError,
+    NoDeviceError,
+    UnsupportedDeviceError,
+    manual,
+    shell,
+)
+from ...provider import devices
+from ..facts import Facts
+from ..messages.cuda_codes import NO_DEVICE, returned_by_cuinit
+from ..remedies import commands as remedies
+from ..remedies import releases
+from ..remedies import system as system_remedies
+from . import memory
+from .surroundings import give_the_gpu, has_nvidia, how, of_service, of_wsl
+
+_OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
+
+
+def named_device(facts: Facts) -> GPUError | None:
+    """The device that was asked for is not there; judged by NVML where CUDA was not asked."""
+    requested, cuda = facts.request.device, facts.observed.cuda
+    hidden = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    if requested is None or requested == "auto":
+        return None
+    if cuda is not None and cuda.devices:
+        try:
+            devices.choose(requested, cuda.devices, lambda _: None, devices.narrowed_by(hidden, cuda.hidden_by))
+        except DeviceNotFoundError as error:
+            return error
+        return None
+    gpus = visible_gpus(facts.environment)
+    if not gpus:
+        return None
+    ordinal = devices.ordinal_of(requested)
+    if ordinal is not None:
+        found = ordinal < len(gpus)
+    else:
+        found = any(
+            (gpu.uuid or "").lower().startswith(str(requested).strip().lower()) or gpu.mig_uuids for gpu in gpus
+        )
+    if found:
+        return None
+    available = [devices.describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
+    return devices.not_found(requested, available, narrowed=devices.narrowed_by(hidden, hidden))
+
+
+def none_visible(facts: Facts) -> GPUError | None:
+    cuda, environment = facts.observed.cuda, facts.environment
+    nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    hidden = are_hidden(environment)
+    empty = cuda is not None and (cuda.code == NO_DEVICE or (cuda.code == 0 and cuda.devices == ()))
+    nothing = nvml.available and not nvml.gpus
+    if not (hidden or empty or nothing):
+        return None
+    if cuda is not None and cuda.devices:
+        return None
+    if not hidden and not empty and environment.driver.libcuda is None:
+        return None  # without a driver there is no device: driver_absent.not_found says it
+    fixes = []
+    if value == _OF_A_JOB_WITHOUT:
+        ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
+        fixes.append(manual(ask, needs="host"))
+    elif value is not None:
+        fixes.append(remedies.unset(environment, ["CUDA_VISIBLE_DEVICES"]))
+    if hidden:
+        hides = "CUDA_VISIBLE_DEVICES hides every GPU from this process"
+        return NoDeviceError(hides, evidence=_seen(facts), fixes=fixes)
+    why, ways = _without_a_device(environment)
+    return NoDeviceError("CUDA sees no GPU", evidence=[*_seen(facts), *why], fixes=[*fixes, *ways])
+
+
+def _seen(facts: Facts) -> list[str]:
+    """As evidence: what CUDA, NVML, the variable and the container say of GPUs."""
+    cuda, environment = facts.observed.cuda, facts.environment
+    nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    seen = []
+    if cuda is not None and cuda.code:
+        seen.append(returned_by_cuinit(cuda.code))
+    if nvml.available:
+        names = "; ".join(f"{gpu.name} {gpu.uuid}" for gpu in nvml.gpus)
+        seen.append(f"NVML sees {len(nvml.gpus)} GPU(s)" + (f": {names}" if names else ""))
+    elif nvml.error:
+        seen.append(f"NVML: {nvml.error}")
+    if value is not None:
+        seen.append(f"CUDA_VISIBLE_DEVICES={value!r}")
+    if environment.host.container:
+        seen.append(f"in a container ({environment.host.container})")
+        seen += given_to_container(environment)
+    return seen
+
+
+def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
+    """Why there is none, as far as that is known, and the ways to one."""
+    nvml = environment.driver.nvml
+    if nvml.available and nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
+        return ["MIG is enabled, and no GPU has an instance: CUDA then has no device"], [
+            shell("sudo nvidia-smi -mig 0", needs="root"),
+            manual("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"),
+        ]
+    if (rented := of_service(environment)) is not None:
+        return [rented[0]], [rented[1]]
+    if (none_given := of_wsl(environment)) is not None:
+        return [], [none_given]
+    if nvml.available and nvml.gpus:
+        return [], _ways_to_those_that_nvml_sees(environment)
+    if nvml.available and has_nvidia(environment) and not environment.host.container and not environment.host.wsl:
+        return ["on the PCI bus is a GPU of NVIDIA, which the driver left out"], system_remedies.serve_the_gpu()
+    return [], [give_the_gpu(environment), manual("or use a machine with an NVIDIA GPU", needs="hardware")]
+
+
+def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
+    """Of a GPU that failed since its driver was loaded, as can1357/oh-my-pi issue 4475 has it, NVML still knows."""
+    log = "sudo dmesg | grep -iE 'xid|nvrm'"
+    if environment.host.container:
+        again = f"start this container again with its GPU ({how(environment)})"
+        look = f"if CUDA sees none then either, look into the kernel's log on its host: {log}"
+        return [manual(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
+    restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
+    return system_remedies.restart_driver(environment, [shell(log, needs="root"), restart])
+
+
+def are_hidden(environment: Environment) -> bool:
+    """Whether it is CUDA_VISIBLE_DEVICES that keeps every GPU from this process."""
+    return hides_everything(environment) or _names_nothing(environment)
+
+
+def hides_everything(environment: Environment) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES is there and means no GPU, whatever GPUs there are."""
+    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    return value is not None and not _visible_names(value)
+
+
+def _names_nothing(environment: Environment) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES names none of the GPUs that NVML sees. A MIG instance may be unknown to it."""
+    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    gpus = environment.driver.nvml.gpus if environment.driver.nvml.available else ()
+    if value is None or not gpus:
+        return False
+    mig_is_off = all(gpu.mig_enabled is False for gpu in gpus)
+    may_be_known = mig_is_off or not value.strip().upper().startswith("MIG-")
+    return may_be_known and not visible_gpus(environment)
+
+
+def given_to_container(environment: Environment) -> list[str]:
+    """As evidence: which GPUs its runtime was told to give to a container, where the variable for that says it."""
+    value = environment.variables.now.get("NVIDIA_VISIBLE_DEVICES")
+    if value is None:
+        return []
+    return [f"NVIDIA_VISIBLE_DEVICES={value!r}" + (": no GPU" if value in ("", "void", "none") else "")]
+
+
+def busy(facts: Facts) -> GPUError | None:
+    """Compute mode "prohibited" on every GPU that could be meant."""
+    gpus = _meant(facts)
+    if not gpus or any(gpu.compute_mode != "prohibited" for gpu in gpus):
+        return None
+    gpu = gpus[0]
+    return DeviceBusyError(
+        f"{gpu.name or 'the GPU'} accepts no CUDA process: its compute mode is prohibited",
+        evidence=[f"{gpu.uuid}: compute mode {gpu.compute_mode}"],
+        fixes=[shell(f"sudo nvidia-smi -i {gpu.uuid} -c DEFAULT", needs="root")],
+        uuid=gpu.uuid,
+    )
+
+
+def unsupported(facts: Facts) -> GPUError | None:
+    """No code for the GPU's generation in the provider: it would bind, and die at the first kernel (faults C13)."""
+    provider = facts.environment.provider
+    capabilities = _capabilities(facts)
+    if provider is None or not capabilities:
+        return None
+    variables = facts.environment.variables.now
+    if any(provider.coverage(capability, variables) != "none" for _, capability in capabilities):
+        return None
+    held = tuple(str(architecture) for architecture in provider.architectures or ())
+    for name, capability in capabilities:
+        if provider.coverage(capability) != "none":
+            return _passed_over(name, capability, held, facts.environment)
+    name, capability = capabilities[0]
+    installed = facts.environment.packages.onnxruntime
+    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
+    return UnsupportedDeviceError(
+        f"the installed ONNX Runtime holds no code for {described(name, capability)}",
+        evidence=[
+            f"{build} holds {', '.join(held)}",
+            f"read from {provider.path}",
+        ],
+        fixes=[_build_for(facts, capability)],
+        device=name,
+        compute_capability=capability,
+        architectures=held,
+    )
+
+
+def cudnn_without_code(facts: Facts) -> GPUError | None:
+    """No code for the GPU's generation in cuDNN, where ONNX Runtime has some (issue 25676: a V100)."""
+    environment, request = facts.environment, facts.request
+    provider, held = environment.provider, environment.cudnn_architectures
+    variables = environment.variables.now
+    # Of the others unsupported() says it, where there are no GPUs but those
+    usable = [
+        (name, capability)
+        for name, capability in _capabilities(facts)
+        if provider is None or provider.coverage(capability, variables) != "none"
+    ]
+    without = [one for one in usable if coverage_by(held, one[1], variables) == "none"]
+    files = (one.chosen for one in environment.libraries if one.spec.stem in CUDNN_CODE)
+    file = next(filter(None, files), None)
+    if not without or len(without) < len(usable) or held is None or file is None or request.cudnn_disabled:
+        return None
+    (name, capability), path = without[0], file.path
+    wheels = [one for one in environment.packages.nvidia if one.name.startswith("nvidia-cudnn-cu")]
+    evidence = [f"{os.path.basename(path)} holds {', '.join(map(str, held))}", f"read from {path}"]
+    evidence += [f"{wheel.name} {wheel.version} in {wheel.location}" for wheel in wheels]
+    if request.cudnn_operators:
+        evidence.append(f"needed by {', '.join(request.cudnn_operators)}")
+    return UnsupportedDeviceError(
+        f"the installed cuDNN holds no code for {described(name, capability)}",
+        evidence=evidence,
+        fixes=[remedies.another_cudnn(environment, path, capability)],
+        severity="fatal" if request.cudnn_operators else "warning",
+        device=name,
+        compute_capability=capability,
+        architectures=tuple(map(str, held)),
+    )
+
+
+def _passed_over(
+    name: str | None, capability: tuple[int, int], held: tuple[str, ...], environment: Environment
+) -> UnsupportedDeviceError:
+    """There is code for the GPU, and a variable keeps CUDA from it: releases from 1.29 on hold no PTX at all."""
+    variables = environment.variables.now
+    guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
+    evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
+    return UnsupportedDeviceError(
+        f"CUDA is told to pass over the code that the installed ONNX Runtime holds for {described(name, capability)}",
+        evidence=[*evidence, f"held: {', '.join(held)}"],
+        fixes=[remedies.unset(environment, guilty)],
+        device=name,
+        compute_capability=capability,
+        architectures=held,
+    )
+
+
+def without_code(
+    gpu: GPU | devices.Device | None, summary: str, evidence: list[str], fixes: list[Fix]
+) -> UnsupportedDeviceError:
+    """Of one kernel or operator, as it says itself. ``gpu`` None: nobody knows which it is."""
+    name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
+    return UnsupportedDeviceError(summary, evidence=evidence, fixes=fixes, device=name, compute_capability=capability)
+
+
+def kernel_without_code(gpu: GPU | devices.Device | None, evidence: list[str]) -> UnsupportedDeviceError:
+    """Where the file has no code for the GPU at all, a check knows it."""
+    return without_code(
+        gpu,
+        "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
+        evidence,
+        [manual("use another release of ONNX Runtime, or another GPU")],
+    )
+
+
+def described(name: str | None, capability: tuple[int, int] | None) -> str:
+    known = f" (compute capability {capability[0]}.{capability[1]})" if capability is not None else ""
+    return (name or "this GPU") + known
+
+
+def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
+    environment = facts.environment
+    if environment.driver.is_tegra:
+        return system_remedies.for_a_jetson()
+    release = releases.for_gpus(environment.host, environment.driver.supported_cuda, [capability])
+    if release is not None:
+        return remedies.other_release(environment, release)
+    return manual("build ONNX Runtime for this GPU, or use another GPU", needs="hardware")
+
+
+def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
+    """Name and compute capability of the devices that could be meant, from CUDA where it was asked, else from NVML.
+    Nothing where that of one is unknown: it may be the one that serves."""
+    cuda = facts.observed.cuda
+    if cuda is not None and cuda.devices:
+        try:
+            chosen = [devices.choose(facts.request.device, cuda.devices, lambda _: None)]
+        except DeviceNotFoundError:
+            chosen = []
+        if facts.request.device == "auto":
+            chosen = list(cuda.devices)
+        found = [(device.name, device.compute_capability) for device in chosen]
+    else:
+        found = [(gpu.name, gpu.compute_capability) for gpu in _meant(facts)]
+    known = [(name, capability) for name, capability in found if capability is not None]
+    return known if len(known) == len(found) else []
+
+
+def _meant(facts: Facts) -> list[GPU]:
+    gpus = visible_gpus(facts.environment)
+    ordinal = devices.ordinal_of(facts.request.device)
+    if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
+        return gpus[ordinal : ordinal + 1]
+    if ordinal is None and facts.request.device != "auto":
+        wanted = str(facts.request.device).strip().lower()
+        return [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(wanted)]
+    return gpus
+
+
+def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None) -> InsufficientDeviceMemoryError:
+    """``requested``: bytes, where ONNX Runtime names them."""
+    gpu = gpu_asked_for(facts)
+    free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
+    if gpu is not None and free is not None and total is not None:
+        evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
+    own = memory.on_gpu(facts.observed.sessions, gpu.uuid if gpu is not None else None)
+    return InsufficientDeviceMemoryError(
+        "the GPU has too little free memory to open this session"
+        + (f": {requested} bytes were asked for" if requested else ""),
+        evidence=[*evidence, *memory.named(own)],
+        fixes=[
+            *([memory.close_those_that_are_done_with()] if own else []),
+            manual(
+                "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
+            ),
+        ],
+        requested=requested,
+        free=free,
+        total=total,
+    )
+
+
+def gpu_asked_for(facts: Facts) -> GPU | None:
+    """What NVML says of the one GPU that was asked for; None where there is more than one it could be, or none."""
+    cuda, requested = facts.observed.cuda, facts.request.device
+    gpus = facts.environment.driver.nvml.gpus
+    if requested != "auto" and cuda is not None and cuda.devices:
+        try:
+            uuid = devices.choose(requested, cuda.devices, lambda _: None).uuid
+        except DeviceNotFoundError:
+            return None
+        return next((gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid == uuid), None)
+    meant = _meant(facts)
+    return meant[0] if len(meant) == 1 else None
+
+
+def visible_gpus(environment: Environment) -> list[GPU]:
+    """NVML's GPUs as CUDA_VISIBLE_DEVICES leaves and orders them.
+
+    Exact where all GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID; else CUDA may number them fastest first.
+    """
+    gpus = list(environment.driver.nvml.gpus)
+    value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return gpus
+    chosen: list[GPU] = []
+    for name in _visible_names(value):
+        match = _match(name, gpus)
+        if match is None:
+            break  # so does CUDA: CUDA C++ Programming Guide, "CUDA Environment Variables"
+        chosen.append(match)
+    return chosen
+
+
+def _visible_names(value: str) -> list[str]:
+    """The ordinals and UUIDs of CUDA_VISIBLE_DEVICES that count.
+
+    The first name that means nothing ends the list, and one that is there twice empties it; a number ends where its
+    digits end, so "1gpu" is 1: torch.cuda._parse_visible_devices, which was made to count as CUDA does.
+    """
+    names: list[str] = []
+    for part in map(str.strip, value.split(",")):
+        number = re.match(r"\+?([0-9]{1,9})(?![0-9])", part)
+        name = str(int(number[1])) if number else part
+        if not number and not part.upper().startswith(("GPU-", "MIG-")):
+            break
+        if name in names:
+            return []
+        names.append(name)
+    return names
+
+
+def _match(name: str, gpus: list[GPU]) -> GPU | None:
+    if name.isdecimal():
+        return gpus[int(name)] if int(name) < len(gpus) else None
+    found = [gpu for gpu in gpus if (gpu.uuid or "").lower().startswith(name.lower()) or name in gpu.mig_uuids]
+    return found[0] if len(found) == 1 else None  # the beginning of several UUIDs names none of them

@@ -1,0 +1,222 @@
+"""Why does `import onnxruntime` fail?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ...environment.libraries.catalogue import spec_for
+from ...environment.packages.installed import Distribution
+from ...environment.packages.interpreter import IN_SUB_INTERPRETER
+from ...errors import BrokenPackageError, Fix, GPUError, LibraryNotFoundError, UnsupportedPlatformError, manual
+from ..facts import Facts
+from ..messages import loader_words
+from ..remedies import commands as remedies
+from ..remedies import system as system_remedies
+from . import windows
+from .library_symbols import c_library_too_old, of_another_version
+
+
+def failed(facts: Facts) -> GPUError | None:
+    """`import onnxruntime` raised, or gave a module without InferenceSession."""
+    text = facts.observed.import_error
+    if text is None:
+        if facts.observed.has_session is not False:
+            return None
+        text = "AttributeError: module 'onnxruntime' has no attribute 'InferenceSession'"
+    installed = facts.environment.packages.onnxruntime
+    if installed.folder is None or not installed.importable:
+        return None  # not_installed or broken_files says it
+    if loader_words.is_musl(text):
+        return _c_library_of_another_kind(facts, text)
+    if (old := c_library_too_old(facts, text, "import onnxruntime fails")) is not None:
+        return old
+    absent = re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)
+    if absent is not None and not loader_words.is_blocked(text):
+        if spec_for(absent[1]) is not None or absent[1] == "libcuda.so.1":
+            return None  # the extension itself links CUDA (1.27.0): libraries_missing says it, or driver_not_found
+        return LibraryNotFoundError(
+            f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
+            evidence=[text],
+            fixes=[system_remedies.system_package([absent[1]])],
+            missing=(absent[1],),
+        )
+    if (other := of_another_version(text, "ONNX Runtime's module", facts)) is not None:
+        return other
+    if text == IN_SUB_INTERPRETER:
+        return None  # this_process.in_sub_interpreter says it
+    unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
+    if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
+        return BrokenPackageError(
+            "import onnxruntime fails: this process may have no further thread",
+            evidence=filter(None, [text, threads[0], system_remedies.stack_that_is_too_large(facts.environment)]),
+            fixes=system_remedies.let_it_have_threads(facts.environment),
+        )
+    if any("more than once per process" in line for line in (text, *_printed_meanwhile(facts))):
+        return _numpy_imported_again(facts, text)
+    if any("built with baseline optimizations" in line for line in (text, *_printed_meanwhile(facts))):
+        return _processor_too_old(facts, text)
+    blocked = next(filter(loader_words.is_blocked, (text, *_printed_meanwhile(facts))), None)
+    if unmapped is None and blocked is None and (dependency := _dependency_missing(facts, text)) is not None:
+        return dependency
+    if ("DLL load failed" in text and windows.runtime_missing(facts)) or windows.other_engine(facts):
+        return None  # these say it
+    return BrokenPackageError(
+        "import onnxruntime fails",
+        evidence=dict.fromkeys(filter(None, (text, unmapped, blocked))),
+        fixes=_ways_to_import_it(facts, text, unmapped, blocked),
+        package=installed.build_name,
+        files=(),
+    )
+
+
+def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None, blocked: str | None) -> list[Fix]:
+    """``unmapped``, ``blocked``: the loader's words about a file that it may not map, or open."""
+    environment = facts.environment
+    if blocked is not None:
+        return [system_remedies.unblock(environment, _file_in(blocked, facts))]
+    if "executable stack" in text:
+        return [remedies.install(environment, remedies.newest_requirements(environment), upgrade=True)]
+    if unmapped is not None:
+        return [system_remedies.let_it_be_mapped(environment, os.path.dirname(_file_in(unmapped, facts)))]
+    if (late := loader_words.lacks_thread_storage(text)) is not None:
+        return [system_remedies.load_at_start(environment, [late])]
+    if "sys.modules" in text:
+        what = "remove what puts something else in the place of onnxruntime: the package itself is not imported"
+        return [manual(what)]
+    again = remedies.reinstall_onnxruntime(environment)
+    if environment.host.system == "Windows" and windows.may_be_visual_c(text):
+        return [system_remedies.update_visual_c(), again]
+    return [again]
+
+
+def _file_in(words: str, facts: Facts) -> str:
+    """The file that the loader names: NumPy's may lie on another file system than ONNX Runtime's."""
+    named = re.search(r"(/.+?\.so[^:]*): ", words)
+    installed = facts.environment.packages.onnxruntime
+    return named[1] if named is not None else installed.extension or os.path.join(installed.folder or "", "__init__.py")
+
+
+def _printed_meanwhile(facts: Facts) -> list[str]:
+    """What was written while the probe imported it: NumPy's traceback among it, of which the import's own text says
+    "import numpy failed"."""
+    return [*facts.observed.printed("import"), *filter(None, [facts.observed.numpy_error])]
+
+
+def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
+    """Those of the import, or of a CUDA library before it."""
+    tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
+    words = (text, *_printed_meanwhile(facts), *tried)
+    return next((each for each in words if loader_words.cannot_be_mapped(each)), None)
+
+
+def _c_library_of_another_kind(facts: Facts, text: str) -> GPUError:
+    """Issues 2909 and 17986; gcompat, Alpine's substitute, does not have all that ONNX Runtime needs."""
+    host = facts.environment.host
+    return UnsupportedPlatformError(
+        "the installed ONNX Runtime is built for glibc, and this system has another C library (musl, that of Alpine)",
+        evidence=[text, f"{host.os_name or host.system}, {host.libc or 'unknown C library'}"],
+        fixes=[manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")],
+        system=host.system,
+        machine=host.machine,
+    )
+
+
+def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
+    return BrokenPackageError(
+        "import onnxruntime fails: numpy was removed from sys.modules, and cannot be imported twice in a process",
+        evidence=dict.fromkeys(filter(None, (text, facts.observed.numpy_error))),
+        fixes=[
+            manual(
+                "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
+                "leave it there, and start this process anew"
+            )
+        ],
+        package="numpy",
+        files=(),
+    )
+
+
+def _processor_too_old(facts: Facts, text: str) -> GPUError:
+    """NumPy says so itself. Its wheels are for x86-64-v2 from 2.4 on: github.com/numpy/numpy, issue 31073."""
+    numpy = facts.environment.packages.other("numpy")
+    version = numpy.version if numpy is not None else None
+    fixes: list[Fix] = [
+        manual(
+            "in a virtual machine: give it the processor of its host (Proxmox: CPU type host, libvirt: "
+            "host-passthrough), where that has the instructions",
+            needs="host",
+        )
+    ]
+    if version is not None and not _before(version, (2, 4)):
+        fixes.insert(0, remedies.install(facts.environment, ["numpy<2.4"]))
+    return BrokenPackageError(
+        f"import onnxruntime fails: the installed numpy {version or ''}".rstrip()
+        + " is built for newer processors than the one of this machine",
+        evidence=[text, *filter(None, [facts.observed.numpy_error])],
+        fixes=fixes,
+        package="numpy",
+    )
+
+
+_DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
+
+
+def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
+    """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
+    absent = re.search(r"No module named '(\w+)", text)
+    packages = facts.environment.packages
+    numpy = packages.other("numpy")
+    # 1.19 was the first release for NumPy 2. Before it NumPy prints why, and raises an ImportError without a word.
+    is_2 = numpy is not None and numpy.version is not None and not _before(numpy.version, (2,))
+    numpy_too_new = is_2 and _before(packages.onnxruntime.version, (1, 19))
+    at_fault = numpy_too_new or re.search(r"numpy\S* failed|_ARRAY_API not found", text)
+    module = absent[1] if absent else "numpy" if at_fault else None
+    if module in (None, "onnxruntime"):
+        return None
+    name = _DISTRIBUTIONS.get(module, module)
+    found = packages.other(name)
+    own = remedies.in_the_way(packages, name)
+    if own is not None:
+        return BrokenPackageError(
+            f"import onnxruntime fails: {own} is imported instead of the installed {name}",
+            evidence=[text],
+            fixes=[remedies.out_of_the_way(facts.environment, own)],
+            package=name,
+            files=(own,),
+        )
+    if found is None:
+        summary = f"import onnxruntime fails: {name}, which it needs, is not installed"
+        fix = remedies.install(facts.environment, [name])
+    else:
+        summary = (
+            f"import onnxruntime fails: the installed {name} {found.version or ''}".rstrip() + " cannot be imported"
+        )
+        if remedies.of_another_python(facts.environment, found.location):
+            return _of_another_python(facts, found, text)
+        same = f"{name}=={found.version}" if found.version else name
+        fix = remedies.install(facts.environment, [same], again=True, instead_of=found.location)
+        if name == "numpy" and numpy_too_new:
+            release = f"ONNX Runtime {packages.onnxruntime.version}"
+            summary = f"import onnxruntime fails: {release} is too old for numpy {found.version}"
+            fix = remedies.install(facts.environment, ["numpy<2"])
+    said = facts.observed.numpy_error if name == "numpy" else None
+    return BrokenPackageError(summary, evidence=[text, *filter(None, [said])], fixes=[fix], package=name)
+
+
+def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError:
+    others = (one for one in facts.environment.packages.others if one.name == found.name)
+    elsewhere = any(one.location != found.location for one in others)
+    return BrokenPackageError(
+        f"import onnxruntime fails: {found.name} is imported from {found.location}, where the packages of another "
+        "Python are",
+        evidence=[text],
+        fixes=[remedies.leave_to_its_python(facts.environment, found.location, [] if elsewhere else [found.name])],
+        package=found.name,
+    )
+
+
+def _before(version: str | None, other: tuple[int, ...]) -> bool:
+    """Whether a version is known, and below another."""
+    numbers = tuple(map(int, re.findall(r"\d+", version or "")))
+    return bool(numbers) and numbers[: len(other)] < other

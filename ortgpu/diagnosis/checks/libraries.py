@@ -1,0 +1,373 @@
+"""Are the CUDA libraries there, whole, and of the right version?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+
+from ...environment.libraries.catalogue import CUDNN_CORE_PARTS, canonical, major_of, spec_for, stem_of, wheel_name
+from ...environment.libraries.search import Candidate, Resolution
+from ...errors import (
+    BrokenPackageError,
+    Fix,
+    GPUError,
+    LibraryConflictError,
+    LibraryNotFoundError,
+    LibraryVersionError,
+    Severity,
+    manual,
+    shell,
+)
+from ...provider.preloading import LoadedLibrary, MissingLibrary
+from ..facts import Facts
+from ..messages import loader_words
+from ..remedies import commands as remedies
+from ..remedies import system as system_remedies
+from .library_symbols import newer_c_library, of_another_version, older_c_library
+
+
+def missing(facts: Facts) -> GPUError | None:
+    """Linked libraries that are not there, all at once; only other versions of them; damaged files of them.
+
+    The fix brings what is opened at need too, where that is not there either: one command, not one a session.
+    """
+    absent = _missing(facts, required=True)
+    for library in absent:
+        for file in library.rejected:
+            if file.unfit_for is None and (found := of_another_version(file.problem or "", library.soname, facts)):
+                return found
+    further = [library.wheel for library in _missing(facts, required=False) if library.wheel]
+    return judge_missing(facts, absent, "the CUDA provider needs", "fatal", further)
+
+
+def cudnn_missing(facts: Facts) -> GPUError | None:
+    """A cuDNN that is opened lazily (ONNX Runtime 1.28 and newer): fatal only to a model that needs it."""
+    if facts.request.cudnn_disabled:
+        return None
+    return _lazily_opened_missing(facts, "libcudnn", facts.request.cudnn_operators, "convolutions and others")
+
+
+def cufft_missing(facts: Facts) -> GPUError | None:
+    return _lazily_opened_missing(facts, "libcufft", facts.request.cufft_operators, "Fourier transforms")
+
+
+def _lazily_opened_missing(facts: Facts, stem: str, operators: tuple[str, ...], usual: str) -> GPUError | None:
+    absent = tuple(library for library in _missing(facts, required=False) if stem_of(library.soname).startswith(stem))
+    if operators:
+        return judge_missing(facts, absent, f"{_enumerate(operators)} of this model needs", "fatal")
+    return judge_missing(facts, absent, f"models with {usual} need", "warning")
+
+
+def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
+    report = facts.observed.preload
+    if report is not None:
+        return tuple(library for library in report.missing if library.required == required)
+    if facts.observed.not_loaded is not None:
+        own = _only_in_this_process(facts)
+        tried = facts.observed.not_loaded
+        return tuple(library for library in tried if library.required == required and library.soname not in own)
+    major = facts.environment.cuda_major
+    return tuple(
+        MissingLibrary(found.soname, required, found.spec.wheels.get(major) if major else None, found.rejected)
+        for found in facts.environment.libraries
+        if found.required == required and not found.candidates and _must_be_there(found)
+    )
+
+
+def _only_in_this_process(facts: Facts) -> set[str]:
+    """What this process has loaded, or has because of that, and a child that starts anew does not find."""
+    sources = ("already loaded", "beside a loaded one")
+    return {found.soname for found in facts.environment.libraries if any(c.source in sources for c in found.candidates)}
+
+
+def _must_be_there(found: Resolution) -> bool:
+    return found.spec.part_of is None or found.spec.stem in CUDNN_CORE_PARTS.get(major_of(found.soname) or 0, ())
+
+
+def judge_missing(
+    facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity, further: Iterable[str] = ()
+) -> GPUError | None:
+    """``further``: requirements for pip of what is missing as well, and is to be installed along with these."""
+    if not absent:
+        return None
+    passed_over = [line for library in absent for line in _evidence(library)]
+    absent = _without_consequences(absent)
+    unfit = _unfit(absent)
+    fixes, facts_of_fixes = _ways_to_have(facts, absent, unfit, further)
+    evidence = [*passed_over, _where_needed(facts), *facts_of_fixes]
+    sonames = tuple(library.soname for library in absent)
+    if len(unfit) == len(absent):
+        return LibraryConflictError(
+            f"{reason} {_enumerate(sonames)}, and no copy fits what this process has already loaded",
+            evidence=evidence,
+            fixes=fixes,
+            severity=severity,
+            libraries=tuple(file.unfit_for or "" for file in unfit.values()),
+        )
+    others = {library.soname: path for library in absent if (path := _other_version(library)) is not None}
+    if len(others) == len(absent):
+        return LibraryVersionError(
+            f"{reason} {_enumerate(sonames)}, and only other versions are installed",
+            evidence=evidence,
+            fixes=fixes,
+            severity=severity,
+            needed=sonames,
+            found=others,
+        )
+    return LibraryNotFoundError(
+        f"{reason} {_enumerate(sonames)}: "
+        + ("no usable copy" if any(x.rejected for x in absent) else "not found")
+        + " on this machine",
+        evidence=evidence,
+        fixes=fixes,
+        severity=severity,
+        missing=sonames,
+    )
+
+
+def _unfit(absent: Iterable[MissingLibrary]) -> dict[str, Candidate]:
+    """By soname: a file that would serve, if another library of this process were not loaded."""
+    return {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
+
+
+def _ways_to_have(
+    facts: Facts, absent: tuple[MissingLibrary, ...], unfit: Mapping[str, Candidate], further: Iterable[str]
+) -> tuple[list[Fix], list[str]]:
+    """The fixes, and the facts that they rest on. Only what nothing else keeps from being loaded is to be installed."""
+    environment = facts.environment
+    fixes: list[Fix] = []
+    evidence: list[str] = []
+    passed_over = [(library.soname, file) for library in absent for file in library.rejected]
+    problems = [(soname, file.problem or "") for soname, file in passed_over]
+    unmapped = {soname: file for soname, file in passed_over if loader_words.cannot_be_mapped(file.problem or "")}
+    late = {
+        soname: path for soname, words in problems if (path := loader_words.lacks_thread_storage(words)) is not None
+    }
+    blocked = {soname: file for soname, file in passed_over if loader_words.is_blocked(file.problem or "")}
+    closed = _closed(facts, absent)
+    too_new = {
+        soname: newer_c_library(environment, old[1])
+        for soname, words in problems
+        if (old := older_c_library(words)) is not None
+    }
+    foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
+    if unmapped:
+        folder = os.path.dirname(next(iter(unmapped.values())).path)
+        fixes.append(system_remedies.let_it_be_mapped(environment, folder))
+    if blocked:
+        fixes.append(system_remedies.unblock(environment, next(iter(blocked.values())).path))
+    if late:
+        fixes.append(system_remedies.load_at_start(environment, late.values()))
+    if unfit:
+        evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
+        fixes += _ways_to_one_copy(unfit, facts)
+    if closed:
+        evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
+        fixes.append(system_remedies.let_it_be_read(environment, closed.values()))
+    fixes += dict.fromkeys(too_new.values())
+    if foreign:
+        fixes.append(system_remedies.system_package(foreign.values()))
+    otherwise = {*unmapped, *blocked, *late, *unfit, *closed, *too_new, *foreign}
+    to_install = [library for library in absent if library.soname not in otherwise]
+    wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
+    if wheels:
+        dead = dict.fromkeys(_folder_of_wheels(file.path) for _, file in passed_over if _is_dead_link(file))
+        fixes.append(remedies.install_libraries(environment, {**wheels, **dict.fromkeys(further)}, dead))
+    if unknown := [library.soname for library in to_install if not library.wheel]:
+        fixes += remedies.newer_cuda(environment, unknown) or [system_remedies.system_package(unknown)]
+    return fixes, evidence
+
+
+def _without_consequences(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
+    """Without those that are there, and that the loader refuses because they link another one that is not."""
+    names = {library.soname for library in absent}
+    roots = tuple(
+        library
+        for library in absent
+        if not library.rejected
+        or any(loader_words.not_found_for(file.problem or "") not in names for file in library.rejected)
+    )
+    return roots or absent
+
+
+def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
+    """By soname: the file that this user may not read, or the wheels' folder in which it may be."""
+    refused = [each.path for each in facts.environment.packages.refused]
+    folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
+    closed: dict[str, str] = {}
+    for library in absent:
+        files = [file.path for file in library.rejected if loader_words.may_not_be_read(file.problem or "")]
+        if files or (folders and not library.rejected):
+            closed[library.soname] = (files or folders)[0]
+    return closed
+
+
+def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:
+    """Libraries of one toolkit go together; what another part of the program loaded before stays in the process."""
+    loaded = list(dict.fromkeys(file.unfit_for for file in unfit.values() if file.unfit_for is not None))
+    fixes = [remedies.off_the_path(facts.environment, "LD_PRELOAD", path) for path in loaded]
+    return [fix for fix in fixes if fix is not None] or [
+        manual(
+            f"let one place serve the whole process: make the first GPUSession before what loads {_enumerate(loaded)}, "
+            "or keep it from being loaded"
+        )
+    ]
+
+
+def _is_dead_link(file: Candidate) -> bool:
+    """A link to nothing, or to itself, in the folder of a wheel."""
+    problem = (file.problem or "").lower()
+    return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
+
+
+def _folder_of_wheels(path: str) -> str:
+    """The folder nvidia above nvidia/cublas/lib/libcublas.so.12."""
+    return str(PurePath(path).parents[2])
+
+
+def _foreign_dependency(file: Candidate) -> str | None:
+    """The library, no CUDA wheel's, that the loader did not find when it opened this file: libgcc_s.so.1, say."""
+    name = loader_words.not_found_for(file.problem or "")
+    of_the_driver = name is not None and name.lower().startswith(("libcuda.so", "nvcuda."))
+    return name if name and spec_for(name) is None and not of_the_driver else None
+
+
+def _evidence(library: MissingLibrary) -> list[str]:
+    if not library.rejected:
+        return [f"{library.soname}: found nowhere"]
+    return [f"{library.soname}: {candidate.path} {_reason(candidate)}" for candidate in library.rejected[:4]]
+
+
+def _reason(candidate: Candidate) -> str:
+    return f"passed over ({candidate.source}): {candidate.problem}"
+
+
+def _other_version(library: MissingLibrary) -> str | None:
+    for candidate in library.rejected:
+        name = canonical(os.path.basename(candidate.path))
+        of_it = major_of(name) is not None and stem_of(name) == stem_of(library.soname)
+        if of_it and not name.startswith(library.soname):
+            return candidate.path
+    return None
+
+
+def _where_needed(facts: Facts) -> str:
+    installed = facts.environment.packages.onnxruntime
+    build = f"{installed.build_name or 'onnxruntime-gpu'} {installed.version or ''}".rstrip()
+    return f"{build} is built for CUDA {facts.environment.cuda_major or 'of unknown version'}"
+
+
+def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
+    """One SONAME, two builds: libcudnn.so.9 exists for CUDA 12 and for CUDA 13, and the first one loaded is used."""
+    cudnn, provider, major = facts.observed.cudnn, facts.environment.provider, facts.environment.cuda_major
+    if cudnn is None or provider is None or major in (None, cudnn[1]):
+        return None
+    loaded, built_for = cudnn
+    needed = any(stem_of(name).startswith("libcudnn") for name in provider.needed) or facts.request.cudnn_operators
+    return LibraryConflictError(
+        f"{loaded.soname} in this process is built for CUDA {built_for}, ONNX Runtime for CUDA {major}",
+        evidence=[f"{loaded.path} ({loaded.source})"],
+        fixes=_ways_to_the_right_cudnn(facts, loaded, built_for),
+        severity="fatal" if needed else "warning",
+        libraries=(loaded.path,),
+    )
+
+
+# Where NVIDIA's wheels do not come first: what is loaded already stays, and a caller's own folder was asked for.
+_BEFORE_WHEELS = ("already loaded", "directory", "nvidia wheels")
+
+
+def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int) -> list[Fix]:
+    environment = facts.environment
+    major = environment.cuda_major
+    fixes = [manual(f"make every package of this process use CUDA {major}: torch, CuPy and the nvidia wheels")]
+    wrong, right = f"nvidia-cudnn-cu{built_for}", remedies.wheel_of(loaded.soname, major)
+    if right is None or environment.host.frozen:
+        return fixes
+    if any(wheel.name == wrong for wheel in environment.packages.nvidia):
+        command = f"{environment.installer.uninstall} {wrong}"
+        return [shell(f"{command} && {remedies.install(environment, [right], again=True)}"), *fixes]
+    if loaded.source not in _BEFORE_WHEELS:
+        return [remedies.install_libraries(environment, [right])]
+    return fixes
+
+
+def cudnn_mixed(facts: Facts) -> GPUError | None:
+    """The first convolution would end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512)."""
+    paths = facts.observed.cudnn_mixed
+    if not paths:
+        return None
+    return mixed(
+        by_folder(paths),
+        fixes=_ways_to_one_cudnn(list(dict.fromkeys(map(os.path.dirname, paths))), facts),
+        severity="fatal" if facts.request.cudnn_operators else "warning",
+        libraries=paths,
+    )
+
+
+def not_as_installed(facts: Facts) -> GPUError | None:
+    """A whole library in the place of another, seen by nothing else: cuDNN's parts have one name in all releases."""
+    environment = facts.environment
+    major = environment.cuda_major
+    right = {wheel_name(found.spec.wheels[major]) for found in environment.libraries if major in found.spec.wheels}
+    used = {found.chosen.path for found in environment.libraries if found.chosen is not None}
+    names = [wheel.name for wheel in environment.packages.nvidia]
+    altered = {
+        wheel: files
+        for wheel in environment.packages.nvidia
+        if wheel.name in right
+        # The same wheel for another CUDA writes the same files: cudnn_of_other_cuda judges which of them are there.
+        and sum(name.split("-cu1")[0] == wheel.name.split("-cu1")[0] for name in names) == 1
+        and (files := tuple(name for name in wheel.altered_files if os.path.join(wheel.location, name) in used))
+    }
+    if not altered:
+        return None
+    paths = tuple(os.path.join(wheel.location, name) for wheel, files in altered.items() for name in files)
+    return BrokenPackageError(
+        f"libraries of {_enumerate([wheel.name for wheel in altered])} are not the files that were installed",
+        evidence=[f"not as its package says: {path}" for path in paths],
+        fixes=[remedies.install(environment, [f"{wheel.name}=={wheel.version}" for wheel in altered], again=True)],
+        severity="fatal" if facts.observed.crashed else "warning",
+        package=next(iter(altered)).name,
+        files=paths,
+    )
+
+
+def mixed(
+    evidence: list[str], *, fixes: Iterable[Fix] = (), severity: Severity = "fatal", libraries: tuple[str, ...] = ()
+) -> LibraryConflictError:
+    return LibraryConflictError(
+        "the parts of cuDNN in this process are of different releases",
+        evidence=evidence,
+        fixes=fixes,
+        severity=severity,
+        libraries=libraries,
+    )
+
+
+def by_folder(paths: Iterable[str]) -> list[str]:
+    folders: dict[str, list[str]] = {}
+    for path in sorted(paths):
+        folders.setdefault(os.path.dirname(path), []).append(os.path.basename(path))
+    return [f"in this process from {folder}: {', '.join(names)}" for folder, names in folders.items()]
+
+
+def _ways_to_one_cudnn(folders: list[str], facts: Facts) -> list[Fix]:
+    if len(folders) > 1:
+        others = [remedies.off_the_path(facts.environment, "LD_LIBRARY_PATH", folder) for folder in folders]
+        return [fix for fix in others if fix is not None] or [
+            manual(f"let one of these folders serve the whole process: {_enumerate(folders)}")
+        ]
+    wheels = [
+        wheel
+        for wheel in facts.environment.packages.nvidia
+        if wheel.name.startswith("nvidia-cudnn-cu") and folders[0].startswith(os.path.join(wheel.location, ""))
+    ]
+    if not wheels or facts.environment.host.frozen:
+        return [manual(f"install cuDNN again: {folders[0]} holds files of several releases")]
+    return [remedies.install(facts.environment, [f"{wheel.name}=={wheel.version}" for wheel in wheels], again=True)]
+
+
+def _enumerate(names: tuple[str, ...] | list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

@@ -1,0 +1,301 @@
+"""Is there an ONNX Runtime that could use a GPU at all?"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ...environment.packages.installed import Distribution, OnnxRuntime, provider_file_name
+from ...errors import (
+    BrokenPackageError,
+    ConflictingPackagesError,
+    CPUOnlyPackageError,
+    Fix,
+    GPUError,
+    OnnxRuntimeNotInstalledError,
+    UnsupportedPlatformError,
+    manual,
+    shell,
+)
+from ...provider.requests import CUDA
+from ..facts import Facts
+from ..remedies import commands as remedies
+from ..remedies import locked
+from .package_files import did_its_work, is_for_packages, is_of_somebody_else, is_vital
+
+_CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
+_WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
+
+
+def has_cuda(system: str | None, machine: str | None) -> bool:
+    return (system, machine) in _CUDA_PLATFORMS
+
+
+def platform_unsupported(facts: Facts) -> GPUError | None:
+    host = facts.environment.host
+    if has_cuda(host.system, host.machine):
+        return None
+    return UnsupportedPlatformError(
+        f"there is no CUDA on {host.system} {host.machine}",
+        evidence=[_WHEELS],
+        fixes=[
+            manual(f"use a Python for 64 bits: {host.executable or 'this one'} is for 32")
+            if re.fullmatch(r"i\d86|x86|arm(v\dl)?", host.machine)
+            else manual("run on Linux or Windows with an NVIDIA GPU", needs="hardware"),
+            manual("or pass allow_cpu=True, to run on the CPU knowingly"),
+        ],
+        system=host.system,
+        machine=host.machine,
+    )
+
+
+def not_installed(facts: Facts) -> GPUError | None:
+    installed = facts.environment.packages.onnxruntime
+    if (installed.folder is not None and not is_of_somebody_else(installed)) or installed.owners:
+        return None
+    # On record, and its folder deleted: an installer would believe that there is nothing to do.
+    ghosts = [owner for owner in installed.elsewhere if any("__init__.py" in name for name in owner.missing_files)]
+    evidence = [f"no folder onnxruntime on the search path of {facts.environment.host.executable}"]
+    if installed.folder is not None:
+        evidence = [f"{installed.folder} is no package: it has no file __init__.py, and is nobody's on record"]
+    evidence += [f"on record without its files: {owner.name} {owner.version} in {owner.location}" for owner in ghosts]
+    fixes = _first_install(facts)
+    if ghosts and fixes[0].executable:
+        names = " ".join(dict.fromkeys(owner.name for owner in ghosts))
+        fixes = [shell(f"{facts.environment.installer.uninstall} {names} && {fixes[0]}")]
+    if (active := _another_environment(facts)) is not None:
+        evidence.append(f"{active[0]}={active[1]}: this process does not run in it")
+        fixes.append(manual(f"or start the program with the Python of {active[1]}"))
+    return OnnxRuntimeNotInstalledError(
+        "ONNX Runtime is not installed in this environment", evidence=evidence, fixes=fixes
+    )
+
+
+def _another_environment(facts: Facts) -> tuple[str, str] | None:
+    """The variable and the environment that is active in the shell: a notebook's kernel, a tool that pipx installed or
+    a script with a first line of its own runs in another one."""
+    environment = facts.environment
+    mine = (environment.host.executable, environment.installer.folder)
+    named = ((name, environment.variables.now.get(name)) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
+    name, folder = next(((name, folder) for name, folder in named if folder), ("", None))
+    if folder is None or any(path.startswith(folder.rstrip(os.sep) + os.sep) for path in mine):
+        return None
+    return name, folder
+
+
+def shadowed(facts: Facts) -> GPUError | None:
+    """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say; or
+    a copy in a zip archive."""
+    installed = facts.environment.packages.onnxruntime
+    stray = installed.shadowed_by
+    if stray is None and _is_of_another_python(facts):
+        return _of_another_python(facts)
+    if stray is None:
+        return _checkout(facts) if _is_checkout(facts) else None
+    if os.path.basename(stray).startswith("__init__."):
+        return _in_archive(facts, stray)
+    return BrokenPackageError(
+        f"import onnxruntime takes {stray} instead of the installed package",
+        evidence=[f"it comes before the package on the search path: {stray}"],
+        fixes=[manual(f"rename {stray}")],
+        files=(stray,),
+    )
+
+
+def _in_archive(facts: Facts, stray: str) -> GPUError:
+    archive = os.path.dirname(os.path.dirname(stray))
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", archive)
+    return BrokenPackageError(
+        f"import onnxruntime takes {stray}, and nothing that is compiled can be imported from a zip archive",
+        evidence=[f"on the search path: {archive}"],
+        fixes=[
+            off
+            or manual(
+                f"leave onnxruntime and NumPy out of {archive} and install them, or make it an archive that unpacks "
+                "itself (shiv, pex)"
+            )
+        ],
+        files=(stray,),
+    )
+
+
+def _is_of_another_python(facts: Facts) -> bool:
+    """A package in a folder that is not this interpreter's, with a library that this interpreter cannot import."""
+    installed, environment = facts.environment.packages.onnxruntime, facts.environment
+    built = re.search(r"\.cpython-3(\d+)t?-", os.path.basename(installed.extension or ""))
+    home = installed.home
+    return (
+        built is not None and (3, int(built[1])) != environment.host.python[:2] and not environment.installer.owns(home)
+    )
+
+
+def _of_another_python(facts: Facts) -> GPUError:
+    installed, environment = facts.environment.packages.onnxruntime, facts.environment
+    home = installed.home
+    others = [other for other in installed.elsewhere if _is_for_cuda(other.name)]
+    instead = [] if others else remedies.newest_requirements(environment)
+    fix = remedies.leave_to_its_python(environment, home, instead)
+    return BrokenPackageError(
+        f"import onnxruntime takes {installed.folder}, which is built for another Python",
+        evidence=[
+            f"this is Python {'.'.join(map(str, environment.host.python))}, and the package has "
+            f"{os.path.basename(installed.extension or '')}",
+            *_shadowed_by(installed),
+        ],
+        fixes=[(remedies.why_none_fits(environment) or fix) if instead else fix],
+        files=(installed.extension or "",),
+    )
+
+
+def _is_checkout(facts: Facts) -> bool:
+    """A package that no distribution owns, without the library that every build has."""
+    installed = facts.environment.packages.onnxruntime
+    return installed.importable and not installed.owners and installed.extension is None
+
+
+def _checkout(facts: Facts) -> GPUError:
+    installed = facts.environment.packages.onnxruntime
+    folder = installed.folder or ""
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", installed.home)
+    fixes = [off or manual(f"start the program in another folder, or rename {folder}")]
+    if not installed.elsewhere:
+        fixes += _first_install(facts)
+    return BrokenPackageError(
+        f"import onnxruntime takes {folder}, which is no installed package",
+        evidence=[
+            "it has no onnxruntime_pybind11_state, as the sources of ONNX Runtime have none",
+            *_shadowed_by(installed),
+        ],
+        fixes=fixes,
+        files=(folder,),
+    )
+
+
+def conflicting(facts: Facts) -> GPUError | None:
+    """Several distributions wrote into one folder. Fatal when what is there now is not a whole GPU build."""
+    installed = facts.environment.packages.onnxruntime
+    owners = installed.owners
+    if len(owners) < 2 or not installed.importable or _is_of_another_python(facts):
+        return None
+    build = next((owner for owner in owners if owner.name == installed.build_name), None)
+    gpu_build = installed.provider_library is not None and _is_for_cuda(installed.build_name or "gpu")
+    damaged = filter(is_vital, (*build.missing_files, *build.altered_files)) if build is not None else ()
+    whole = build is not None and all(did_its_work(facts, name) for name in damaged)
+    works = gpu_build and whole
+    evidence = [_owner_line(owner) for owner in owners]
+    evidence.append(
+        f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}".rstrip()
+    )
+    evidence.append("they share the folder onnxruntime: the last one installed wins, and removing one leaves holes")
+    names = list(dict.fromkeys(owner.name for owner in owners))
+    summary = f"{' and '.join(names)} are installed over each other" + ("" if works else ", and the GPU build lost")
+    if len(names) == 1:
+        summary = f"{names[0]} is on record {len(owners)} times, as an upgrade that was interrupted leaves it"
+    return ConflictingPackagesError(
+        summary,
+        evidence=evidence,
+        fixes=locked.keep_out(facts, [remedies.reinstall_onnxruntime(facts.environment)]),
+        severity="warning" if works else "fatal",
+        packages=tuple(owner.name for owner in owners),
+    )
+
+
+def _owner_line(owner: Distribution) -> str:
+    damaged = len(owner.missing_files) + len(owner.altered_files)
+    state = f"{damaged} of its files missing or overwritten" if damaged else "its files are intact"
+    return f"{owner.name} {owner.version}: {state}"
+
+
+def cpu_only(facts: Facts) -> GPUError | None:
+    installed = facts.environment.packages.onnxruntime
+    available = facts.observed.available_providers
+    has_provider = installed.provider_library is not None
+    if (
+        not installed.importable
+        or _is_checkout(facts)
+        or _is_of_another_python(facts)
+        or (has_provider and (available is None or CUDA in available))
+    ):
+        return None
+    owner = installed.owners[0] if len(installed.owners) == 1 else None
+    name = installed.build_name or (owner.name if owner else "onnxruntime")
+    if _is_for_cuda(name) and (available is None or CUDA in available or installed.imported_as is not None):
+        return None  # a GPU build whose provider file is gone, or which came after the import: other checks say it
+    version = installed.build_version or (owner.version if owner else None)
+    evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
+    if available is not None:
+        evidence.append(f"providers in this build: {', '.join(available)}")
+    evidence += _shadowed_by(installed)
+    evidence += [
+        f"{other.name} {other.version} is a plugin, which only sessions use that are told to; a GPUSession does not"
+        for other in facts.environment.packages.others
+        if other.name.startswith(_PLUGIN_PREFIX)
+    ]
+    return CPUOnlyPackageError(
+        f"the installed ONNX Runtime ({name}) was built without CUDA",
+        evidence=evidence,
+        fixes=locked.keep_out(facts, _replace_build(facts)),
+        package=name,
+        version=version,
+    )
+
+
+_PLUGIN_PREFIX = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-nv-tensorrt-rtx-cu13
+
+
+def provider_missing(facts: Facts) -> GPUError | None:
+    """A GPU build without libonnxruntime_providers_cuda; onnxruntime still lists CUDA as available (faults B23)."""
+    installed = facts.environment.packages.onnxruntime
+    if (
+        not installed.importable
+        or installed.provider_library is not None
+        or not _is_for_cuda(installed.build_name or _names(facts))
+    ):
+        return None
+    owner = installed.owners[0] if installed.owners else None
+    if owner is not None and any("providers_cuda" in name for name in owner.missing_files):
+        return None  # broken_files says it, with the rest of what is missing
+    return BrokenPackageError(
+        "the CUDA provider library of ONNX Runtime is not there",
+        evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
+        fixes=_replace_build(facts) if owner is None else [remedies.reinstall_onnxruntime(facts.environment)],
+        package=owner.name if owner else installed.build_name,
+        files=(f"onnxruntime/capi/{provider_file_name('cuda', facts.environment.host.system)}",),
+    )
+
+
+def _first_install(facts: Facts) -> list[Fix]:
+    instead = remedies.why_none_fits(facts.environment)
+    return [instead or remedies.install(facts.environment, remedies.gpu_requirements(facts.environment))]
+
+
+def _replace_build(facts: Facts) -> list[Fix]:
+    installed, installer = facts.environment.packages.onnxruntime, facts.environment.installer
+    home = installed.home
+    packages = facts.environment.packages
+    gpu = any(_is_for_cuda(other.name) for other in installed.elsewhere)
+    shared = any(one.location == home for one in (*packages.others, *packages.nvidia))
+    of_python = is_for_packages(home)
+    off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
+    bundled = facts.environment.host.frozen and off is None  # a pex has a folder for each of its packages
+    mended = not gpu or installer.owns(home) or installer.hides(home)
+    if shared or bundled or (of_python and mended):  # off the path, it would take others too
+        return [remedies.reinstall_onnxruntime(facts.environment)]
+    # A folder that somebody put on the search path: what is behind it is taken once it is off.
+    first = [] if gpu else _first_install(facts)
+    if off is not None and all(fix.executable for fix in first):
+        return [shell(" && ".join((off, *first)))]
+    return [off or manual(f"take {home} off the search path of this program"), *first]
+
+
+def _is_for_cuda(names: str) -> bool:
+    """By a name that ends in -gpu, as onnxruntime-gpu and ort-nightly-gpu do; onnxruntime-webgpu has no CUDA."""
+    return "gpu" in re.split(r"[-_\s]", names)
+
+
+def _shadowed_by(installed: OnnxRuntime) -> list[str]:
+    return [f"shadowed by it: {other.name} {other.version} in {other.location}" for other in installed.elsewhere]
+
+
+def _names(facts: Facts) -> str:
+    return " ".join(owner.name for owner in facts.environment.packages.onnxruntime.owners)

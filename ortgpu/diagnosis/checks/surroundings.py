@@ -1,0 +1,105 @@
+"""How a GPU is given to what this process runs in: a container of some runtime, or a service of somebody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...environment.inspection import Environment
+from ...errors import Fix, manual
+
+# Of the runtimes that environment/host.py knows. docs.nvidia.com/datacenter/cloud-native, "CDI Support" and "NVIDIA
+# device plugin"; apptainer.org/docs, "GPU Support"; documentation.ubuntu.com/lxd, "gpu" and "nvidia.runtime";
+# pve.proxmox.com, pct.conf, "dev[n]"
+_BY_RUNTIME = {
+    "kubernetes": "resources: limits: nvidia.com/gpu: 1 in the specification of its pod, with NVIDIA's device plugin "
+    "in the cluster, and runtimeClassName: nvidia where that is not the default",
+    "podman": "podman run --device nvidia.com/gpu=all ..., after nvidia-ctk cdi generate on the host",
+    "apptainer": "apptainer exec --nv ...",
+    "containerd": "nerdctl run --gpus all ...",
+    "lxc": "lxc config device add NAME gpu gpu, and lxc config set NAME nvidia.runtime true; in Proxmox, pct set ID "
+    "--dev0 /dev/nvidia0 and so on, and the libraries of the host's driver installed with --no-kernel-module",
+}
+_BY_DOCKER = "docker run --gpus all ..."
+
+# colab.research.google.com, "Resource limits"; kaggle.com/docs/notebooks; docs.aws.amazon.com/lambda;
+# docs.cloud.google.com/run, "GPU support for services"; modal.com/docs/guide/gpu; huggingface.co/docs/hub, "Using GPU
+# Spaces" and "ZeroGPU"
+_BY_SERVICE = {
+    "Google Colab": "choose a runtime with a GPU: Runtime > Change runtime type, and run the notebook from its start",
+    "Kaggle": "choose a GPU as the notebook's accelerator: Settings > Accelerator, which starts it again",
+    "AWS Lambda": "run it where there are GPUs, on EC2, ECS or SageMaker: AWS Lambda has none",
+    "Google Cloud Run": "deploy it with a GPU: gcloud run deploy --gpu 1 --gpu-type nvidia-l4",
+    "Modal": 'ask for a GPU: @app.function(gpu="T4")',
+    "Hugging Face ZeroGPU": "make the session in a function that has the decorator @spaces.GPU: there is a GPU only "
+    "while one runs",
+    "Hugging Face Spaces": "choose hardware with a GPU in the settings of this Space",
+}
+
+_AMD, _NVIDIA = 0x1002, 0x10DE  # PCI vendors
+
+
+def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
+    """To a container, of whatever runtime; ``and_also`` is for those that go by variables, as Docker does."""
+    return manual(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
+
+
+def how(environment: Environment) -> str:
+    """As a command, or what is written in its place."""
+    return _BY_RUNTIME.get(environment.host.container or "", _BY_DOCKER)
+
+
+def join_groups(environment: Environment, groups: Iterable[str]) -> str:
+    """What gives a container the groups that device files belong to: its own /etc/group decides nothing there."""
+    names = list(groups)
+    if environment.host.container == "kubernetes":
+        return f"put the numbers of {' and '.join(names)} into supplementalGroups, in the securityContext of its pod"
+    if environment.host.container == "podman":
+        return "start this container with the groups of its user: podman run --group-add keep-groups ..."
+    return f"start this container with these groups: docker run {' '.join(f'--group-add {name}' for name in names)} ..."
+
+
+def of_service(environment: Environment) -> tuple[str, Fix] | None:
+    """Evidence and fix, where nothing is to be seen of a GPU in a service that gives one only to who asks for it."""
+    driver, service = environment.driver, environment.host.service
+    if service is None or driver.device_nodes or driver.kernel_version or (driver.nvml.available and driver.nvml.gpus):
+        return None
+    return f"in {service}", manual(_BY_SERVICE[service], needs="host")
+
+
+def has_nvidia(environment: Environment) -> bool:
+    """Whether a display controller of NVIDIA is known to be on the PCI bus."""
+    return _NVIDIA in (environment.host.display_vendors or ())
+
+
+def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
+    """Evidence and fix, where the PCI bus has display controllers, none of them NVIDIA's, and nothing else of NVIDIA is
+    to be seen."""
+    host, driver = environment.host, environment.driver
+    vendors = host.display_vendors if not host.wsl else None  # which has Microsoft's in the place of all
+    if not vendors or has_nvidia(environment) or driver.device_nodes or driver.kernel_version or driver.nvml.available:
+        return None
+    if _AMD in vendors:
+        return "the only GPU of this machine is AMD's", manual(
+            "CUDA needs an NVIDIA GPU; for AMD, ONNX Runtime has another package (onnxruntime-migraphx)",
+            needs="hardware",
+        )
+    return "no GPU of NVIDIA is on the PCI bus of this machine", manual(
+        "use a machine with an NVIDIA GPU; a laptop may have taken its own off the bus (prime-select, supergfxctl, "
+        "system76-power)",
+        needs="hardware",
+    )
+
+
+def of_wsl(environment: Environment) -> Fix | None:
+    """Where WSL has no device for a GPU, whatever libraries are there.
+
+    learn.microsoft.com/windows/wsl, "GPU accelerated machine learning", "Advanced settings configuration".
+    """
+    host = environment.host
+    if not host.wsl or host.container or "/dev/dxg" in environment.driver.device_nodes:
+        return None
+    return manual(
+        "let WSL have the GPU, of which there is no /dev/dxg here: WSL 2 has it (wsl --set-version NAME 2), with "
+        "NVIDIA's driver installed in Windows, unless /etc/wsl.conf says enabled=false under [gpu]",
+        needs="host",
+    )

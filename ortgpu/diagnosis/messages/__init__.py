@@ -1,0 +1,1 @@
+"""What the words and codes of ONNX Runtime, CUDA and the loader mean."""

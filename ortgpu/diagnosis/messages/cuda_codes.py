@@ -1,0 +1,214 @@
+"""What a CUDA error code means for a session that is being opened.
+
+Codes: CUresult in cuda.h and cudaError_t in driver_types.h, which agree from 100 upwards; the causes are those of the
+issues named in each line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...environment.gpu.cuda import RESULT_NAMES
+from ...errors import Fix, PoisonedContextError, ProviderFailureError, manual, shell
+from .runtime_errors import NAMES
+
+# The codes that a check tells from the others
+OUT_OF_MEMORY = 2
+INSUFFICIENT_DRIVER = 35
+CALL_REQUIRES_NEWER_DRIVER = 36
+DEVICE_UNAVAILABLE = 46
+NO_DEVICE = 100
+INVALID_DEVICE = 101
+ECC_UNCORRECTABLE = 214
+JIT_COMPILER_NOT_FOUND = 221
+UNSUPPORTED_PTX_VERSION = 222
+JIT_COMPILATION_DISABLED = 223
+OPERATING_SYSTEM = 304
+UNKNOWN = 999
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    what: str
+    fixes: tuple[Fix, ...]
+
+
+_RELOAD = shell("sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm", needs="root")
+
+UNUSABLE: dict[int, Meaning] = {
+    3: Meaning(
+        "the driver could not initialise in this process",
+        (
+            manual("if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"),
+            # NVIDIA/open-gpu-kernel-modules issues 797, 901 and 947; release notes of CUDA 13, "known issues"
+            shell(
+                "echo options nvidia_uvm uvm_disable_hmm=1 | sudo tee /etc/modprobe.d/nvidia-uvm.conf && "
+                "sudo rmmod nvidia_uvm && sudo modprobe nvidia_uvm",
+                needs="root",
+            ),
+        ),
+    ),
+    34: Meaning(
+        "the libcuda.so.1 that was loaded is the toolkit's linking stub, not a driver",
+        (manual("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
+    ),
+    102: Meaning(
+        "this virtual GPU has no license, without which it computes nothing",
+        (manual("give the machine's NVIDIA license service (nvidia-gridd) its token, and restart it", needs="root"),),
+    ),
+    214: Meaning(
+        "the GPU reports an uncorrectable memory error",
+        (shell("nvidia-smi -q -d ECC", needs="host"), manual("take this GPU out of service", needs="hardware")),
+    ),
+    304: Meaning(
+        "a call of the operating system failed in the driver: a limit of this process, or what its sandbox forbids",
+        (manual("raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"),),
+    ),
+    500: Meaning(  # NVIDIA/nvidia-container-toolkit issue 520
+        "the driver's library does not find a part of itself, as in a container that was given only some of its files",
+        (
+            manual(
+                "in a container: start it again with nvidia-container-toolkit 1.14.4 or newer, on Windows with Docker "
+                "Desktop 4.31 or newer",
+                needs="host",
+            ),
+            manual("else install the driver again", needs="driver"),
+        ),
+    ),
+    802: Meaning(  # pytorch issue 35710, NVIDIA/nvtrust issue 56
+        "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
+        (
+            shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),
+            manual(
+                "where there is no such service, install nvidia-fabricmanager of the driver's very version; a GPU in "
+                "confidential computing is made ready by nvidia-smi conf-compute -srs 1",
+                needs="root",
+            ),
+            manual("in a virtual machine or a container, all of this is its host's to do", needs="host"),
+        ),
+    ),
+    803: Meaning(  # NVIDIA/nvidia-docker issue 1256
+        "the driver's library and its kernel module differ in version, as after an upgrade without a reboot",
+        (manual("reboot, or reload the nvidia kernel modules", needs="reboot"),),
+    ),
+    804: Meaning(
+        "a forward-compatibility libcuda (package cuda-compat) is loaded, which this GPU does not support",
+        (manual("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
+    ),
+    **dict.fromkeys(
+        range(805, 810),
+        Meaning(
+            "the Multi-Process Service (MPS), through which this process would share the GPU, does not take it",
+            (
+                manual(
+                    "make sure that nvidia-cuda-mps-control is running for this user and takes more clients",
+                    needs="host",
+                ),
+                manual("or point CUDA_MPS_PIPE_DIRECTORY at an empty folder, to use the GPU without MPS"),
+            ),
+        ),
+    ),
+    999: Meaning(  # issue 14211
+        "the driver failed without a reason: after a suspend, a GPU error (Xid), or without nvidia_uvm",
+        (shell("sudo dmesg | grep -i xid", needs="root"), _RELOAD),
+    ),
+}
+
+
+# There is a kernel for other GPUs only, in the words "no kernel image" or "invalid device function" (issue 8972), or
+# its PTX cannot be compiled for this one (kijai/ComfyUI-WanAnimatePreprocess issue 4, on an RTX 5090).
+NO_CODE = frozenset({98, 200, 209, 218})
+
+# Of the GPU rather than the driver, where no check of the device knows better.
+OF_THE_DEVICE: dict[int, Meaning] = {
+    36: Meaning(
+        "a CUDA library calls what only a newer driver has",
+        (manual("install a newer NVIDIA driver, or older releases of NVIDIA's wheels", needs="driver"),),
+    ),
+    101: Meaning(
+        "the driver knows no such device",
+        (manual("choose a device that exists, and look at CUDA_VISIBLE_DEVICES"),),
+    ),
+    221: Meaning(
+        "code for this GPU has to be compiled, and the driver's libnvidia-ptxjitcompiler.so.1 is not there",
+        (
+            manual("in a container: give it the capability compute (NVIDIA_DRIVER_CAPABILITIES)", needs="host"),
+            manual("else install the driver again, whole", needs="driver"),
+        ),
+    ),
+    222: Meaning(
+        "code for this GPU would have to be compiled by a newer driver",
+        (manual("install a newer NVIDIA driver", needs="driver"),),
+    ),
+    223: Meaning(
+        "code for this GPU has to be compiled, which CUDA_DISABLE_PTX_JIT forbids",
+        (shell("unset CUDA_DISABLE_PTX_JIT"),),
+    ),
+}
+
+# Codes of a libcuda.so.1 that is there in the driver's place.
+OF_ANOTHER_LIBRARY = frozenset({34, 804})
+
+# Codes of a driver that has to start anew.
+OF_A_DRIVER_TO_RESTART = frozenset({3, 803, 999})
+
+# Codes of a libcuda.so.1 and a kernel module that do not go together.
+OF_ANOTHER_DRIVER = frozenset({803, 804})
+
+
+# Errors after which every later CUDA call of the process fails: driver_types.h of CUDA 13 says of each that "the
+# process must be terminated and relaunched". The process, not the device: nothing is promised for its other GPUs.
+STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
+
+# A stream of this process is being captured as a CUDA graph, which forbids much of what other streams and threads want:
+# cudaErrorStreamCaptureUnsupported and its neighbours in driver_types.h.
+CAPTURING = frozenset(range(900, 909))
+
+# Errors that say of a device that it is gone, whatever is asked of it, and nothing of the process (cuda.h): not
+# available, not there any more, memory or NVLink beyond correction, its context destroyed, a failure without a reason.
+LOST = frozenset({46, 100, 101, 214, 220, 709, 999})
+
+
+def poisoned(code: int, evidence: list[str]) -> PoisonedContextError:
+    return PoisonedContextError(
+        f"a CUDA error ended this process's use of the GPU: {name_of(code)}",
+        evidence=evidence,
+        fixes=[manual("restart this process: CUDA cannot recover from this error within one")],
+        cuda_code=code,
+    )
+
+
+def captured_meanwhile(code: int, evidence: list[str]) -> ProviderFailureError:
+    """Captures of a session's own, with ``cuda_graph=True``, are told from these by ONNX Runtime's words."""
+    return ProviderFailureError(
+        f"this process is capturing a CUDA graph, which forbids what the session was about to do: {name_of(code)}",
+        evidence=evidence,
+        fixes=[
+            manual("open sessions before such a capture, or after it; this failure has made the capture invalid too"),
+            manual(
+                "let sessions run meanwhile only where the capture forbids its own thread alone: "
+                'torch.cuda.graph(..., capture_error_mode="thread_local")'
+            ),
+        ],
+        library="CUDA",
+        status=name_of(code),
+    )
+
+
+def name_of(code: int) -> str:
+    return RESULT_NAMES.get(code) or NAMES.get(code) or f"CUDA error {code}"
+
+
+def returned_by_cuinit(code: int) -> str:
+    return f"cuInit returned {code} ({name_of(code)})"
+
+
+def meaning_of(code: int) -> Meaning:
+    return (
+        UNUSABLE.get(code)
+        or OF_THE_DEVICE.get(code)
+        or Meaning(
+            "the driver refuses to work",
+            (shell("sudo dmesg | grep -iE 'xid|nvrm'", needs="root"),),
+        )
+    )

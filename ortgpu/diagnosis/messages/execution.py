@@ -1,0 +1,273 @@
+"""What ONNX Runtime's words mean when a session that was on the GPU fails while it runs.
+
+The texts are those of 1.31.1 on an H200: out of memory is a plain Fail of the arena, a CUDA error a Fail or a
+RuntimeError with "CUDA failure N" in it, whichever method it came out of. Those of CUDA's memory pools, of thrust and
+of TensorRT were read from the sources of ONNX Runtime 1.26 (cuda_mempool_arena.cc) and of thrust (system_error.h).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ...environment.files.mapped import read_mapped_libraries
+from ...environment.libraries.catalogue import BY_STEM, CUDNN_CODE
+from ...environment.libraries.search import SYSTEM
+from ...environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
+from ...environment.ranks import current_rank
+from ...errors import (
+    DriverTooOldError,
+    DriverUnusableError,
+    GPUError,
+    GPUOutOfMemoryError,
+    LauncherConflictError,
+    LibraryNotFoundError,
+    ProviderFailureError,
+    UnsupportedDeviceError,
+    manual,
+)
+from ...provider import contexts
+from ...provider.devices import Device
+from ...provider.preloading import is_of_cudnn
+from ..checks import memory
+from ..checks.devices import described, kernel_without_code, without_code
+from ..checks.libraries import by_folder, mixed
+from .cuda_codes import (
+    CALL_REQUIRES_NEWER_DRIVER,
+    CAPTURING,
+    ECC_UNCORRECTABLE,
+    JIT_COMPILATION_DISABLED,
+    JIT_COMPILER_NOT_FOUND,
+    NO_CODE,
+    OUT_OF_MEMORY,
+    STICKY,
+    UNKNOWN,
+    UNSUPPORTED_PTX_VERSION,
+    captured_meanwhile,
+    meaning_of,
+    name_of,
+    poisoned,
+)
+from .library_status import LibraryStatus, read_library_status
+from .runtime_errors import code_in
+from .texts import (
+    ALLOCATION,
+    LIMIT,
+    TENSORRT,
+    lacks_pinned_memory,
+    not_created,
+    of_generation,
+    telling_line,
+    tensorrt_failed,
+)
+
+_MIB = 1 << 20
+
+# Texts of ONNX Runtime that quote what it was given, which may say anything: names of inputs and outputs, with what its
+# bindings put before them, in releases 1.18 to 1.31; and names of nodes whose inputs do not go together.
+_QUOTES_WHAT_WAS_GIVEN = re.compile(
+    r"(?:Error [a-z ]+: )?(?:\[ONNXRuntimeError\] : 2 : |Invalid (?:input|output|feed) name|Failed to find NodeArg "
+    r"with name|Failed to find (?:input|output) name in the mapping)|.*: (?:left|right) operand cannot broadcast on",
+    re.DOTALL,
+)
+
+_POOL = re.compile(r"cudaMallocFromPoolAsync failed.* \((\d+)\), size=(\d+)")
+
+
+def of_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
+    """The typed error for an exception's text and class name, or None when it says nothing of the GPU.
+
+    ``exception`` None: the class is not known. A text can quote more than is known here: what would end the process's
+    use of the GPU is for the driver to confirm.
+    """
+    if exception == "InvalidArgument" or _QUOTES_WHAT_WAS_GIVEN.match(text):
+        return None
+    is_ep_fail = exception == "EPFail" or ": EP_FAIL :" in text
+    text = text.rpartition("Status Message: ")[2]  # what is before it names the node, whose name may say anything
+    if match := ALLOCATION.search(text):
+        return out_of_memory(int(match[1]), text, device)
+    if match := _POOL.search(text):
+        code = int(match[1])
+        return out_of_memory(int(match[2]), text, device) if code == OUT_OF_MEMORY else _of_code(code, text, device)
+    if (number := code_in(text)) is not None:
+        return _of_code(number, text, device)
+    if failed := read_library_status(text):
+        return _of_library(failed, text, device)
+    if re.search(r"cuDNN is unavailable|cuDNN handle is required|cuDNN is not available", text):
+        return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
+    if "cuFFT is unavailable" in text:
+        return _not_opened("cuFFT", SYSTEM.name(BY_STEM["libcufft"], 12), text)
+    if TENSORRT.search(text):
+        return tensorrt_failed(text)
+    if (found := of_generation(text, telling_line(text), device)) is not None:
+        return found
+    if is_ep_fail:
+        return ProviderFailureError("the execution provider failed", evidence=[telling_line(text)], status="EP_FAIL")
+    return None
+
+
+def _of_library(failed: LibraryStatus, text: str, device: Device | None) -> GPUError:
+    if failed.lacks_memory(_free_memory_of(device) if failed.is_creation else None):
+        return out_of_memory(None, text, device)
+    if failed.is_mixture:
+        return _mixed_cudnn(text)
+    if failed.is_incomplete:
+        return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
+    if failed.is_creation:
+        return not_created(failed, text)
+    if failed.library == "CUDNN" and (error := _cudnn_without_code(text, device)) is not None:
+        return error
+    if "ARCH_MISMATCH" in failed.status:
+        return without_code(
+            device,
+            f"{failed.library} has no code for {device or 'this GPU'} in what this model asks: {failed.status}",
+            [telling_line(text)],
+            [manual("use another GPU, this model in another data type, or a release of that library for it")],
+        )
+    return ProviderFailureError(
+        f"{failed.library} failed: {failed.status}",
+        evidence=[telling_line(text)],
+        library=failed.library,
+        status=failed.status,
+    )
+
+
+def _free_memory_of(device: Device | None) -> int | None:
+    if device is None or device.uuid is None:
+        return None
+    from ...environment.gpu.driver import read_gpu_memory
+
+    known = read_gpu_memory(device.uuid)
+    return known[0] if known is not None else None
+
+
+def _not_opened(library: str, name: str, text: str) -> LibraryNotFoundError:
+    """Of what releases from 1.28 on, which are for CUDA 13, open when a node needs it."""
+    return LibraryNotFoundError(
+        f"the model reached an operator that needs {library}, which is not available to this session",
+        evidence=[telling_line(text)],
+        fixes=[manual("do what `ortgpu doctor` says of it, and restart this process")],
+        missing=(name,),
+    )
+
+
+def _mixed_cudnn(text: str) -> GPUError:
+    mapped = [path for path in read_mapped_libraries() if is_of_cudnn(path)]
+    return mixed(
+        [telling_line(text), *by_folder(mapped)],
+        fixes=[
+            manual("install cuDNN again"),
+            manual("or make its first GPUSession before this process loads cuDNN by other ways"),
+        ],
+        libraries=tuple(mapped),
+    )
+
+
+def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
+    """A V100 with cuDNN 9.11 or newer gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
+    paths = [path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)]
+    held = read_architectures_of_cudnn(paths)
+    capability = device.compute_capability if device is not None else None
+    if device is None or capability is None or coverage_by(held, capability, os.environ) != "none":
+        return None
+    return UnsupportedDeviceError(
+        f"the cuDNN of this process holds no code for {described(str(device), capability)}",
+        evidence=[telling_line(text), f"{paths[0]} holds {', '.join(map(str, held or ()))}"],
+        fixes=[manual(f"install {'cuDNN 9.10' if capability < (7, 5) else 'a newer cuDNN'}, and restart this process")],
+        device=device.name,
+        compute_capability=capability,
+        architectures=tuple(map(str, held or ())),
+    )
+
+
+def _of_code(code: int, text: str, device: Device | None) -> GPUError:
+    evidence = [telling_line(text)]
+    if code == OUT_OF_MEMORY:
+        return lacks_pinned_memory(text) or out_of_memory(None, text, device)
+    if code in STICKY:
+        return poisoned(code, evidence)
+    if code in CAPTURING:
+        return captured_meanwhile(code, evidence)
+    if code == contexts.IS_DESTROYED:
+        return contexts.destroyed(evidence)
+    if code in NO_CODE:
+        return kernel_without_code(device, evidence)
+    meaning = meaning_of(code)
+    if code in (CALL_REQUIRES_NEWER_DRIVER, UNSUPPORTED_PTX_VERSION):
+        version = device.driver_version if device is not None else None
+        return DriverTooOldError(
+            f"{meaning.what} ({name_of(code)})",
+            evidence=[*evidence, f"driver {version or 'of unknown version'}"],
+            fixes=meaning.fixes,
+            driver_version=version,
+            driver_cuda=None,
+            needed_cuda=None,
+        )
+    if code in (JIT_COMPILER_NOT_FOUND, JIT_COMPILATION_DISABLED):
+        return DriverUnusableError(
+            f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=code
+        )
+    return ProviderFailureError(
+        f"CUDA failed: {name_of(code)}",
+        evidence=evidence,
+        fixes=meaning.fixes if code in (ECC_UNCORRECTABLE, UNKNOWN) else (),  # of others nobody knows more
+        library="CUDA",
+        status=name_of(code),
+    )
+
+
+def _own_rank() -> list[str]:
+    """As a line of evidence, in a job of several ranks."""
+    try:
+        rank = current_rank()
+    except LauncherConflictError:
+        return []
+    return [f"on rank {rank.rank} of {rank.world_size}"] if rank.world_size > 1 else []
+
+
+def out_of_memory(requested: int | None, text: str, device: Device | None) -> GPUOutOfMemoryError:
+    from ...provider.living import sessions
+
+    free, total, evidence = None, None, [*_own_rank(), telling_line(text)]
+    if device is not None and device.uuid is not None:
+        from ...environment.gpu.driver import processes_on, read_gpu_memory
+
+        known = read_gpu_memory(device.uuid)
+        if known is not None:
+            free, total = known
+            evidence.append(f"{device}: {free // _MIB} of {total // _MIB} MiB free")
+        others = {pid: used for pid, used in processes_on(device.uuid).items() if pid != os.getpid()}
+        evidence += [
+            f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
+        ]
+    own = memory.on_gpu(sessions(), device.uuid if device is not None else None)
+    if len(own) > 1:  # the one that runs is among them
+        evidence += memory.named(own)
+    summary, fixes = _lack(requested, total, text)
+    return GPUOutOfMemoryError(
+        summary,
+        evidence=evidence,
+        fixes=[
+            manual("use a smaller batch; the session works on"),
+            *map(manual, fixes),
+            *([memory.close_those_that_are_done_with()] if len(own) > 1 else []),
+        ],
+        requested=requested,
+        free=free,
+        total=total,
+    )
+
+
+def _lack(requested: int | None, total: int | None, text: str) -> tuple[str, list[str]]:
+    """What was too little, and what helps beside a smaller batch."""
+    asked = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
+    if LIMIT.search(text):
+        return f"the session's gpu_mem_limit is reached{asked}", ["or raise that provider option"]
+    if requested is not None and total is not None and requested > total:
+        # issue 22702: a request out of all proportion comes from a shape that went wrong
+        values = "or, where that much cannot be meant, look at the values from which this model computes its shapes"
+        return f"a run needs more memory than this GPU has{asked}", [values]
+    return f"the GPU ran out of memory{asked}", [
+        'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set',
+        "or stop other processes on the GPU",
+    ]

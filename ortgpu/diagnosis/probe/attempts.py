@@ -1,0 +1,197 @@
+"""Judgement of what the probe's child process really tried."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ...environment.inspection import Environment
+from ...environment.libraries.catalogue import wheel_name
+from ...errors import (
+    BrokenPackageError,
+    DriverUnusableError,
+    Fix,
+    GPUError,
+    ProviderError,
+    ProviderFallbackError,
+    manual,
+    shell,
+)
+from ..checks import driver_library
+from ..checks.model import custom_domains, not_loaded, unreadable
+from ..facts import Facts
+from ..messages import loader_words
+from ..messages.texts import of_construction
+from ..remedies import commands as remedies
+from ..remedies import system as system_remedies
+from ..remedies.releases import FOR_CUDA_12, FOR_CUDA_13
+from .result import NVML, ProbeResult
+
+_DOING = {
+    "driver": "initialising the NVIDIA driver",
+    "libraries": "loading the CUDA libraries",
+    "import": "import onnxruntime",
+    "provider": "opening the provider",
+    "session": "opening a session on the GPU",
+    "model": "opening a session on the GPU with this model",
+    "load": "reading this model",
+}
+
+
+def died(facts: Facts) -> GPUError | None:
+    """The child was killed by a signal, or did not return: the step says in whose code."""
+    probe = facts.observed.probe
+    # Of "start", the interpreter itself did not come up, nothing was learned; training.py judges the last.
+    if probe is None or probe.died_in in (None, "start", "training"):
+        return None
+    how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
+    summary = f"{_DOING.get(probe.died_in, _DOING['session'])} {how}"
+    first = [_more_time_than(probe.seconds)] if probe.timed_out else []
+    evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
+    evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
+    if probe.signal in _FROM_OUTSIDE:
+        return _ended_from_outside(probe, evidence, facts)
+    if probe.died_in == "driver":
+        evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
+        evidence += [f"loaded before it: {path}" for path in facts.environment.driver.interposed]
+        first += driver_library.do_without_interposed(facts)
+        again = [manual("reboot, or reload the nvidia kernel modules", needs="reboot")]
+        return DriverUnusableError(
+            f"asking NVML {how}" if probe.opening == NVML else summary,
+            evidence=evidence,
+            fixes=[*first, *system_remedies.restart_driver(facts.environment, again)],
+        )
+    if probe.died_in in ("libraries", "import", "provider"):
+        return _died_in_a_library(probe, summary, evidence, first, facts)
+    if probe.died_in == "load":
+        return ProviderError(summary, evidence=evidence, fixes=first)
+    return ProviderFallbackError(summary, evidence=evidence, fixes=first)
+
+
+def _died_in_a_library(
+    probe: ProbeResult, summary: str, evidence: list[str], first: list[Fix], facts: Facts
+) -> BrokenPackageError:
+    """``first``: what to try before the package of the library is installed again."""
+    package, again = _owner_of(probe.opening, facts)
+    if not probe.timed_out and system_remedies.limit_on_memory(facts.environment) is not None:
+        # The loader and what it loads take no mapping for granted, and touch what was not mapped.
+        first = [system_remedies.let_it_be_mapped(facts.environment, "")]
+    version = facts.environment.packages.onnxruntime.version
+    if (probe.died_in, probe.signal, version) == ("import", "SIGSEGV", "1.29.0"):
+        # Its telemetry asks a shell for an identity of the machine: onnxruntime issues 32173 and 32501.
+        evidence.append("1.29.0 does so where there is neither a shell nor /etc/machine-id")
+        first = [shell("export ORT_DISABLE_TELEMETRY=1")]
+    return BrokenPackageError(
+        summary,
+        evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
+        fixes=[*first, again],
+        package=package,
+        files=(probe.opening,) if probe.opening else (),
+    )
+
+
+def _more_time_than(seconds: float) -> Fix:
+    """Before anything is installed again: gigabytes are read here, and a GPU takes seconds to start."""
+    enough = min(max(120, 4 * round(seconds)), 3600)
+    return manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")
+
+
+@dataclass(frozen=True, slots=True)
+class _FromOutside:
+    who: str
+    fix: Fix
+
+
+# Signals that say nothing of the library in whose code they came.
+_FROM_OUTSIDE = {
+    "SIGKILL": _FromOutside(
+        "the system, as it does when memory runs out (OOM)",
+        manual(
+            "give this process more host memory (docker run --memory, the limit of its pod or job)",
+            needs="host",
+        ),
+    ),
+    "SIGXCPU": _FromOutside(
+        "the limit on its processor time", manual("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")
+    ),
+    "SIGSYS": _FromOutside(
+        "a sandbox (seccomp), for a system call that it forbids",
+        manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
+    ),
+    "SIGILL": _FromOutside(
+        "the processor, which has no such instruction",
+        manual(
+            "use a newer processor, or let the virtual machine have the instructions of its host (QEMU: -cpu host)",
+            needs="hardware",
+        ),
+    ),
+}
+
+
+def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -> GPUError:
+    memory = facts.environment.host.memory_total
+    if memory is not None:
+        evidence.append(f"memory of this machine or container: {memory >> 20} MiB")
+    if probe.opening:
+        evidence.append(f"it was opening {probe.opening}")
+    cause = _FROM_OUTSIDE[probe.signal or ""]
+    summary = f"{_DOING[probe.died_in or 'session']} was ended by {cause.who}: {probe.signal}"
+    if probe.died_in == "driver":
+        return DriverUnusableError(summary, evidence=evidence, fixes=[cause.fix])
+    return ProviderFallbackError(summary, evidence=evidence, fixes=[cause.fix])
+
+
+def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
+    """The package to install again for a file: the wheel of a CUDA library, else ONNX Runtime."""
+    environment = facts.environment
+    soname = os.path.basename(path or "")
+    for wheel in environment.packages.nvidia:
+        requirement = remedies.wheel_of(soname, environment.cuda_major)
+        if path and requirement and wheel_name(requirement) == wheel.name and path.startswith(wheel.location + os.sep):
+            return wheel.name, remedies.install_libraries(environment, [requirement])
+    installed = environment.packages.onnxruntime
+    return installed.build_name, _another_release(environment) or remedies.reinstall_onnxruntime(environment)
+
+
+def _another_release(environment: Environment) -> Fix | None:
+    """For a package whose files are as they were installed: the same again would do the same. None: they are not, or no
+    release for this CUDA is known."""
+    installed = environment.packages.onnxruntime
+    owners = [owner for owner in installed.owners if not (owner.missing_files or owner.altered_files)]
+    known = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}
+    release = known.get(environment.cuda_major or 0)
+    if len(owners) != 1 or owners != list(installed.owners) or release is None or release.why_not_for(environment.host):
+        return None
+    return remedies.install(environment, [f"{release.requirement},!={owners[0].version}"])
+
+
+def ending(probe: ProbeResult) -> str:
+    return probe.signal or f"exit status {probe.returncode}"
+
+
+def session_failed(facts: Facts) -> GPUError | None:
+    """Driver, libraries and provider are there, and the session of a model of one node still failed."""
+    step = facts.observed.failed("session")
+    if step is None:
+        return None
+    lacks = loader_words.lacks_threads(step.detail)
+    stack = system_remedies.stack_that_is_too_large(facts.environment) if lacks else None
+    return of_construction(step.detail, facts) or ProviderFallbackError(
+        "a session on the GPU could not be opened and run",
+        evidence=[step.detail, *([stack] if stack else [])],
+        fixes=system_remedies.let_it_have_threads(facts.environment) if lacks else [],
+    )
+
+
+def model_failed(facts: Facts) -> GPUError | None:
+    """The small session works and that of the caller's model does not; or no session does, and the model cannot even be
+    read by ONNX Runtime."""
+    step = facts.observed.failed("load")
+    if step is not None:
+        # Of what has a finding of its own: a file that is none, operators that a registered library may bring
+        known = unreadable(facts) or ("not a registered function/op" in step.detail and custom_domains(facts))
+        return None if known else of_construction(step.detail, facts) or not_loaded(step.detail)
+    step = facts.observed.failed("model")
+    if step is None or facts.observed.failed("session") is not None:
+        return None
+    return of_construction(step.detail, facts) or not_loaded(step.detail)

@@ -1,0 +1,100 @@
+"""The last step of a diagnosis: really open the driver, the provider and a session, in a child process.
+
+NVML being well says nothing of CUDA, and a library may abort the process that opens it, or never return. The child
+reports each step before and after it is tried, so that a death has a place; the parent has a deadline and kills the
+child with all that it started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+
+from ...environment.child import run_python, signal_name
+from ...model.structure import write_temporary
+from .result import ProbeResult, ProbeStep
+
+MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
+
+
+def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: float = 30.0) -> ProbeResult:
+    """Run the child and wait for it, at most ``timeout`` seconds.
+
+    Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then. A model in
+    bytes is written to a temporary file that no other user can read.
+    """
+    try:
+        if not isinstance(model, bytes):
+            return run_probe_child("main", os.path.abspath(os.fsdecode(model)) if model else "", timeout=timeout)
+        with tempfile.TemporaryDirectory(prefix="ortgpu-probe-") as folder:
+            copy = os.path.join(folder, "model")
+            write_temporary(copy, model)
+            return run_probe_child("main", copy, "bytes", timeout=timeout)
+    except OSError as error:
+        return _not_started(str(error), 0.0)
+
+
+def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResult:
+    """Run one function of the module probe_child in the child."""
+    started = time.monotonic()
+    ended = run_python(_BOOT, function, *arguments, timeout=timeout, together=True)
+    seconds = time.monotonic() - started
+    if ended.returncode is None and not ended.timed_out:
+        return _not_started(ended.errors, seconds)
+    return parse_report(ended.output, ended.returncode, seconds)
+
+
+def _both_ends(lines: list[str]) -> list[str]:
+    """A cause is often the first thing to be printed, as by OpenBLAS before a traceback of NumPy's, or the last."""
+    return lines if len(lines) <= 30 else [*lines[:10], *lines[-20:]]
+
+
+def _not_started(why: str, seconds: float) -> ProbeResult:
+    return ProbeResult((), False, None, None, False, "start", seconds, why)
+
+
+_BOOT = "from ortgpu.diagnosis import probe_child; getattr(probe_child, sys.argv[1])(*sys.argv[2:])"
+
+
+def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResult:
+    """The child's output as a result. ``returncode`` None: it had to be killed at the deadline."""
+    steps: list[ProbeStep] = []
+    current: str | None = None
+    opening: str | None = None
+    rest: list[str] = []
+    before = 0  # lines of the rest that were there when the current step began
+    completed = False
+    for line in text.splitlines():
+        if not line.startswith(MARK):
+            rest.append(line)
+            continue
+        try:
+            entry = json.loads(line[len(MARK) :])
+        except ValueError:  # cut off by the child's death
+            continue
+        if not isinstance(entry, dict):  # a library printed it
+            continue
+        if "begin" in entry:
+            current, before = entry["begin"], len(rest)
+        elif "end" in entry:
+            data = entry.get("data", {})
+            if not entry.get("ok") and (printed := [each for each in rest[before:] if each.strip()]):
+                data = {**data, "printed": _both_ends(printed)}
+            steps.append(ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), data))
+            current = opening = None
+        opening = entry.get("opening", opening)
+        completed = completed or "done" in entry
+    name = signal_name(-returncode) if returncode is not None and returncode < 0 else None
+    return ProbeResult(
+        tuple(steps),
+        completed,
+        returncode,
+        name,
+        returncode is None,
+        None if completed else current or "start",
+        seconds,
+        "\n".join(rest[-20:]),
+        None if completed else opening,
+    )

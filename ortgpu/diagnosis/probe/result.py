@@ -1,0 +1,93 @@
+"""What came of the probe: the steps that its child process tried, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ...environment.gpu.cuda import CudaDevice, CudaState
+from ...environment.gpu.driver import LIBCUDA, Asked
+from ...environment.libraries.search import Candidate
+from ...provider.preloading import LoadedLibrary, MissingLibrary
+
+NVML = "NVML"  # what ``ProbeResult.opening`` says of it: nvidia-ml-py knows where the library lies
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStep:
+    """One thing that was tried. ``detail``: what it gave, or the words of its failure.
+
+    ``data`` holds what the step measured, and under "printed" what libraries wrote while one failed.
+    """
+
+    name: str
+    ok: bool
+    detail: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What the child did. ``died_in``: the step during which it was killed, crashed or ran out of time."""
+
+    steps: tuple[ProbeStep, ...]
+    completed: bool
+    returncode: int | None
+    signal: str | None
+    timed_out: bool
+    died_in: str | None
+    seconds: float
+    output: str  # the end of what the libraries printed
+    opening: str | None = None  # what was being opened when it died: the path of a library, or "NVML"
+
+    def step(self, name: str) -> ProbeStep | None:
+        return next((step for step in self.steps if step.name == name), None)
+
+    @property
+    def not_loaded(self) -> tuple[MissingLibrary, ...] | None:
+        """The libraries that the child could not load, with the loader's words; None: it did not come so far."""
+        step = self.step("libraries")
+        if step is None or "not_loaded" not in step.data:
+            return None
+        return tuple(
+            MissingLibrary(**{**entry, "rejected": tuple(Candidate(**each) for each in entry["rejected"])})
+            for entry in step.data["not_loaded"]
+        )
+
+    @property
+    def cudnn(self) -> tuple[LoadedLibrary, int] | None:
+        """As in PreloadReport, of the child."""
+        step = self.step("libraries")
+        found = step.data.get("cudnn") if step is not None else None
+        return (LoadedLibrary(**found[0]), found[1]) if found is not None else None
+
+    @property
+    def crashed(self) -> bool:
+        """Whether libraries of packages ended the child: a file of theirs may be damaged where its headers are not."""
+        outside = self.timed_out or self.signal in ("SIGKILL", "SIGXCPU", "SIGSYS")
+        return not outside and self.died_in not in (None, "start", "driver", "training")
+
+    @property
+    def deadly(self) -> tuple[Asked, ...]:
+        """What of the driver another process must not ask: the child did not survive it."""
+        if self.died_in != "driver":
+            return ()
+        return {NVML: ("nvml", "libcuda"), LIBCUDA: ("libcuda",)}.get(self.opening or "", ())
+
+    @property
+    def cuda(self) -> CudaState | None:
+        """The driver's answer, as if it had been asked in this process."""
+        step = self.step("driver")
+        if step is None or "code" not in step.data:
+            return None
+        devices = step.data.get("devices")
+        listed = None if devices is None else tuple(_device(entry) for entry in devices)
+        return CudaState.seen_by_child(step.data["code"], listed)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _device(entry: dict[str, Any]) -> CudaDevice:
+    capability = entry["compute_capability"]
+    return CudaDevice(**{**entry, "compute_capability": tuple(capability) if capability else None})

@@ -1,0 +1,1 @@
+"""Fixes: commands that install, what only the system can mend, and releases that exist."""

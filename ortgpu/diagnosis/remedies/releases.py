@@ -1,0 +1,131 @@
+"""Which releases of onnxruntime-gpu the package index has, and for whom: advice must not name one that no pip finds.
+
+An installed wheel is read (environment/wheel.py); these are not installed. Read from the index and from the fat
+binaries of its wheels when 1.31.1 was the newest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...environment.host import Host
+
+_X86 = {("Linux", "x86_64"): (2, 28), ("Windows", "AMD64"): None}  # by platform, the glibc that its wheels need
+_AARCH64 = {("Linux", "aarch64"): (2, 34)}
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release, or a range of them that is alike in what is said here."""
+
+    requirement: str
+    cuda_major: int
+    pythons: tuple[tuple[int, int], tuple[int, int]]  # the first and the last that there are wheels for
+    platforms: tuple[tuple[tuple[str, str], tuple[int, int] | None], ...] = tuple(_X86.items())
+
+    def why_not_for(self, host: Host) -> str | None:
+        """What to use instead of this machine or this Python, where there is no wheel for it; else None."""
+        if host.implementation != "CPython":
+            return f"use CPython: the package index has no wheel of {self.requirement} for {host.implementation}"
+        for platform, glibc in self.platforms:
+            if platform == (host.system, host.machine):
+                return self._why_not_on(host, glibc)
+        places = ", ".join(f"{system} {machine}" for (system, machine), _ in self.platforms)
+        return f"use another machine: the package index has wheels of {self.requirement} for {places}"
+
+    def _why_not_on(self, host: Host, glibc: tuple[int, int] | None) -> str | None:
+        first, last = ("{}.{}".format(*one) for one in self.pythons)
+        if not self.pythons[0] <= host.python[:2] <= self.pythons[1]:
+            here = "{}.{}".format(*host.python)
+            return f"use Python {first} to {last}: no wheel of {self.requirement} is known for Python {here}"
+        if glibc is None or host.libc is None:
+            return None
+        version = re.fullmatch(r"glibc (\d+)\.(\d+).*", host.libc)
+        if version is not None and (int(version[1]), int(version[2])) >= glibc:
+            return None
+        needed = "glibc {}.{}".format(*glibc)
+        return f"use an image with {needed} or newer, which the wheels of {self.requirement} need: this has {host.libc}"
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Which GPUs a release holds code for."""
+
+    lowest: tuple[int, int]  # machine code for this compute capability and every later one below 10.0
+    exact: tuple[tuple[int, int], ...]  # machine code for these
+    ptx: tuple[int, int]  # this one and newer by just-in-time compilation
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        return self.lowest <= capability < (10, 0) or capability in self.exact or capability >= self.ptx
+
+
+# The newest per CUDA major; 1.27.0 was the first for CUDA 13, 1.29.0 the first for aarch64.
+FOR_CUDA_12 = Release("onnxruntime-gpu>=1.20,<1.27", 12, ((3, 10), (3, 14)))
+FOR_CUDA_13 = Release("onnxruntime-gpu>=1.28", 13, ((3, 11), (3, 14)))
+FOR_AARCH64 = Release("onnxruntime-gpu>=1.29", 13, ((3, 11), (3, 14)), tuple(_AARCH64.items()))
+
+# Of the newest releases. The wheels of one release hold other code on each system.
+_NONE = (1000, 0)
+_CODE_FOR_CUDA_13 = {
+    "Linux": Code((7, 5), ((12, 0),), _NONE),
+    "Windows": Code(_NONE, ((7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (12, 0)), _NONE),
+}
+_CODE_FOR_CUDA_12 = {
+    "Linux": Code((6, 0), (), (9, 0)),
+    "Windows": Code((8, 6), ((5, 2), (5, 3), (6, 1), (6, 2), (7, 5)), (9, 0)),
+}
+
+# For GPUs that the newest holds no code for; newest first.
+_LINUX, _WINDOWS = tuple(each for each in _X86.items() if each[0][0] == "Linux"), (("Windows", "AMD64"), None)
+FOR_OTHER_GPUS = (
+    (Release("onnxruntime-gpu==1.28.0", 13, ((3, 11), (3, 14))), Code((7, 5), ((10, 0), (12, 0)), (12, 0))),
+    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), _LINUX), _CODE_FOR_CUDA_12["Linux"]),
+    (Release("onnxruntime-gpu>=1.24,<1.27", 12, ((3, 11), (3, 14)), (_WINDOWS,)), _CODE_FOR_CUDA_12["Windows"]),
+    (Release("onnxruntime-gpu==1.19.2", 12, ((3, 8), (3, 12))), Code((5, 2), (), (8, 0))),
+)
+
+
+def newest_for(
+    host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]] = ()
+) -> Release:
+    """The newest release for a machine, as far as its Python, and the CUDA of its driver and its GPUs, where they are
+    known, decide."""
+    if host.machine == "aarch64":
+        return FOR_AARCH64
+    for_cuda_13 = host.python >= FOR_CUDA_13.pythons[0] and (driver_cuda is None or driver_cuda >= (13, 0))
+    newest, code = (FOR_CUDA_13, _CODE_FOR_CUDA_13) if for_cuda_13 else (FOR_CUDA_12, _CODE_FOR_CUDA_12)
+    if not capabilities or any(map(_here(code, host).runs_on, capabilities)):
+        return newest
+    return for_gpus(host, driver_cuda, capabilities) or newest
+
+
+def _here(codes: Mapping[str, Code], host: Host) -> Code:
+    return codes.get(host.system, codes["Linux"])
+
+
+def runs_with_cuda_12(host: Host, capability: tuple[int, int] | None) -> bool:
+    """Whether the newest release for CUDA 12 holds code for a GPU; so, too, where nothing is known of it."""
+    return capability is None or _here(_CODE_FOR_CUDA_12, host).runs_on(capability)
+
+
+def for_gpus(
+    host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]]
+) -> Release | None:
+    """The newest release with code for one of these GPUs, which the newest of all has not; None: there is none."""
+    for release, code in FOR_OTHER_GPUS:
+        if driver_cuda is not None and driver_cuda[0] < release.cuda_major:
+            continue
+        if any(map(code.runs_on, capabilities)) and release.why_not_for(host) is None:
+            return release
+    return None
+
+
+def cuda_major_of(version: str) -> int | None:
+    """Return the CUDA major of onnxruntime-gpu of this version on the package index; None if it is no number."""
+    found = re.match(r"([0-9]+)\.([0-9]+)", version)
+    if found is None:
+        return None
+    number = int(found[1]), int(found[2])
+    return 13 if number >= (1, 27) else 12 if number >= (1, 19) else 11

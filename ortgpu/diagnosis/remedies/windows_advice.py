@@ -1,0 +1,71 @@
+"""Fixes that hold on Windows, made of those that the checks write for a POSIX shell.
+
+None of them was run on Windows. So only what installs packages stays a command, in quotes that cmd.exe knows too; the
+rest becomes a sentence for a person, and what is for Linux alone is left out.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from ...errors import Fix, GPUError, manual, shell
+
+_OF_LINUX = re.compile(
+    r"^(?:and )?(?:in a container|on its host)\b|ulimit|docker|podman|dmesg|modprobe|rmmod|apt-get|/dev/|WSL|\bforked\b"
+    r"|LD_LIBRARY_PATH|LD_PRELOAD|cuda-compat|the loader's configuration|fabricmanager|SELinux|systemd"
+    r"|^or make instances"
+)
+_QUOTED = re.compile(r"'([^'\s]+)'")
+_LOWEST = re.compile(r"(install an NVIDIA driver for CUDA \d+): [\d.]+ or newer")  # the number is that of Linux
+_LAST_RESORT = "restart Windows, and where that does not help install the NVIDIA driver again"
+
+
+def advise_for_windows(errors: Iterable[GPUError]) -> None:
+    """Give errors the fixes of Windows in the place of their own."""
+    for error in errors:
+        fixes = tuple(dict.fromkeys(each for fix in error.fixes if (each := translated(fix)) is not None))
+        error.fixes = fixes or ((manual(_LAST_RESORT, needs="reboot"),) if error.fixes else ())
+
+
+def translated(fix: Fix) -> Fix | None:
+    """The same for Windows; None: it has no such thing."""
+    if _OF_LINUX.search(fix):
+        return None
+    if fix.kind == "manual":
+        return manual(_QUOTED.sub(lambda match: quoted(match[1]), _LOWEST.sub(r"\1", fix)), needs=fix.needs)
+    if fix.kind != "shell":
+        return fix
+    steps = [_step(words) for words in fix.split(" && ")]
+    if None in steps:
+        return None
+    if all(is_command for _, is_command in filter(None, steps)):
+        return shell(" && ".join(text for text, _ in filter(None, steps)), needs=fix.needs)
+    texts = [text if not is_command else f"run {text}" for text, is_command in filter(None, steps)]
+    return manual(", then ".join(texts), needs=fix.needs)
+
+
+def _step(command: str) -> tuple[str, bool] | None:
+    """One command as a sentence, or again as a command."""
+    words = shlex.split(command)
+    first, rest = (words[0], words[1:]) if words else ("", [])
+    if first == "sudo" and rest[:1] == ["chmod"]:
+        first, rest = "chmod", rest[1:]
+    if first in ("sudo", "nvidia-smi", "echo"):
+        return None
+    if first == "export":
+        return "set " + " and ".join("{} to {}".format(*word.split("=", 1)) for word in rest), False
+    if first == "unset":
+        return f"remove {' and '.join(rest)} from the variables of this program", False
+    named = " and ".join(word for word in rest if not re.match(r"-|[ua]\+rX", word))
+    if first == "rm":
+        return f"delete {named}", False
+    if first == "chmod":
+        return f"let this user read {named} (Properties, Security)", False
+    return " ".join(map(quoted, words)), True
+
+
+def quoted(word: str) -> str:
+    """One word of a command line, for cmd.exe and for a POSIX shell."""
+    return word if re.fullmatch(r"[\w.:\\/=~+,@-]+", word) else f'"{word}"'

@@ -1,0 +1,1 @@
+"""Judgement of the profile "training": checks, tries in child processes, published requirements."""

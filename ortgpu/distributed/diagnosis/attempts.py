@@ -1,0 +1,91 @@
+"""What the profile "training" really tries: the training API, MPI, and where asked for, other hosts and a folder.
+
+MPI is started once, in a process of its own: where MPI_Init fails it ends the process that called it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...diagnosis.facts import TrainingFacts
+from ...diagnosis.probe.parent import run_probe_child
+from ...diagnosis.probe.result import ProbeResult, ProbeStep
+from ...environment.child import parse_answer, python_command, run, run_python
+from ...environment.inspection import Environment
+from ...environment.ranks import Rank, current_rank
+from ..environment.mpi import Mpi
+from ..environment.ssh import try_ssh
+from ..environment.training import inspect_training
+from ..shared_folder import FolderMeeting
+
+# A rank that a launcher started has shown that MPI works, and a launcher inside a launcher shows nothing.
+_STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_GRACE = 3.0  # seconds that mpirun gets to end its process, and a child to start and to end
+_MEET = """
+import json
+from ortgpu.distributed.shared_folder import meet_in_folder
+folder, rank, world_size, timeout = sys.argv[1:]
+met = meet_in_folder(folder, int(rank), int(world_size), timeout=float(timeout))
+print(json.dumps([met.missing, met.error, met.seconds]))
+"""
+_INITIALISE = """
+from mpi4py import MPI
+assert MPI.COMM_WORLD.allreduce(1) == MPI.COMM_WORLD.size
+print(MPI.COMM_WORLD.size, "rank,", MPI.Get_library_version().splitlines()[0])
+"""
+
+
+def read_training_facts(
+    environment: Environment, hosts: Sequence[str], shared_folder: str | os.PathLike[str] | None, *, timeout: float
+) -> TrainingFacts:
+    """All facts; hosts and folder are tried only where they are named."""
+    meeting = None
+    if shared_folder is not None:
+        # First: the ranks begin this at about the same time, and what follows takes each of them its own time.
+        meeting = meet(shared_folder, current_rank(), timeout=timeout)
+    return TrainingFacts(
+        inspect_training(environment.packages.onnxruntime.folder),
+        tuple(try_ssh(host, timeout=timeout) for host in hosts),
+        meeting,
+    )
+
+
+def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> FolderMeeting:
+    """``meet_in_folder`` in a child process: a file system whose server is gone keeps whoever asks it for ever."""
+    started = time.monotonic()
+    arguments = (os.fsdecode(folder), str(rank.rank), str(rank.world_size), str(timeout))
+    ended = run_python(_MEET, *arguments, timeout=timeout + _GRACE)
+    answer = parse_answer(ended.output)
+    if answer is not None:
+        missing, error, seconds = answer
+        return FolderMeeting(os.fsdecode(folder), rank.rank, rank.world_size, tuple(missing), error, seconds)
+    others = tuple(other for other in range(rank.world_size) if other != rank.rank)
+    why = "the file system does not answer" if ended.timed_out else ended.errors.strip()[-500:]
+    return FolderMeeting(os.fsdecode(folder), rank.rank, rank.world_size, others, why, time.monotonic() - started)
+
+
+def run_training_probe(mpi: Mpi, *, timeout: float) -> ProbeResult:
+    """The driver and the training API in one child, MPI in another."""
+    result = run_probe_child("train", timeout=timeout)
+    step = try_mpi(mpi, timeout=timeout)
+    return result if step is None else replace(result, steps=(*result.steps, step))
+
+
+def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:
+    """Start one process with the launcher, which initialises MPI and calls Allreduce. None: there is nothing to try.
+
+    Without a launcher the process starts by itself, as a world of one, which MPI allows.
+    """
+    if mpi.library is None or any(name in os.environ for name in _STARTED_BY_MPI):
+        return None
+    launcher = [mpi.mpirun, "-np", "1"] if mpi.mpirun is not None else []
+    ended = run([*launcher, *python_command(_INITIALISE)], timeout=timeout, grace=_GRACE)
+    data = {"command": " ".join([*launcher, "python", "..."]), "returncode": ended.returncode}
+    if ended.ok:
+        return ProbeStep("mpi", True, ended.output.strip(), data)
+    said = (ended.errors.strip() or ended.output.strip())[-4000:]
+    how = f"did not end within {timeout:g} s" if ended.timed_out else f"ended with {ended.returncode}"
+    return ProbeStep("mpi", False, how, {**data, "errors": said})

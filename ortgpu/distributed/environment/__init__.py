@@ -1,0 +1,1 @@
+"""Facts that only ranks and training need: MPI, NCCL, network, ssh, training packages."""

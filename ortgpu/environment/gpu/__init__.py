@@ -1,0 +1,1 @@
+"""Facts about the driver and the GPUs."""

@@ -1,0 +1,265 @@
+"""What the CUDA driver says once it is asked to work: ``cuInit`` and the devices, in the order of their ordinals.
+
+Unlike the probes of :mod:`ortgpu.environment.gpu.driver` this initialises the driver, which a fork does not survive; it
+creates no context and takes no GPU memory. Sessions call it where ONNX Runtime would call it a moment later anyway.
+Ordinals, CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and MIG are thereby the driver's own answer, not a computation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import uuid as uuids
+from dataclasses import dataclass
+
+from ...process.background import Task, fork_safe_lock
+
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _COMPUTE_MODE = 75, 76, 20  # CUdevice_attribute, cuda.h
+_STREAM_NON_BLOCKING, _CAPTURE_MODE_RELAXED = 1, 2  # CUstream_flags, CUstreamCaptureMode
+
+# CUresult, cuda.h: the codes that cuInit and the first calls of a process are known to return.
+RESULT_NAMES = {
+    1: "CUDA_ERROR_INVALID_VALUE",
+    2: "CUDA_ERROR_OUT_OF_MEMORY",
+    3: "CUDA_ERROR_NOT_INITIALIZED",
+    34: "CUDA_ERROR_STUB_LIBRARY",
+    35: "cudaErrorInsufficientDriver",
+    46: "CUDA_ERROR_DEVICE_UNAVAILABLE",
+    100: "CUDA_ERROR_NO_DEVICE",
+    101: "CUDA_ERROR_INVALID_DEVICE",
+    102: "CUDA_ERROR_DEVICE_NOT_LICENSED",
+    209: "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    214: "CUDA_ERROR_ECC_UNCORRECTABLE",
+    220: "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    221: "CUDA_ERROR_JIT_COMPILER_NOT_FOUND",
+    222: "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+    223: "CUDA_ERROR_JIT_COMPILATION_DISABLED",
+    226: "CUDA_ERROR_CONTAINED",
+    304: "CUDA_ERROR_OPERATING_SYSTEM",
+    500: "CUDA_ERROR_NOT_FOUND",
+    700: "CUDA_ERROR_ILLEGAL_ADDRESS",
+    702: "CUDA_ERROR_LAUNCH_TIMEOUT",
+    709: "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+    710: "CUDA_ERROR_ASSERT",
+    714: "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    715: "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    716: "CUDA_ERROR_MISALIGNED_ADDRESS",
+    717: "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+    718: "CUDA_ERROR_INVALID_PC",
+    719: "CUDA_ERROR_LAUNCH_FAILED",
+    801: "CUDA_ERROR_NOT_SUPPORTED",
+    802: "CUDA_ERROR_SYSTEM_NOT_READY",
+    803: "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    804: "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+    805: "CUDA_ERROR_MPS_CONNECTION_FAILED",
+    806: "CUDA_ERROR_MPS_RPC_FAILURE",
+    807: "CUDA_ERROR_MPS_SERVER_NOT_READY",
+    808: "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
+    809: "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED",
+    810: "CUDA_ERROR_MPS_CLIENT_TERMINATED",
+    999: "CUDA_ERROR_UNKNOWN",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """A device as CUDA numbers it in this process."""
+
+    ordinal: int
+    uuid: str | None
+    name: str | None
+    compute_capability: tuple[int, int] | None
+    total_memory: int | None  # bytes
+    compute_mode: int | None  # CUcomputemode: 0 default, 2 prohibited, 3 exclusive process
+
+
+@dataclass(frozen=True, slots=True)
+class CudaState:
+    """``code``: what ``cuInit`` returned, 0 for success; None when there is no driver to ask.
+
+    ``devices`` None: the driver could not be asked for them.
+    """
+
+    code: int | None
+    devices: tuple[CudaDevice, ...] | None
+    pid: int
+    hidden_by: str | None = None  # CUDA_VISIBLE_DEVICES when it was asked: what the variable is set to later is ignored
+
+    @classmethod
+    def seen_by_child(cls, code: int | None, devices: tuple[CudaDevice, ...] | None) -> CudaState:
+        """A child's answer, as if it had been given to this process, whose variables the child had."""
+        return cls(code, devices, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+_state: CudaState | None = None
+_has_failed = False  # to initialise in this process, or in that from which it was forked
+_lock = fork_safe_lock()
+
+
+def initialise() -> CudaState:
+    """Initialise the driver in this process and list its devices. A success is remembered; a failure is not."""
+    global _state, _has_failed
+    with _lock:
+        if _state is not None and _state.pid == os.getpid():
+            return _state
+        state = _ask()
+        _has_failed = state.code != 0
+        if state.code == 0:
+            _state = state
+        return state
+
+
+def initialising() -> Task[CudaState] | None:
+    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done, or
+    has failed before: then there may be no need to ask again."""
+    if _has_failed or (_state is not None and _state.pid == os.getpid()):
+        return None
+    return Task(initialise, "ortgpu-driver")
+
+
+def initialised_in() -> int | None:
+    """The process that initialised CUDA through :func:`initialise`: after a fork, the parent."""
+    return _state.pid if _state is not None else None
+
+
+def _ask() -> CudaState:
+    pid, visible = os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        driver = _driver()
+        code = int(driver.cuInit(0))
+    except (OSError, AttributeError):
+        return CudaState(None, None, pid)
+    if code != 0:
+        return CudaState(code, None, pid)
+    count = ctypes.c_int()
+    try:
+        if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+            return CudaState(code, None, pid)
+    except AttributeError:
+        return CudaState(code, None, pid)
+    return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid, visible)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    """Raises OSError, and tries again the next time."""
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def _device(driver: ctypes.CDLL, ordinal: int) -> CudaDevice:
+    handle = ctypes.c_int()
+    if driver.cuDeviceGet(ctypes.byref(handle), ordinal) != 0:
+        return CudaDevice(ordinal, None, None, None, None, None)
+    major, minor = _attribute(driver, handle, _CAPABILITY_MAJOR), _attribute(driver, handle, _CAPABILITY_MINOR)
+    name = ctypes.create_string_buffer(256)
+    named = _call(driver, "cuDeviceGetName", name, len(name), handle)
+    memory = ctypes.c_size_t()
+    sized = _call(driver, "cuDeviceTotalMem_v2", ctypes.byref(memory), handle)
+    return CudaDevice(
+        ordinal,
+        _uuid(driver, handle),
+        name.value.decode("utf-8", "replace") if named else None,
+        (major, minor) if major is not None and minor is not None else None,
+        memory.value if sized else None,
+        _attribute(driver, handle, _COMPUTE_MODE),
+    )
+
+
+def _uuid(driver: ctypes.CDLL, handle: ctypes.c_int) -> str | None:
+    raw = ctypes.create_string_buffer(16)
+    if _call(driver, "cuDeviceGetUuid_v2", raw, handle) or _call(driver, "cuDeviceGetUuid", raw, handle):
+        return f"GPU-{uuids.UUID(bytes=raw.raw)}"
+    return None
+
+
+def _attribute(driver: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int | None:
+    value = ctypes.c_int()
+    return value.value if _call(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, handle) else None
+
+
+def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> bool:
+    try:
+        return int(getattr(driver, function)(*arguments)) == 0
+    except AttributeError:
+        return False
+
+
+def context_is_active(ordinal: int) -> bool | None:
+    """Whether this process has CUDA's primary context on a device, which a bound session cannot do without."""
+    context = _primary_context(ordinal)
+    return context if context is None else context[1]
+
+
+def context_id(ordinal: int) -> int | None:
+    """Which primary context this process has on a device: a number that no other of its contexts has or had, 0 for
+    none. None: the driver cannot be asked, or is older than CUDA 12."""
+    context = _primary_context(ordinal)
+    if context is None:
+        return None
+    device, active = context
+    if not active:
+        return 0
+    driver, handle, number = _driver(), ctypes.c_void_p(), ctypes.c_ulonglong()
+    if not _call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(handle), device):
+        return None
+    known = _call(driver, "cuCtxGetId", handle, ctypes.byref(number))
+    _call(driver, "cuDevicePrimaryCtxRelease_v2", device)
+    return number.value if known else None
+
+
+def context_error(ordinal: int) -> int | None:
+    """Return what the driver answers to harmless calls in this process's primary context on a device.
+
+    0: the context works. After a sticky error every call in it returns that error (driver_types.h). None: there is no
+    context, or no driver to ask, or one without these functions. Nothing is waited for, and no capture of a CUDA graph
+    is disturbed.
+    """
+    context = _primary_context(ordinal)
+    if context is None or not context[1]:
+        return None
+    driver, device, handle = _driver(), context[0], ctypes.c_void_p()
+    try:
+        code = int(driver.cuDevicePrimaryCtxRetain(ctypes.byref(handle), device))
+        if code:
+            return code
+        try:
+            return int(driver.cuCtxPushCurrent_v2(handle)) or _error_in_current_context(driver)
+        finally:
+            driver.cuDevicePrimaryCtxRelease_v2(device)
+    except AttributeError:
+        return None
+
+
+def _error_in_current_context(driver: ctypes.CDLL) -> int:
+    """Return the first error of the calls, 0 for none, and take the context off the calling thread again."""
+    free, total, stream = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)  # else a new stream spoils the graph that another thread captures
+    try:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        try:
+            code = int(driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+            code = code or int(driver.cuStreamCreate(ctypes.byref(stream), _STREAM_NON_BLOCKING))
+            if not code:
+                code = int(driver.cuStreamQuery(stream))
+                driver.cuStreamDestroy_v2(stream)
+            return code
+        finally:
+            driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def _primary_context(ordinal: int) -> tuple[ctypes.c_int, bool] | None:
+    """The driver's handle of a device, and whether this process has its primary context."""
+    try:
+        driver = _driver()
+    except OSError:
+        return None
+    device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    if not _call(driver, "cuDeviceGet", ctypes.byref(device), ordinal):
+        return None
+    if not _call(driver, "cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active)):
+        return None
+    return device, bool(active.value)

@@ -1,0 +1,382 @@
+"""Facts about the NVIDIA driver and its GPUs. Nothing here initialises CUDA or creates a context."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
+
+from ..variables import entries_of
+from .driver_places import UnlinkedFile, find_elsewhere, find_interposed, find_unlinked
+
+LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+TEGRA_MEMORY: Final = "/dev/nvmap"
+
+_COMPUTE_MODES: Final = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """One GPU as NVML reports it: every GPU of the machine, whatever CUDA_VISIBLE_DEVICES says."""
+
+    index: int  # NVML's index (PCI bus order), which is not CUDA's ordinal
+    uuid: str | None  # "GPU-..."
+    name: str | None
+    compute_capability: tuple[int, int] | None
+    memory_total: int | None  # bytes
+    memory_free: int | None  # bytes, when it was read
+    compute_mode: str | None  # "default", "exclusive-process", "prohibited", "exclusive-thread"
+    mig_enabled: bool | None
+    mig_uuids: tuple[str, ...]  # "MIG-..." of its instances
+    pci_bus_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedNode:
+    """A device file that is there and that this process may not open."""
+
+    path: str
+    error: str  # the system's word: "EACCES", its mode and owner; "EPERM", a container's or a job's devices cgroup
+    group: str | None  # that it belongs to, by name or number
+    by_mode: bool = True  # False: its mode and owner would allow it, and something else does not, SELinux for one
+
+
+@dataclass(frozen=True, slots=True)
+class Nvml:
+    """What NVML says. ``available`` False with ``error`` is one fact, a machine without GPUs another."""
+
+    available: bool
+    error: str | None  # why not available, or why it opens no GPU of some; in NVML's words or the loader's
+    driver_version: str | None  # "580.159.04"
+    cuda_version: tuple[int, int] | None  # newest CUDA that the driver supports
+    gpus: tuple[GPU, ...]
+    code: int | None = None  # nvmlReturn_t behind the error, where it is NVML's own: 15, "GPU is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    libcuda: str | None  # path of the libcuda.so.1 that the loader gives; None: it cannot be loaded
+    libcuda_error: str | None  # the loader's words when it cannot
+    cuda_version: tuple[int, int] | None  # cuDriverGetVersion, which needs no initialisation
+    kernel_version: str | None  # /proc/driver/nvidia/version: the kernel module's
+    device_nodes: tuple[str, ...]  # /dev/nvidia*, /dev/dxg, /dev/nvmap
+    nvml: Nvml
+    refused_nodes: tuple[RefusedNode, ...] = ()  # of device_nodes
+    libcuda_elsewhere: tuple[str, ...] = ()  # where it lies and the loader does not look, if it cannot be loaded
+    libcuda_unlinked: tuple[UnlinkedFile, ...] = ()  # if it cannot be loaded
+    libcuda_entry: str | None = None  # of LD_LIBRARY_PATH, which leads to it; the path is that behind all links
+    libcuda_preload: str | None = None  # the entry of LD_PRELOAD that is it
+    interposed: tuple[str, ...] = ()  # libraries that were loaded before, and answer in the driver's place
+
+    @property
+    def version(self) -> str | None:
+        """Of the driver in the kernel, whatever libcuda is loaded."""
+        return self.kernel_version or self.nvml.driver_version
+
+    @property
+    def supported_cuda(self) -> tuple[int, int] | None:
+        """The newest CUDA that it supports. libcuda's own word counts before NVML's: a forward-compatibility libcuda is
+        newer than the driver in the kernel."""
+        return self.cuda_version or self.nvml.cuda_version
+
+    @property
+    def libcuda_version(self) -> str | None:
+        """Of the driver that the loaded libcuda belongs to, which its file is named after."""
+        return parse_library_version(self.libcuda or "")
+
+    @property
+    def is_tegra(self) -> bool:
+        """A Jetson: its memory is opened through /dev/nvmap, and there need not be a /dev/nvidia-uvm."""
+        return TEGRA_MEMORY in self.device_nodes
+
+
+Asked = Literal["libcuda", "nvml"]
+
+
+def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> Driver:
+    """Read what is known of the driver without initialising CUDA. Nothing raises.
+
+    ``root`` is for the files below /proc and /dev; libcuda and NVML are always this process's own. libcuda is loaded
+    (and stays loaded, as it would once a session exists), never initialised: a fork afterwards is harmless. That it
+    loads does not prove that it works. What is ``unasked`` is left alone, as if it were there and gave no answer: it is
+    known to end the process, or never to return.
+    """
+    path, error, version = (LIBCUDA, None, None) if "libcuda" in unasked else load_libcuda()
+    nodes = _read_device_nodes(root)
+    return Driver(
+        libcuda=path,
+        libcuda_error=error,
+        cuda_version=version,
+        kernel_version=_read_kernel_version(root),
+        device_nodes=nodes,
+        nvml=Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml(),
+        refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
+        libcuda_elsewhere=find_elsewhere(root, LIBCUDA) if path is None else (),
+        libcuda_unlinked=find_unlinked(root, LIBCUDA) if path is None else (),
+        libcuda_entry=_entry_of(path, "LD_LIBRARY_PATH", LIBCUDA),
+        libcuda_preload=_entry_of(path, "LD_PRELOAD"),
+        interposed=find_interposed(root),
+    )
+
+
+def read_nvml() -> Nvml:
+    """Ask NVML for the driver and for every GPU. A field that NVML does not answer is None; nothing raises.
+
+    NVML is started and shut down again within the call: it creates no context and survives fork. In a container it
+    shows the GPUs that the container was given.
+    """
+    driver: str | None = None
+    cuda: tuple[int, int] | None = None
+    refusals: list[Exception] = []
+    try:
+        with _nvml() as nvml:
+            driver = _string(_ask(nvml, "nvmlSystemGetDriverVersion"))
+            # Not the _v2: that fails where libcuda is missing, and what the driver supports is known even then.
+            cuda = parse_cuda_number(_ask(nvml, "nvmlSystemGetCudaDriverVersion"))
+            gpus = tuple(_read_gpu(nvml, index, refusals) for index in range(nvml.nvmlDeviceGetCount()))
+    except Exception as error:  # noqa: BLE001 - a broken pynvml or NVML may raise anything
+        return Nvml(False, _words(error), driver, cuda, (), _code(error))
+    refused = next(iter(refusals), None)
+    return Nvml(True, _words(refused) if refused else None, driver, cuda, gpus, _code(refused))
+
+
+def read_gpu_memory(uuid: str) -> tuple[int, int] | None:
+    """Free and total bytes of one GPU or MIG instance, now. None: no such device, or NVML does not say."""
+    try:
+        with _nvml() as nvml:
+            memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+            return int(memory.free), int(memory.total)
+    except Exception:  # noqa: BLE001 - as in read_nvml
+        return None
+
+
+def processes_on(uuid: str) -> dict[int, int | None]:
+    """Compute processes on one GPU: their ids, and the bytes that each uses (None: not said).
+
+    Empty also where nothing is known. In a container the ids are those of the host, or nothing is shown at all.
+    """
+    used: dict[int, int | None] = {}
+    try:
+        with _nvml() as nvml:
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid)):
+                before, now = used.get(process.pid), process.usedGpuMemory
+                # One process on several instances of one GPU is listed once for each.
+                used[int(process.pid)] = before if now is None else int(now) + (before or 0)
+    except Exception:  # noqa: BLE001 - as in read_nvml
+        return {}
+    return used
+
+
+def parse_cuda_number(number: object) -> tuple[int, int] | None:
+    """CUDA's way to write a version: 13000 is (13, 0), 12080 is (12, 8). None for what is no version."""
+    if not isinstance(number, int) or number < 1000:
+        return None
+    return number // 1000, number % 1000 // 10
+
+
+def parse_kernel_version(text: str) -> str | None:
+    """The version in /proc/driver/nvidia/version, as the proprietary and the open kernel module write it."""
+    match = re.search(r"^NVRM version:[^\n]*?\s(\d+\.\d+(?:\.\d+)*)(?=\s|$)", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def parse_library_version(path: str) -> str | None:
+    """The driver that a libcuda belongs to: "580.65.06" of libcuda.so.580.65.06, None of WSL's libcuda.so.1.1."""
+    match = re.search(r"libcuda\.so\.(\d{3,}\.\d+(?:\.\d+)*)$", path)
+    return match[1] if match else None
+
+
+def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str | None:
+    """The file that /proc/self/maps shows at ``address``, else the first whose name starts with ``name``.
+
+    The address decides because two files of one name can be mapped (WSL's libcuda opens another of the driver store).
+    """
+    first = None
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or not fields[5].startswith("/"):
+            continue
+        path = fields[5].removesuffix(" (deleted)")
+        low, _, high = fields[0].partition("-")
+        try:
+            if address is not None and int(low, 16) <= address < int(high, 16):
+                return path
+        except ValueError:
+            continue
+        if first is None and PurePosixPath(path).name.startswith(name):
+            first = path
+    return first
+
+
+def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
+    """The path of the driver's library; the loader's words, where it cannot be loaded; the CUDA that it supports."""
+    if sys.platform == "darwin":
+        return None, "no CUDA on macOS", None
+    try:
+        library = ctypes.CDLL(LIBCUDA)
+    except OSError as error:
+        # PyInstaller puts a guess of its own, that the library was to be bundled, in the place of the loader's words.
+        # Their text alone: a name for the error would keep all frames that led here.
+        said = str(error.__cause__ if isinstance(error.__cause__, OSError) else error)
+        return None, said or type(error).__name__, None
+    address = version = None
+    try:
+        function = library.cuDriverGetVersion
+    except AttributeError:
+        pass
+    else:
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        number = ctypes.c_int(0)
+        if function(ctypes.byref(number)) == 0:
+            version = parse_cuda_number(number.value)
+    return _library_path(library, address) or LIBCUDA, None, version
+
+
+def _entry_of(path: str | None, variable: str, name: str = "") -> str | None:
+    """The entry that leads to a library: a folder that holds it by its name, or the file itself."""
+    if path is None or not os.path.isabs(path):
+        return None
+    entries = entries_of(variable, os.environ.get(variable, ""))
+    return next((one for one in entries if one and os.path.realpath(os.path.join(one, name)) == path), None)
+
+
+def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
+    if sys.platform == "win32":
+        buffer = ctypes.create_unicode_buffer(32768)
+        ctypes.windll.kernel32.GetModuleFileNameW(ctypes.c_void_p(library._handle), buffer, len(buffer))
+        return buffer.value or None
+    try:
+        maps = Path("/proc/self/maps").read_bytes().decode("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    return parse_mapped_file(maps, "libcuda.so", address)
+
+
+@functools.cache
+def read_driver_version() -> str | None:
+    """The driver's version as "580.159.04", from the kernel module where it says so, else from NVML."""
+    return _read_kernel_version(Path("/")) or read_nvml().driver_version
+
+
+def _read_kernel_version(root: Path) -> str | None:
+    try:
+        text = (root / "proc/driver/nvidia/version").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return parse_kernel_version(text)
+
+
+def _read_device_nodes(root: Path) -> tuple[str, ...]:
+    try:
+        names = sorted(entry.name for entry in (root / "dev").iterdir())
+    except OSError:
+        return ()
+    return tuple(f"/dev/{name}" for name in names if name.startswith("nvidia") or name in ("dxg", "nvmap"))
+
+
+def _refused(root: Path, path: str) -> RefusedNode | None:
+    file = root / path.lstrip("/")
+    try:
+        if re.fullmatch(r"/dev/(nvidiactl|nvidia-uvm)", path):
+            os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))  # only opening it asks the devices cgroup
+        elif re.fullmatch(r"/dev/(nvidia\d+|nvmap)", path) and not os.access(file, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, "not opened: that would wake the GPU")
+    except PermissionError as error:
+        return RefusedNode(path, errno.errorcode[error.errno or errno.EACCES], _group_of(file), _mode_refuses(file))
+    except OSError:
+        pass  # no driver behind it: another fault, which the driver's own words tell
+    return None
+
+
+def _mode_refuses(file: Path) -> bool:
+    try:
+        info = file.stat()
+    except PermissionError:  # its folder was listed, so that no mode keeps this process from asking
+        return False
+    except OSError:
+        return True
+    shift = 6 if info.st_uid == os.geteuid() else 3 if info.st_gid in (os.getegid(), *os.getgroups()) else 0
+    return info.st_mode >> shift & 0o6 != 0o6
+
+
+def _group_of(file: Path) -> str | None:
+    try:
+        return file.group()
+    except (OSError, KeyError, NotImplementedError):
+        return None
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml  # by name: what freezes a program looks for imports in the code
+
+    nvml: Any = pynvml
+    nvml.nvmlInit()
+    try:
+        yield nvml
+    finally:
+        with suppress(Exception):  # what was read stays true when the shutdown fails
+            nvml.nvmlShutdown()
+
+
+def _ask(nvml: Any, name: str, *arguments: object) -> Any:
+    try:
+        return getattr(nvml, name)(*arguments)
+    except Exception:  # noqa: BLE001 - not supported by this GPU, driver or pynvml: unknown
+        return None
+
+
+def _read_gpu(nvml: Any, index: int, refusals: list[Exception]) -> GPU:
+    try:
+        device = nvml.nvmlDeviceGetHandleByIndex(index)
+    except Exception as error:  # noqa: BLE001 - lost, or not ours to open: it is there all the same
+        refusals.append(error)
+        return GPU(index, None, None, None, None, None, None, None, (), None)
+    capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", device)
+    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", device)
+    mig = _ask(nvml, "nvmlDeviceGetMigMode", device)
+    return GPU(
+        index=index,
+        uuid=_string(_ask(nvml, "nvmlDeviceGetUUID", device)),
+        name=_string(_ask(nvml, "nvmlDeviceGetName", device)),
+        compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
+        memory_total=int(memory.total) if memory else None,
+        memory_free=int(memory.free) if memory else None,
+        compute_mode=_COMPUTE_MODES.get(_ask(nvml, "nvmlDeviceGetComputeMode", device)),
+        mig_enabled=bool(mig[0]) if mig else None,
+        mig_uuids=_read_mig_uuids(nvml, device) if mig and mig[0] else (),
+        pci_bus_id=_string(getattr(_ask(nvml, "nvmlDeviceGetPciInfo", device), "busId", None)),
+    )
+
+
+def _read_mig_uuids(nvml: Any, device: Any) -> tuple[str, ...]:
+    uuids = []
+    for index in range(_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+        instance = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, index)
+        if instance is not None:  # the slots of instances that were not made are empty
+            uuids.append(_string(_ask(nvml, "nvmlDeviceGetUUID", instance)))
+    return tuple(uuid for uuid in uuids if uuid)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _code(error: Exception | None) -> int | None:
+    value = getattr(error, "value", None)  # of pynvml.NVMLError
+    return value if isinstance(value, int) else None
+
+
+def _string(value: object) -> str | None:
+    if isinstance(value, bytes):  # what older releases of nvidia-ml-py return
+        value = value.decode("utf-8", "replace")
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,139 @@
+"""How libraries are opened on Windows, and what its error codes mean, in words that name the file at fault.
+
+LoadLibrary says by a number that a dependency is missing or of another version, and never which one: the files
+themselves tell that. Runs on every system; the calls that only Windows has are in :mod:`.windows_kernel`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from ..files.pe import exported_names, imported_names, read_pe
+from .places_windows import folders_of_windows
+
+DRIVER = "nvcuda.dll"
+
+# winerror.h
+_FILE_NOT_FOUND, _ACCESS_DENIED, _NOT_ENOUGH_MEMORY, _OUT_OF_MEMORY = 2, 5, 8, 14
+_MODULE_NOT_FOUND, _PROCEDURE_NOT_FOUND, _BAD_FORMAT = 126, 127, 193
+_INITIALISATION_FAILED, _COMMITMENT_LIMIT = 1114, 1455
+_VIRUS_INFECTED, _DISABLED_BY_POLICY, _INTEGRITY_POLICY_VIOLATION = 225, 1260, 4551
+
+
+class Kernel(Protocol):
+    """What Windows is asked for."""
+
+    def load(self, path: str) -> int: ...
+    def modules(self) -> tuple[str, ...]: ...
+    def search_also(self, folder: str) -> None: ...
+    def ask(self, path: str, function: str) -> int | None: ...
+
+
+class WindowsLoader:
+    driver = DRIVER
+
+    def __init__(self, kernel: Kernel, folders: Callable[[], Iterable[str]] | None = None) -> None:
+        self._kernel = kernel
+        self._folders = folders or (lambda: folders_searched(os.environ))
+        self.handles: dict[str, Any] = {}
+
+    def open(self, path: str, mode: int = 0) -> str | None:
+        if os.path.isabs(path):
+            self._kernel.search_also(os.path.dirname(path))
+        code = self._kernel.load(path)
+        if code != 0:
+            return words_of(code, path, self.loaded(), self._folders())
+        self.handles[path] = True
+        return None
+
+    def loaded(self) -> tuple[str, ...]:
+        return self._kernel.modules()
+
+    def ask(self, path: str, function: str) -> int | None:
+        return self._kernel.ask(path, function)
+
+    def lacking(self, words: str) -> str | None:
+        match = re.match(r"it takes \S+ from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
+        return match[1] if match is not None else None
+
+
+def folders_searched(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Where the loader looks for what a DLL links, beside its own folder: not along PATH."""
+    return (os.path.dirname(sys.executable), sys.base_prefix, *folders_of_windows(variables))
+
+
+def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]) -> str:
+    """What an error of LoadLibrary means for this file."""
+    number = f"(error {code})"
+    if code in (_MODULE_NOT_FOUND, _FILE_NOT_FOUND):
+        if not os.path.exists(path):
+            return f"no such file {number}" if os.path.isabs(path) else f"{path} was not found {number}"
+        absent = missing_dependency(path, loaded, folders)
+        return f"{absent or 'a library'}, which it links, was not found {number}"
+    if code == _PROCEDURE_NOT_FOUND:
+        lacked = next(iter(lacking_functions(path, loaded)), None)
+        if lacked is None:
+            return f"a function that it takes from another library is not there: that is of another version {number}"
+        function, library, where = lacked
+        return f"it takes {function} from {library}, and {where} of this process does not have that {number}"
+    if code == _BAD_FORMAT:
+        why = read_pe(path).problem or "damaged, or built for another kind of processor than this Python"
+        return f"{why} {number}"
+    return {
+        _ACCESS_DENIED: f"permission denied {number}",
+        _INITIALISATION_FAILED: f"its initialisation failed {number}",
+        **dict.fromkeys((_NOT_ENOUGH_MEMORY, _OUT_OF_MEMORY), f"not enough memory {number}"),
+        _COMMITMENT_LIMIT: f"the paging file of Windows is too small {number}",
+        _VIRUS_INFECTED: f"the virus scanner has blocked it {number}",
+        **dict.fromkeys(
+            (_DISABLED_BY_POLICY, _INTEGRITY_POLICY_VIOLATION), f"a policy of Windows has blocked it {number}"
+        ),
+    }.get(code, f"Windows refuses to load it {number}")
+
+
+def missing_dependency(path: str, loaded: Iterable[str], folders: Iterable[str]) -> str | None:
+    """The first DLL that this file, or one that it links, links and that the loader finds nowhere."""
+    names = {_name(file) for file in loaded}
+    seen: set[str] = set()
+    waiting, everywhere = [path], tuple(folders)
+    while waiting:
+        file = waiting.pop()
+        for name in read_pe(file).needed:
+            if name.lower() in seen or name.lower() in names or is_of_the_system(name):
+                continue
+            seen.add(name.lower())
+            found = find_beside(name, (os.path.dirname(path), *everywhere))
+            if found is None:
+                return name
+            waiting.append(found)
+    return None
+
+
+def lacking_functions(path: str, loaded: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """A function, the DLL that this file takes it from, and the loaded file of that name, which does not have it."""
+    by_name = {_name(file): file for file in loaded}
+    for library in read_pe(path).needed:
+        where = by_name.get(library.lower())
+        had = exported_names(where) if where is not None else None
+        taken = imported_names(path, library)
+        if where is not None and had and taken and (absent := taken - had):
+            yield min(absent), library, where
+
+
+def is_of_the_system(name: str) -> bool:
+    """Names that Windows resolves itself, without a file: its API sets."""
+    return name.lower().startswith(("api-ms-", "ext-ms-"))
+
+
+def find_beside(name: str, folders: Iterable[str]) -> str | None:
+    """The file of this name in the first of these folders that has it."""
+    paths = (os.path.join(folder, name) for folder in folders)
+    return next((path for path in paths if os.path.isfile(path)), None)
+
+
+def _name(path: str) -> str:
+    return re.split(r"[\\/]", path)[-1].lower()

@@ -1,0 +1,236 @@
+"""Where each CUDA library would come from. Looks at files; opens none of them as a library.
+
+The places, and their order, are those of the operating system: :mod:`.library_places_linux`,
+:mod:`.library_places_windows`.
+
+Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
+the root of a toolkit library that is already loaded comes first. cuDNN is taken from that root too, where it has one (a
+cuDNN for another CUDA has the same name), unless the caller's directory has one. Its parts come from the folder of
+``libcudnn``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..files.elf import this_machine
+from ..files.mapped import only_loaded, read_mapped_libraries
+from ..packages.installed import Torch
+from ..packages.metadata import search_path
+from ..variables import read_variables
+from .catalogue import BY_STEM, LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, canonical, major_of, spec_for
+from .places import Root, SearchPlaces, Source, System
+from .places_linux import LINUX
+from .places_windows import WINDOWS
+from .wheel import ProviderLibrary
+
+_NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)|(?i:(cu|nv)[\w-]*\.dll$)")
+
+
+SYSTEM: Final = WINDOWS if sys.platform == "win32" else LINUX  # of this process
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One file that could serve a soname. ``problem`` None means that it may be opened."""
+
+    soname: str
+    path: str
+    source: Source
+    root: str
+    problem: str | None = None
+    unfit_for: str | None = None  # the library of this process that does not have what this file takes from it
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What the search found for one soname: what to open, in order, and what was passed over and why."""
+
+    spec: LibrarySpec
+    soname: str
+    required: bool  # linked by the provider, as opposed to opened lazily
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[Candidate, ...]
+
+    @property
+    def chosen(self) -> Candidate | None:
+        return self.candidates[0] if self.candidates else None
+
+    @property
+    def damaged(self) -> tuple[Candidate, ...]:
+        """The files of the right name that must not be opened."""
+        return tuple(file for file in self.rejected if _names_soname(_name_of(file.path), self.soname))
+
+
+def find_roots(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    """The roots that hold any file of a CUDA library, in the documented order; none is read before its turn."""
+    return (root for step in places.system.steps for root in step(places, cuda_major) if root.files)
+
+
+def resolve(
+    places: SearchPlaces, needed: Sequence[str], cuda_major: int, *, thorough: bool = True
+) -> tuple[Resolution, ...]:
+    """For each library of the provider, dependencies first: the files to try, and those passed over.
+
+    ``needed`` is the provider's DT_NEEDED; libraries that the table knows and the provider does not link are
+    resolved as not required. A soname of the provider that no table entry knows is left to the system loader.
+
+    Without ``thorough`` the search ends with the first root, behind what is already loaded, that has a whole file of
+    everything that the provider links and of cuDNN: what is missing or passed over elsewhere is not seen then.
+    """
+    system = places.system
+    linked = {spec.stem: canonical(soname) for soname in needed if (spec := spec_for(soname)) is not None}
+    wanted = [(spec, linked.get(spec.stem) or system.names(spec).get(cuda_major)) for spec in LIBRARIES]
+    cudnn_major = major_of(linked.get("libcudnn", ""))
+    toolkit = {soname for spec, soname in wanted if soname and not spec.is_cudnn and spec.stem in linked}
+    roots = (
+        tuple(find_roots(places, cuda_major)) if thorough else _first_roots(places, cuda_major, toolkit, cudnn_major)
+    )
+    roots = _preferred_first(roots, toolkit, places)
+    cudnn_roots = sorted(roots, key=lambda root: root.source not in ("already loaded", "directory"))
+    resolutions: dict[str, Resolution] = {}
+    for spec, soname in wanted:
+        if soname is None and cuda_major > TOOLKIT_MAJORS[-1] and system.names(spec):
+            soname = _soname_there(roots, spec, cuda_major, system) or system.names(spec).get(TOOLKIT_MAJORS[-1])
+        if soname is None:
+            continue
+        if spec.is_cudnn and cudnn_major is not None:
+            soname = system.name(spec, cudnn_major)
+        whole = resolutions.get(spec.part_of or "")
+        where = cudnn_roots if spec.is_cudnn else roots
+        resolutions[spec.stem] = _resolve_one(spec, soname, spec.stem in linked, where, whole, places)
+    return tuple(resolutions.values())
+
+
+def _soname_there(roots: Iterable[Root], spec: LibrarySpec, cuda_major: int, system: System) -> str | None:
+    """For a CUDA newer than the table, of a library that is opened lazily: the version that the first root has; where
+    it has several, the one beside the CUDA runtime."""
+    for root in roots:
+        beside = os.path.dirname(root.files.get(system.name(BY_STEM["libcudart"], cuda_major), ""))
+        names = [name for name in root.files if name.startswith(system.stem(spec))]
+        if names:  # libcudnn.so.9 before libcudnn.so.9.14.0
+            return min(names, key=lambda name: (os.path.dirname(root.files[name]) != beside, len(name)))
+    return None
+
+
+def _first_roots(places: SearchPlaces, cuda_major: int, toolkit: set[str], cudnn_major: int | None) -> tuple[Root, ...]:
+    """The roots down to the first that is enough; all, when part of the toolkit is loaded and its root is wanted."""
+    enough = {*toolkit, places.system.name(BY_STEM["libcudnn"], cudnn_major or 9)}
+    roots: list[Root] = []
+    for root in find_roots(places, cuda_major):
+        roots.append(root)
+        if roots[0].source == "already loaded" and toolkit & roots[0].files.keys():
+            continue
+        if enough <= root.files.keys() and not any(_judge(root, soname, places) for soname in enough):
+            break
+    return tuple(roots)
+
+
+def _resolve_one(
+    spec: LibrarySpec,
+    soname: str,
+    required: bool,
+    roots: Iterable[Root],
+    whole: Resolution | None,
+    places: SearchPlaces,
+) -> Resolution:
+    candidates: list[Candidate] = []
+    rejected: list[Candidate] = []
+    seen: set[str] = set()
+    folders = folders_of(whole.chosen.path) if whole is not None and whole.chosen is not None else None
+    for root in roots:
+        for name, path in root.files.items():
+            if not name.startswith(places.system.stem(spec)) or path in seen:
+                continue
+            if folders is not None and folders.isdisjoint(folders_of(path)):
+                continue
+            if root.source == "beside a loaded one" and os.path.realpath(path) in map(os.path.realpath, seen):
+                continue
+            if not _names_soname(name, soname):
+                if (
+                    name.count(".") <= soname.count(".") or name in places.system.names(spec).values()
+                ):  # libcudart.so.11.0
+                    rejected.append(Candidate(soname, path, root.source, root.prefix, f"is {name}, {soname} is needed"))
+                    seen.add(path)
+                continue
+            seen.add(path)
+            problem = None if root.source == "already loaded" else _judge(root, name, places, soname)
+            candidate = Candidate(soname, path, root.source, root.prefix, problem)
+            (rejected if problem else candidates).append(candidate)
+    return Resolution(spec, soname, required, tuple(candidates), tuple(rejected))
+
+
+def _judge(root: Root, name: str, places: SearchPlaces, soname: str | None = None) -> str | None:
+    return root.unfit or places.system.judge(root.files[name], soname or name, places.machine)
+
+
+def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchPlaces) -> tuple[Root, ...]:
+    """The roots with the one that should serve the whole toolkit moved to just behind what is loaded already."""
+
+    def serves_all(root: Root) -> bool:
+        return all(soname in root.files and _judge(root, soname, places) is None for soname in toolkit)
+
+    loaded = next((root for root in roots if root.source == "already loaded"), None)
+    in_use = {os.path.realpath(path) for name, path in (loaded.files.items() if loaded else ()) if name in toolkit}
+
+    def is_in_use(root: Root) -> bool:
+        return any(os.path.realpath(root.files[soname]) in in_use for soname in toolkit if soname in root.files)
+
+    others = [root for root in roots if root is not loaded]
+    preferred = next((root for root in others if is_in_use(root)), None)
+    if preferred is None:
+        preferred = next((root for root in others if serves_all(root)), None)
+    ordered = [root for root in (loaded, preferred) if root is not None]
+    return (*ordered, *(root for root in others if root is not preferred))
+
+
+def _names_soname(name: str, soname: str) -> bool:
+    """Whether a file name is this soname or a longer version of it: libcublas.so.13.1.0 is libcublas.so.13."""
+    return name == soname or name.startswith(soname + ".")
+
+
+def _name_of(path: str) -> str:
+    return canonical(os.path.basename(path))
+
+
+def folders_of(path: str) -> set[str]:
+    """The folder that a path names and the one that the file behind its links is in."""
+    return {os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path))}
+
+
+def places_for(
+    provider: ProviderLibrary | None,
+    torch: Torch | None,
+    directory: str | None = None,
+    *,
+    cuda_major: int | None = None,
+) -> SearchPlaces:
+    """The places of this process, as they are now, for the libraries of a provider. Without one: of ``cuda_major``."""
+    if provider is not None:
+        cuda_major = provider.cuda_major
+    same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == cuda_major
+    return replace(
+        places_of_this_process(),
+        directory=directory,
+        torch_folder=torch.folder if torch is not None and same_major else None,
+        provider_search_path=provider.search_path if provider is not None else (),
+    )
+
+
+def places_of_this_process() -> SearchPlaces:
+    """The places that do not depend on what is looked for."""
+    at_start = read_variables().at_start
+    return SearchPlaces(
+        sys_path=tuple(search_path()),
+        variables=os.environ,
+        start_library_path=(os.environ if at_start is None else at_start).get("LD_LIBRARY_PATH", ""),
+        python_prefix=sys.prefix,
+        machine=this_machine(),
+        mapped=only_loaded(path for path in read_mapped_libraries() if _NVIDIA_FILE.match(os.path.basename(path))),
+        system=SYSTEM,
+    )

@@ -1,0 +1,175 @@
+"""What the installed provider library needs and which GPUs it holds code for, read from the file itself.
+
+Tables per release go stale; the file cannot. The architectures come from the headers of the first container of the
+section ``.nv_fatbin``: in every wheel for Linux examined (1.18.1, 1.22.0, 1.26.0, 1.27.0, 1.31.1; checked against
+cuobjdump) it names each architecture that any later container names. In those for Windows (1.19.2 to 1.31.1) too, until
+1.28.0; in 1.29.0 and 1.31.1 some kernels are for compute capability 9.0 as well, and most are not.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..files import elf, pe
+from ..files.elf import this_machine, wrong_machine
+from ..files.library_file import read_library
+from ..packages.installed import provider_file_name
+from .catalogue import CUDNN_CODE, is_dll, major_of, spec_for
+
+_FATBIN_MAGIC = 0xBA55ED50
+_PTX, _SASS = 1, 2
+# Set where cuobjdump prints a suffix: "a", code for that one GPU generation; "f", code for the later ones of its major
+# version as well, PTX too (CUDA 12.9 and newer)
+_ARCHITECTURE_SPECIFIC, _FAMILY_SPECIFIC = 0x100000, 0x200000
+
+Coverage = Literal["native", "jit", "none"]
+
+# Variables that are set to 1, and the code that CUDA then passes over.
+PASSED_OVER = {"CUDA_FORCE_PTX_JIT": "machine code", "CUDA_DISABLE_PTX_JIT": "PTX"}
+
+_Reader = Callable[[int, int], bytes]  # offset and length in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One target of the fat binary: ``sm_90a`` is machine code, ``compute_120f`` is PTX."""
+
+    major: int
+    minor: int
+    ptx: bool
+    specific: bool  # runs on exactly this compute capability
+    family: bool = False  # PTX that runs on no other major version than this one, as machine code does
+
+    def __str__(self) -> str:
+        suffix = "a" if self.specific else "f" if self.family else ""
+        return f"{'compute' if self.ptx else 'sm'}_{self.major}{self.minor}{suffix}"
+
+    def covers(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability can use it (CUDA C++ Programming Guide, "Binary Compatibility" and
+        "Feature Set Compiler Targets")."""
+        own = (self.major, self.minor)
+        if self.specific:
+            return own == capability
+        if self.ptx and not self.family:
+            return own <= capability
+        return self.major == capability[0] and self.minor <= capability[1]
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderLibrary:
+    """``libonnxruntime_providers_cuda.so``, or ``onnxruntime_providers_cuda.dll``, as its file describes it."""
+
+    path: str
+    problem: str | None  # why the loader would refuse the file
+    needed: tuple[str, ...]  # DT_NEEDED, or the import table, in the file's order
+    search_path: tuple[str, ...]
+    architectures: tuple[Architecture, ...] | None  # None: the file has no readable fat binary
+
+    @property
+    def cuda_major(self) -> int | None:
+        return cuda_major_of(self.needed)
+
+    def coverage(self, capability: tuple[int, int], variables: Mapping[str, str] | None = None) -> Coverage | None:
+        """``native``: machine code; ``jit``: PTX that the driver compiles at first use; None: unknown.
+
+        ``variables``: of the process, where those by which CUDA passes over one of the two are to count (CUDA
+        Programming Guide, "CUDA Environment Variables").
+        """
+        return coverage_by(self.architectures, capability, variables)
+
+
+def coverage_by(
+    architectures: Iterable[Architecture] | None,
+    capability: tuple[int, int],
+    variables: Mapping[str, str] | None = None,
+) -> Coverage | None:
+    """As :meth:`ProviderLibrary.coverage`, of any library that holds code for these."""
+    if not architectures:
+        return None
+    ignored = {code for name, code in PASSED_OVER.items() if (variables or {}).get(name) == "1"}
+    fitting = {"PTX" if a.ptx else "machine code" for a in architectures if a.covers(capability)} - ignored
+    return "native" if "machine code" in fitting else "jit" if fitting else "none"
+
+
+def cuda_major_of(needed: tuple[str, ...]) -> int | None:
+    """The CUDA major version of the runtime library among these names; on Windows, where providers may have it built
+    in (ONNX Runtime 1.27 and newer), that of cuBLAS, which has the same."""
+    for soname in needed:
+        if (spec := spec_for(soname)) is not None and spec.stem == "libcudart":
+            return major_of(soname)
+    cublas = (name for name in needed if is_dll(name) and (spec := spec_for(name)) and spec.stem == "libcublas")
+    return next(map(major_of, cublas), None)
+
+
+def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
+    """Read the provider file: under a millisecond, and never raises for what is in it."""
+    file = read_library(path)
+    problem = file.problem or wrong_machine(file.machine, this_machine())
+    folders = file.search_path if isinstance(file, elf.ElfFile) else ()
+    return ProviderLibrary(file.path, problem, file.needed, folders, read_architectures(file.path))
+
+
+def bridge_of(provider: str) -> str:
+    """Path of the library that stands between ONNX Runtime and its providers, beside them."""
+    return provider_beside(provider, "shared")
+
+
+def provider_beside(provider: str, name: str) -> str:
+    """Path of another of ONNX Runtime's provider libraries, in the folder of this one and for the same system."""
+    system = "Windows" if is_dll(provider) else "Linux"
+    return os.path.join(os.path.dirname(provider), provider_file_name(name, system))
+
+
+def read_architectures(path: str) -> tuple[Architecture, ...] | None:
+    """Of the provider file."""
+    # The linker of Windows keeps eight letters of a section's name
+    section = pe.find_section(path, ".nv_fatb") if is_dll(path) else elf.find_section(path, ".nv_fatbin")
+    if section is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return parse_container(lambda offset, length: _read_at(file.fileno(), offset, length), *section)
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+def read_architectures_of_cudnn(paths: Iterable[str]) -> tuple[Architecture, ...] | None:
+    """Of its parts in CUDNN_CODE; None where one is not there, or says nothing.
+
+    In 9.1.0, 9.3.0, 9.5.1, 9.10.2, 9.11.0, 9.20.0 and 9.28.0 they name what the release notes do; other parts begin
+    with containers for one generation each. Of those for Windows, which were not examined, nothing is known.
+    """
+    held = [None if is_dll(path) else read_architectures(path) for path in paths]
+    if len(held) < len(CUDNN_CODE) or not all(held):
+        return None
+    return tuple(dict.fromkeys(one for architectures in held for one in architectures or ()))
+
+
+def _read_at(descriptor: int, offset: int, length: int) -> bytes:
+    os.lseek(descriptor, offset, os.SEEK_SET)  # os.pread does not exist on Windows
+    return os.read(descriptor, length)
+
+
+def parse_container(read: _Reader, start: int, length: int) -> tuple[Architecture, ...] | None:
+    """The entries of the first fat binary container at ``start``; None if there is no container."""
+    magic, version, header_size, body_size = struct.unpack("<IHHQ", read(start, 16))
+    if magic != _FATBIN_MAGIC or version != 1 or header_size + body_size > length:
+        return None
+    found: list[Architecture] = []
+    at, end = start + header_size, start + header_size + body_size
+    while at + 48 <= end and len(found) < 64:
+        head = read(at, 48)
+        kind, _, entry_header, payload = struct.unpack_from("<HHIQ", head, 0)
+        (number,) = struct.unpack_from("<I", head, 28)
+        (flags,) = struct.unpack_from("<Q", head, 40)
+        if kind in (_PTX, _SASS):
+            specific, family = bool(flags & _ARCHITECTURE_SPECIFIC), bool(flags & _FAMILY_SPECIFIC)
+            found.append(Architecture(number // 10, number % 10, kind == _PTX, specific, family))
+        if entry_header + payload == 0:
+            break
+        at += entry_header + payload
+    return tuple(found) or None

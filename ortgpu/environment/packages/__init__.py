@@ -1,0 +1,1 @@
+"""Facts about installed packages, the interpreter and the programs that install."""

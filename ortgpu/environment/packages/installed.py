@@ -1,0 +1,399 @@
+"""Facts about installed distributions, read without importing any of them."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+import zipimport
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..files.permissions import RefusedPath, read_refused
+from ..files.recorded_files import missing_and_altered
+from .metadata import (
+    MetadataFolder,
+    Place,
+    RecordEntry,
+    list_distributions,
+    list_places,
+    parse_assignments,
+    parse_cuda_version,
+    parse_editable_project,
+    parse_local_cuda_version,
+    parse_record,
+    read_text,
+)
+from .metadata import search_path as strings_of
+
+# Distributions whose import package is `onnxruntime`, where nothing on disk says so any more.
+_ENGINE_NAME: Final = re.compile(
+    r"(onnxruntime|ort-nightly)"
+    r"(-(gpu|directml|openvino|training(-cpu|-gpu)?|qnn|rocm|migraphx|cann|vitisai|silicon|noopenmp|azure))?"
+)
+_OTHER_NAMES: Final = frozenset(
+    (
+        *("numpy", "onnx", "protobuf", "flatbuffers", "torchvision", "torchaudio"),
+        *("cupy", "cuda-python", "cuda-bindings"),
+        *("nvidia-ml-py", "pynvml"),  # the old pynvml hides the module of nvidia-ml-py
+    )
+)
+_OTHER_PREFIXES: Final = ("cupy-", "onnxruntime-", "tensorrt")
+_PROVIDERS: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}
+_MODULE_ENDINGS: Final = (*importlib.machinery.EXTENSION_SUFFIXES, ".py", ".pyc")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One installed distribution, as its metadata and the disk tell it."""
+
+    name: str  # normalised: "onnxruntime-gpu"
+    version: str | None
+    location: str  # the folder that holds its dist-info, e.g. .../site-packages
+    missing_files: tuple[str, ...] = ()  # in RECORD and not on disk, relative to location
+    altered_files: tuple[str, ...] = ()  # on disk with another size (or, small files, another hash) than RECORD says
+    record_readable: bool = True
+    folder: str | None = None  # its dist-info, below location; None: not told
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxRuntime:
+    """What `import onnxruntime` would find."""
+
+    folder: str | None  # of the package that would be imported; None: nothing would be
+    importable: bool  # folder has an __init__.py (False: the namespace leftover of an uninstall)
+    owners: tuple[Distribution, ...]  # distributions that claim files in that very folder
+    elsewhere: tuple[Distribution, ...]  # distributions that own an onnxruntime folder in another place (shadowed)
+    build_name: str | None  # package_name of capi/build_and_package_info.py
+    build_version: str | None
+    cuda_version: tuple[int, int] | None  # the CUDA that the build names
+    provider_library: str | None  # path of libonnxruntime_providers_cuda.so / .dll, if it is there
+    extension: str | None  # path of onnxruntime_pybind11_state
+    tensorrt_library: str | None  # path of libonnxruntime_providers_tensorrt.so / .dll, if it is there
+    # What `import onnxruntime` takes instead of `folder`: a module file (somebody's own onnxruntime.py), or the package
+    # in a zip archive. Without this field that environment would look healthy.
+    shadowed_by: str | None = None
+    # Name and version of the build that this process imported, where the files there now are those of another.
+    imported_as: tuple[str, str] | None = None
+
+    @property
+    def version(self) -> str | None:
+        """As the build says it, else as the metadata does: 1.18.1 has no file that would say it."""
+        return self.build_version or next((owner.version for owner in self.owners), None)
+
+    @property
+    def home(self) -> str:
+        """The folder of the search path that holds it; empty where none does."""
+        return os.path.dirname(self.folder or "")
+
+    @property
+    def is_of_another_release(self) -> bool:
+        """Than what this process imported: its provider would meet a module that it was not made for."""
+        return self.imported_as is not None and self.imported_as[1] != self.build_version
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    version: str | None
+    cuda_version: tuple[int, int] | None  # None: a build without CUDA, or unknown
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    onnxruntime: OnnxRuntime
+    torch: Torch | None
+    nvidia: tuple[Distribution, ...]  # nvidia-* wheels; of their files, the libraries are compared for their size
+    others: tuple[Distribution, ...]  # numpy, onnx, protobuf, flatbuffers, nvidia-ml-py, cupy-*, torchvision ...
+    refused: tuple[RefusedPath, ...] = ()  # of the search path, ONNX Runtime's package and the NVIDIA wheels
+    numpy_file: str | None = None  # what `import numpy` would run, which need not be the installed one; None: unknown
+    onnx_file: str | None = None  # the same of onnx
+    # Names of those that require "onnxruntime" itself; read only where a distribution of that name is installed.
+    requirers: tuple[str, ...] = ()
+
+    def other(self, name: str) -> Distribution | None:
+        """The first of this name on the search path, of ``others``."""
+        return next((one for one in self.others if one.name == name), None)
+
+
+def read_packages(
+    search_path: Sequence[str] | None = None, *, compare_files: bool = True, compare_contents: bool = False
+) -> Packages:
+    """Read which distributions lie on ``search_path`` (``sys.path``), importing none of them. Nothing raises.
+
+    Names and versions are those of the metadata folders; only distributions that could own ``onnxruntime/`` have their
+    RECORD read. Each owner is compared with the disk on its own: existence and size of every file, the hash of a few
+    small Python files; scripts, caches and metadata are left out, and so is everything with ``compare_files=False``.
+    Same size with other bytes in a library is therefore not seen, unless ``compare_contents`` has the hash of every
+    library taken, those of the NVIDIA wheels and of NumPy too: that reads gigabytes, so for a crash to explain. Of
+    what zip files on the path hold, only ONNX Runtime is seen.
+    """
+    places, package = _arrive(search_path)
+    found = [one for place in places for one in list_distributions(place)]
+    has_cpu_build = any(one.name == "onnxruntime" for one in found)
+    return Packages(
+        requirers=tuple(sorted({one.name for one in found if _requires_it(one)})) if has_cpu_build else (),
+        onnxruntime=_read_onnxruntime(package, found, compare_files, compare_contents),
+        torch=_read_torch(places, found),
+        nvidia=tuple(
+            _with_libraries(one, compare_files, compare_contents)
+            for one in found
+            if one.name.startswith("nvidia-") and one.name not in _OTHER_NAMES
+        ),
+        others=tuple(
+            _with_libraries(one, compare_contents and one.name == "numpy", True)
+            for one in found
+            if one.name in _OTHER_NAMES
+            or (one.name.startswith(_OTHER_PREFIXES) and not _ENGINE_NAME.fullmatch(one.name))
+        ),
+        refused=read_refused(strings_of(search_path), package.folder),
+        numpy_file=_file_of_module("numpy", search_path),
+        onnx_file=_file_of_module("onnx", search_path),
+    )
+
+
+def _file_of_module(name: str, search_path: Sequence[str] | None) -> str | None:
+    spec = _spec_of(name, search_path)
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _spec_of(name: str, search_path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.machinery.PathFinder.find_spec(name, None if search_path is None else list(search_path))
+    except Exception:  # noqa: BLE001 - hooks of others on the path may raise anything
+        return None
+
+
+def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
+    """As :func:`read_packages`, without any distribution: only where ONNX Runtime's files and torch are.
+
+    That is all a session needs, and does not grow with the number of installed distributions.
+    """
+    places, package = _arrive(search_path)
+    return Packages(_read_onnxruntime(package, (), False), _read_torch(places, ()), (), ())
+
+
+def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
+    places = list_places(sys.path if search_path is None else search_path)
+    package = _find_onnxruntime(places)
+    spec = _spec_of("onnxruntime", search_path)
+    if spec is not None and isinstance(spec.loader, zipimport.zipimporter):
+        package = _Package(package.folder, package.importable, spec.origin)
+    elif search_path is None:
+        package = _loaded_onnxruntime() or (package if package.importable else _specified_onnxruntime() or package)
+        if package.folder:  # loaded from a place that has left sys.path since
+            known = {os.path.realpath(place.folder) for place in places}
+            parent = os.path.dirname(package.folder)
+            places += [place for place in list_places([parent]) if os.path.realpath(parent) not in known]
+    return places, package
+
+
+def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: bool) -> Distribution:
+    """A wheel of libraries. What is missing is not said: images are trimmed, and the search sees what is needed."""
+    record = (one.read("RECORD") or b"") if compare_files else b""
+    lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]
+    entries = parse_record(b"".join(lines)) or ()
+    _, altered = missing_and_altered(entries, one, by_content=compare_contents)
+    return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """Where `import onnxruntime` arrives."""
+
+    folder: str | None
+    importable: bool
+    shadowed_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A distribution that says that it brought an `onnxruntime` folder."""
+
+    found: MetadataFolder
+    home: str  # that folder; of an editable install, the project that holds it
+    entries: tuple[RecordEntry, ...] | None
+
+
+def _find_onnxruntime(places: Sequence[Place]) -> _Package:
+    """Walk like the import system: in each place a package, then a module file; a bare folder only at the very end."""
+    leftover = shadow = None
+    for place in places:
+        if "onnxruntime" in place.names:
+            folder = os.path.join(place.folder, "onnxruntime")
+            if any(os.path.isfile(os.path.join(folder, "__init__" + ending)) for ending in (".py", ".pyc")):
+                return _Package(folder, importable=True, shadowed_by=shadow)
+            if leftover is None and os.path.isdir(folder):
+                leftover = folder
+        for ending in _MODULE_ENDINGS:
+            if shadow is None and "onnxruntime" + ending in place.names:
+                shadow = os.path.join(place.folder, "onnxruntime" + ending)
+    return _Package(leftover, importable=False, shadowed_by=shadow)
+
+
+def _loaded_onnxruntime() -> _Package | None:
+    module = sys.modules.get("onnxruntime")
+    if not isinstance(getattr(module, "__spec__", None), importlib.machinery.ModuleSpec):
+        return None  # nothing was loaded: it is what tests put in its place, and a mock has any attribute
+    file, path = getattr(module, "__file__", None), getattr(module, "__path__", None)
+    try:
+        if path is not None and isinstance(file, str):
+            return _Package(os.path.dirname(os.path.abspath(file)), importable=True)
+        if path is not None:
+            return _Package(next((os.path.abspath(one) for one in path), None), importable=False)
+    except (OSError, TypeError, ValueError):
+        pass
+    return None
+
+
+def _specified_onnxruntime() -> _Package | None:
+    # Editable installs and frozen bundles are known to import hooks only. Finding a top-level module imports nothing.
+    try:
+        spec = importlib.util.find_spec("onnxruntime")
+        if spec is None or not spec.submodule_search_locations or not isinstance(spec.origin, str):
+            return None
+        return _Package(os.path.abspath(next(iter(spec.submodule_search_locations))), importable=True)
+    except Exception:  # noqa: BLE001 - hooks are anybody's code
+        return None
+
+
+def _read_onnxruntime(
+    package: _Package, found: Sequence[MetadataFolder], compare_files: bool, compare_contents: bool = False
+) -> OnnxRuntime:
+    folder = package.folder
+    # A wheel made without setuptools under a name of its own shows in RECORD only; reading every RECORD is slow, so
+    # only where a folder would else have no owner.
+    claims = _claims(found, thorough=False)
+    if folder and not any(_is_at(claim, folder) for claim in claims):
+        claims = _claims(found, thorough=True)
+    owners: list[Distribution] = []
+    elsewhere: list[Distribution] = []
+    for claim in claims:
+        mine = folder is not None and _is_at(claim, folder)
+        (owners if mine else elsewhere).append(_describe(claim, compare_files, compare_contents))
+    capi = os.path.join(folder, "capi") if folder else None
+    try:
+        names = frozenset(os.listdir(capi)) if capi else frozenset()
+    except (OSError, ValueError):
+        names = frozenset()
+    build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
+    return OnnxRuntime(
+        folder=folder,
+        importable=package.importable,
+        owners=tuple(owners),
+        elsewhere=tuple(elsewhere),
+        build_name=build.get("package_name") or None,
+        build_version=build.get("__version__") or None,
+        cuda_version=parse_cuda_version(build.get("cuda_version")),
+        provider_library=_first_of(capi, names, _provider_names("cuda")),
+        extension=_first_of(capi, names, _extension_names(names)),
+        tensorrt_library=_first_of(capi, names, _provider_names("tensorrt")),
+        shadowed_by=package.shadowed_by,
+        imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),
+    )
+
+
+# Not of an extra, nor on other systems, as that of this package: markers are not evaluated.
+_REQUIREMENT: Final = re.compile(
+    rb"(?im)^Requires-Dist:[ \t]*onnxruntime(?![\w.-])(?!.*\b(extra|sys_platform|os_name|platform_\w+)\b)"
+)
+
+
+def _requires_it(one: MetadataFolder) -> bool:
+    return _REQUIREMENT.search(one.read("METADATA") or b"") is not None
+
+
+def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | None:
+    module = sys.modules.get("onnxruntime")
+    file, name, version = (getattr(module, each, None) for each in ("__file__", "package_name", "version"))
+    said = isinstance(file, str) and isinstance(name, str) and isinstance(version, str) and name and version
+    if not said or not folder or not all(there):
+        return None  # not imported, or a mock; or a release that has no file to say it
+    same = os.path.realpath(os.path.dirname(str(file))) == os.path.realpath(folder)
+    return (str(name), str(version)) if same and (name, version) != there else None
+
+
+def provider_file_name(provider: str, system: str) -> str:
+    """The library of a provider, on one operating system as ``platform.system()`` names it."""
+    return _PROVIDERS.get(system, _PROVIDERS["Linux"]).format(f"onnxruntime_providers_{provider}")
+
+
+def _provider_names(provider: str) -> list[str]:
+    return [provider_file_name(provider, system) for system in _PROVIDERS]
+
+
+def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
+    claims = []
+    for one in found:
+        top_level = (one.read("top_level.txt") or b"").split()
+        named = b"onnxruntime" in top_level or (not top_level and _ENGINE_NAME.fullmatch(one.name) is not None)
+        if not (named or thorough or one.name.startswith(("onnxruntime", "ort-"))):
+            continue
+        record = one.read("RECORD")
+        entries = parse_record(record) if record is not None else None
+        home = os.path.join(one.location, "onnxruntime")
+        if entries and any(entry.path.startswith("onnxruntime/") for entry in entries):
+            claims.append(_Claim(one, home, entries))
+        elif named:
+            project = parse_editable_project(one.read("direct_url.json") or b"")
+            # A metadata folder with nothing in it is no installation, and neither is a RECORD of something else.
+            if project or (entries is None and (record or one.read("METADATA") or one.read("PKG-INFO"))):
+                claims.append(_Claim(one, project or home, None))
+    return claims
+
+
+def _is_at(claim: _Claim, folder: str) -> bool:
+    try:
+        home, real = os.path.realpath(claim.home), os.path.realpath(folder)
+        return real == home or (claim.entries is None and os.path.commonpath((home, real)) == home)
+    except (OSError, ValueError):
+        return False
+
+
+def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Distribution:
+    one = claim.found
+    entries = (claim.entries or ()) if compare_files else ()
+    missing, altered = missing_and_altered(entries, one, by_content=compare_contents)
+    return Distribution(
+        one.name,
+        one.read_version(),
+        one.location,
+        missing_files=missing,
+        altered_files=altered,
+        record_readable=claim.entries is not None,
+        folder=one.folder,
+    )
+
+
+def _extension_names(names: Iterable[str]) -> list[str]:
+    """Names of the Python extension, one that this interpreter can import first."""
+    stem = "onnxruntime_pybind11_state"
+    fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
+    return fitting + sorted(one for one in names if one.startswith(stem + ".") and one.endswith((".so", ".pyd")))
+
+
+def _first_of(folder: str | None, names: frozenset[str], wanted: Iterable[str]) -> str | None:
+    paths = (os.path.join(folder or "", name) for name in wanted if name in names)
+    return next((path for path in paths if os.path.isfile(path)), None)  # a link to nothing is in the listing too
+
+
+def _read_torch(places: Sequence[Place], found: Sequence[MetadataFolder]) -> Torch | None:
+    for place in places:
+        folder = os.path.join(place.folder, "torch")
+        if "torch" in place.names and os.path.isfile(os.path.join(folder, "version.py")):
+            said = parse_assignments(read_text(os.path.join(folder, "version.py")))
+            return _torch(said.get("__version__"), said.get("cuda"), folder, found)
+    for one in found:
+        if one.name == "torch":
+            return _torch(None, None, os.path.join(one.location, "torch"), found)
+    return None
+
+
+def _torch(version: str | None, cuda: str | None, folder: str, found: Sequence[MetadataFolder]) -> Torch:
+    if not version:
+        home = os.path.dirname(folder)
+        version = next((one.read_version() for one in found if one.name == "torch" and one.location == home), None)
+    return Torch(version, parse_cuda_version(cuda) or parse_local_cuda_version(version), folder)

@@ -1,0 +1,135 @@
+"""Facts about how packages are installed into this environment, for advice that can be pasted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import site
+import sys
+import sysconfig
+from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
+
+from ...process.background import fork_safe_lock
+from .interpreter import this_interpreter
+from .managers import Manager, is_for_one_run, read_manager
+from .metadata import search_path
+
+_of_sysconfig = fork_safe_lock()  # which has none before Python 3.13: who comes while it fills its variables fails
+
+
+@dataclass(frozen=True, slots=True)
+class Installer:
+    """``install`` and ``uninstall`` are shell words to put requirements behind; they name this very interpreter.
+
+    An installer has folders of its own. What lies elsewhere it leaves as it is, and ends with success all the same:
+    in a folder of PYTHONPATH, and in the packages that a virtual environment shares with the interpreter that it was
+    made from. The folders here are absolute, and their links are followed.
+    """
+
+    name: str  # "pip" or "uv"
+    install: str
+    uninstall: str
+    folder: str = ""  # that it installs into
+    own: tuple[str, ...] = (os.sep,)  # below which it removes and replaces
+    hidden: tuple[str, ...] = ()  # of the search path, behind ``folder``: what it installs is imported instead
+    obstacle: str | None = None  # what keeps this user from running these words here, and how to get past it
+    for_one_run: bool = False  # this environment is gone when its program has ended
+    manager: Manager | None = None  # what takes these words back: it has a lock file that this environment agrees with
+
+    def owns(self, folder: str) -> bool:
+        return _is_below(os.path.realpath(folder), self.own)
+
+    def hides(self, folder: str) -> bool:
+        return os.path.realpath(folder) in self.hidden
+
+
+def read_installer() -> Installer:
+    python = shlex.quote(this_interpreter() or "python3")
+    # Not importlib.util.find_spec: setuptools takes a search for pip as the sign that this process is pip's, and takes
+    # its own distutils out of the process (_distutils_hack.DistutilsMetaFinder.spec_for_pip).
+    has_pip = PathFinder.find_spec("pip") is not None
+    found = _uv(python) if not has_pip and shutil.which("uv") else _pip(python, has_pip)
+    return replace(
+        found,
+        hidden=_hidden_by(found.folder),
+        obstacle=_why_not_written(found.folder) or found.obstacle,
+        for_one_run=is_for_one_run(),
+        manager=read_manager(),
+    )
+
+
+def _uv(python: str) -> Installer:
+    words, packages = f"--python {python}{_all_the_same()}", _package_folders()
+    return Installer("uv", f"uv pip install {words}", f"uv pip uninstall {words}", folder=packages[0], own=packages)
+
+
+def _pip(python: str, is_there: bool) -> Installer:
+    managed, packages = _all_the_same(), _package_folders()
+    folder, pip, obstacle = packages[0], f"{python} -m pip", None
+    if not is_there and not managed and PathFinder.find_spec("ensurepip") is not None:
+        pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
+    elif not is_there:  # a Python of Debian has no ensurepip, or one that refuses
+        obstacle = f"{python} has no pip: once its system has brought it (apt-get install python3-pip)"
+    if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
+        folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
+    # pip sees what a new process of this interpreter would import, and takes it for its own below its prefix, or
+    # outside of a virtual environment everywhere: is_local in pip/_internal/utils/misc.py.
+    users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    seen = _resolved(*site.getsitepackages(), *users, folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    prefix = _resolved(sys.prefix) if _is_virtual() else (os.sep,)
+    own = (folder,) if folder not in packages else tuple(one for one in seen if _is_below(one, prefix))
+    return Installer(
+        "pip", f"{pip} install{managed}", f"{pip} uninstall -y{managed}", folder=folder, own=own, obstacle=obstacle
+    )
+
+
+def _all_the_same() -> str:
+    return " --break-system-packages" if _is_managed_by_the_system() else ""
+
+
+def _package_folders() -> tuple[str, ...]:
+    return _resolved(_folder_of("purelib"), _folder_of("platlib"))
+
+
+def _folder_of(kind: str) -> str:
+    with _of_sysconfig:
+        return sysconfig.get_path(kind)
+
+
+def _hidden_by(folder: str) -> tuple[str, ...]:
+    """The folders of the search path behind this one."""
+    path = _resolved(*search_path())
+    # The user's folder is put on the path, ahead of the others, once it is there.
+    return path[path.index(folder) + 1 :] if folder in path else _resolved(*site.getsitepackages())
+
+
+def _why_not_written(folder: str) -> str | None:
+    if os.access(_nearest_that_exists(folder), os.W_OK):
+        return None
+    return f"{folder} is not this user's to write: as its owner, or where its image is built"
+
+
+def _nearest_that_exists(folder: str) -> str:
+    while not os.path.exists(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def _resolved(*folders: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(os.path.realpath(folder) for folder in folders if folder))
+
+
+def _is_below(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
+
+
+def _is_virtual() -> bool:
+    return sys.prefix != sys.base_prefix
+
+
+def _is_managed_by_the_system() -> bool:
+    """PEP 668: a distribution's own interpreter, into which pip and uv install only when told to all the same."""
+    marker = os.path.join(_folder_of("stdlib"), "EXTERNALLY-MANAGED")
+    return not _is_virtual() and os.path.exists(marker)

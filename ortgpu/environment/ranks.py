@@ -1,0 +1,312 @@
+"""Which process of how many this is, from the variables of the launcher that started it.
+
+Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher of
+DeepSpeed 0.19.8. Not seen: what Cray's PALS calls the local numbers, which is read as programs for it do; and what srun
+--mpi=pmi2 adds, which is in its source.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import LauncherConflictError, manual
+
+MOST_RANKS = 1_000_000  # more than any job has; what is left over, or mistyped, would cost memory for each
+Launcher = Literal["torchrun", "openmpi", "mpich", "srun", "environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a job.
+
+    ``rank`` counts over all hosts, ``local_rank`` over the processes of this host. ``launcher`` None: no launcher
+    started this process, and it is a world of one; "environment": RANK and its like are set, and not by torchrun.
+    ``master_address`` is a host on which rank 0 can be found; None where the launcher names none (mpirun).
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launcher: Launcher | None = None
+    master_address: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that contradict each other, or are more than there can be."""
+        if self.world_size > MOST_RANKS:
+            raise ValueError(f"{self.world_size} ranks are more than {MOST_RANKS}, the most that ortgpu counts")
+        if not (0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size <= self.world_size):
+            raise ValueError(
+                f"rank {self.rank} of {self.world_size} and local rank {self.local_rank} of {self.local_world_size} "
+                "are not possible: a rank is less than its world's size, and the host's part not more than the world"
+            )
+
+    @property
+    def on_one_host(self) -> bool:
+        return self.local_world_size == self.world_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Variables:
+    """The names by which a launcher says each number; ``else_local``: those of a relative of it for the local ones."""
+
+    launcher: Launcher
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    else_local: tuple[str, str] | None = None
+
+    def of(self, variables: Mapping[str, str]) -> tuple[str, str, str, str]:
+        """The names that are in use, in the order of the fields."""
+        local = (self.local_rank, self.local_world_size)
+        if self.else_local is not None and self.rank in variables and local[1] not in variables:
+            local = self.else_local if self.else_local[1] in variables else local
+        return (self.rank, self.world_size, *local)
+
+
+_TORCH = _Variables(
+    "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", else_local=("LOCAL_RANK", "LOCAL_SIZE")
+)  # DeepSpeed
+_OPENMPI = _Variables(
+    "openmpi",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_MPICH = _Variables(
+    "mpich",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    else_local=("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),  # Cray
+)
+
+# Launchers that are not read: a process of theirs is not taken for a world of one. How each calls rank and world size;
+# None where it does not tell the size.
+_OTHERS: Mapping[str, tuple[str, str | None]] = {
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    "flux run": ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    "mpirun_rsh of MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    "mpiexec of PALS": ("PALS_RANKID", None),
+    "a launcher that speaks PMIx": ("PMIX_RANK", None),
+}
+_UNNUMBERED_STEPS = 0xFFFF_FFF0  # ids from here on are the batch script's, an interactive shell's and the like: slurm.h
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one launcher's variables say. Local numbers are None where it leaves them to another one."""
+
+    launcher: Launcher
+    rank: int
+    world_size: int
+    local_rank: int | None
+    local_world_size: int | None
+    variables: tuple[str, ...]  # "RANK=0", as evidence
+    master_address: str | None = None
+
+
+def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
+    """The rank of this process, by the launcher's variables in ``environ`` (``os.environ``). Reads nothing else.
+
+    Without any it is a world of one. torchrun or mpirun started by srun, once per host, is recognised as what it is,
+    and counts; whatever else says two things is refused.
+
+    Raises:
+        LauncherConflictError: launchers contradict each other, or variables are missing or no numbers. ``evidence``
+            names all of them with their values.
+    """
+    variables = os.environ if environ is None else environ
+    srun = _srun(variables)
+    inner = [said for said in (_read(_OPENMPI, variables), _read(_MPICH, variables), _torch(variables)) if said]
+    inner = [said for said in inner if srun is None or not _is_pmi_of(srun, said)]
+    if srun is not None and inner and all(_was_started_by(srun, said, variables) for said in inner):
+        srun = None
+    said = [*([srun] if srun is not None else []), *inner]
+    _refuse_others(variables, said)
+    if not said:
+        _refuse_part_of_srun(variables)
+        return Rank(0, 1, 0, 1)
+    for number in ("rank", "world_size", "local_rank", "local_world_size"):
+        if len({getattr(each, number) for each in said} - {None}) > 1:
+            raise _contradiction(said)
+    first = said[0]
+    local_rank = next((each.local_rank for each in said if each.local_rank is not None), None)
+    local_size = next((each.local_world_size for each in said if each.local_world_size is not None), None)
+    if first.world_size == 1 and local_rank is None and local_size is None:
+        local_rank, local_size = 0, 1  # there is no other
+    if local_rank is None or local_size is None:
+        raise _incomplete("the rank among the processes of this host is not known", first.variables)
+    try:
+        return Rank(
+            first.rank,
+            first.world_size,
+            local_rank,
+            local_size,
+            first.launcher,
+            next((each.master_address for each in said if each.master_address), None),
+        )
+    except ValueError as impossible:
+        raise _incomplete(str(impossible), [one for each in said for one in each.variables]) from None
+
+
+def _torch(variables: Mapping[str, str]) -> _Said | None:
+    said = _read(_TORCH, variables)
+    if said is None:
+        return None
+    launcher: Launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "environment"
+    numbers = (said.rank, said.world_size, said.local_rank, said.local_world_size)
+    return _Said(launcher, *numbers, said.variables, variables.get("MASTER_ADDR") or None)
+
+
+def _read(names: _Variables, variables: Mapping[str, str]) -> _Said | None:
+    every = names.of(variables)
+    present = [name for name in every if name in variables]
+    if not present:
+        return None
+    evidence = tuple(f"{name}={variables[name]}" for name in present)
+    missing = [name for name in (names.rank, names.world_size) if name not in variables]
+    if missing:
+        raise _incomplete(f"{', '.join(present)} is set, and {', '.join(missing)} is not", evidence)
+    numbers = [_number(name, variables[name], evidence) if name in variables else None for name in every]
+    rank, size, local_rank, local_size = numbers
+    assert rank is not None
+    assert size is not None
+    return _Said(names.launcher, rank, size, local_rank, local_size, evidence)
+
+
+def _srun(variables: Mapping[str, str]) -> _Said | None:
+    """A batch script has SLURM_PROCID=0 beside the number of its tasks: only a numbered step was started by srun."""
+    step = variables.get("SLURM_STEP_ID", variables.get("SLURM_STEPID", ""))
+    if "SLURM_PROCID" not in variables or not step.isdecimal() or int(step) >= _UNNUMBERED_STEPS:
+        return None
+    names = [
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in variables else "SLURM_NTASKS",
+        "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in variables else "SLURM_TASKS_PER_NODE",
+        "SLURM_NODEID",
+    ]
+    evidence = tuple(f"{name}={variables[name]}" for name in names if name in variables)
+    missing = [name for name in names if name not in variables]
+    if missing:
+        raise _incomplete(f"srun started this process, and {', '.join(missing)} is not set", evidence)
+    rank, local_rank, size, node = (_number(name, variables[name], evidence) for name in (*names[:3], names[4]))
+    tasks = parse_tasks_per_node(variables[names[3]])
+    if tasks is None or node >= len(tasks):
+        raise _incomplete(f"{names[3]} does not say how many tasks run on node {node}", evidence)
+    hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
+    return _Said("srun", rank, size, local_rank, tasks[node], evidence, first_host(hosts))
+
+
+def _refuse_part_of_srun(variables: Mapping[str, str]) -> None:
+    """A container may be given some of srun's variables. A batch script, which has no step either, is number 0."""
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_JOB_ID")
+    if variables.get("SLURM_PROCID", "0") != "0" and not {"SLURM_STEP_ID", "SLURM_STEPID"} & variables.keys():
+        evidence = [f"{name}={variables[name]}" for name in names if name in variables]
+        raise _incomplete("srun started this process, and SLURM_STEP_ID is not set", evidence)
+
+
+def parse_tasks_per_node(text: str) -> list[int] | None:
+    """Slurm's "2(x3),1" is 2, 2, 2, 1. None for what is no such list."""
+    tasks: list[int] = []
+    for entry in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", entry.strip())
+        if match is None:
+            return None
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def first_host(nodelist: str) -> str | None:
+    """The first host of Slurm's "node[03-05,9],login", node03: task 0 is there unless --distribution says otherwise."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodelist.strip())
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else None
+
+
+def _is_pmi_of(srun: _Said, said: _Said) -> bool:
+    """srun --mpi=pmi2 has variables of MPICH say who its tasks are. Hydra, if it was that, would add local numbers."""
+    ranks_alike = (said.rank, said.world_size) == (srun.rank, srun.world_size)
+    return said.launcher == "mpich" and said.local_rank is None and said.local_world_size is None and ranks_alike
+
+
+def _was_started_by(srun: _Said, inner: _Said, variables: Mapping[str, str]) -> bool:
+    """Whether srun's variables are those of the launcher's own process on this host, and not of its ranks.
+
+    torchrun says how many agents there are. mpirun has srun start one daemon on each host but, with Open MPI, its own.
+    The shell of ``srun --pty`` starts anything.
+    """
+    if inner.launcher == "torchrun":
+        return variables.get("GROUP_WORLD_SIZE") == str(srun.world_size)
+    if inner.launcher == "environment" and srun.world_size > 1:
+        return False
+    return srun.local_world_size == 1 and inner.world_size > srun.world_size
+
+
+def _refuse_others(variables: Mapping[str, str], said: list[_Said]) -> None:
+    """Raise where a launcher that is not read started this process, and who it is was not said in another way."""
+    for launcher, (rank, size) in _OTHERS.items():
+        count = variables.get(size) if size is not None else None
+        if rank not in variables or count == "1":
+            continue
+        evidence = (f"{rank}={variables[rank]}", *([f"{size}={count}"] if count is not None else []))
+        if not said:
+            raise _incomplete(f"it was started by {launcher}, whose variables ortgpu does not read", evidence)
+        by_hand = all(each.launcher == "environment" for each in said)
+        # Fewer processes than ranks are those that started them, one on a host
+        as_many = count is not None and count.isdecimal() and int(count) >= said[0].world_size
+        if by_hand and as_many and variables[rank] != str(said[0].rank):
+            raise _contradiction(said, [f"{launcher}: {', '.join(evidence)}"])
+
+
+def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise _incomplete(f"{name}={text!r} is not a number", evidence)
+    return int(text)
+
+
+def _contradiction(said: list[_Said], others: Iterable[str] = ()) -> LauncherConflictError:
+    claims = [
+        f"{each.launcher} says rank {each.rank} of {each.world_size}: {', '.join(each.variables)}" for each in said
+    ]
+    # What somebody exported is the likelier to be left over; between two launchers only the user can choose
+    doubtful = [each for each in said if each.launcher == "environment"] or said
+    return LauncherConflictError(
+        "the variables of two launchers contradict each other about which rank this is",
+        evidence=[*claims, *others],
+        fixes=[manual(_unset(each)) for each in doubtful],
+    )
+
+
+def _unset(said: _Said) -> str:
+    names = ", ".join(entry.partition("=")[0] for entry in said.variables)
+    if said.launcher == "environment":
+        return f"if they are left over, unset {names}"
+    return f"if it was not {said.launcher} that started this process, unset {names}"
+
+
+def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherConflictError:
+    return LauncherConflictError(
+        f"the launcher's variables do not say which rank this is: {what}",
+        evidence=evidence,
+        fixes=[
+            manual("start the program with torchrun, mpirun or srun; or unset these variables, if they are left over"),
+            manual(
+                "or set all of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE: the last two count processes of a "
+                "host, 0 and 1 where it has one"
+            ),
+        ],
+    )
+
+
+def visibility(visible_devices: str | None) -> str:
+    """Return what CUDA_VISIBLE_DEVICES is, as a line of evidence."""
+    return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"

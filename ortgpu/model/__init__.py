@@ -1,0 +1,1 @@
+"""The model file: its fields, its graph without the weights, and questions that it answers."""

@@ -1,0 +1,432 @@
+"""Nodes on the CPU that have the operator of one that handles shapes, and compute.
+
+ONNX Runtime moves a node to the CPU where all that it takes is there already: a shape, what was computed of one, a
+small constant, an input of the graph (GetCpuPreferredNodes in fallback_cpu_capability.cc). A node handles shapes if all
+that it takes derives from shapes and small constants. Any other that is on the CPU computes there, whatever put it
+there: no CUDA kernel for its types or version, a node before it, or that preference, which asks no input for its size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import ChainMap, Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import NamedTuple, TypeAlias
+
+from .protobuf import Extent, Reader
+from .questions import STANDARD, is_so
+from .structure import Model
+
+Key: TypeAlias = tuple[str, str]  # operator and name of nodes; several can share one
+
+
+class Places(NamedTuple):
+    """How many nodes of one key are in which place."""
+
+    doubtful: int = 0  # how many are on the CPU, with the operator of one that handles shapes
+    elsewhere: int = 0
+
+
+_MOST_READ = 1_000_000  # fields of the file, a second
+
+# Where a value comes from. Of one without any nothing depends on the inputs.
+_SHAPE = 1  # from shapes alone
+_SMALL = 2  # an input of the model with a few elements, which counts as a shape beside one
+_GIVEN = 4  # another input of its graph
+_DATA = 8
+
+_FEW = 100  # elements: kSmallInitializerThreshold, up to which ONNX Runtime takes a constant for a part of a shape
+
+# Numbers of types are those of TensorProto.DataType
+_FLOAT, _UINT8, _INT8, _UINT16, _INT16, _INT32, _INT64, _BOOL, _FLOAT16, _DOUBLE, _UINT32, _UINT64, _BFLOAT16 = (
+    *(1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16),
+)  # fmt: skip
+_FLOAT8E4M3FN, _FLOAT8E5M2, _FLOAT8E5M2FNUZ, _FLOAT4E2M1 = 17, 19, 20, 23
+_FLOATS = frozenset((_FLOAT, _FLOAT16, _DOUBLE, _BFLOAT16))
+_USUAL = _FLOATS | {_UINT8, _INT8, _UINT16, _INT16, _INT32, _INT64, _BOOL, _UINT32, _UINT64}
+_NARROW = frozenset((_UINT8, _INT8, _UINT16, _INT16))
+
+# Operators that lack CUDA kernels for some of the usual types in releases 1.28 to 1.31, and these types. Of the others
+# of placement.py that handle shapes, all usual types and all versions up to opset 25 have one (tests/test_kernels.py).
+# It serves only to tell nodes that share a key from each other.
+LACKING: Mapping[bytes, frozenset[int]] = {
+    **dict.fromkeys((b"Equal", b"Greater", b"GreaterOrEqual", b"Less", b"LessOrEqual", b"Mod"), _NARROW),
+    **dict.fromkeys((b"Max", b"Min"), frozenset((_UINT8, _INT8))),
+    **dict.fromkeys((b"ReduceMax", b"ReduceMin"), frozenset((_BOOL,))),
+    b"Clip": frozenset((_INT32, _UINT32)),
+    b"ReduceProd": frozenset((_INT64,)),
+    b"Tile": _NARROW | {_BOOL, _UINT32, _UINT64},
+    b"Where": frozenset((_INT8, _UINT32)),
+}
+# and those of the other types for which some have one
+_RARE: Mapping[bytes, frozenset[int]] = {
+    **dict.fromkeys((b"Cast", b"CastLike"), frozenset((_FLOAT8E4M3FN, _FLOAT8E5M2, _FLOAT4E2M1))),
+    **dict.fromkeys((b"Identity", b"Reshape"), frozenset(range(_FLOAT8E4M3FN, _FLOAT8E5M2FNUZ + 1))),
+}
+
+
+def _names(*lines: str) -> frozenset[bytes]:
+    return frozenset(name.encode() for line in lines for name in line.split(" "))
+
+
+_OF_SHAPES = _names("Shape Size SequenceLength")
+# What they take after the first input, their CUDA kernels take from the CPU: it moves none of them there.
+_BY_FIRST_INPUT = _names(
+    "Cast Clip Expand Flatten Reshape Slice Split Squeeze Tile Unsqueeze",
+    "ReduceMax ReduceMin ReduceProd ReduceSum",
+)
+# As many elements as this input says, and CUDA kernels that take it from the CPU: if it is a shape, no preference can
+# have put them onto the CPU, and what they give need not be small.
+_COUNT = {b"ConstantOfShape": 0, b"Range": 1, b"Expand": 1, b"Tile": 1}
+
+_GIVING_INT64 = _OF_SHAPES | _names("NonZero ArgMax ArgMin")
+_GIVING_BOOL = _names("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
+_GIVING_ANY = _names("Bernoulli DynamicQuantizeLinear EyeLike RandomNormalLike RandomUniformLike")
+_TYPED_BY = {b"CastLike": 1, b"Where": 1, b"DequantizeLinear": 1, b"QuantizeLinear": 2, b"OneHot": 2}
+
+
+def computing_nodes(model: Model, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
+    """Return the keys of the doubtful nodes that take data. ``inputs``: names of what a run is given.
+
+    A node that ONNX Runtime made is not in the file: it counts where it is of the function that defines an operator,
+    and CUDA lacks kernels for it. If the file cannot be read, all doubtful keys are returned.
+    """
+    flow = _Flow(inputs, placed)
+    return flow.computing() if is_so(model, flow.read, _MOST_READ) else flow.doubtful()
+
+
+class _Value(NamedTuple):
+    sources: int = 0
+    type: int | None = None  # of its elements
+
+    def joined(self, other: _Value) -> _Value:
+        return _Value(self.sources | other.sources, self.type or other.type)
+
+
+_CONSTANT = _Value()
+_Scope: TypeAlias = MutableMapping[bytes, _Value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    operator: bytes
+    function: tuple[bytes, bytes, bytes]  # domain, operator and overload, by which a function of the model is called
+    name: bytes
+    takes: list[bytes]
+    gives: list[bytes]
+    numbers: Mapping[bytes, int]  # attributes
+    tensor: _Value | None  # of an attribute
+    graphs: list[_Graph]
+
+    @property
+    def needs(self) -> Iterator[bytes]:
+        """Yield the names that the node takes, and those that the nodes of its graphs take."""
+        yield from self.takes
+        for graph in self.graphs:
+            for node in graph.nodes:
+                yield from node.needs
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A graph, or the body of a function."""
+
+    inputs: Mapping[bytes, _Value]
+    constants: Mapping[bytes, _Value]
+    nodes: Sequence[_Node]
+    outputs: Sequence[bytes]
+
+
+class _Found(NamedTuple):
+    """A node of a doubtful key."""
+
+    computes: bool
+    can_be_on_cpu: bool = False  # what nothing tells of the others of its key
+
+
+class _Flow:
+    """Follows values through a model from where they come."""
+
+    def __init__(self, inputs: Iterable[str], placed: Mapping[Key, Places]) -> None:
+        self._inputs = [name.encode() for name in inputs]
+        self._placed = {(op_type.encode(), name.encode()): places for (op_type, name), places in placed.items()}
+        self._functions: dict[tuple[bytes, bytes, bytes], _Graph] = {}
+        self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], _Found]] = defaultdict(dict)
+        self._met: dict[bytes, set[tuple[int, ...]]] = defaultdict(set)  # the nodes of each operator
+
+    def read(self, reader: Reader) -> bool:
+        graphs = []
+        for number, _, part in reader.fields():
+            if number == 7:
+                graphs.append(_read_graph(reader, part))
+            elif number == 25:
+                function, body = _read_function(reader, part)
+                self._functions[function] = body
+        for graph in graphs:
+            scope: _Scope = dict.fromkeys(self._inputs, _Value(_GIVEN))
+            scope.update((name, value) for name, value in graph.inputs.items() if name in scope)
+            self._follow(graph, scope, (), b"")
+        return True
+
+    def doubtful(self) -> frozenset[Key]:
+        return frozenset((op.decode(), name.decode()) for (op, name), places in self._placed.items() if places.doubtful)
+
+    def computing(self) -> frozenset[Key]:
+        return frozenset(
+            (op_type.decode(), name.decode())
+            for (op_type, name), nodes in self._found.items()
+            if _some_compute(self._placed[op_type, name], list(nodes.values()))
+        ) | frozenset((op_type.decode(), name.decode()) for op_type, name in self._unknown())
+
+    def _unknown(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield keys of nodes on the CPU that the file does not have, and whose operator lacks kernels.
+
+        They are of the function that defines another operator, such as PRelu. If that takes shapes, nothing is known
+        of them.
+        """
+        placed: Counter[bytes] = Counter()
+        for (operator, _), places in self._placed.items():
+            placed[operator] += sum(places)
+        made = {operator for operator, count in placed.items() if count > len(self._met[operator])}
+        if made.isdisjoint(_OF_SHAPES):
+            for key, places in self._placed.items():
+                if places.doubtful and key[0] in made and key[0] in LACKING and sum(places) > len(self._found[key]):
+                    yield key
+
+    def _follow(self, graph: _Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[_Value]:
+        """Return the outputs of a graph; its inputs are in ``scope``. ``path``: where it is; ``prefix``: of names."""
+        for name, value in graph.constants.items():
+            scope.setdefault(name, value)
+        for index, node in enumerate(graph.nodes):
+            values = [scope.get(name, _CONSTANT) for name in node.takes]
+            here = *path, index
+            if (body := self._functions.get(node.function)) is not None:
+                inner = dict(zip(body.inputs, values, strict=False))
+                made = self._follow(body, inner, here, b"_inlfunc_" + node.operator + b"_")
+            elif node.graphs:
+                made = self._through_graphs(node, values, scope, here, prefix)
+            else:
+                made = [self._made(node, values, here, prefix)] * len(node.gives)
+            scope.update(zip(node.gives, made, strict=False))
+        return [scope.get(name, _CONSTANT) for name in graph.outputs]
+
+    def _through_graphs(
+        self, node: _Node, values: list[_Value], scope: _Scope, path: tuple[int, ...], prefix: bytes
+    ) -> list[_Value]:
+        """Return what an If, a Loop or a Scan gives. A value handed on from turn to turn comes from all of them."""
+        first, given, handed_on = 0, list[_Value](), 0
+        if node.operator == b"Loop":
+            first, given, handed_on = 1, [_Value(_SHAPE, _INT64), _Value(_SHAPE, _BOOL), *values[2:]], len(values) - 2
+        elif node.operator != b"If":
+            given = values[-len(node.graphs[0].inputs) :] if node.graphs[0].inputs else []
+            handed_on = len(given) - node.numbers.get(b"num_scan_inputs", len(given))
+        while True:
+            results = list[_Value]()
+            for number, graph in enumerate(node.graphs):
+                # An input of a graph, which ONNX Runtime's preference does not ask where it is
+                bound = (_Value(each.sources & ~_DATA | _GIVEN, each.type) if each.sources & _DATA else each
+                         for each in given)  # fmt: skip
+                inner = ChainMap[bytes, _Value]({}, *(scope.maps if isinstance(scope, ChainMap) else (scope,)))
+                inner.maps[0].update(zip(graph.inputs, bound, strict=False))
+                outputs = self._follow(graph, inner, (*path, number), prefix)
+                results = [a.joined(b) for a, b in zip(results, outputs, strict=False)] if results else outputs
+            before = list(given)
+            offset = len(given) - handed_on if node.operator == b"Loop" else 0
+            for number, result in enumerate(results[first : first + handed_on]):
+                given[offset + number] = given[offset + number].joined(result)
+            if given == before:
+                return results[first:]
+
+    def _made(self, node: _Node, values: list[_Value], path: tuple[int, ...], prefix: bytes) -> _Value:
+        standard = node.function[0] in STANDARD
+        kind = _type_of(node, values)
+        self._met[node.operator].add(path)
+        if standard and node.operator in _OF_SHAPES:
+            return _Value(_SHAPE, _INT64)
+        if node.operator == b"Constant" and standard:
+            return node.tensor or _CONSTANT
+        key = node.operator, prefix + node.name if node.name else b""
+        if key not in self._placed:
+            key = node.operator, node.name
+        if node.operator == b"CastLike":  # which no provider has: its function is a Cast without a name
+            key, values = (b"Cast", b""), values[:1]
+        places = self._placed.get(key, Places())
+        if places.elsewhere and not places.doubtful:
+            return _Value(_DATA, kind)
+        taken = _union(values)
+        if node.operator in _BY_FIRST_INPUT and values and values[0].sources:
+            taken = values[0].sources
+        at = _COUNT.get(node.operator)
+        many = at is not None and len(values) > at and values[at].sources & _SHAPE
+        computes = bool(taken & (_GIVEN | _DATA) or taken == _SMALL or many)
+        if places.doubtful:
+            is_preferred = taken & _SHAPE and not taken & _DATA
+            self._found[key][path] = _Found(computes, bool(is_preferred or _lacks_kernel(node, values, kind)))
+        if computes:
+            return _Value(_DATA, kind)
+        return _Value(_SHAPE if places.doubtful and not places.elsewhere else taken, kind)
+
+
+def _some_compute(places: Places, found: list[_Found]) -> bool:
+    """Return True if some of the nodes of a key that are on the CPU compute.
+
+    ONNX Runtime does not say which of them are there, and may have removed any.
+    """
+    computing = [node for node in found if node.computes]
+    shapes = len(found) - len(computing)
+    if not computing:
+        return False
+    if not places.elsewhere and not shapes:
+        return True
+    if any(node.can_be_on_cpu for node in computing):
+        return True
+    return places.doubtful > shapes and places.elsewhere < len(computing)
+
+
+def _union(values: Iterable[_Value]) -> int:
+    sources = 0
+    for value in values:
+        sources |= value.sources
+    return sources
+
+
+def _type_of(node: _Node, values: Sequence[_Value]) -> int | None:
+    """Return the type of the elements that a node gives, or None if it is not known."""
+    if node.operator in _GIVING_INT64:
+        return _INT64
+    if node.operator in _GIVING_BOOL:
+        return _BOOL
+    if node.operator in _GIVING_ANY:
+        return None
+    if node.operator == b"Cast":
+        return node.numbers.get(b"to")
+    if node.operator == b"ConstantOfShape":
+        return node.tensor.type if node.tensor is not None else _FLOAT
+    at = _TYPED_BY.get(node.operator, 0)
+    kind = values[at].type if len(values) > at else None
+    return kind if at or kind in _FLOATS or node.operator in _KEEPING_TYPE else None
+
+
+_KEEPING_TYPE = _names(
+    "Identity Gather Unsqueeze Squeeze Concat Slice Reshape Range Flatten Expand Tile Split Transpose",
+    "Add Sub Mul Div Mod Neg Abs Min Max Pow Sign Sum Clip ReduceProd ReduceMax ReduceMin ReduceSum",
+    "ScatterND ScatterElements GatherND GatherElements Pad Dropout",
+)
+
+
+def _lacks_kernel(node: _Node, values: Sequence[_Value], gives: int | None) -> bool:
+    at = 1 if node.operator == b"Where" else 0
+    kinds = {values[at].type if len(values) > at else None}
+    if node.operator in (b"Cast", b"CastLike"):
+        kinds.add(gives)
+    lacking, having = LACKING.get(node.operator, frozenset()), _USUAL | _RARE.get(node.operator, frozenset())
+    return any((kind in lacking or kind not in having) if kind is not None else bool(lacking) for kind in kinds)
+
+
+# Numbers of fields are those of onnx.proto
+
+
+def _read_graph(reader: Reader, graph: Extent) -> _Graph:
+    inputs, constants, nodes, outputs = dict[bytes, _Value](), dict[bytes, _Value](), list[_Node](), list[bytes]()
+    for number, _, part in reader.fields(graph):
+        if number == 1:
+            nodes.append(_read_node(reader, part))
+        elif number == 5:
+            name, value = _read_tensor(reader, part)
+            constants[name] = value
+        elif number == 11:
+            name, value = _read_input(reader, part)
+            inputs[name] = value
+        elif number == 12:
+            outputs += (reader.text(name) for field, _, name in reader.fields(part) if field == 1)
+    return _Graph(inputs, constants, _in_order(nodes), outputs)
+
+
+def _read_function(reader: Reader, function: Extent) -> tuple[tuple[bytes, bytes, bytes], _Graph]:
+    texts, nodes = defaultdict[int, list[bytes]](list), list[_Node]()
+    for number, _, part in reader.fields(function):
+        if number == 7:
+            nodes.append(_read_node(reader, part))
+        elif number in (1, 4, 5, 10, 13):
+            texts[number].append(reader.text(part))
+    domain, name, overload = (b"".join(texts[number][-1:]) for number in (10, 1, 13))
+    return (domain, name, overload), _Graph(dict.fromkeys(texts[4], _CONSTANT), {}, _in_order(nodes), texts[5])
+
+
+def _read_node(reader: Reader, node: Extent) -> _Node:
+    takes, gives, texts = list[bytes](), list[bytes](), dict[int, bytes]()
+    numbers, tensor, graphs = dict[bytes, int](), None, list[_Graph]()
+    for number, _, part in reader.fields(node):
+        if number == 1:
+            takes.append(reader.text(part))
+        elif number == 2:
+            gives.append(reader.text(part))
+        elif number in (3, 4, 7, 8):
+            texts[number] = reader.text(part)
+        elif number == 5:
+            name = b""
+            for field, value, inner in reader.fields(part):
+                if field == 1:
+                    name = reader.text(inner)
+                elif field == 3 and value is not None:
+                    numbers[name] = value
+                elif field == 5:
+                    tensor = _read_tensor(reader, inner)[1]
+                elif field in (6, 11):
+                    graphs.append(_read_graph(reader, inner))
+    operator = texts.get(4, b"")
+    function = texts.get(7, b""), operator, texts.get(8, b"")
+    return _Node(operator, function, _as_placed(texts.get(3, b"")), takes, gives, numbers, tensor, graphs)
+
+
+def _as_placed(name: bytes) -> bytes:
+    """Empty where it is not UTF-8, as in a placement."""
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return b""
+    return name
+
+
+def _read_tensor(reader: Reader, tensor: Extent) -> tuple[bytes, _Value]:
+    name, kind, sizes = b"", None, list[int]()
+    for number, value, part in reader.fields(tensor):
+        if number == 1:
+            sizes += reader.numbers(value, part)
+        elif number == 2:
+            kind = value
+        elif number == 8:
+            name = reader.text(part)
+    return name, _Value(_DATA if math.prod(sizes) > _FEW else 0, kind)
+
+
+def _read_input(reader: Reader, message: Extent) -> tuple[bytes, _Value]:
+    name, kind, sizes = b"", None, None
+    for number, _, part in reader.fields(message):
+        if number == 1:
+            name = reader.text(part)
+        elif number == 2:
+            for tensor in (inner for field, _, inner in reader.fields(part) if field == 1):
+                for field, value, inner in reader.fields(tensor):
+                    if field == 1:
+                        kind = value
+                    elif field == 2:
+                        sizes = [_size(reader, each) for at, _, each in reader.fields(inner) if at == 1]
+    return name, _Value(_SMALL if sizes is not None and math.prod(sizes) <= _FEW else _GIVEN, kind)
+
+
+def _size(reader: Reader, dimension: Extent) -> int:
+    """Return the length of a dimension; one that is free can be any."""
+    sizes = [value for number, value, _ in reader.fields(dimension) if number == 1 and value is not None]
+    return sizes[-1] if sizes else _FEW + 1
+
+
+def _in_order(nodes: list[_Node]) -> list[_Node]:
+    """Return each node after those whose results it takes: ONNX asks for that order, ONNX Runtime does not."""
+    makers = {name: number for number, node in enumerate(nodes) for name in node.gives if name}
+    needed = [{makers[name] for name in node.needs if name in makers} for node in nodes]
+    if all(maker < number for number, each in enumerate(needed) for maker in each):
+        return nodes
+    return [nodes[number] for number in TopologicalSorter(dict(enumerate(needed))).static_order()]

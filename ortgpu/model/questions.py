@@ -1,0 +1,71 @@
+"""Questions about a model that its file answers, in a time that has a limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+
+from .protobuf import Extent, Reader
+from .structure import FileContent, Model, open_model, without_weights
+
+STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
+
+_SMALL = 256 << 10  # bytes
+_MOST_READ = 100_000  # fields of a file, beside those within nodes: a tenth of a second
+
+
+def is_so(model: Model, judge: Callable[[Reader], bool], most: int) -> bool:
+    """What ``judge`` says of a reader of a model, which reads ``most`` fields. False for what is no model: ONNX Runtime
+    says what is wrong with it."""
+    content = in_memory(model)
+    try:
+        return isinstance(content, bytes) and judge(Reader(content, most))
+    except (ValueError, IndexError):
+        return False
+
+
+def in_memory(model: Model) -> Model:
+    """Read a file, for whoever asks several questions; a large one without the values of its weights.
+
+    ``model`` itself is returned if it cannot be read so, or has very many nodes.
+    """
+    if isinstance(model, bytes):
+        return model
+    try:
+        with open_model(os.fspath(model)) as file:
+            if os.fstat(file.fileno()).st_size <= _SMALL:
+                return file.read()
+            return without_weights(FileContent(file), _MOST_READ)
+    except (OSError, ValueError, IndexError, TypeError):  # whoever opens it next says so
+        return model
+
+
+def has_only(model: Model, operators: Collection[bytes], most: int) -> bool:
+    """Whether all nodes of a model are among these ``operators`` of ONNX's own. False for what is no model, and for one
+    with more than ``most`` fields."""
+
+    # Numbers of fields are those of onnx.proto
+
+    def judge(reader: Reader) -> bool:
+        graphs = 0
+        for number, _, extent in reader.fields():
+            if number == 25:  # a function of its own, which may have the name of an operator
+                return False
+            if number == 7:
+                graphs += 1
+                nodes = (node for field, _, node in reader.fields(extent) if field == 1)
+                if not all(_is_among(operators, reader, node) for node in nodes):
+                    return False
+        return graphs == 1
+
+    return is_so(model, judge, most)
+
+
+def _is_among(operators: Collection[bytes], reader: Reader, node: Extent) -> bool:
+    operator, domain = b"", b""
+    for number, _, extent in reader.fields(node):
+        if number == 4:
+            operator = reader.text(extent)
+        elif number == 7:
+            domain = reader.text(extent)
+    return operator in operators and domain in STANDARD

@@ -1,0 +1,1 @@
+"""Threads, locks, signals and the language of this process: what everything else stands on."""

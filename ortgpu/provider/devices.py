@@ -1,0 +1,229 @@
+"""Which GPU a session runs on."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+from ..environment.gpu.cuda import CudaDevice, CudaState
+from ..errors import DeviceNotFoundError, manual
+
+DeviceRequest = int | str | None
+
+logger = logging.getLogger("ortgpu")
+
+_FORMS = 'an ordinal (0), "cuda", "cuda:0", a UUID ("GPU-...") or "auto"'
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device that a session runs on. Sizes in bytes; None is unknown.
+
+    ``ordinal`` is CUDA's number in this process, which CUDA_VISIBLE_DEVICES renumbers; ``uuid`` names the GPU itself.
+    A session that ``allow_cpu`` put on the CPU has ``kind`` "cpu", the name "CPU", and nothing else.
+    """
+
+    kind: str  # "cuda" or "cpu"
+    ordinal: int | None
+    uuid: str | None
+    name: str | None
+    compute_capability: tuple[int, int] | None
+    total_memory: int | None
+    driver_version: str | None
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind == "cuda"
+
+    def __str__(self) -> str:
+        if not self.is_gpu:
+            return "cpu"
+        details = ", ".join(part for part in (self.name, self.uuid) if part)
+        return f"cuda:{self.ordinal}" + (f" ({details})" if details else "")
+
+
+CPU = Device("cpu", None, None, "CPU", None, None, None)
+
+
+def as_request(device: Any) -> Any:
+    """A :class:`Device`, a ``torch.device`` or a number of NumPy's as the request that it means; others as they are."""
+    if isinstance(device, Device):
+        return (device.uuid or f"cuda:{device.ordinal or 0}") if device.is_gpu else device.kind
+    if device is None or isinstance(device, (int, str)):  # as mostly; to ask for a protocol takes 10 µs
+        return device
+    if isinstance(device, SupportsIndex):
+        return operator.index(device)
+    kind = type(device)
+    return str(device) if (kind.__module__, kind.__name__) == ("torch", "device") else device
+
+
+def check_form(requested: DeviceRequest) -> None:
+    """Refuse what names no device in any environment.
+
+    Raises:
+        TypeError: not an int, a str or None.
+        DeviceNotFoundError: a str of no known form, or a negative ordinal.
+    """
+    if requested is None:
+        return
+    if isinstance(requested, bool) or not isinstance(requested, (int, str)):
+        raise TypeError(f"device must be {_FORMS} or None, not {requested!r}")
+    if isinstance(requested, int):
+        if requested < 0:
+            raise _not_understood(requested)
+    elif _ordinal(requested) is None and not _is_uuid(requested) and requested != "auto":
+        raise _not_understood(requested)
+
+
+def choose(
+    requested: DeviceRequest,
+    devices: Sequence[CudaDevice],
+    free_memory: Callable[[str], int | None],
+    narrowed: str | None = None,
+) -> CudaDevice:
+    """The device that a request names, among those that CUDA shows to this process.
+
+    Args:
+        requested: None is ordinal 0; "auto" is the device with the most free memory, the lowest ordinal among equals.
+        devices: at least one.
+        free_memory: UUID to free bytes, None where unknown; only called for "auto".
+        narrowed: how CUDA_VISIBLE_DEVICES chose these, for the message: see :func:`narrowed_by`.
+
+    Raises:
+        DeviceNotFoundError: nothing among ``devices`` has this ordinal or UUID.
+    """
+    check_form(requested)
+    if requested == "auto":
+        return max(devices, key=lambda d: ((free_memory(d.uuid) if d.uuid else None) or 0, -d.ordinal))
+    ordinal = ordinal_of(requested)
+    if ordinal is not None:
+        matches = [device for device in devices if device.ordinal == ordinal]
+    else:
+        wanted = _digits(str(requested))  # CUDA reports a MIG instance's UUID without saying that it is one
+        matches = [device for device in devices if device.uuid and _digits(device.uuid).startswith(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    available = [describe(device.ordinal, device.name, device.uuid) for device in devices]
+    raise not_found(requested, available, ambiguous=bool(matches), narrowed=narrowed)
+
+
+_TOO_LATE = "which came too late"
+
+SET_BEFORE = manual(
+    "or set CUDA_VISIBLE_DEVICES where this program is started, or before anything in it uses CUDA", needs="host"
+)
+
+
+def narrowed_by(now: str | None, then: str | None) -> str | None:
+    """As evidence: what CUDA_VISIBLE_DEVICES is, and what it was when CUDA was initialised in this process."""
+    if now == then:
+        return f"CUDA_VISIBLE_DEVICES={now}" if now is not None else None
+    said = [repr(value) if value is not None else "not set" for value in (then, now)]
+    return f"CUDA_VISIBLE_DEVICES was {said[0]} when this process initialised CUDA; it is {said[1]} now, {_TOO_LATE}"
+
+
+def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
+    """The device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
+    now = os.environ.get("CUDA_VISIBLE_DEVICES")
+    narrowed = narrowed_by(now, cuda.hidden_by)
+    chosen = choose(device, cuda.devices or (), _free_memory, narrowed)
+    if now != cuda.hidden_by:
+        logger.warning("%s; this session is on %s", narrowed, chosen.uuid or f"cuda:{chosen.ordinal}")
+    return chosen
+
+
+def _free_memory(uuid: str) -> int | None:
+    from ..environment.gpu.driver import read_gpu_memory
+
+    memory = read_gpu_memory(uuid)
+    return memory[0] if memory is not None else None
+
+
+def unlisted(requested: DeviceRequest) -> CudaDevice:
+    """The device that a request names where the driver works and does not list its devices. "auto" is ordinal 0.
+
+    Raises:
+        DeviceNotFoundError: it is named by its UUID.
+    """
+    ordinal = 0 if requested == "auto" else ordinal_of(requested)
+    if ordinal is None:
+        raise DeviceNotFoundError(
+            f"which GPU is {requested!r} is not known",
+            evidence=["the NVIDIA driver initialised (cuInit returned 0) and did not list its devices"],
+            fixes=[manual('name the GPU by its ordinal, as in device=0 or device="cuda:1"')],
+            requested=requested,
+        )
+    return CudaDevice(ordinal, None, None, None, None, None)
+
+
+def ordinal_of(requested: DeviceRequest) -> int | None:
+    """The ordinal that a request names: None is 0; None is returned for a UUID and for "auto"."""
+    if requested is None:
+        return 0
+    return requested if isinstance(requested, int) else _ordinal(requested)
+
+
+def describe(ordinal: int, name: str | None, uuid: str | None) -> str:
+    return f"cuda:{ordinal} {name or 'unnamed GPU'}" + (f" {uuid}" if uuid else "")
+
+
+def not_found(
+    requested: DeviceRequest,
+    available: Sequence[str],
+    *,
+    ambiguous: bool = False,
+    evidence: Sequence[str] = (),
+    narrowed: str | None = None,
+) -> DeviceNotFoundError:
+    count = f"{len(available)} GPU{'s' if len(available) != 1 else ''}"
+    what = "names more than one GPU" if ambiguous else "is not among the GPUs that this process sees"
+    return DeviceNotFoundError(
+        f"device {requested!r} {what}",
+        evidence=[f"visible to this process: {count}", *available, *filter(None, [narrowed]), *evidence],
+        fixes=[
+            manual(f"pass one of the devices listed above: an ordinal below {len(available)}, or a UUID"),
+            *([SET_BEFORE] if narrowed is not None and narrowed.endswith(_TOO_LATE) else []),
+        ],
+        requested=requested,
+        available=tuple(available),
+    )
+
+
+def _not_understood(requested: DeviceRequest) -> DeviceNotFoundError:
+    return DeviceNotFoundError(
+        f"device {requested!r} names no GPU",
+        evidence=[f"a device is {_FORMS}"],
+        fixes=[
+            manual("a session that is meant for the CPU is an onnxruntime.InferenceSession")
+            if is_cpu(requested)
+            else manual("name the GPU in one of these forms, or leave device out for the first one")
+        ],
+        requested=requested,
+        available=(),
+    )
+
+
+def is_cpu(requested: object) -> bool:
+    """Whether the CPU is named, which is no GPU, and yet no mistake where ``allow_cpu`` accepts it."""
+    return isinstance(requested, str) and requested.strip().lower() == "cpu"
+
+
+def _ordinal(text: str) -> int | None:
+    match = re.fullmatch(r"(?:(?:cuda|gpu)(?::([0-9]{1,9}))?|([0-9]{1,9}))", text.strip().lower())
+    if match is None:
+        return None
+    number = match[1] or match[2]
+    return int(number) if number is not None else 0
+
+
+def _digits(uuid: str) -> str:
+    return uuid.strip().lower().partition("-")[2]
+
+
+def _is_uuid(text: str) -> bool:
+    return re.match(r"(gpu|mig)-[0-9a-f]", text.strip().lower()) is not None

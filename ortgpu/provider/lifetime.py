@@ -1,0 +1,279 @@
+"""What ends a session's use of the GPU before the session ends: a fork, a sticky CUDA error.
+
+Nothing of this is looked at while a session works. When it happens, the C++ session inside each live GPUSession is
+replaced by an object whose every use raises the reason, so that the next call, of whatever method, finds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from typing import Any, NoReturn
+
+from ..environment.gpu.cuda import context_error, initialised_in
+from ..errors import (
+    Fix,
+    ForkedSessionError,
+    GPUError,
+    PoisonedContextError,
+    manual,
+    python,
+)
+from . import contexts
+from .devices import Device
+
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: for a new stream, in a context that works
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: cuInit in a process forked from one that had called it
+
+_live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
+_poison: GPUError | None = None
+_forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
+
+
+# What keeps the C++ session and its options alive, in an InferenceSession of any release since 1.18
+HELD_BY_ONNXRUNTIME = (
+    "_sess", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
+    "_input_epdevices", "_model_meta", "_sess_options", "_profiling_start_time_ns",
+)  # fmt: skip
+
+
+class Refusal:
+    """Stands in for what a session gave up: any use of it raises ``error``, anew each time."""
+
+    def __init__(self, error: GPUError) -> None:
+        self.error = error
+
+    def _refuse(self) -> NoReturn:
+        raise anew(self.error)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+    def __len__(self) -> NoReturn:
+        self._refuse()
+
+    def __getitem__(self, key: object) -> NoReturn:
+        self._refuse()
+
+
+def anew(error: GPUError) -> GPUError:
+    """A copy without the traceback of where it was raised before."""
+    rebuild, arguments = error.__reduce__()[:2]
+    copy: GPUError = rebuild(*arguments)
+    return copy
+
+
+def device_of(session: Any) -> Device:
+    """``session.device``, where a derived class keeps nothing of its own under that name; else what that was.
+
+    Raises:
+        KeyError: the session was not verified.
+    """
+    held = vars(session)
+    device = held.get("device")
+    if isinstance(device, Device):
+        return device
+    verified: Device = held["_verified"].device
+    return verified
+
+
+def watch(session: Any) -> None:
+    """Let an InferenceSession refuse when the process loses the GPU; on the CPU, let it survive a fork. Held weakly."""
+    key = id(session)
+    contexts.forget(key)
+    if is_on_gpu(session):
+        contexts.remember(key, device_of(session).ordinal or 0)
+
+    def forget(_reference: object, live: dict[int, weakref.ref[Any]] = _live, key: int = key) -> None:
+        live.pop(key, None)
+        forget_context(key)
+
+    forget_context = contexts.forget  # here: a session may outlive modules, whose names are None at the end
+    _live[key] = weakref.ref(session, forget)
+
+
+def refuse_if_lost() -> None:
+    """Raise what keeps this process from ever using the GPU again, before anything is tried.
+
+    Raises:
+        PoisonedContextError: a sticky CUDA error came up in this process.
+        ForkedSessionError: CUDA was initialised before this process was forked.
+    """
+    if _poison is not None:
+        raise anew(_poison)
+    creator = initialised_in()
+    if creator is not None and creator != os.getpid():
+        raise forked_from(creator)
+
+
+def refuse_if_unusable(session: Any) -> None:
+    """Raise what every use of ``session`` raises, where it is closed or lost the GPU."""
+    inner = session.__dict__.get("_sess")
+    if isinstance(inner, Refusal):
+        raise anew(inner.error)
+    gone = context_is_gone(session, "this process has another CUDA context now than when the session was opened")
+    if gone is not None:
+        raise anew(gone)  # else it and this frame, in its traceback, would refer to each other
+
+
+def forked_error(code: int | None) -> ForkedSessionError | None:
+    """Return the error for a forked process in which ``cuInit`` returned ``code``, if that is its answer after a fork.
+
+    Another library may have initialised CUDA in the parent, which leaves no other trace here.
+    """
+    if _forked_from is None or code != _NOT_INITIALIZED:
+        return None
+    return forked(
+        "CUDA was used before this process was forked, it seems, and CUDA does not survive a fork",
+        f"cuInit returned {code} (CUDA_ERROR_NOT_INITIALIZED), as it does where the parent had initialised CUDA; "
+        f"process {_forked_from} was forked, this is process {os.getpid()}",
+        _forked_from,
+        manual("or do what `ortgpu doctor` says, if nothing used CUDA before the fork"),
+    )
+
+
+def let_go_of_variables(error: BaseException) -> None:
+    """Of functions that ended by this error or its cause, to whose frames their tracebacks refer: memory of the GPU is
+    in some, and in others the error, so that garbage would have to be collected before it is free."""
+    import traceback
+
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__
+
+
+def noted(error: GPUError) -> GPUError:
+    """``error``; when it is the first sticky one, every session of the process refuses from now on."""
+    global _poison
+    if isinstance(error, PoisonedContextError) and _poison is None:
+        _poison = anew(error)
+        refuse_all(error)
+    return error
+
+
+def context_is_gone(session: Any, evidence: str) -> GPUError | None:
+    """The error where something reset the GPU; every session that lost its context refuses from now on."""
+    if not contexts.is_gone(id(session)):
+        return None
+    error = contexts.destroyed([evidence])
+    for each in _watched():
+        if contexts.is_gone(id(each)):
+            abandon_if_context_is_gone(each)
+            refuse(each, error)
+    return error
+
+
+_abandoned: list[list[Any]] = []  # what may not be destroyed, streams for instance: destructors would crash
+
+
+def abandon_if_context_is_gone(session: Any) -> bool:
+    """Never destroy, free or use what a session had in a context that is gone."""
+    inner = session.__dict__.get("_sess")
+    if inner is None or isinstance(inner, Refusal) or not contexts.is_gone(id(session)):
+        return False
+    _never_destroy(inner)
+    held = vars(session)
+    if held.get("_pinned") is not None:
+        held["_pinned"].abandon()
+    _abandoned.append([held.get(name) for name in ("_staging", "_pinned", "_capturing", "_stream")])
+    for name in ("_staging", "_capturing"):
+        held.pop(name, None)
+    return True
+
+
+def gpu_works(ordinal: int | None) -> bool:
+    """Whether the driver says that this process can use a GPU on which it has sessions. False too where it cannot be
+    asked."""
+    return context_error(ordinal or 0) in (0, _OUT_OF_MEMORY)
+
+
+def refuse(session: Any, error: GPUError) -> None:
+    """Let every later use of a session raise ``error``: its GPU is lost."""
+    inner = session.__dict__.get("_sess")
+    if inner is not None and not isinstance(inner, Refusal):
+        _never_destroy(inner)  # the destructor would call a CUDA that is not there any more, and abort
+        session._sess = Refusal(anew(error))  # the traceback of the original holds all that was at work when it came
+
+
+def refuses(session: Any) -> bool:
+    """Whether only an error is left of the session: it was closed, or lost its GPU."""
+    return isinstance(session.__dict__.get("_sess"), Refusal)
+
+
+def _never_destroy(inner: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
+
+
+def is_on_gpu(session: Any) -> bool:
+    try:
+        return device_of(session).is_gpu
+    except KeyError:
+        return False
+
+
+def _watched() -> list[Any]:
+    return [session for reference in list(_live.values()) if (session := reference()) is not None]
+
+
+def refuse_all(error: GPUError) -> None:
+    for session in _watched():
+        if is_on_gpu(session):
+            refuse(session, error)
+
+
+def forked_from(creator: int) -> ForkedSessionError:
+    return forked(
+        "CUDA was used before this process was forked, and CUDA does not survive a fork",
+        f"CUDA was initialised in process {creator}; this is process {os.getpid()}",
+        creator,
+    )
+
+
+def forked(summary: str, evidence: str, creator: int, *fixes: Fix) -> ForkedSessionError:
+    return ForkedSessionError(
+        summary,
+        evidence=[evidence],
+        fixes=[
+            python('multiprocessing.set_start_method("spawn")'),
+            manual("or open the first session after the fork (gunicorn without --preload, uWSGI with --lazy-apps)"),
+            *fixes,
+        ],
+        creator_pid=creator,
+        pid=os.getpid(),
+    )
+
+
+def _after_fork_in_child() -> None:
+    global _forked_from
+    _forked_from = os.getppid()
+    refuse_all(forked_from(_forked_from))
+    for session in _watched():
+        # On the CPU it works on; its destructor would wait for threads that stayed in the parent.
+        _never_destroy(vars(session).get("_sess"))
+    if _LIBC is not None:
+        _end_without_destructors(_LIBC)
+
+
+def _end_without_destructors(libc: ctypes.CDLL) -> None:
+    """Let this process end as it would, but for what C++ destroys after Python is done.
+
+    Since 1.29 ONNX Runtime has a thread for its telemetry. It stays in the parent, and a forked child that ends waits
+    for it for ever, in a destructor, whether it used ONNX Runtime or not.
+    """
+    leave, flush = (ctypes.cast(function, ctypes.c_void_p) for function in (libc._exit, libc.fflush))
+    # What is registered last is called first: all streams are flushed, then the process is left with its status.
+    libc.on_exit(leave, None)
+    libc.__cxa_atexit(flush, None, None)
+
+
+_LIBC: ctypes.CDLL | None = None  # where it is glibc; found here, since a forked child had better not ask the loader
+if hasattr(os, "register_at_fork"):
+    _LIBC = ctypes.CDLL(None)
+    if not all(hasattr(_LIBC, name) for name in ("on_exit", "__cxa_atexit", "_exit", "fflush")):
+        _LIBC = None
+    os.register_at_fork(after_in_child=_after_fork_in_child)

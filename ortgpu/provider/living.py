@@ -1,0 +1,197 @@
+"""Which sessions exist in this process: model, device, placement, and who created each."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+import weakref
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, Literal
+
+from ..errors import ForkedSessionError, PoisonedContextError
+from .devices import CPU as CPU_DEVICE
+from .devices import Device
+from .lifetime import Refusal, device_of, watch
+from .placement import Placement, read_placement
+from .requests import CPU, CUDA, TENSORRT
+
+SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """One session, as it was when :func:`sessions` was called.
+
+    Attributes:
+        model: path of the model file, or "<bytes>".
+        device: the GPU that was verified, or the CPU; None where nothing was verified.
+        providers: those bound, in order.
+        placement: nodes by provider; ``placement.known`` is False where nobody asked ONNX Runtime to record them.
+        kind: "GPUSession"; "guarded": an InferenceSession that the guard opened and verified; "cpu", "other": it let
+            them pass, because only the CPU, or only other providers, were asked for; "unguarded": made while no guard
+            was in force, so nothing about it was verified.
+        created_by: "file:line function" of the nearest caller outside onnxruntime, ortgpu and the session's own
+            constructors; None of an "unguarded" one about which that is not known.
+        pid: the process that created it; None in the same case.
+        alive: False for a session of which only the error that its use raises is left: in a forked child those of its
+            parent that are on a GPU, and after a sticky CUDA error all that were verified.
+        fell_back: True for an "unguarded" one that asked for CUDA or TensorRT, or for nothing, and has neither. Known
+            of those made after a guard was first in force in this process, until ``ortgpu.uninstall()``; of others it
+            is False.
+    """
+
+    model: str
+    device: Device | None
+    providers: tuple[str, ...]
+    placement: Placement
+    kind: SessionKind
+    created_by: str | None
+    pid: int | None
+    alive: bool
+    fell_back: bool = False
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {count}" for name, count in self.placement.by_provider.items())
+        where = str(self.device) if self.device is not None else ", ".join(self.providers)
+        return (
+            f"{self.model} on {where} [{self.kind}]"
+            + (", fell back from CUDA" if self.fell_back else "")
+            + (f", nodes: {counts}" if counts else "")
+            + (f", created by {self.created_by}" if self.created_by else "")
+            + ("" if self.alive else ", unusable")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    session: weakref.ref[Any]
+    number: int
+    kind: SessionKind
+    created_by: str | None
+    pid: int
+
+
+_entries: dict[int, _Entry] = {}  # by id(); a session's class may make it unhashable
+_numbers = itertools.count()
+
+
+def register(session: Any, kind: SessionKind = "GPUSession") -> None:
+    """Remember ``session``, an InferenceSession whose constructor is at its end, for as long as it lives.
+
+    "unguarded": it asked for what a guard verifies. Nothing but the record of it changes.
+    """
+    if kind != "unguarded":
+        watch(session)
+    key = id(session)
+
+    def forget(_reference: object, key: int = key) -> None:
+        _entries.pop(key, None)
+
+    kind = "guarded" if hasattr(type(session), "_guards") else kind
+    before = _entries.get(key)
+    if before is not None and before.session() is session:  # opened again, with other providers
+        _entries[key] = replace(before, kind=kind)
+    else:
+        _entries[key] = _Entry(weakref.ref(session, forget), next(_numbers), kind, _creator_of(session), os.getpid())
+
+
+def attribute(session: Any, to: Any) -> None:
+    """Say that who created ``to`` created ``session`` as well: it was opened in a thread, which nobody's code is in."""
+    _entries[id(session)] = replace(_entries[id(session)], created_by=_entries[id(to)].created_by)
+
+
+def sessions() -> tuple[SessionRecord, ...]:
+    """Every InferenceSession that this process holds open, in the order of creation.
+
+    Closed sessions and those that nobody refers to any more are not among them. Sessions made while no guard was in
+    force are found by walking all objects of the interpreter, which takes as long as a garbage collection: this is for
+    diagnosis, not for a loop. Not seen: sessions of other languages in this process, and of other processes.
+    """
+    known = [(entry, entry.session()) for entry in sorted(_entries.values(), key=lambda entry: entry.number)]
+    records = [_describe(session, entry) for entry, session in known if session is not None and _is_open(session)]
+    seen = {id(session) for _, session in known}
+    records += [_describe(found, None) for found in _all_instances() if id(found) not in seen and _is_open(found)]
+    return tuple(records)
+
+
+def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
+    held = vars(session)
+    providers = tuple(held.get("_providers") or ())
+    device: Device | None
+    try:
+        device, placement = device_of(session), held["_verified"].placement
+    except KeyError:
+        device, placement = CPU_DEVICE if providers == (CPU,) else None, read_placement(session)
+    path = held.get("_model_path")
+    return SessionRecord(
+        model=os.fsdecode(path) if path else "<bytes>",
+        device=device,
+        providers=providers,
+        placement=placement,
+        kind=entry.kind if entry is not None else "unguarded",
+        created_by=entry.created_by if entry is not None else None,
+        pid=entry.pid if entry is not None else None,
+        alive=not isinstance(held.get("_sess"), Refusal),
+        fell_back=entry is not None and entry.kind == "unguarded" and not {CUDA, *TENSORRT}.intersection(providers),
+    )
+
+
+def _is_open(session: Any) -> bool:
+    """Whether there is a session of ONNX Runtime behind it: not before its constructor is done, nor after close()."""
+    inner = vars(session).get("_sess")
+    if isinstance(inner, Refusal):
+        return isinstance(inner.error, (ForkedSessionError, PoisonedContextError))
+    # The latter comes after all of which a record is made
+    return inner is not None and vars(session).get("_providers") is not None
+
+
+def _all_instances() -> list[Any]:
+    """Every InferenceSession among the objects of this interpreter."""
+    home = "onnxruntime.capi.onnxruntime_inference_collection"  # "onnxruntime" may have a function of a tracer's
+    root = getattr(sys.modules.get(home), "InferenceSession", None)
+    if not isinstance(root, type):
+        return []
+    classes: list[type[Any]] = [root]
+    for cls in classes:  # grows: subclasses of subclasses
+        classes += [child for child in cls.__subclasses__() if child not in classes]
+    # by type(), not isinstance(): that would wake lazy proxies, which answer for what they stand for
+    return [found for found in gc.get_referrers(*classes) if issubclass(type(found), root)]
+
+
+def stacklevel(session: Any) -> int:
+    """For a warning that the caller of this function gives about ``session``: so that it points to who creates it."""
+    level, _ = _creator(session, sys._getframe(1))
+    return level
+
+
+def _creator_of(session: Any) -> str | None:
+    _, frame = _creator(session, sys._getframe(1))
+    if frame is None:
+        return None
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno} {getattr(code, 'co_qualname', code.co_name)}"
+
+
+def _creator(session: Any, start: FrameType) -> tuple[int, FrameType | None]:
+    """The nearest caller that is neither onnxruntime, nor ortgpu, nor a constructor of ``session``; and how far it is.
+    Without one, as in ortgpu's own command line, the distance is that of the next caller."""
+    frame: FrameType | None = start
+    level = 1
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("ortgpu", "onnxruntime") and not _constructs(frame, session):
+            return level, frame
+        frame = frame.f_back
+        level += 1
+    return 2, None
+
+
+def _constructs(frame: FrameType, session: Any) -> bool:
+    """Whether the frame is a constructor, or __setstate__, of a subclass at work on this very session."""
+    code = frame.f_code
+    if code.co_name not in ("__init__", "__setstate__") or not code.co_argcount:
+        return False
+    return frame.f_locals.get(code.co_varnames[0]) is session

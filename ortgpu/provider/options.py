@@ -1,0 +1,178 @@
+"""SessionOptions that travel between processes: ONNX Runtime's own object cannot be pickled.
+
+Its properties can be read back. Configuration entries cannot be listed, only asked for by name: by those that the
+installed files have. Custom operator libraries, initialisers, overrides of free dimensions and callbacks cannot be read
+back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from ..process.background import fork_safe_lock
+
+_PROPERTIES = (
+    "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "enable_profiling", "execution_mode",
+    "execution_order", "graph_optimization_level", "inter_op_num_threads", "intra_op_num_threads", "log_severity_level",
+    "log_verbosity_level", "logid", "optimized_model_filepath", "profile_file_prefix", "use_deterministic_compute",
+    "use_per_session_threads",
+)  # fmt: skip
+
+# onnxruntime_session_options_config_keys.h: not all are strings in the files, a compiler may put short ones into code
+_ENTRIES = (
+    "ep.context_embed_mode", "ep.context_enable", "ep.context_file_path", "mlas.enable_gemm_fastmath_arm64_bfloat16",
+    "optimization.disable_specified_optimizers", "optimization.enable_cast_chain_elimination",
+    "optimization.enable_gelu_approximation", "optimization.memory_optimizer_config",
+    "optimization.minimal_build_optimizations", "session.allow_released_opsets_only",
+    "session.debug_layout_transformation",
+    "session.disable_aot_function_inlining", "session.disable_cpu_ep_fallback", "session.disable_double_qdq_remover",
+    "session.disable_prepacking", "session.disable_quant_qdq", "session.disable_qdq_constant_folding",
+    "session.dynamic_block_base", "session.enable_quant_qdq_cleanup", "session.force_spinning_stop",
+    "session.inter_op.allow_spinning", "session.intra_op.allow_spinning", "session.intra_op_thread_affinities",
+    "session.load_model_format", "session.model_external_initializers_file_folder_path",
+    "session.node_partition_config_file", "session.qdqisint8allowed", "session.record_ep_graph_assignment_info",
+    "session.save_model_format", "session.set_denormal_as_zero", "session.strict_shape_type_inference",
+    "session.use_device_allocator_for_initializers", "session.use_env_allocators",
+    "session.use_ort_model_bytes_directly",
+    "session.use_ort_model_bytes_for_initializers", "session.x64quantprecision",
+)  # fmt: skip
+
+
+_ENTRY = re.compile(rb"\0((?:session|ep|optimization|mlas)\.[a-z0-9_.]{3,100})(?=\0)")
+
+CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
+RECORDING_KEY = "session.record_ep_graph_assignment_info"  # since ONNX Runtime 1.24
+
+_lock = fork_safe_lock()
+_recorders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # to sessions being made with them
+
+
+class Carried:
+    """SessionOptions on their way: into a copy as they are, into another process without what cannot be read back."""
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    def __deepcopy__(self, memo: object) -> Carried:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (state_of(self.options),)
+
+
+def _arrived(state: dict[str, dict[str, Any]] | None) -> Carried:
+    return Carried(from_state(state))
+
+
+def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
+    """Plain data; None for no options."""
+    if options is None:
+        return None
+    properties = {name: getattr(options, name) for name in _PROPERTIES if hasattr(options, name)}
+    entries = {key: value for key in _entry_names() if (value := config_entry(options, key)) is not None}
+    if _left_by_us(options):
+        del entries[RECORDING_KEY]
+    plain = {name: value if isinstance(value, (str, bool, int)) else int(value) for name, value in properties.items()}
+    return {"properties": plain, "entries": entries}
+
+
+@functools.cache
+def _entry_names() -> tuple[str, ...]:
+    """Names of configuration entries that the installed ONNX Runtime reads, itself or in its CUDA provider."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as extension
+
+    from ..environment.files.elf import find_section
+    from .runtime import load_runtime
+
+    names = set(_ENTRIES)
+    for path in filter(None, (extension.__file__, load_runtime().provider_library)):
+        offset, size = find_section(path, ".rodata") or (0, -1)
+        with open(path, "rb") as file:  # not mapped: what a writer cuts off a mapped file ends the process
+            file.seek(offset)
+            names.update(name.decode() for name in _ENTRY.findall(file.read(size)))
+    return tuple(sorted(names))
+
+
+def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
+    """SessionOptions again, with what this release of ONNX Runtime has of it."""
+    if state is None:
+        return None
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    for name, value in state["properties"].items():
+        if hasattr(options, name):
+            kind = type(getattr(options, name))
+            setattr(options, name, value if kind in (str, bool, int) else kind(value))
+    for key, value in state["entries"].items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
+def recording_options() -> Any:
+    """Return new SessionOptions with the entry that makes ONNX Runtime record where it places nodes."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(RECORDING_KEY, "1")
+    return options
+
+
+@contextlib.contextmanager
+def recording(options: Any) -> Iterator[Any]:
+    """Yield ``options``, or new ones for None, with that entry, for as long as a session is made with them.
+
+    Afterwards the entry is "0", ONNX Runtime's default, since entries cannot be removed. One of the caller's stays.
+    """
+    if options is None:  # to ask for an entry that is not there takes 50 µs
+        yield recording_options()
+        return
+    with _lock:
+        others, entry = _recorders.get(options), config_entry(options, RECORDING_KEY)
+        ours = entry is None or (others is not None and entry == ("1" if others else "0"))
+        if ours:
+            _recorders[options] = (others or 0) + 1
+            options.add_session_config_entry(RECORDING_KEY, "1")
+    try:
+        yield options
+    finally:
+        if ours:
+            with _lock:
+                _recorders[options] -= 1
+                if not _recorders[options]:  # another thread may be making a session with the same options
+                    options.add_session_config_entry(RECORDING_KEY, "0")
+
+
+def may_record(options: Any) -> bool:
+    """Return False if the caller switched off that ONNX Runtime records where it places nodes."""
+    return options is None or config_entry(options, RECORDING_KEY) in (None, "1") or _left_by_us(options)
+
+
+def _left_by_us(options: Any) -> bool:
+    return _recorders.get(options) == 0 and config_entry(options, RECORDING_KEY) == "0"
+
+
+def keeps_cpu_out(options: Any) -> bool:
+    """With this entry ONNX Runtime refuses a list that names the CPU provider (issue 16016)."""
+    return options is not None and config_entry(options, CPU_FALLBACK_KEY) == "1"
+
+
+def carries_providers(options: Any) -> bool:
+    """Whether execution providers were chosen in the options: add_provider, add_provider_for_devices or
+    set_provider_selection_policy, which releases before 1.22 have not. Which ones cannot be asked."""
+    has_providers = getattr(options, "has_providers", None)
+    return has_providers is not None and bool(has_providers())
+
+
+def config_entry(options: Any, key: str) -> str | None:
+    """The value of a configuration entry, or None when it is not set."""
+    try:
+        value: str = options.get_session_config_entry(key)
+    except Exception:  # noqa: BLE001 - an entry that is not set raises, of a class that differs between releases
+        return None
+    return value

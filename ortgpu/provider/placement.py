@@ -1,0 +1,328 @@
+"""Which node of a model runs on which provider."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..errors import Fix, PlacementError, manual
+from ..model.contents import is_ort_format
+from ..model.data_flow import Key, Places, computing_nodes
+from .options import RECORDING_KEY, config_entry
+from .requests import CPU
+
+NO_KERNEL = "no CUDA kernel for this operator with these types, attributes and this opset"
+NO_KERNEL_OR_BESIDE = f"{NO_KERNEL}, or it takes a shape beside an input of the model, and ONNX Runtime prefers the CPU"
+ALL_ON_CPU = "the whole session is on the CPU"
+PREFERRED = "ONNX Runtime prefers the CPU here: it only handles shapes"
+FOLLOWS = "ONNX Runtime prefers the CPU here: what it takes is there already"
+
+# Entries of the session options that divide a model between devices, by what it or the names of its nodes ask for
+_DIVIDING_KEYS = (
+    "session.layer_assignment_settings",
+    "session.name_based_layer_assignment",
+    "session.resource_cuda_partitioning_settings",
+)
+
+NodeKind = Literal["compute", "shape"]
+
+# Where one of these is on the CPU, it mostly handles shapes or indices of a few elements: ONNX Runtime moves such nodes
+# there itself (GetCpuPreferredNodes in fallback_cpu_capability.cc). All of them have CUDA kernels, though not for all
+# types, and not for the newest version in each release: what they take tells (data_flow.py).
+_SHAPE_OPERATORS = frozenset(
+    name
+    for line in (
+        "Shape Size Gather Unsqueeze Squeeze Concat Slice Cast Reshape Range ConstantOfShape Constant Identity Flatten",
+        "Add Sub Mul Div Mod Neg Abs Min Max Pow Sqrt Exp Log Reciprocal Floor Ceil Round Sign Sum Clip",
+        "Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Xor Where Expand Tile Split Transpose",
+        "ReduceProd ReduceMax ReduceMin ReduceSum NonZero ScatterND ScatterElements If Loop",
+    )
+    for name in line.split(" ")
+)
+_TAKING_NO_DATA = frozenset(("Shape", "Size", "If", "Loop"))  # but the nodes in their graphs do
+
+
+class CPUNodesWarning(UserWarning):
+    """Nodes of a model that compute run on the CPU; see ``cpu_nodes`` of GPUSession."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedNode:
+    """A node as ONNX Runtime placed it, after its optimisations: names may be its own, or empty.
+
+    ``domain`` is "" for ONNX's own operators; ``provider`` is such as "CUDAExecutionProvider"; ``kind`` is "shape"
+    where it handles shapes, or indices of a few elements, and else "compute".
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    provider: str
+    kind: NodeKind
+    divided_by: str | None = None  # an entry of the session options that may have put it on the CPU
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not on the GPU, in a session that is; None for a node that is.
+
+        A node that does not handle shapes has no CUDA kernel for its operator, types, attributes and opset. Little
+        else keeps one on the CPU: that it takes a shape beside an input of the model, or follows one without a kernel
+        that takes a shape, both of which GPUSession.explain_placement() tells; and session options that divide the
+        model between devices.
+        """
+        if self.provider != CPU:
+            return None
+        if self.divided_by is not None:
+            return f"the model asks for it with {self.divided_by}, or there is no CUDA kernel"
+        if self.kind == "shape":
+            return PREFERRED
+        return NO_KERNEL_OR_BESIDE if kind_of(self.op_type, self.domain, CPU) == "shape" else NO_KERNEL
+
+    def __str__(self) -> str:
+        domain = f"{self.domain}:" if self.domain not in ("", "ai.onnx") else ""
+        return f"{domain}{self.op_type}" + (f" {self.name!r}" if self.name else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """All nodes by provider. ``known`` False: it was not recorded, and ``nodes`` is empty. Releases before 1.24
+    cannot, none can for models in ONNX Runtime's own format (.ort: ``in_own_format``), and an entry of the session
+    options can forbid it.
+
+    Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
+    devices, which ONNX Runtime inserts afterwards, are not among them: GPUSession.explain_placement() finds those.
+    """
+
+    nodes: tuple[PlacedNode, ...]
+    known: bool = True
+    in_own_format: bool = False
+
+    @property
+    def by_provider(self) -> dict[str, int]:
+        """How many nodes each provider has."""
+        return dict(Counter(node.provider for node in self.nodes))
+
+    @property
+    def cpu_compute_nodes(self) -> tuple[PlacedNode, ...]:
+        """What ``cpu_nodes`` of GPUSession warns of or refuses. Empty, too, where the placement is not ``known``."""
+        return tuple(node for node in self.nodes if node.provider == CPU and node.kind == "compute")
+
+    def operators_on(self, provider: str) -> dict[str, int]:
+        """How many nodes of each operator a provider has."""
+        return dict(Counter(node.op_type for node in self.nodes if node.provider == provider))
+
+    def rows(self) -> list[tuple[str, str, str, int]]:
+        """Provider, kind, operator, count: most frequent first within a provider."""
+        counts = Counter((node.provider, node.kind, node.op_type) for node in self.nodes)
+        order = {provider: index for index, provider in enumerate(self.by_provider)}
+        return [
+            (p, k, op, n)
+            for (p, k, op), n in sorted(counts.items(), key=lambda item: (order[item[0][0]], -item[1], item[0]))
+        ]
+
+    def __str__(self) -> str:
+        if not self.known:
+            return "placement unknown: ONNX Runtime did not record it"
+        return format_table(
+            [("provider", "kind", "operator", "nodes"), *((p, k, op, str(n)) for p, k, op, n in self.rows())]
+        )
+
+
+UNKNOWN = Placement((), known=False)
+UNKNOWN_IN_OWN_FORMAT = Placement((), known=False, in_own_format=True)
+
+
+def read_placement(session: Any, *, without_options: bool = False) -> Placement:
+    """The placement that ``session``, an InferenceSession, recorded when it was made. ``without_options``: its caller
+    gave no SessionOptions, so that these need not be asked for entries that are not there, which takes 50 µs each."""
+    try:
+        # Not by methods: a class that somebody derived may have answers of its own
+        inner = session._sess
+        assigned = inner.get_provider_graph_assignment_info()
+    except (AttributeError, RuntimeError, TypeError):
+        return _unknown(session, without_options=without_options)
+    except Exception as error:  # ONNX Runtime's Fail when recording is off: its classes derive from Exception alone
+        if type(error).__module__.startswith("onnxruntime"):
+            return _unknown(session, without_options=without_options)
+        raise
+    if not assigned and _is_of_ort_format(session, without_options=without_options):
+        return UNKNOWN_IN_OWN_FORMAT
+    nodes = []
+    for part in assigned:
+        for node in part.get_nodes():
+            kind = kind_of(node.op_type, node.domain, part.ep_name)
+            nodes.append(PlacedNode(_name_of(node), node.op_type, node.domain, part.ep_name, kind))
+    on_cpu = [node for node in nodes if node.provider == CPU]
+    divided_by = _divided_by(session) if on_cpu and not without_options else None
+    computing = {_key(node) for node in on_cpu if node.kind == "compute"}
+    computing |= _computing_nodes(session, inner, nodes)
+    return Placement(
+        tuple(
+            replace(node, kind="compute", divided_by=divided_by)
+            if node.provider == CPU
+            and _key(node) in computing
+            and (node.kind, node.divided_by) != ("compute", divided_by)
+            else node
+            for node in nodes
+        )
+    )
+
+
+def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
+    """Those on the CPU that compute on data, though their operators could handle shapes. The model is read again for
+    that, but only where there are such operators on the CPU, beside a GPU or where strings go in or come out."""
+    if tuple(inner.get_providers()) == (CPU,) and not any(
+        "string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)
+    ):
+        return frozenset()
+    placed: dict[Key, Places] = {}
+    for node in nodes:
+        here = placed.get(_key(node), Places())
+        is_doubtful = node.provider == CPU and node.kind == "shape" and node.op_type not in _TAKING_NO_DATA
+        placed[_key(node)] = Places(here.doubtful + is_doubtful, here.elsewhere + (not is_doubtful))
+    if not any(places.doubtful for places in placed.values()):
+        return frozenset()
+    model = _model_of(session)
+    return computing_nodes(model, (value.name for value in inner.inputs_meta), placed) if model else frozenset()
+
+
+def _divided_by(session: Any) -> str | None:
+    options = getattr(session, "_sess_options", None)
+    return next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
+
+
+def _key(node: PlacedNode) -> Key:
+    return node.op_type, node.name
+
+
+def _name_of(node: Any) -> str:
+    """Empty where it is not UTF-8: ONNX Runtime runs such a model, and its bindings cannot tell the name."""
+    try:
+        name: str = node.name
+    except UnicodeDecodeError:
+        return ""
+    return name
+
+
+def _unknown(session: Any, *, without_options: bool) -> Placement:
+    return UNKNOWN_IN_OWN_FORMAT if _is_of_ort_format(session, without_options=without_options) else UNKNOWN
+
+
+def _is_of_ort_format(session: Any, *, without_options: bool) -> bool:
+    """Of such a model nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)."""
+    options = None if without_options else getattr(session, "_sess_options", None)
+    said = config_entry(options, "session.load_model_format") if options is not None else None
+    model = _model_of(session)
+    return said == "ORT" if said else model is not None and is_ort_format(model)
+
+
+def _model_of(session: Any) -> str | bytes | None:
+    """Its path, or its bytes."""
+    path = getattr(session, "_model_path", None)
+    return os.fsdecode(path) if path else getattr(session, "_model_bytes", None)
+
+
+def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
+    """Return the kind that an operator suggests; data_flow.py tells which of those on the CPU compute all the same."""
+    on_cpu = provider == CPU and domain in ("", "ai.onnx")
+    return "shape" if (on_cpu and op_type in _SHAPE_OPERATORS) or op_type in ("Shape", "Size") else "compute"
+
+
+def refusal(placement: Placement) -> PlacementError | None:
+    """The error for ``cpu_nodes="forbid"``, or None when every compute node is known to be on the GPU."""
+    if not placement.known:
+        return not_recorded(
+            'cpu_nodes="forbid" cannot be kept: ONNX Runtime did not record where nodes are placed',
+            manual('or accept that: cpu_nodes="allow"'),
+        )
+    nodes = placement.cpu_compute_nodes
+    if not nodes:
+        return None
+    counts = Counter(node.op_type for node in nodes)
+    divided_by = nodes[0].divided_by
+    return PlacementError(
+        f"{len(nodes)} of {len(placement.nodes)} nodes compute on the CPU: "
+        + ", ".join(f"{op} ({n})" if n > 1 else op for op, n in counts.most_common(8)),
+        evidence=[f"{node}: {node.reason}" for node in nodes[:12]]
+        + ([f"... {len(nodes)} in all"] if len(nodes) > 12 else []),
+        fixes=[
+            *([manual(f"leave {divided_by} out of the session options")] if divided_by is not None else []),
+            manual(
+                "export the model with operators that have CUDA kernels; often a lower opset is enough, since a new "
+                "version of an operator comes before its kernel, or another type, such as int32 for uint8"
+            ),
+            manual('or accept it: cpu_nodes="allow"'),
+        ],
+        nodes=nodes,
+    )
+
+
+def warning(placement: Placement) -> str | None:
+    """What ``cpu_nodes="warn"`` says, or None. Releases that record nothing are no reason for it."""
+    if placement.in_own_format:
+        return (
+            "where the nodes of this model run is not known: it is in ONNX Runtime's own format (.ort)\n"
+            "ONNX Runtime copies nothing between devices for such a file, unless a session on CUDA wrote it: a node "
+            "without a CUDA kernel then reads the GPU's memory, and the process ends (a segmentation fault in 1.31.1). "
+            'Open the ONNX model that it was made from, or accept it: cpu_nodes="allow".'
+        )
+    error = refusal(placement) if placement.known else None
+    return f"{error.summary}\n{placement}" if error is not None else None
+
+
+def not_recorded(summary: str, *fixes: Fix) -> PlacementError:
+    """The error for what needs a known placement. ``fixes``: beside those that make it known."""
+    return PlacementError(
+        summary,
+        evidence=[
+            f"it does since 1.24, unless the session options have {RECORDING_KEY}=0",
+            "it does not for models in its own format (.ort)",
+        ],
+        fixes=[manual("use ONNX Runtime 1.24 or newer and an ONNX model, and leave that entry out"), *fixes],
+    )
+
+
+def format_table(rows: Sequence[Iterable[str]]) -> str:
+    """Plain columns, the first row a header."""
+    cells = [tuple(row) for row in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join(lines)
+
+
+# Operators whose CUDA kernels run on cuDNN: each failed at its first run with enable_cudnn=0 on 1.31.1, in at least one
+# of its forms. Those with another way (Softmax, LayerNormalization, ReduceMean, ...) are not among them.
+CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
+    "": frozenset(
+        name
+        for line in (
+            "Conv ConvTranspose BatchNormalization InstanceNormalization LRN RNN GRU LSTM Einsum",
+            "MaxPool AveragePool GlobalMaxPool GlobalAveragePool",
+            "ReduceMin ReduceMax ReduceProd ReduceL1 ReduceL2 ReduceLogSumExp ArgMax ArgMin",
+        )
+        for name in line.split(" ")
+    ),
+    "com.microsoft": frozenset({"FusedConv", "NhwcConv", "NhwcFusedConv"}),
+    "com.ms.internal.nhwc": frozenset({"Conv", "ConvTranspose", "BatchNormalization", "FusedConv"}),
+}
+
+
+def needs_cudnn(op_type: str, domain: str) -> bool:
+    return op_type in CUDNN_OPERATORS.get("" if domain == "ai.onnx" else domain, frozenset())
+
+
+def needs_cufft(op_type: str, domain: str) -> bool:
+    return domain == "com.microsoft" and op_type in ("Rfft", "Irfft")
+
+
+def cudnn_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Names of those that need cuDNN, each once and sorted. ``operators``: type and domain."""
+    return tuple(sorted({op_type for op_type, domain in operators if needs_cudnn(op_type, domain)}))
+
+
+def cufft_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """As :func:`cudnn_operators`, of cuFFT."""
+    return tuple(sorted({op_type for op_type, domain in operators if needs_cufft(op_type, domain)}))

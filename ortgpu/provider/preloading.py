@@ -1,0 +1,336 @@
+"""Load the CUDA libraries that the installed provider needs: find, load, report.
+
+Three steps, each usable alone: :func:`ortgpu.environment.libraries.search.resolve` finds and opens nothing,
+:func:`preload` opens in order of dependency, and the report says per library where it came from and what was passed
+over.
+
+ONNX Runtime opens its provider later by name; the loader then finds every dependency already in the process under
+its SONAME. Handles are kept for the life of the process: libraries that registered with the driver cannot be closed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..environment.files.library_file import needed_by
+from ..environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of, stem_of
+from ..environment.libraries.loader import Loader, loader_of_this_process
+from ..environment.libraries.places import Source
+from ..environment.libraries.search import Candidate, Resolution, folders_of, places_for, resolve
+from ..environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
+from ..environment.packages.installed import Packages, locate_packages
+from ..process.background import fork_safe_lock
+from ..process.untranslated import untranslated
+
+logger = logging.getLogger("ortgpu")
+
+OPENING = "opening %s"  # logged before the loader is asked: it may end the process, or never return
+
+_lock = fork_safe_lock()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLibrary:
+    """A library of this process. ``required``: linked by the provider, as opposed to opened lazily."""
+
+    soname: str
+    path: str
+    source: Source
+    root: str
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MissingLibrary:
+    """A library that could not be had. ``rejected``: the files that were passed over, each with its reason."""
+
+    soname: str
+    required: bool
+    wheel: str | None  # requirement for pip of the distribution that ships it
+    rejected: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadReport:
+    """What :func:`preload` did.
+
+    Attributes:
+        provider: the CUDA provider's file, from which the needs were read; None: there is none.
+        libraries: what is in the process now, in the order in which it was loaded, each with its path and origin.
+        missing: what could not be had; those that are not ``required`` matter to models that use them.
+        rejected: files that were passed over, each with the reason.
+        driver_missing: libcuda.so.1 (nvcuda.dll) cannot be loaded.
+        cudnn_cuda_major: the CUDA that the loaded cuDNN was built for; None: unknown, or no cuDNN was loaded.
+        cudnn_mixed: paths of cuDNN's libraries in this process, where they are of several releases.
+    """
+
+    provider: ProviderLibrary | None
+    libraries: tuple[LoadedLibrary, ...]
+    missing: tuple[MissingLibrary, ...]
+    rejected: tuple[Candidate, ...]
+    driver_missing: bool
+    cudnn_cuda_major: int | None
+    cudnn_mixed: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that the provider links is in the process, the driver apart."""
+        provider = self.provider
+        return provider is not None and provider.problem is None and not self.missing_required
+
+    @property
+    def missing_required(self) -> tuple[MissingLibrary, ...]:
+        """Those of ``missing`` without which no session opens: the provider links them."""
+        return tuple(library for library in self.missing if library.required)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Every root that a toolkit library came from; one, unless libraries are mixed."""
+        toolkit = (lib for lib in self.libraries if not stem_of(lib.soname).startswith("libcudnn"))
+        return tuple(dict.fromkeys(library.root for library in toolkit))
+
+    @property
+    def cudnn(self) -> tuple[LoadedLibrary, int] | None:
+        """The loaded cuDNN, and the CUDA that it was built for; None: there is none, or it does not say."""
+        loaded = (library for library in self.libraries if stem_of(library.soname) == "libcudnn")
+        library = next(loaded, None)
+        return (library, self.cudnn_cuda_major) if library is not None and self.cudnn_cuda_major else None
+
+    def path_of(self, stem: str, *, linked: bool = False) -> str | None:
+        """Path of a loaded library by the stem of its name: ``libcudnn``, on every system. ``linked``: if the provider
+        links it, and has no other built in."""
+        return next(
+            (lib.path for lib in self.libraries if stem_of(lib.soname) == stem and (lib.required or not linked)), None
+        )
+
+
+def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
+    """Load what the installed CUDA provider needs, without importing ONNX Runtime.
+
+    Args:
+        directory: searched right after what this process has already loaded: a folder with libraries, a toolkit, or
+            a ``site-packages/nvidia`` folder.
+
+    Returns:
+        the report. Nothing is raised for what is missing or damaged; :func:`ortgpu.diagnose` judges.
+
+    Not promised: that a library which something else loads later is the same one.
+    """
+    return load(plan(locate_packages(), directory))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What :func:`load` is to open: all reading of folders and files is done.
+
+    Without ``resolutions`` there is no provider file, or it does not say what it needs.
+    """
+
+    provider: ProviderLibrary | None
+    resolutions: tuple[Resolution, ...]
+
+
+@untranslated()
+def plan(packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True) -> Plan:
+    """Look for the libraries that the provider needs. ``thorough`` as for ``resolve``."""
+    path = packages.onnxruntime.provider_library
+    provider = read_provider(path) if path else None
+    if provider is None or provider.problem or provider.cuda_major is None:
+        return Plan(provider, ())
+    places = places_for(provider, packages.torch, os.path.abspath(directory) if directory is not None else None)
+    return Plan(provider, resolve(places, provider.needed, provider.cuda_major, thorough=thorough))
+
+
+NOTHING: frozenset[str] = frozenset()
+
+
+def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Loader | None = None) -> PreloadReport:
+    """Open what was found, dependencies first. ``loader`` None: that of this process.
+
+    ``lazily_opened`` holds the stems of libraries to open beside those that the provider links and ``libcudnn`` itself;
+    None is all. cuDNN's parts, cuFFT, nvRTC and nvJitLink are half of the loading time and of no use to many models.
+    """
+    if found.provider is None or not found.resolutions:
+        return PreloadReport(found.provider, (), (), (), False, None)
+    with _lock:
+        return _load(found.provider, found.resolutions, lazily_opened, loader or loader_of_this_process())
+
+
+def merged(first: PreloadReport, later: PreloadReport) -> PreloadReport:
+    """What two calls loaded together: ``later`` is complete, and ``first`` knows where its own came from."""
+    origins = {library.soname: library for library in first.libraries}
+    libraries = (*first.libraries, *(library for library in later.libraries if library.soname not in origins))
+    return dataclasses.replace(later, libraries=libraries)
+
+
+def _load(
+    provider: ProviderLibrary,
+    resolutions: tuple[Resolution, ...],
+    lazily_opened: frozenset[str] | None,
+    loader: Loader,
+) -> PreloadReport:
+    cuda_major = provider.cuda_major or 0
+    loaded: list[LoadedLibrary] = []
+    missing: list[MissingLibrary] = []
+    rejected: list[Candidate] = []
+    driver_missing = open_library(loader.driver, loader=loader) is not None
+    cudnn: LoadedLibrary | None = None
+    damaged: set[str] = set()  # sonames of which there are only damaged files
+    for resolution in resolutions:
+        rejected.extend(resolution.rejected)
+        is_part = resolution.spec.part_of is not None
+        if is_part and cudnn is None:
+            continue
+        candidates = _beside(cudnn, resolution.candidates) if is_part and cudnn else resolution.candidates
+        stem = resolution.spec.stem
+        wanted = lazily_opened is None or stem in lazily_opened or resolution.required or stem == "libcudnn"
+        if candidates and not wanted:
+            continue
+        found, refused = _load_one(resolution, candidates, damaged, loader)
+        rejected.extend(refused)
+        if found is None and resolution.damaged:
+            damaged.add(resolution.soname)
+        if found is not None:
+            loaded.append(found)
+            cudnn = found if stem == "libcudnn" else cudnn
+        elif not is_part or _part_is_missing(resolution, refused, driver_missing):
+            wheel = resolution.spec.wheels.get(cuda_major)
+            passed_over = (*resolution.rejected, *refused)
+            missing.append(MissingLibrary(resolution.soname, resolution.required, wheel, passed_over))
+    for library in loaded:
+        logger.debug("%s from %s (%s)", library.soname, library.path, library.source)
+    return PreloadReport(
+        provider,
+        tuple(loaded),
+        tuple(missing),
+        tuple(dict.fromkeys(rejected)),
+        driver_missing,
+        _cuda_major_of_cudnn(cudnn, resolutions, damaged, loader),
+        _mixed_cudnn(cudnn, loaded, loader),
+    )
+
+
+def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """Parts of another cuDNN end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512)."""
+    folders = folders_of(cudnn.path)
+    return tuple(candidate for candidate in candidates if not folders.isdisjoint(folders_of(candidate.path)))
+
+
+def _part_is_missing(part: Resolution, refused: list[Candidate], driver_missing: bool) -> bool:
+    of_the_driver = r"libcuda\.so\.1|nvcuda\.dll" if driver_missing else r"undefined symbol: cu[A-Z]"
+    if any(re.search(of_the_driver, candidate.problem or "") for candidate in refused):
+        return False  # cuDNN's run-time compiler links the driver: that is the driver's fault, not its own
+    is_core = part.spec.stem in CUDNN_CORE_PARTS.get(major_of(part.soname) or 0, ())
+    return is_core or part.required or bool(refused or part.damaged)
+
+
+def _load_one(
+    resolution: Resolution, candidates: tuple[Candidate, ...], damaged: Collection[str], loader: Loader
+) -> tuple[LoadedLibrary | None, list[Candidate]]:
+    refused: list[Candidate] = []
+    for candidate in candidates:
+        error = None
+        if candidate.source != "already loaded":
+            error = _why_not(candidate.path, damaged) or open_library(candidate.path, loader=loader)
+        if error is None:
+            found = LoadedLibrary(
+                resolution.soname, candidate.path, candidate.source, candidate.root, resolution.required
+            )
+            return found, refused
+        refused.append(dataclasses.replace(candidate, problem=error, unfit_for=_lacking(error, candidate.path, loader)))
+    may_be_elsewhere = resolution.required and not resolution.damaged and not refused
+    if may_be_elsewhere and open_library(resolution.soname, loader=loader) is None:
+        # Found by the loader where no documented place has it: LD_PRELOAD, a namespace, an unknown cache format.
+        path = next((p for p in loader.loaded() if _is_file_of(p, resolution.soname)), resolution.soname)
+        return LoadedLibrary(resolution.soname, path, "system loader", os.path.dirname(path), True), refused
+    return None, refused
+
+
+def _why_not(path: str, damaged: Collection[str]) -> str | None:
+    """A library that links a damaged one must not be opened: the loader would open that too, and die of SIGBUS."""
+    needed = needed_by(path) if damaged else ()
+    linked = next((soname for soname in needed if soname in damaged), None)
+    return f"links {linked}, of which there are only damaged files" if linked else None
+
+
+def _lacking(words: str, path: str, loader: Loader) -> str | None:
+    """The library of this process, from another folder, that has not what the loader wanted of it for this file."""
+    name = loader.lacking(words)
+    if name is None:
+        return None
+    loaded = (file for file in loader.loaded() if _is_file_of(file, name))
+    return next((file for file in loaded if folders_of(file).isdisjoint(folders_of(path))), None)
+
+
+def is_of_cudnn(path: str) -> bool:
+    """Whether a file of this process is cuDNN's, by its name."""
+    return re.match(r"(lib)?cudnn", os.path.basename(path), re.IGNORECASE) is not None
+
+
+def _is_file_of(path: str, soname: str) -> bool:
+    return os.path.normcase(os.path.basename(path)).startswith(os.path.normcase(soname))
+
+
+def open_library(path: str, mode: int = 0, *, loader: Loader | None = None) -> str | None:
+    """Open a library and keep it; None, or the loader's words.
+
+    ``mode`` 0 is RTLD_LOCAL: no symbol of the library may shadow another copy's.
+    """
+    by = loader or loader_of_this_process()
+    if path in by.handles:
+        return None
+    logger.debug(OPENING, path)
+    return by.open(path, mode)
+
+
+def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
+    """The loader's words about the provider file, or None when it opens.
+
+    Only for a process in which ONNX Runtime was imported and failed to open it: the file calls into ONNX Runtime while
+    it is being loaded, and dies of SIGSEGV where that is not there yet.
+    """
+    return open_library(bridge_of(provider.path), mode=getattr(os, "RTLD_GLOBAL", 0)) or open_library(provider.path)
+
+
+def _cuda_major_of_cudnn(
+    cudnn: LoadedLibrary | None, resolutions: tuple[Resolution, ...], damaged: Collection[str], loader: Loader
+) -> int | None:
+    """``libcudnn`` passes the question on to a part of it, and aborts the process where that part cannot be opened."""
+    if cudnn is None:
+        return None
+    stem = next(iter(CUDNN_CORE_PARTS.get(major_of(cudnn.soname) or 0, ())), None)
+    part = next((resolution for resolution in resolutions if resolution.spec.stem == stem), None)
+    if part is None or _load_one(part, _beside(cudnn, part.candidates), damaged, loader)[0] is None:
+        return None
+    return (loader.ask(cudnn.path, "cudnnGetCudartVersion") or 0) // 1000 or None
+
+
+# cudnn_version.h of cuDNN 9: each part compares its own release with that of the parts it stands on, without a GPU.
+_VERSION_CHECKS = {
+    "libcudnn_graph": "cudnnGraphVersionCheck",
+    "libcudnn_ops": "cudnnOpsVersionCheck",
+    "libcudnn_cnn": "cudnnCnnVersionCheck",
+    "libcudnn_adv": "cudnnAdvVersionCheck",
+}
+
+
+def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary], loader: Loader) -> tuple[str, ...]:
+    """What of cuDNN is mapped, where the parts that are loaded say that they do not belong together.
+
+    Only parts that are in the process are asked: ``libcudnn`` would open the others, and abort where it cannot.
+    """
+    if cudnn is None or major_of(cudnn.soname) != 9:
+        return ()
+    stems = {stem_of(library.soname) for library in loaded}
+    checks = [function for stem, function in _VERSION_CHECKS.items() if stem in stems]
+    if not any(loader.ask(cudnn.path, function) for function in checks):  # None: it is older than the function
+        return ()
+    return tuple(path for path in loader.loaded() if is_of_cudnn(path))
+
+
+__all__ = ["LoadedLibrary", "MissingLibrary", "PreloadReport", "preload"]

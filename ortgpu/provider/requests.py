@@ -1,0 +1,252 @@
+"""What a caller asked of the execution providers, and the CUDA-first list that is given to ONNX Runtime."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..environment.files.elf import find_section
+from ..errors import ProviderOptionError, ProviderRequestError, manual
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+TENSORRT = ("TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
+
+_ENUMERATED = {
+    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+    "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+}
+_UNSIGNED = ("gpu_mem_limit", "device_id")
+_BOOLEAN = (
+    "cudnn_conv_use_max_workspace", "cudnn_conv1d_pad_to_nc1d", "do_copy_in_default_stream", "enable_cuda_graph",
+    "enable_cudnn", "fuse_conv_bias", "prefer_nhwc", "tunable_op_enable", "tunable_op_tuning_enable",
+    "use_ep_level_unified_stream", "use_tf32", "enable_skip_layer_norm_strict_mode",
+)  # fmt: skip
+_BOOLEAN_VALUES = ("0", "1", "false", "true", "False", "True")  # parse_string.h
+
+# cuda_execution_provider_info.cc; only used to suggest a spelling, the wheel's own strings decide.
+_OPTION_NAMES = (
+    "device_id", "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace",
+    "cudnn_conv1d_pad_to_nc1d", "do_copy_in_default_stream", "enable_cuda_graph", "enable_cudnn", "fuse_conv_bias",
+    "has_user_compute_stream", "user_compute_stream", "prefer_nhwc", "sdpa_kernel", "tunable_op_enable",
+    "tunable_op_tuning_enable", "tunable_op_max_tuning_duration_ms", "use_ep_level_unified_stream", "use_tf32",
+    "enable_skip_layer_norm_strict_mode", "gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache",
+)  # fmt: skip
+
+
+# What a session sets where its caller does not: value and reason. Measured with a ResNet-50 on an H200, batches of 8.
+CHOSEN_OPTIONS = {
+    "cudnn_conv_algo_search": (
+        "HEURISTIC",
+        "runs as fast as ONNX Runtime's default EXHAUSTIVE, and the first run took 88 ms instead of 603",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderList:
+    """Providers in order of precedence, with the options of each as strings."""
+
+    names: tuple[str, ...]
+    options: Mapping[str, dict[str, str]] = field(default_factory=dict)
+    repeated: tuple[str, ...] = ()  # names that came again, whose options do not count
+
+    def options_of(self, name: str) -> dict[str, str]:
+        return self.options.get(name, {})
+
+    def with_cuda_options(self, options: Mapping[str, str]) -> ProviderList:
+        return ProviderList(self.names, {**self.options, CUDA: {**self.options_of(CUDA), **options}})
+
+    def as_arguments(self) -> list[tuple[str, dict[str, str]]]:
+        return [(name, dict(self.options_of(name))) for name in self.names]
+
+
+def parse(providers: Any, provider_options: Any) -> ProviderList:
+    """Return the request in one form. Of a provider that is named again the first counts, as for ONNX Runtime.
+
+    Raises:
+        ProviderRequestError: not a sequence of names or (name, options) pairs; options given twice, or not as many as
+            providers.
+    """
+    if providers is None:
+        if provider_options:
+            raise _malformed(providers, "provider_options without providers")
+        return ProviderList(())
+    if isinstance(providers, (str, bytes)) or not isinstance(providers, Sequence):
+        raise _malformed(providers, f"providers is a {type(providers).__name__}, not a list")
+    pairs = [_pair(providers, entry) for entry in providers]
+    if provider_options is not None:
+        pairs = _with_options(providers, pairs, provider_options)
+    options: dict[str, dict[str, str]] = {}
+    repeated = []
+    for name, given in pairs:
+        if name in options:
+            repeated.append(name)
+        else:
+            options[name] = {str(k): str(v) for k, v in (given or {}).items()}
+    return ProviderList(tuple(options), options, tuple(dict.fromkeys(repeated)))
+
+
+def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
+    if isinstance(entry, str):
+        return entry, None
+    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], dict):
+        return entry[0], entry[1]
+    raise _malformed(providers, f"{entry!r} is neither a name nor a (name, options) tuple")
+
+
+def _with_options(
+    providers: Any, pairs: list[tuple[str, dict[Any, Any] | None]], given: Any
+) -> list[tuple[str, dict[Any, Any] | None]]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
+        raise _malformed(providers, f"provider_options is a {type(given).__name__}, not a list")
+    if len(given) != len(pairs):
+        raise _malformed(providers, f"{len(pairs)} providers and {len(given)} provider_options")
+    if any(options is not None for _, options in pairs):
+        raise _malformed(providers, "options are given in providers and in provider_options")
+    if not all(isinstance(options, dict) for options in given):
+        raise _malformed(providers, "provider_options must be dicts")
+    return [(name, options) for (name, _), options in zip(pairs, given, strict=True)]
+
+
+def check_names(requested: ProviderList, known: Sequence[str], available: Sequence[str]) -> None:
+    """Refuse providers that ONNX Runtime would drop with a warning.
+
+    Raises:
+        ProviderRequestError: a name that no build has, or that this build has not.
+    """
+    for name in requested.names:
+        if name not in known and name not in available:
+            meant = _meant(name, {*available, CUDA})
+            raise ProviderRequestError(
+                f"there is no execution provider {name!r}" + (f"; did you mean {meant!r}?" if meant else ""),
+                evidence=[f"providers in this build: {', '.join(available)}"],
+                fixes=[manual(f"write {meant!r}" if meant else f"leave {name!r} out")],
+                requested=requested.names,
+            )
+        if name not in available and name != CUDA:
+            raise ProviderRequestError(
+                f"{name} is not part of the installed ONNX Runtime",
+                evidence=[f"providers in this build: {', '.join(available)}"],
+                fixes=[manual(f"leave {name} out, or install a build that has it")],
+                requested=requested.names,
+            )
+
+
+def _meant(name: str, candidates: Iterable[str]) -> str | None:
+    """The provider that ``name`` stands for, most likely."""
+    word = _word(name)
+    if word in ("gpu", "nvidia"):
+        return CUDA
+    by_word = {_word(full): full for full in sorted(candidates)}
+    close = difflib.get_close_matches(word, by_word, n=1, cutoff=0.7)  # "npu" and "xpu" are nearer to "cpu" than 0.6
+    return by_word[close[0]] if close else None
+
+
+def _word(name: str) -> str:
+    """What tells a provider from others: "cuda" of CUDAExecutionProvider, "cuda:0" and "CUDA_Provider"."""
+    return re.sub(r"[^a-z]", "", re.split("exec|prov", name.lower(), maxsplit=1)[0])
+
+
+def cuda_first(requested: ProviderList, *, keep_cpu: bool = True) -> ProviderList:
+    """CUDA at the front, behind a TensorRT asked for before it; the CPU at the end, unless it must stay out."""
+    before = requested.names[: requested.names.index(CUDA)] if CUDA in requested.names else requested.names
+    front = [name for name in before if name in TENSORRT]
+    rest = [name for name in requested.names if name not in (CUDA, CPU, *front)]
+    return ProviderList((*front, CUDA, *rest, *((CPU,) if keep_cpu else ())), requested.options)
+
+
+def check_options(requested: ProviderList, provider_library: str | None) -> None:
+    """Refuse options of the CUDA provider that the installed provider file does not know.
+
+    ONNX Runtime reads them only once the library is loaded, so a machine without CUDA never sees the mistake.
+
+    Raises:
+        ProviderOptionError: an unknown name, or a value that is none of the known ones.
+    """
+    given = requested.options_of(CUDA)
+    unknown = _unknown_names(list(given), provider_library)
+    if unknown:
+        raise _unknown_option(unknown[0], given[unknown[0]], provider_library)
+    for option, value in given.items():
+        if option in _ENUMERATED and value not in _ENUMERATED[option]:
+            raise _bad_value(option, value, f"one of {', '.join(_ENUMERATED[option])}")
+        if option in _BOOLEAN and value not in _BOOLEAN_VALUES:
+            raise _bad_value(option, value, f"one of {', '.join(_BOOLEAN_VALUES)}")
+        if option in _UNSIGNED and not (value.isascii() and value.strip().isdecimal()):
+            raise _bad_value(option, value, "a whole number, 0 or larger")
+
+
+def _unknown_option(name: str, value: str, provider_library: str | None) -> ProviderOptionError:
+    absent = _unknown_names(list(_OPTION_NAMES), provider_library)
+    if name in absent:
+        summary = f"the installed CUDA provider knows no option {name!r}, which other releases of ONNX Runtime have"
+        advice = f"remove {name!r}, or install a release that has it"
+    else:
+        close = difflib.get_close_matches(name, [known for known in _OPTION_NAMES if known not in absent], n=1)
+        summary = f"the CUDA provider knows no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+        advice = f"write {close[0]!r}" if close else f"remove {name!r}"
+    return ProviderOptionError(
+        summary,
+        evidence=[f"not among the names in {provider_library}"],
+        fixes=[manual(advice)],
+        provider=CUDA,
+        option=name,
+        value=value,
+    )
+
+
+def _bad_value(option: str, value: str, wanted: str) -> ProviderOptionError:
+    return ProviderOptionError(
+        f"the CUDA provider's option {option!r} cannot be {value!r}",
+        evidence=[f"{option} is {wanted}"],
+        fixes=[manual(f"set {option} to {wanted}")],
+        provider=CUDA,
+        option=option,
+        value=value,
+    )
+
+
+_PIECE = 1 << 20  # bytes
+
+
+def _unknown_names(names: list[str], provider_library: str | None) -> list[str]:
+    """Names that stand nowhere in the read-only data of the provider file. A file that cannot be read knows all."""
+    section = find_section(provider_library, ".rodata") if provider_library and names else None
+    if section is None or provider_library is None:
+        return []
+    offset, size = section
+    missing, end = list(names), offset + size
+    try:
+        overlap = max(len(name.encode()) for name in names)
+        with open(provider_library, "rb") as file:  # not mapped: what a writer cuts off a mapped file ends the process
+            # Backwards: in 1.31.1 they stand in the last hundredth of it, and a search of the whole takes 10 ms
+            while missing and end > offset:
+                start = max(offset, end - _PIECE)
+                file.seek(start)
+                piece = file.read(min(end + overlap, offset + size) - start)
+                missing = [name for name in missing if name.encode() + b"\0" not in piece]
+                end = start
+    except (OSError, ValueError):
+        return []
+    return missing
+
+
+def _malformed(requested: Any, why: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        f"the providers of this session are malformed: {why}",
+        evidence=["a provider is a name, or a tuple of a name and a dict of options"],
+        fixes=[manual('write providers=["CUDAExecutionProvider"] or [("CUDAExecutionProvider", {"device_id": "0"})]')],
+        requested=requested if _is_plain(requested) else repr(requested),
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an error may carry it: a malformed request can be anything, and errors must pickle."""
+    if isinstance(value, dict):
+        return all(_is_plain(item) for pair in value.items() for item in pair)
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, bytes, bool, int, float)

@@ -1,0 +1,236 @@
+"""ONNX Runtime in this process: imported once; its provider opened once, with all the libraries that it needs.
+
+What a process needs only once a session is made is imported then: meanwhile the driver is being initialised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import logging
+import os
+import re
+import sys
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..environment.files.elf import read_elf, this_machine, wrong_machine
+from ..environment.libraries.wheel import bridge_of
+from ..environment.packages.installed import Packages, locate_packages
+from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
+from ..process.background import fork_safe_lock
+from ..process.untranslated import untranslated
+
+if TYPE_CHECKING:
+    from .preloading import Plan, PreloadReport
+
+logger = logging.getLogger("ortgpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """ONNX Runtime as far as this process has it.
+
+    ``module`` None: the import failed with ``import_error``, or gave a module without InferenceSession.
+    ``preload`` None: no session was asked for yet, so no library was loaded.
+    """
+
+    packages: Packages
+    module: ModuleType | None
+    import_error: str | None
+    preload: PreloadReport | None = None
+    found: Plan | None = None  # what the report was made from
+    provider_opened: bool = False
+    lazily_opened: frozenset[str] = frozenset()  # stems of what the provider opens at need and this process has loaded
+    provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
+    provider_stamp: tuple[int, int] | None = None  # by which another file in its place is known
+    numpy_error: str | None = None  # what NumPy said, where the import failed for it and does not say why
+
+    @property
+    def provider_library(self) -> str | None:
+        return self.packages.onnxruntime.provider_library
+
+    @property
+    def available_providers(self) -> tuple[str, ...] | None:
+        try:
+            return tuple(self.module.get_available_providers()) if self.module is not None else None
+        except AttributeError:
+            return None
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """Its first two numbers; nothing, where there is no module."""
+        if self.module is None:
+            return ()
+        return tuple(int(part) for part in self.module.__version__.split(".")[:2])
+
+    @property
+    def has_collective_ops(self) -> bool | None:
+        """Whether this build has the operators that work between processes; None: there is no module to ask."""
+        if self.module is None:
+            return None
+        from onnxruntime.capi import onnxruntime_pybind11_state as extension
+
+        ask = getattr(extension, "has_collective_ops", None)
+        return ask is not None and bool(ask())
+
+
+_runtime: Runtime | None = None
+_lock = fork_safe_lock()
+
+
+def load_runtime() -> Runtime:
+    """Import ONNX Runtime. A success is kept; after a failure the next call tries again.
+
+    No CUDA library is loaded for it, except where the extension module itself links some (1.27.0 does).
+    """
+    global _runtime
+    with _lock:
+        if _runtime is None or _runtime.module is None or _runtime.provider_library is None:
+            _runtime = _load()
+        return _runtime
+
+
+def look_again() -> Runtime:
+    """As :func:`load_runtime`, and after an installation meanwhile: for as long as ONNX Runtime has not opened its
+    provider. What it has opened, it keeps."""
+    global _runtime
+    with _lock:
+        runtime = load_runtime()
+        if runtime.provider_stamp != _stamp(runtime.provider_library):
+            packages = locate_packages()
+            _runtime = runtime = dataclasses.replace(
+                runtime, packages=packages, provider_stamp=_stamp(packages.onnxruntime.provider_library)
+            )
+        return runtime
+
+
+def _stamp(path: str | None) -> tuple[int, int] | None:
+    try:
+        info = os.stat(path) if path is not None else None
+    except OSError:
+        return None
+    return (info.st_ino, info.st_mtime_ns) if info is not None else None
+
+
+def _load() -> Runtime:
+    packages = locate_packages()
+    if "onnxruntime" not in sys.modules and is_sub_interpreter():  # its extension waits for a lock for ever
+        return Runtime(packages, None, IN_SUB_INTERPRETER)
+    damage, preload = _load_what_the_module_links(packages)
+    if damage is not None:
+        return Runtime(packages, None, damage)
+    module, error = _import()
+    return Runtime(
+        packages,
+        module,
+        error,
+        preload,
+        numpy_error=_why_numpy_fails() if _blames_numpy(error) else None,
+        provider_stamp=_stamp(packages.onnxruntime.provider_library),
+    )
+
+
+def prepare_import() -> None:
+    """For an ``import onnxruntime`` of somebody else, before it opens the extension module.
+
+    Raises:
+        ImportError: a file is damaged, and opening it would kill the process.
+    """
+    damage, _ = _load_what_the_module_links(locate_packages())
+    if damage is not None:
+        raise ImportError(damage)
+
+
+def _load_what_the_module_links(packages: Packages) -> tuple[str | None, PreloadReport | None]:
+    """What is damaged, if anything is; and what was loaded, where the module links CUDA itself (1.27.0)."""
+    installed = packages.onnxruntime
+    if sys.platform != "linux" or installed.provider_library is None:
+        return None, None
+    paths = (installed.extension, bridge_of(installed.provider_library))
+    native = [read_elf(path) for path in paths if path and os.path.exists(path)]
+    here = this_machine()
+    problems = (f"{file.path}: {why}" for file in native if (why := file.problem or wrong_machine(file.machine, here)))
+    damage = next(problems, None)
+    if damage is not None:
+        return damage, None
+    if not any(soname.startswith("libcu") for file in native for soname in file.needed):
+        return None, None
+    from .preloading import NOTHING, load, plan
+
+    return None, load(plan(packages), lazily_opened=NOTHING)
+
+
+def open_provider() -> Runtime:
+    """Load what the provider links, then the provider file itself: once per process."""
+    global _runtime
+    from .preloading import NOTHING, load, plan, why_provider_does_not_load
+
+    with _lock:
+        runtime = load_runtime()
+        if runtime.provider_opened:
+            return runtime
+        found = plan(runtime.packages, thorough=False)
+        report = load(found, lazily_opened=NOTHING)
+        if not report.ok:
+            # Once more, with everything that could serve and everything that was passed over.
+            found = plan(runtime.packages)
+            report = load(found, lazily_opened=NOTHING)
+        error, opened = None, False
+        if report.ok and report.provider is not None and not report.driver_missing:
+            error = why_provider_does_not_load(report.provider)
+            opened = error is None
+        _runtime = dataclasses.replace(
+            runtime, preload=report, found=found, provider_error=error, provider_opened=opened
+        )
+        return _runtime
+
+
+def load_lazily_opened(stems: frozenset[str]) -> Runtime:
+    """Load what the provider or cuDNN open at need: once per process, and only for models that will need it.
+
+    Opened by path, here, all parts come from one place. At the first run, where plain ONNX Runtime has them opened,
+    the loader's own search decides; the time is the same.
+    """
+    global _runtime
+    from .preloading import load, merged
+
+    with _lock:
+        runtime = load_runtime()
+        wanted = runtime.lazily_opened | stems
+        if runtime.found is not None and runtime.preload is not None and wanted != runtime.lazily_opened:
+            report = merged(runtime.preload, load(runtime.found, lazily_opened=wanted))
+            _runtime = runtime = dataclasses.replace(runtime, preload=report, lazily_opened=wanted)
+        return runtime
+
+
+def _import() -> tuple[ModuleType | None, str | None]:
+    try:
+        with untranslated():
+            module = importlib.import_module("onnxruntime")
+    except Exception as error:
+        logger.debug("import onnxruntime failed", exc_info=True)
+        return None, f"{type(error).__name__}: {error}".removesuffix(": ")
+    if not isinstance(getattr(module, "__spec__", None), ModuleSpec):  # no finder of Python made it: a mock, say
+        return None, "TypeError: this program put what is not ONNX Runtime into sys.modules['onnxruntime']"
+    return (module if hasattr(module, "InferenceSession") else None), None
+
+
+def _blames_numpy(error: str | None) -> bool:
+    return error is not None and re.search(r"numpy\S* failed", error) is not None
+
+
+def _why_numpy_fails() -> str | None:
+    """The first cause of its failure: ONNX Runtime's extension prints NumPy's traceback, and raises no more than
+    "import numpy failed"."""
+    try:
+        with untranslated():
+            importlib.import_module("numpy")
+    except Exception as error:  # noqa: BLE001 - whatever NumPy and what it imports may raise
+        cause: BaseException = error
+        while (earlier := cause.__cause__ or cause.__context__) is not None:
+            cause = earlier
+        return f"{type(cause).__name__}: {cause}"
+    return None

@@ -1,0 +1,86 @@
+"""Whether the TensorRT provider that was asked for can be loaded."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+
+from ..environment.files.elf import this_machine, wrong_machine
+from ..environment.files.library_file import read_library
+from ..environment.libraries.catalogue import is_dll
+from ..environment.libraries.loader import Loader
+from ..environment.libraries.places_windows import path_of
+from ..environment.libraries.wheel import provider_beside
+from ..environment.packages.metadata import search_path
+from ..errors import BrokenPackageError, LibraryNotFoundError, ProviderRequestError, manual
+from .preloading import open_library
+
+_WHEEL = (
+    "tensorrt_libs"  # NVIDIA/TensorRT, python/packaging/libs_wheel: a folder of libraries that no loader looks into
+)
+
+
+def check_loadable(cuda_provider: str, *, in_wheels: bool = True, loader: Loader | None = None) -> None:
+    """Open what the TensorRT provider links, which also makes it found later.
+
+    Args:
+        cuda_provider: the path of the CUDA provider, beside which that of TensorRT is.
+        in_wheels: look where TensorRT's wheels have their libraries, too.
+        loader: None is that of this process.
+
+    Raises:
+        ProviderRequestError: this build has no TensorRT provider library.
+        BrokenPackageError: it has one that is damaged.
+        LibraryNotFoundError: libraries of TensorRT that it links are not there.
+    """
+    path = provider_beside(cuda_provider, "tensorrt")
+    if not os.path.isfile(path):
+        raise ProviderRequestError(
+            "TensorRT was asked for and its provider library is not part of the installed ONNX Runtime",
+            evidence=[f"not there: {path}"],
+            fixes=[manual("leave TensorrtExecutionProvider out")],
+        )
+    provider = read_library(path)
+    if provider.problem is not None:  # it would kill the process (SIGBUS) that opens it
+        raise BrokenPackageError(
+            "TensorRT was asked for and its provider library is damaged",
+            evidence=[f"{path}: {provider.problem}"],
+            fixes=[manual("install ONNX Runtime again, or leave TensorrtExecutionProvider out")],
+            files=(path,),
+        )
+    folders = [os.path.join(entry, _WHEEL) for entry in search_path()] if in_wheels else []
+    if is_dll(path):
+        folders += path_of(os.environ)  # where ONNX Runtime has Windows look for them, and nothing else does
+    needed = [name for name in provider.needed if re.match(r"(lib)?(nvinfer|nvonnxparser)", name, re.IGNORECASE)]
+    errors = {name: error for name in sorted(needed) if (error := _open(name, folders, loader)) is not None}
+    if errors:
+        majors = sorted({name.removesuffix(".dll").rpartition("_" if is_dll(name) else ".")[2] for name in errors})
+        raise LibraryNotFoundError(
+            f"TensorRT was asked for and its libraries are missing: {', '.join(errors)}",
+            evidence=[*errors.values(), *(f"found: {name}" for name in _present(folders))],
+            fixes=[
+                manual(
+                    f"install TensorRT in a release {' and '.join(majors)}.*, or leave TensorrtExecutionProvider out"
+                )
+            ],
+            missing=tuple(errors),
+        )
+
+
+def _open(soname: str, folders: list[str], loader: Loader | None) -> str | None:
+    """None, or the words of the loader. A parser that is opened after the library that it needs finds it there."""
+    error = open_library(soname, loader=loader)
+    for path in (os.path.join(folder, soname) for folder in folders):
+        if error is not None and os.path.isfile(path):
+            file = read_library(path)
+            problem = file.problem or wrong_machine(file.machine, this_machine())
+            error = open_library(path, loader=loader) if problem is None else f"{path}: {problem}"
+    return error
+
+
+def _present(folders: list[str]) -> list[str]:
+    """TensorRT's main libraries in these folders, which are of another release than the one that is needed."""
+    names = ("libnvinfer.so*", "nvinfer_[0-9]*.dll")
+    patterns = [os.path.join(glob.escape(folder), name) for folder in folders for name in names]
+    return sorted(path for pattern in patterns for path in glob.glob(pattern))

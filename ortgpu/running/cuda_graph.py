@@ -1,0 +1,357 @@
+"""Sessions that capture their runs as CUDA graphs, one for each shape of inputs, and replay them.
+
+What ONNX Runtime does, as of 1.31 (inference_session.cc, cuda_execution_provider.cc, cuda_graph.cc): a run with the run
+option ``gpu_graph_id`` runs twice, is captured and replayed, all in one call; later runs with that number replay it,
+which reads and writes the addresses of the capture, whatever is bound by then. -1 captures nothing. Graphs belong to
+the thread that captured them, and none is given up before the session is. With ``user_compute_stream`` all of that
+happens in that stream; a replay ends without waiting for it where the run option
+``disable_synchronize_execution_providers`` says so (pull request 28686; before that it waits all the same).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from ..diagnosis.messages import texts as messages
+from ..errors import GPUError, ProviderRequestError, manual
+from ..process.background import fork_safe_lock
+from ..process.threads import Executor, Outcome
+from ..provider.lifetime import anew
+from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Stream
+from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..provider.devices import Device
+    from .pinned import PinnedMemory
+
+_WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger("ortgpu")
+
+# Whoever captures, or makes ONNX Runtime take memory for it, holds this: one capture spoils another.
+_capturing = fork_safe_lock()
+
+MAX_SHAPES = 16
+
+# ONNX Runtime keeps every graph: more are not captured, however many shapes come by.
+MAX_CAPTURES = 64
+
+_ID = "gpu_graph_id"
+_NO_WAIT = "disable_synchronize_execution_providers"
+# driver_types.h: cudaErrorStreamCapture..., cudaErrorCapturedEvent, and cudaErrorNotPermitted, which cudaFreeHost gives
+_CAPTURE_FAILED = re.compile(
+    r"CUDA failure (?:800|90[0-8])\b|CUDA error cudaError(?:StreamCapture\w+|CapturedEvent|NotPermitted):"
+    r"|[Gg]raph capture did not complete"
+)
+LEAVE_OUT = manual("leave cuda_graph out")
+
+
+class _Graph:
+    """What is bound for one shape of inputs: their addresses are those of the captured graph."""
+
+    def __init__(self, number: int, inner: Any, inputs: list[Input], outputs: dict[str, Output | Constant]) -> None:
+        self.number = number
+        self.inputs = inputs
+        self.outputs = outputs
+        self.captured_by: set[int] = set()  # threads
+        self.capture = _run_options(str(number))
+        self.replay = _run_options(str(number))
+        self.replay.add_run_config_entry(_NO_WAIT, "1")
+        self.binding = native.SessionIOBinding(inner)
+        self.inner = inner  # the binding refers to it, and may not hold it
+
+
+class CapturingSession:
+    """Takes the place of the C++ session inside a GPUSession: ``run`` replays graphs, other ways to run are refused.
+
+    A graph has one set of buffers, so runs are made one after the other, whatever threads they come from. The main
+    thread's are made in it, those of all others in one thread that the session keeps: each thread that runs costs
+    ONNX Runtime a context and captured graphs of its own, for the life of the session.
+
+    ``stream`` is the one that ``inner`` runs in, ``memory`` for what is pinned beside it, ``stands_in_for`` the ``run``
+    for which :meth:`replay` may be called, if there is one.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        runtime: CudaRuntime,
+        device: Device,
+        stream: Stream,
+        memory: PinnedMemory,
+        stands_in_for: Any,
+    ) -> None:
+        self._inner = inner
+        self._runtime = runtime
+        self._relaxed = runtime.relaxed()
+        self._memory = memory
+        self.stands_in_for = stands_in_for
+        self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
+        self._input_names = [each.name for each in inner.inputs_meta]
+        self._known_inputs = frozenset(self._input_names)
+        self._output_names = [each.name for each in inner.outputs_meta]
+        self._known_outputs = frozenset(self._output_names)
+        self._on_cpu = frozenset(
+            each.name
+            for each, memory in zip(inner.outputs_meta, inner.output_meminfos, strict=True)
+            if memory.name.lower() != device.kind
+        )
+        self._graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()  # the longest unused first
+        self._captures = 0
+        self._uncaptured = _run_options("-1")
+        self._lock = threading.Lock()
+        self._unusable: GPUError | None = None
+        # The thread must not refer to this object: it would not be let go.
+        self._run_in = run_in = {threading.main_thread().ident}
+        self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
+        self._stream = stream.handle
+        # The C++ session uses it to its end, which metadata that a caller keeps may delay.
+        weakref.finalize(inner, _let_go_of, stream).atexit = False
+
+    @property
+    def computes_nothing(self) -> bool:
+        return self._on_cpu.issuperset(self._output_names)
+
+    def run(self, output_names: Any, feed: Any, run_options: Any = None) -> Any:
+        if run_options is not None and _graph_id_of(run_options) != "-1":
+            raise _unsupported("run options other than gpu_graph_id=-1, which captures nothing,")
+        known = self._known_inputs.issuperset(feed) and isinstance(output_names, (list, tuple))
+        if run_options is not None or not known or not self._known_outputs.issuperset(output_names):
+            return self._in_its_thread(self._run_uncaptured, output_names, feed, run_options)
+        return self._in_its_thread(self._run, output_names, feed)
+
+    def run_with_ort_values(self, *_: Any) -> NoReturn:
+        raise _unsupported("run_with_ort_values")
+
+    def run_with_iobinding(self, *_: Any) -> NoReturn:
+        raise _unsupported("run_with_iobinding")
+
+    def run_with_ortvaluevector(self, *_: Any) -> NoReturn:
+        raise _unsupported("run_with_ortvaluevector")
+
+    def run_async(self, *_: Any) -> NoReturn:
+        raise _unsupported("run_async")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def refuse_binding(self) -> NoReturn:
+        raise _unsupported("io_binding")
+
+    def close(self, error: GPUError) -> None:
+        """Wait for the run under way, and give the buffers back; later runs raise ``error``."""
+        with self._lock:
+            self._unusable = error
+        self._executor.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the C++ session, whose end destroys graphs.
+
+        CUDA refuses that to a thread in the global mode while another captures, and ONNX Runtime then ends the process
+        (pull request 32081).
+        """
+        try:
+            before = self._runtime.exchange_capture_mode(CAPTURE_MODE_RELAXED)
+        except CudaCallError:  # a CUDA that is lost
+            before = None
+        self._graphs.clear()
+        self._inner = None
+        if before is not None:
+            self._runtime.exchange_capture_mode(before)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if "_stream" in self.__dict__ and not is_finalizing():  # by argument: this module has no names left then
+            self._let_go()
+
+    def submit(self, outcome: Outcome[Result], function: Callable[..., Result], *arguments: Any) -> None:
+        """Call ``function`` in the thread that the session keeps.
+
+        Raises:
+            GPUError: the session is closed.
+        """
+        try:
+            self._executor.submit(outcome, function, *arguments)
+        except RuntimeError:
+            self._refuse_if_unusable()
+            raise
+
+    def _in_its_thread(self, function: Any, *arguments: Any) -> Any:
+        if threading.get_ident() in self._run_in:
+            return function(*arguments)
+        outcome: Outcome[Any] = Outcome()
+        self.submit(outcome, function, *arguments)
+        try:
+            return outcome.result()
+        finally:
+            del outcome  # it holds the exception, and that this frame
+
+    def _run_uncaptured(self, output_names: Any, feed: Any, run_options: Any) -> Any:
+        with self._lock:
+            self._refuse_if_unusable()
+            return self._inner.run(output_names, feed, run_options or self._uncaptured)
+
+    def replay(self, output_names: Any, feed: Any) -> list[Any] | None:
+        """What ``run`` of an InferenceSession gives, for arrays of shapes that are known; None: that has to do it."""
+        names = self._input_names
+        if threading.get_ident() not in self._run_in or type(feed) is not dict or len(feed) != len(names):
+            return None
+        if output_names and not (type(output_names) is list and self._known_outputs.issuperset(output_names)):
+            return None
+        try:
+            values = [feed[name] for name in names]
+        except KeyError:
+            return None
+        for value in values:
+            if type(value) is not np.ndarray:
+                return None
+        kinds = tuple([(value.shape, value.dtype) for value in values])
+        with self._lock:
+            graph = self._graphs.get(kinds)
+            if graph is None or self._unusable is not None:
+                return None
+            self._graphs.move_to_end(kinds)
+            return self._run_captured(graph, values, output_names or self._output_names)
+
+    def _run(self, output_names: Any, feed: Any) -> Any:
+        with self._lock:
+            self._refuse_if_unusable()
+            values = [feed[name] for name in self._input_names if name in feed]
+            kinds = tuple([kind for kind in map(kind_of, values) if kind is not None])
+            if len(kinds) < len(feed):
+                return self._inner.run(output_names, feed, self._uncaptured)
+            graph = self._graphs.get(kinds)
+            if graph is None:
+                if self._captures == MAX_CAPTURES:
+                    return self._inner.run(output_names, feed, self._uncaptured)
+                # Without capturing, to learn the shapes of the outputs; wrong feeds end here, as in any session.
+                with _capturing:
+                    first = self._inner.run(self._output_names, feed, self._uncaptured)
+                if not all(map(size_of, kinds)) or not all(value.size for value in first):
+                    return [first[self._output_names.index(name)] for name in output_names]
+                graph = self._bind(kinds, first)
+            results = self._run_captured(graph, values, output_names)
+            self._graphs[kinds] = graph
+            self._graphs.move_to_end(kinds)
+            return results
+
+    def _bind(self, kinds: tuple[Kind, ...], first: list[NDArray[Any]]) -> _Graph:
+        while len(self._graphs) >= MAX_SHAPES:
+            self._give_up(self._graphs.popitem(last=False)[1])
+        values = dict(zip(self._output_names, first, strict=True))
+        on_device = {name: (value.shape, value.dtype) for name, value in values.items() if name not in self._on_cpu}
+        inputs, written = buffers(self._runtime, self._stream, self._memory, kinds, on_device)
+        outputs = {name: written[name] if name in written else Constant(value) for name, value in values.items()}
+        self._captures += 1  # as a number, too: 0 is what ONNX Runtime takes where none is given
+        if self._captures == MAX_CAPTURES:
+            logger.warning("%d shapes were captured: other shapes run without a CUDA graph from now on", MAX_CAPTURES)
+        graph = _Graph(self._captures, self._inner, inputs, outputs)
+        for name, (shape, dtype), each in zip(self._input_names, kinds, inputs, strict=True):
+            graph.binding.bind_input(name, self._device, dtype.type, shape, each.address)
+        for name, (shape, dtype) in on_device.items():
+            graph.binding.bind_output(name, self._device, dtype.type, shape, written[name].address)
+        return graph
+
+    def _give_up(self, graph: _Graph) -> None:
+        """Its buffers go with it; the captured graph stays with ONNX Runtime, whose 1.31 releases none of CUDA's."""
+        release = getattr(self._inner, "release_captured_graph", None)
+        if release is not None:
+            release(graph.number)
+
+    def _run_captured(self, graph: _Graph, values: list[Any], output_names: list[str]) -> list[Any]:
+        # On the device, as ONNX Runtime is for any run but a replay. Another session may capture at this moment.
+        with self._relaxed:
+            kept, begun = [], []  # by loops: with so few elements a comprehension takes twice the time
+            try:
+                for each, value in zip(graph.inputs, values, strict=True):
+                    kept.append(each.take(value))
+                self._replay_or_capture(graph)
+                for name in output_names:
+                    output = graph.outputs[name]
+                    begun.append((output, output.begin()))
+                self._runtime.synchronise(self._stream)
+            except BaseException:
+                with contextlib.suppress(CudaCallError):
+                    self._runtime.synchronise(self._stream)  # nothing reads the caller's arrays any more
+                raise
+        return [output.result(array) for output, array in begun]
+
+    def _replay_or_capture(self, graph: _Graph) -> None:
+        thread = threading.get_ident()
+        if thread in graph.captured_by:
+            self._inner.run_with_iobinding(graph.binding, graph.replay)
+            return
+        with _capturing:
+            # An operator that does what no graph can hold must fail: in the relaxed mode a replay would leave it out.
+            relaxed = self._runtime.exchange_capture_mode(CAPTURE_MODE_GLOBAL)
+            try:
+                self._inner.run_with_iobinding(graph.binding, graph.capture)
+            except Exception as error:
+                # ONNX Runtime may leave it open, and until its end CUDA refuses memory to other threads.
+                self._runtime.end_capture(self._stream)
+                if not _CAPTURE_FAILED.search(str(error)):
+                    raise
+                self._unusable = failed = _failed(error)
+                raise anew(failed) from error
+            finally:
+                self._runtime.exchange_capture_mode(relaxed)
+        graph.captured_by.add(thread)
+
+    def _refuse_if_unusable(self) -> None:
+        if self._unusable is not None:
+            raise anew(self._unusable)
+
+
+def _run_options(number: str) -> Any:
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry(_ID, number)
+    return options
+
+
+def _let_go_of(_: object) -> None:
+    """Called with what was kept until now."""
+
+
+def _failed(cause: BaseException) -> ProviderRequestError:
+    return ProviderRequestError(
+        "a run of this model could not be captured as a CUDA graph, and this session is of no further use",
+        evidence=[
+            messages.telling_line(str(cause)),
+            "either an operator waits for the GPU while it runs, as those do whose output shapes depend on data",
+            "or another thread of this process used CUDA at that moment, for memory or to wait, which spoils a capture",
+        ],
+        fixes=[LEAVE_OUT, manual("or make the first run of each shape while nothing else uses the GPU")],
+        requested="cuda_graph",
+    )
+
+
+def _unsupported(what: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        f"{what} cannot be used with a session that replays CUDA graphs",
+        fixes=[manual("use run or map, or a session without cuda_graph")],
+        requested=what,
+    )
+
+
+def _graph_id_of(run_options: Any) -> str | None:
+    try:
+        number: str = run_options.get_run_config_entry(_ID)
+    except Exception:  # noqa: BLE001 - an entry that is not set raises, of a class that differs between releases
+        return None
+    return number

@@ -1,0 +1,372 @@
+"""The CUDA runtime that ONNX Runtime's provider is linked to, called through ctypes.
+
+It is in the process before a session is; the same copy must be used, because streams, the current device of a thread
+and its last error belong to one copy of the runtime. Values and signatures: driver_types.h and cuda_runtime_api.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from ..environment.gpu.cuda import context_is_active
+from ..provider.runtime import load_runtime
+
+if TYPE_CHECKING:
+    from ..provider.devices import Device
+
+_Library = TypeVar("_Library", bound=ctypes.CDLL)
+
+_HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process
+_MEMORY_TYPE_HOST = 1
+_MEMORY_TYPE_DEVICE = 2
+_MEMCPY_DEFAULT = 4  # from where to where is told by the addresses
+_STREAM_NON_BLOCKING = 1
+_EVENT_DISABLE_TIMING = 2
+_NOT_READY = 600  # cudaErrorNotReady
+LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
+
+# How a thread keeps away from graphs that are being captured. ONNX Runtime captures in the global mode (cuda_graph.cc):
+# CUDA then refuses memory to threads in theirs, which is where each begins, and the capture is lost. What is done here
+# belongs to no graph, and is let pass in the relaxed mode (cudaThreadExchangeStreamCaptureMode in cuda_runtime_api.h).
+CAPTURE_MODE_GLOBAL = 0
+CAPTURE_MODE_RELAXED = 2
+
+
+class _PointerAttributes(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("device_pointer", ctypes.c_void_p),
+        ("host_pointer", ctypes.c_void_p),
+        ("reserved", ctypes.c_long * 8),  # since CUDA 13
+    )
+
+
+class CudaCallError(RuntimeError):
+    """In the words of ONNX Runtime, "CUDA failure 2: ...", so that a session explains it like its own."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(f"CUDA failure {code}: {words}")
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return CudaCallError, (self.code, str(self).partition(": ")[2])
+
+
+class CudaRuntime:
+    """Calls on behalf of one device, from any thread. Each raises CudaCallError."""
+
+    def __init__(self, path: str, ordinal: int) -> None:
+        self.ordinal = ordinal
+        # The same functions twice. CDLL gives the interpreter lock to other threads for each call, as it must for those
+        # that may wait; a thread that computes gives it back after up to 5 ms (sys.setswitchinterval). PyDLL keeps it,
+        # for calls that take less than a microsecond on a device in use.
+        self._library = _declared(ctypes.CDLL(path))
+        self._quick = _declared(ctypes.PyDLL(path))
+
+    def allocate_pinned(self, size: int, address: ctypes.c_void_p) -> None:
+        """Write the address of ``size`` bytes of page-locked host memory to ``address``, also where an interrupt comes
+        meanwhile: it takes as long as a copy of that size."""
+        with self._aside(self._library):
+            self._call(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
+
+    def free_pinned(self, address: int) -> None:
+        with self._aside(self._library):
+            self._call(self._library.cudaFreeHost, address)
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether whoever allocated this host memory had it page-locked."""
+        return bool(self._attributes_of(address).type == _MEMORY_TYPE_HOST)
+
+    def is_on_device(self, address: int) -> bool:
+        """Whether this is memory of the device, and of no other."""
+        found = self._attributes_of(address)
+        return bool(found.type == _MEMORY_TYPE_DEVICE and found.device == self.ordinal)
+
+    def _attributes_of(self, address: int) -> _PointerAttributes:
+        found = _PointerAttributes()
+        with self.aside():
+            self._call(self._quick.cudaPointerGetAttributes, ctypes.byref(found), address)
+        return found
+
+    def allocate(self, size: int) -> int:
+        """Address of ``size`` bytes on the device."""
+        address = ctypes.c_void_p()
+        with self._aside(self._library):
+            self._call(self._library.cudaMalloc, ctypes.byref(address), size)
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        with self._aside(self._library):
+            self._call(self._library.cudaFree, address)
+
+    def new_stream(self) -> int:
+        """A stream that waits for no other."""
+        stream = ctypes.c_void_p()
+        with self._aside(self._library):
+            self._call(self._library.cudaStreamCreateWithFlags, ctypes.byref(stream), _STREAM_NON_BLOCKING)
+        return stream.value or 0
+
+    def destroy_stream(self, stream: int) -> None:
+        with self._aside(self._library):
+            self._call(self._library.cudaStreamDestroy, stream)
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        """Between any memory of host and device. Done when ``stream`` has been synchronised, and not before."""
+        self._call(self._library.cudaMemcpyAsync, to, source, size, _MEMCPY_DEFAULT, stream)
+
+    def copy_pinned(self, to: int, source: int, size: int, stream: int) -> None:
+        """As :meth:`copy`, between pinned memory and the device, which only begins when it is called."""
+        self._call(self._quick.cudaMemcpyAsync, to, source, size, _MEMCPY_DEFAULT, stream)
+
+    def prepared_copy_pinned(self, to: int, source: int, size: int, stream: int) -> Callable[[], None]:
+        """:meth:`copy_pinned` with these arguments, in half of its time."""
+        pointer = ctypes.c_void_p
+        arguments = pointer(to), pointer(source), ctypes.c_size_t(size), _MEMCPY_DEFAULT, pointer(stream)
+        return self._prepared("cudaMemcpyAsync", *arguments)
+
+    def relaxed(self) -> Relaxed:
+        """:meth:`use_device` and the relaxed mode, for what one thread at a time does over and over."""
+        mode = ctypes.c_int()
+        exchange = self._prepared("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        return Relaxed(mode, self.prepared_use_device(), exchange)
+
+    def synchronise(self, stream: int) -> None:
+        """Wait for what was put into ``stream``."""
+        self._call(self._library.cudaStreamSynchronize, stream)
+
+    def synchronise_legacy_stream(self) -> None:
+        """Wait for what was put into LEGACY_STREAM, which each device has one of."""
+        self.use_device()
+        before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
+        try:
+            self.synchronise(LEGACY_STREAM)
+        finally:
+            self.exchange_capture_mode(before)
+
+    def end_capture(self, stream: int) -> None:
+        """Drop what the calling thread is capturing from ``stream``, if it is. Raises nothing."""
+        graph = ctypes.c_void_p()
+        with contextlib.suppress(CudaCallError):  # a capture that failed has no graph, and this call says so
+            self._call(self._library.cudaStreamEndCapture, stream, ctypes.byref(graph))
+        if graph.value:
+            with contextlib.suppress(CudaCallError):
+                self._call(self._library.cudaGraphDestroy, graph)
+
+    def is_done(self, stream: int) -> bool:
+        """Whether all is done that was put into ``stream``."""
+        return self._is_ready(self._library.cudaStreamQuery, stream)
+
+    def _is_ready(self, query: Any, handle: int) -> bool:
+        code = query(handle)
+        if code == _NOT_READY:
+            self._quick.cudaGetLastError()
+        elif code:
+            self._raise(query, code)
+        return not code
+
+    def new_event_without_time(self) -> int:
+        """An event that costs less than one of :meth:`new_event`."""
+        event = ctypes.c_void_p()
+        self._call(self._library.cudaEventCreateWithFlags, ctypes.byref(event), _EVENT_DISABLE_TIMING)
+        return event.value or 0
+
+    def destroy_event(self, event: int) -> None:
+        with self._aside(self._library):
+            self._call(self._library.cudaEventDestroy, event)
+
+    def record_now(self, event: int, stream: int) -> None:
+        """:meth:`record`, for a stream whose copies only begin when they are put there."""
+        self._call(self._quick.cudaEventRecord, event, stream)
+
+    def has_passed(self, event: int) -> bool:
+        return self._is_ready(self._quick.cudaEventQuery, event)
+
+    def wait_for(self, event: int) -> None:
+        """Until it has passed."""
+        self._call(self._library.cudaEventSynchronize, event)
+
+    def new_event(self) -> int:
+        event = ctypes.c_void_p()
+        self._call(self._library.cudaEventCreate, ctypes.byref(event))
+        return event.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        """The event passes when what is in ``stream`` by now is done."""
+        self._call(self._library.cudaEventRecord, event, stream)
+
+    def seconds_between(self, start: int, end: int) -> float:
+        """Of events that have passed."""
+        milliseconds = ctypes.c_float()
+        self._call(self._library.cudaEventElapsedTime, ctypes.byref(milliseconds), start, end)
+        return milliseconds.value / 1000
+
+    def use_device(self) -> None:
+        """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
+        self._call(self._library.cudaSetDevice, self.ordinal)
+
+    def prepared_use_device(self) -> Callable[[], None]:
+        """:meth:`use_device`, of a device that has a context, in half of its time."""
+        return self._prepared("cudaSetDevice", ctypes.c_int(self.ordinal))
+
+    def exchange_capture_mode(self, mode: int) -> int:
+        """Set how the calling thread keeps away from captures. Returns what it was, to be set again."""
+        return self._exchange_capture_mode(self._library, mode)
+
+    def _exchange_capture_mode(self, library: ctypes.CDLL, mode: int) -> int:
+        exchanged = ctypes.c_int(mode)
+        self._call(library.cudaThreadExchangeStreamCaptureMode, ctypes.byref(exchanged))
+        return exchanged.value
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """On this device, which has a context, whatever is captured by then."""
+        return self._aside(self._quick)
+
+    @contextlib.contextmanager
+    def _aside(self, library: ctypes.CDLL) -> Iterator[None]:
+        """As :meth:`aside`. The thread's current device is afterwards what it was.
+
+        Where that has no context, setting it again would make one there, a quarter of a gigabyte of it.
+        """
+        current = ctypes.c_int()
+        self._call(library.cudaGetDevice, ctypes.byref(current))
+        is_elsewhere = current.value != self.ordinal
+        if is_elsewhere:
+            self._call(library.cudaSetDevice, self.ordinal)
+        try:
+            before = self._exchange_capture_mode(library, CAPTURE_MODE_RELAXED)
+            try:
+                yield
+            finally:
+                self._exchange_capture_mode(library, before)
+        finally:
+            if is_elsewhere and context_is_active(current.value):
+                self._call(library.cudaSetDevice, current.value)
+
+    def _prepared(self, name: str, *arguments: object) -> Callable[[], None]:
+        function = self._quick[name]  # a new one, without argtypes: these are C's values already
+        call = functools.partial(function, *arguments)
+
+        def prepared() -> None:
+            code = call()
+            if code:
+                self._raise(function, code)
+
+        return prepared
+
+    def _call(self, function: Any, *arguments: object) -> None:
+        code = function(*arguments)
+        if code:
+            self._raise(function, code)
+
+    def _raise(self, function: Any, code: int) -> NoReturn:
+        self._library.cudaGetLastError()  # else ONNX Runtime finds it after its next kernel, and blames that
+        words = self._library.cudaGetErrorString(code)
+        name = function.__name__
+        raise CudaCallError(code, f"{(words or b'').decode()} ; GPU={self.ordinal} ; expr={name}")
+
+
+class Relaxed:
+    """A context in which the thread is on the device and in the relaxed mode; see :meth:`CudaRuntime.relaxed`.
+
+    What the calls take is made once, which saves two thirds of their time.
+    """
+
+    def __init__(self, mode: ctypes.c_int, use_device: Callable[[], None], exchange: Callable[[], None]) -> None:
+        self._mode = mode
+        self._use_device = use_device
+        self._exchange = exchange
+
+    def __enter__(self) -> None:
+        self._use_device()
+        self._mode.value = CAPTURE_MODE_RELAXED
+        self._exchange()  # the mode of before takes the place of this one, to be set again
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange()
+
+
+def _declared(library: _Library) -> _Library:
+    library.cudaGetErrorString.restype = ctypes.c_char_p
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library.cudaHostAlloc.argtypes = (ctypes.POINTER(pointer), size, ctypes.c_uint)
+    library.cudaFreeHost.argtypes = (pointer,)
+    library.cudaMalloc.argtypes = (ctypes.POINTER(pointer), size)
+    library.cudaFree.argtypes = (pointer,)
+    library.cudaMemcpyAsync.argtypes = (pointer, pointer, size, ctypes.c_int, pointer)
+    library.cudaStreamCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
+    library.cudaStreamDestroy.argtypes = library.cudaStreamSynchronize.argtypes = (pointer,)
+    library.cudaStreamQuery.argtypes = (pointer,)
+    library.cudaStreamEndCapture.argtypes = (pointer, ctypes.POINTER(pointer))
+    library.cudaGraphDestroy.argtypes = (pointer,)
+    library.cudaThreadExchangeStreamCaptureMode.argtypes = (ctypes.POINTER(ctypes.c_int),)
+    library.cudaEventCreate.argtypes = (ctypes.POINTER(pointer),)
+    library.cudaEventCreateWithFlags.argtypes = (ctypes.POINTER(pointer), ctypes.c_uint)
+    library.cudaEventDestroy.argtypes = library.cudaEventSynchronize.argtypes = (pointer,)
+    library.cudaEventQuery.argtypes = (pointer,)
+    library.cudaEventRecord.argtypes = (pointer, pointer)
+    library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
+    library.cudaPointerGetAttributes.argtypes = (ctypes.POINTER(_PointerAttributes), pointer)
+    return library
+
+
+class DeviceBuffer:
+    """Memory of the device, freed with this object."""
+
+    def __init__(self, runtime: CudaRuntime, size: int) -> None:
+        self.address = runtime.allocate(size)
+        self.size = size
+        _free_with(self, runtime.free, self.address)
+
+
+class Stream:
+    """A stream that waits for no other, destroyed with this object."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self.handle = runtime.new_stream()
+        _free_with(self, runtime.destroy_stream, self.handle)
+
+
+class Event:
+    """What passes when the work before it in a stream is done, destroyed with this object. It has no time."""
+
+    def __init__(self, runtime: CudaRuntime) -> None:
+        self.handle = runtime.new_event_without_time()
+        _free_with(self, runtime.destroy_event, self.handle)
+
+
+def _free_with(owner: object, free: Callable[[int], None], handle: int) -> None:
+    weakref.finalize(owner, _free, free, handle, os.getpid()).atexit = False
+
+
+def _free(free: Callable[[int], None], handle: int, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # CUDA does not survive a fork: it is the parent's
+    try:
+        free(handle)
+    except RuntimeError:
+        pass  # a CUDA that is lost has lost this too
+
+
+def runtime_of(device: Device) -> CudaRuntime | None:
+    """The CUDA runtime for a session on ``device``; None on the CPU, and where the provider links no shared one."""
+    return runtime_on(device.ordinal) if device.is_gpu and device.ordinal is not None else None
+
+
+def runtime_on(ordinal: int) -> CudaRuntime | None:
+    """The CUDA runtime for a session on this GPU; None where the provider links no shared one."""
+    report = load_runtime().preload
+    path = report.path_of("libcudart", linked=True) if report is not None else None
+    return _runtime(path, ordinal) if path is not None else None
+
+
+@functools.cache
+def _runtime(path: str, ordinal: int) -> CudaRuntime:
+    """Made once: a run with arrays of other libraries asks for it each time."""
+    return CudaRuntime(path, ordinal)

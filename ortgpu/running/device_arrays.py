@@ -1,0 +1,199 @@
+"""Arrays of other libraries, without a copy: anything with ``__dlpack__`` goes into a run, results can stay on the GPU.
+
+The protocol and its numbers: https://dmlc.github.io/dlpack/latest/ (dlpack.h, python_spec.html).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from ..errors import ProviderRequestError, manual
+from ..model.tensor_types import DTYPES
+from ..provider import lifetime
+from . import dlpack
+from .cudart import LEGACY_STREAM, runtime_of
+
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+_UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
+_UNUSED = b"dltensor"  # the name of a capsule until somebody consumes it
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in elements; NULL: one after the other
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+    def is_contiguous(self) -> bool:
+        """Whether its elements are one after the other, in the order of NumPy's."""
+        expected = 1
+        for axis in reversed(range(self.ndim if self.strides else 0)):
+            size = self.shape[axis]
+            if size == 0:
+                return True
+            if size != 1 and self.strides[axis] != expected:
+                return False
+            expected *= size
+        return True
+
+
+def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
+    """``feed`` with the arrays of other libraries as OrtValues that share their memory; None where it has none.
+
+    What their libraries still compute on the GPU is waited for: ONNX Runtime reads in a stream of its own. Of an array
+    on the CPU that is not contiguous, as a transposed one, there is a NumPy array.
+
+    Raises:
+        ProviderRequestError: an array is on another device than the session, or on the GPU and not contiguous.
+        ExecutionError: the session is closed, or lost the GPU.
+    """
+    if not isinstance(feed, Mapping) or not any(map(_is_foreign, feed.values())):
+        return None
+    lifetime.refuse_if_unusable(session)
+    values = {name: _value(session, name, value) if _is_foreign(value) else value for name, value in feed.items()}
+    if any(_is_foreign(value) and _device_of(value)[0] in (_CUDA, _CUDA_MANAGED) for value in feed.values()):
+        runtime = runtime_of(lifetime.device_of(session))
+        if runtime is None:
+            raise ProviderRequestError(
+                "arrays on the GPU cannot be waited for: the CUDA runtime is not among the libraries of this process",
+                fixes=[manual("pass arrays on the CPU")],
+            )
+        runtime.synchronise_legacy_stream()
+    return values
+
+
+def refuse_on_gpu(feed: Any) -> None:
+    """For who does not know yet which GPU will read the arrays.
+
+    Raises:
+        ProviderRequestError: an array is on a GPU.
+    """
+    for name, value in feed.items() if isinstance(feed, Mapping) else ():
+        if isinstance(value, onnxruntime.OrtValue):
+            has_device = value.is_tensor() or value.is_sparse_tensor()  # of others ONNX Runtime raises
+            on_gpu = has_device and value.device_name() not in ("cpu", "cuda_pinned")
+        else:
+            on_gpu = _is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)
+        if on_gpu:
+            raise ProviderRequestError(
+                f"input {name!r} is on a GPU, and a pool chooses the GPU itself",
+                fixes=[manual("pass arrays on the CPU, or run a GPUSession on that GPU")],
+            )
+
+
+def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+    """See GPUSession.run_on_device."""
+    binding = session.io_binding()
+    # A binding says of an input that is missing only what some node says of it; None would be taken for NaN
+    given = {name: value for name, value in feed.items() if value is not None}
+    session._validate_input(list(given))
+    overridable = {each.name for each in session._overridable_initializers}
+    kept = []  # a binding on the CPU has no more than the address of an array
+    for name, value in (with_values(session, given) or given).items():
+        if isinstance(value, onnxruntime.OrtValue):
+            binding.bind_ortvalue_input(name, value)
+            continue
+        array = np.asarray(value, _dtype_of(session, name, value), order="C")
+        if name in overridable:  # of which bind_cpu_input does not know
+            kept.append(onnxruntime.OrtValue.ortvalue_from_numpy(array))
+            binding.bind_ortvalue_input(name, kept[-1])
+        else:
+            binding.bind_cpu_input(name, array)
+    device = lifetime.device_of(session)
+    names = list(output_names or [output.name for output in session._outputs_meta])
+    for name in names:
+        binding.bind_output(name, device.kind, device.ordinal or 0)
+    session.run_with_iobinding(binding, run_options)
+    # A binding has one place for an output, however often it is named
+    outputs = dict(zip(dict.fromkeys(names), binding.get_outputs(), strict=True))
+    return [outputs[name] for name in names]
+
+
+def _dtype_of(session: Any, name: str, value: Any) -> Any:
+    """As which numbers that are in no array are meant, which ``run`` knows: the type that the model declares."""
+    if isinstance(value, np.ndarray):
+        return None
+    declared = (*session._inputs_meta, *session._overridable_initializers)
+    return next((DTYPES.get(each.type) for each in declared if each.name == name), None)
+
+
+def _is_foreign(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, onnxruntime.OrtValue))
+
+
+def _device_of(array: Any) -> tuple[int, int]:
+    kind, ordinal = array.__dlpack_device__()
+    return int(kind), int(ordinal)
+
+
+def _value(session: Any, name: str, array: Any) -> Any:
+    if not dlpack.IS_TAKEN:
+        raise ProviderRequestError(
+            f"input {name!r} is a {type(array).__name__}, and the installed ONNX Runtime takes NumPy arrays only",
+            fixes=[manual("use ONNX Runtime 1.22 or newer, or pass NumPy arrays")],
+        )
+    kind, ordinal = _device_of(array)
+    on_gpu = kind in (_CUDA, _CUDA_MANAGED)
+    device = lifetime.device_of(session)
+    if kind not in (_CPU, _CUDA_HOST) and not (on_gpu and device.is_gpu and ordinal == device.ordinal):
+        where = f"cuda:{ordinal}" if on_gpu else f"a device of DLPack's type {kind}"
+        raise ProviderRequestError(
+            f"input {name!r} is on {where}, and the session on {device}",
+            fixes=[manual(f"move it to {device.kind}:{device.ordinal}" if device.is_gpu else "move it to the CPU")],
+            requested=where,
+        )
+    # On the legacy stream, which every producer can be made to wait for and which the caller synchronises
+    capsule = array.__dlpack__(stream=LEGACY_STREAM) if on_gpu else array.__dlpack__()
+    tensor = _tensor_in(capsule)
+    if not tensor.is_contiguous():
+        return _in_order(name, array, on_gpu)
+    original = bytes(tensor)
+    tensor.data = (tensor.data or 0) + tensor.byte_offset or None  # which ONNX Runtime does not look at
+    tensor.byte_offset = 0
+    if kind != _CUDA:
+        tensor.device_type = _CUDA if kind == _CUDA_MANAGED else _CPU  # all that ONNX Runtime knows
+    is_bool = tensor.code == _BOOL
+    if is_bool and dlpack.BOOLEANS_ARE_BYTES:
+        tensor.code = _UNSIGNED
+    value = None
+    try:
+        value = onnxruntime.OrtValue(dlpack.native_value(capsule, is_bool=is_bool))
+        return value
+    finally:
+        # Whoever made it finds it as it was when it is given back, which a capsule that was consumed has been already
+        if value is not None or ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), _UNUSED):
+            ctypes.memmove(ctypes.byref(tensor), original, len(original))
+
+
+def _in_order(name: str, array: Any, on_gpu: bool) -> Any:
+    kind = type(array).__name__
+    if not on_gpu:
+        try:
+            return np.from_dlpack(array)  # which ONNX Runtime makes contiguous itself
+        except (BufferError, RuntimeError, TypeError, ValueError):  # types of elements that NumPy does not know
+            pass
+    raise ProviderRequestError(
+        f"input {name!r} is a {kind} that is not contiguous, as a transposed one or a slice of columns is",
+        fixes=[manual("pass a contiguous copy: x.contiguous() in PyTorch, cupy.ascontiguousarray(x) in CuPy")],
+        requested=kind,
+    )
+
+
+def _tensor_in(capsule: Any) -> _DLTensor:
+    """The description of the tensor, which belongs to this capsule alone."""
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return _DLTensor.from_address(address(capsule, _UNUSED))

@@ -1,0 +1,234 @@
+"""Copies of feeds that a caller may write to again before they are run, as a generator does that fills one array again.
+
+From where the GPU copies at full speed, so that a run need not copy them once more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+
+from ..model.tensor_types import DTYPES
+from ..process.signals import is_of_a_handler
+from ..provider.lifetime import device_of
+from .cudart import CudaRuntime, Stream, runtime_of
+from .parallel_copy import ParallelCopy, parallel_copy
+from .pinned import STAGED_FROM, PinnedMemory, memory_of
+from .recycling import OrdinaryMemory
+from .staging import COPY_THREADS, cores, gives_memory
+from .staging import STAGED_FROM as COPIED_IN_THREADS_FROM
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+logger = logging.getLogger("ortgpu")
+
+# Each waits until a run that is under way has ended, the oldest first.
+Waits = Iterable[Callable[[], object]]
+
+_IMMUTABLE = (str, bytes, int, float, complex, type(None), np.number, np.bool_, np.character)
+
+
+class _NotCopiedError(Exception):
+    """It is not known how to copy something, or there is no memory for it."""
+
+
+class FeedCopies:
+    """Threads may share it, where ``on_device`` is None.
+
+    Args:
+        memories: gives the pinned memory of the sessions that may read a feed, for each array that is large.
+        limit: bytes of ordinary memory that is kept for the next copy.
+        ordinal: of whose threads copy large arrays, as for parallel_copy; None: the caller alone does.
+        on_device: copies what is on the GPU.
+    """
+
+    def __init__(
+        self,
+        memories: Callable[[], Iterable[PinnedMemory]],
+        limit: int,
+        ordinal: int | None,
+        on_device: CopiesOnDevice | None = None,
+    ) -> None:
+        self._on_device = on_device
+        self._memories = memories
+        self._ordinary = OrdinaryMemory(limit)
+        self._ordinal = ordinal
+        self._threads: ParallelCopy | None = None
+        self._pinned: list[weakref.ref[NDArray[Any]]] = []  # copies of ours that exist
+
+    def of(self, feed: Any, waits: Waits = ()) -> tuple[Any, bool]:
+        """``feed`` with copies of what it has, and whether nothing of it is the caller's: else its run must have ended
+        before the caller goes on. Where pinned memory is full, runs are waited for."""
+        if not isinstance(feed, Mapping):
+            return feed, True  # which is refused
+        copied, is_whole = dict(feed), True
+        for name, value in copied.items():
+            try:
+                copied[name] = self._copy(value, waits)
+            except (_NotCopiedError, MemoryError):
+                is_whole = False
+        return copied, is_whole
+
+    def close(self) -> None:
+        """Give back what no copy uses."""
+        self._ordinary.close()
+
+    def _copy(self, value: Any, waits: Waits) -> Any:
+        if isinstance(value, np.ndarray):
+            return self._copy_of_array(np.asarray(value), waits)  # a subclass may have ideas of its own of copies
+        if isinstance(value, onnxruntime.OrtValue):
+            array = _array_in(value)
+            if array is not None:
+                return self._copy_of_array(array, waits)
+            if self._on_device is not None:
+                return self._on_device.copy(value)
+            raise _NotCopiedError
+        if isinstance(value, _IMMUTABLE):
+            return value
+        if type(value) in (list, tuple):
+            return type(value)([self._copy(each, waits) for each in value])
+        if type(value) is dict:
+            return {key: self._copy(each, waits) for key, each in value.items()}
+        raise _NotCopiedError
+
+    def _copy_of_array(self, array: NDArray[Any], waits: Waits) -> NDArray[Any]:
+        if array.dtype.hasobject:
+            if not all(issubclass(kind, _IMMUTABLE) for kind in set(map(type, array.flat))):
+                raise _NotCopiedError
+            return array.copy()
+        if array.nbytes < STAGED_FROM:
+            return array.copy()
+        order = _order_in_memory(array)
+        if order is not None:
+            # A copy in another order takes many times as long: left to the threads that run, each with its own feed
+            source = array.transpose(order)
+            copy = self._ordinary_empty(source.shape, source.dtype)
+            self._fill(copy, source)
+            return copy.transpose(np.argsort(order))
+        copy = self._empty(array.shape, array.dtype, waits)
+        self._fill(copy, array)
+        return copy
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], waits: Waits) -> NDArray[Any]:
+        """In pinned memory, for which it waits as long as that helps, or in ordinary memory."""
+        waits, size = iter(waits), math.prod(shape) * dtype.itemsize
+        while True:
+            fits = False
+            for memory in self._memories():
+                # The other half is for results, and for whoever asks for pinned arrays.
+                most = memory.limit // 2
+                fits = fits or size <= most
+                found = memory.try_empty(shape, dtype, leaving=memory.limit - most)
+                if found is not None:
+                    self._pinned = [each for each in self._pinned if each() is not None]
+                    self._pinned.append(weakref.ref(found))
+                    return found
+            wait = next(waits, None) if fits else None
+            if wait is None or all(each() is None for each in self._pinned):
+                return self._ordinary_empty(shape, dtype)
+            wait()
+
+    def _ordinary_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        found = self._ordinary.try_empty(shape, dtype)
+        return np.empty(shape, dtype) if found is None else found
+
+    def _fill(self, copy: NDArray[Any], array: NDArray[Any]) -> None:
+        threads = None
+        if array.nbytes >= COPIED_IN_THREADS_FROM and array.flags.c_contiguous:
+            threads = self._copying_threads()
+        if threads is None:
+            np.copyto(copy, array)  # without the interpreter lock
+        else:
+            threads.copy(_address_of(copy), _address_of(array), array.nbytes)
+
+    def _copying_threads(self) -> ParallelCopy | None:
+        if self._threads is None and self._ordinal is not None:
+            try:
+                self._threads = parallel_copy(min(COPY_THREADS, cores()), self._ordinal)
+            except Exception as error:
+                if is_of_a_handler(error):
+                    raise
+                logger.debug("feeds are copied by one thread: %s", str(error))
+                self._ordinal = None
+        return self._threads
+
+
+def copies_for(session: Any) -> FeedCopies:
+    """For the feeds of a GPUSession."""
+    runtime = runtime_of(device_of(session))
+    ordinal, on_device = (None, None) if runtime is None else (runtime.ordinal, CopiesOnDevice(session, runtime))
+    return FeedCopies(lambda: (memory_of(session),), session._pinned_memory_limit, ordinal, on_device)
+
+
+class CopiesOnDevice:
+    """Of OrtValues, in memory of a GPUSession."""
+
+    def __init__(self, session: Any, runtime: CudaRuntime) -> None:
+        self._session = session
+        self._runtime = runtime
+        self._stream: Stream | None = None
+
+    def copy(self, value: Any) -> Any:
+        dtype = _dtype_of(value)
+        session, runtime = self._session, self._runtime
+        if dtype is None or not runtime.is_on_device(value.data_ptr()) or not gives_memory(session):
+            raise _NotCopiedError
+        device, shape = device_of(session), value.shape()
+        place = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
+        try:
+            # ONNX Runtime takes memory for it, which must not spoil what another session captures
+            with runtime.aside():
+                copy = session._sess.create_ortvalue_from_shape_and_type(shape, dtype.type, place)
+                if self._stream is None:
+                    self._stream = Stream(runtime)
+                stream = self._stream.handle
+                try:
+                    runtime.copy(copy.data_ptr(), value.data_ptr(), math.prod(shape) * dtype.itemsize, stream)
+                finally:
+                    runtime.synchronise(stream)
+        except RuntimeError as error:  # no memory is left for it; of anything worse the run will say more
+            if is_of_a_handler(error):
+                raise
+            logger.debug("an array on the GPU is not copied: %s", str(error))
+            raise _NotCopiedError from None
+        return onnxruntime.OrtValue(copy)
+
+
+def _dtype_of(value: Any) -> np.dtype[Any] | None:
+    """None of what is no tensor of numbers."""
+    return DTYPES.get(value.data_type()) if value.has_value() and value.is_tensor() else None
+
+
+def _array_in(value: Any) -> NDArray[Any] | None:
+    """The memory of an OrtValue that is on the host."""
+    dtype = _dtype_of(value)
+    if dtype is None or value.device_name() not in ("cpu", "cuda_pinned"):
+        return None
+    shape = value.shape()
+    count = math.prod(shape)
+    if not count:
+        return np.empty(shape, dtype)
+    memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(value.data_ptr())
+    return np.frombuffer(memory, dtype, count).reshape(shape)
+
+
+def _order_in_memory(array: NDArray[Any]) -> tuple[int, ...] | None:
+    """The axes of a transposed array such that its elements are one after the other; None where they are already, or
+    have gaps in any order."""
+    if array.flags.c_contiguous:
+        return None
+    order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+    return order if array.transpose(order).flags.c_contiguous else None
+
+
+def _address_of(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

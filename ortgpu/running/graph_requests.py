@@ -1,0 +1,151 @@
+"""What a session that captures CUDA graphs asks of ONNX Runtime, and which models and sessions cannot be captured.
+
+How captured sessions run: :mod:`ortgpu.running.cuda_graph`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from ..diagnosis.messages import texts as messages
+from ..errors import GPUError, PlacementError, ProviderRequestError, manual
+from ..model.contents import read_model
+from ..model.tensor_types import DTYPES
+from ..provider.lifetime import device_of
+from ..provider.requests import CUDA, ProviderList
+from .cuda_graph import LEAVE_OUT, CapturingSession
+from .cudart import CudaCallError, Stream, runtime_of, runtime_on
+from .onnxruntimes import onnxruntimes_run
+from .pinned import memory_of
+
+if TYPE_CHECKING:
+    from ..provider.placement import Placement
+
+logger = logging.getLogger("ortgpu")
+
+_OPTION = "enable_cuda_graph"
+_STREAM = "user_compute_stream"
+# The kernels of these fetch a number from the GPU and go on by it. A capture computes nothing, so they go on by what is
+# there by chance, and a replay writes to where the number was once kept: nonzero_op.cc, compress.cc.
+_COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+_REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
+
+
+def with_capture(requested: ProviderList) -> ProviderList:
+    """``requested`` with the provider option that switches capturing on.
+
+    Raises:
+        ProviderRequestError: the caller switched it off, or has another stream.
+    """
+    given = requested.options_of(CUDA)
+    if given.get(_OPTION, "1").lower() in ("0", "false"):
+        raise ProviderRequestError(
+            f"cuda_graph=True and the provider option {_OPTION}=0 contradict each other",
+            fixes=[manual("say it once")],
+            requested=requested.names,
+        )
+    if _STREAM in given:
+        raise ProviderRequestError(
+            f"cuda_graph=True and the provider option {_STREAM} contradict each other",
+            evidence=["with cuda_graph a session has a stream of its own, in which run also copies"],
+            fixes=[manual(f"leave {_STREAM} out")],
+            requested=requested.names,
+        )
+    return requested.with_cuda_options({_OPTION: "1"})
+
+
+def on_own_stream(session: Any, asked: ProviderList) -> ProviderList:
+    """``asked`` with a stream in which the session is to run all that it does, kept as ``session._stream``.
+
+    Copies in the same stream come before and after a run without anybody waiting for them. Where there can be none,
+    ONNX Runtime will have its say about the GPU; :func:`captured` refuses what it opens all the same.
+    """
+    runtime = runtime_on(int(asked.options_of(CUDA).get("device_id", "0")))
+    if runtime is None:
+        return asked
+    try:
+        session._stream = Stream(runtime)
+    except CudaCallError as error:
+        logger.debug("no stream can be made: %s", error)
+        return asked
+    return asked.with_cuda_options({_STREAM: str(session._stream.handle)})
+
+
+def without_capture(requested: ProviderList) -> ProviderList:
+    return requested.with_cuda_options({_OPTION: "0"})
+
+
+def is_refusal(cause: BaseException) -> bool:
+    """Whether ONNX Runtime refused a model because it cannot capture it."""
+    return _REFUSAL.search(str(cause)) is not None
+
+
+def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> GPUError:
+    """The error for such a refusal."""
+    summary = "this model cannot be captured as a CUDA graph: "
+    if "control flow" in str(cause):
+        operators = sorted({"If", "Loop", "Scan"} & {name for name, _ in read_model(model).operators})
+        return ProviderRequestError(
+            summary + "it has control flow" + (f", {', '.join(operators)}" if operators else ""),
+            evidence=[messages.telling_line(str(cause))],
+            fixes=[LEAVE_OUT],
+        )
+    nodes = placement.cpu_compute_nodes or tuple(node for node in placement.nodes if node.provider != CUDA)
+    return PlacementError(
+        summary + "nodes of it are on the CPU, with copies in between",
+        evidence=[*(f"{node}: {node.reason}" for node in nodes[:12]), messages.telling_line(str(cause))],
+        fixes=[LEAVE_OUT, manual("or export the model with operators that have CUDA kernels")],
+        nodes=nodes,
+    )
+
+
+def captured(session: Any) -> CapturingSession:
+    """What is to take the place of the C++ session inside ``session``, which was opened with capturing on.
+
+    Raises:
+        ProviderRequestError: it has inputs or outputs that cannot be captured, or this process lacks what it takes.
+    """
+    inner, device = session._sess, device_of(session)
+    runtime = runtime_of(device)
+    if runtime is None:
+        raise _impossible("the provider's CUDA runtime is not among the libraries of this process")
+    memories = getattr(inner, "input_meminfos", None)
+    if memories is None:
+        raise _impossible("the installed ONNX Runtime does not tell where inputs must be; 1.23 and newer do")
+    for value, memory in zip(inner.inputs_meta, memories, strict=True):
+        if memory.name.lower() != device.kind:
+            raise _impossible(f"its input {value.name!r} is read on the CPU, or by no node: no graph takes it")
+    if handed_on := {value.name for value in inner.inputs_meta} & {value.name for value in inner.outputs_meta}:
+        # execution_frame.cc copies it before the run: a replay leaves it out
+        raise _impossible(f"its output {min(handed_on)!r} is its input, which no node computes")
+    for value in (*inner.inputs_meta, *inner.outputs_meta):
+        if value.type not in DTYPES:
+            raise _impossible(f"{value.name!r} is a {value.type}")
+    if counting := _operators_of(session) & _COUNTING:
+        raise _impossible(f"output shapes depend on data: of {', '.join(sorted(counting))}")
+    if session._stream is None:
+        raise _impossible("no stream could be made on the GPU")
+    run = onnxruntimes_run(session)
+    session_on_device = CapturingSession(inner, runtime, device, session._stream, memory_of(session), run)
+    session._stream = None  # from now on it lives as long as the C++ session
+    if session_on_device.computes_nothing:
+        raise _impossible("all its outputs are computed on the CPU")
+    return session_on_device
+
+
+def _operators_of(session: Any) -> frozenset[str]:
+    placement = session._verified.placement
+    if placement.known:
+        return frozenset(node.op_type for node in placement.nodes)
+    facts = read_model(session._request.model)
+    if not facts.opsets:  # a model in ONNX Runtime's own format
+        raise _impossible("its operators are not known, and some give wrong results when they are replayed")
+    return frozenset(name for name, _ in facts.operators)
+
+
+def _impossible(reason: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        "this session cannot be captured as a CUDA graph", evidence=[reason], fixes=[LEAVE_OUT], requested="cuda_graph"
+    )

@@ -1,0 +1,53 @@
+"""Which sessions need few threads for nodes on the CPU, because all that compute are on the GPU.
+
+ONNX Runtime starts a thread for each core of the machine but one, for each session. Where nodes are on the GPU these
+have nothing to do but what ``run_async`` hands over.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ...model.questions import has_only
+from ...model.structure import Model
+from ...provider.placement import Placement
+from ...provider.requests import CPU, CUDA, ProviderList
+from ...provider.runtime import load_runtime
+from . import cudnn_handles, layout
+
+THREADS = "intra_op_num_threads"  # the session option
+COUNT = 4  # so that three runs of run_async are under way at a time, which keep a GPU busy
+_REASON = "all nodes that compute are on the GPU; a thread for each of 32 cores took a fifth of the time to open an MLP"
+CHOSEN = {THREADS: (str(COUNT), _REASON)}
+
+_RELEASE = (1, 31)  # where it was measured
+
+# Of ONNX's own, on the GPU for the types that most models have. Where one is not after all, the session is made again.
+OPERATORS = (
+    cudnn_handles.OPERATORS
+    | frozenset(name.encode() for name in layout.OPERATORS)
+    | frozenset(b"Softmax LogSoftmax LayerNormalization Pow ReduceMean ReduceSum".split())
+)
+_MOST_READ = 2_000  # fields of the file, some 2 ms
+
+
+def options_with_few_threads(
+    model: Model, given: ProviderList, options: Any, *, is_network_of_images: bool
+) -> dict[str, tuple[str, str]]:
+    """``CHOSEN`` for a session that needs no more, else nothing.
+
+    ``given`` and ``options``, which may be None, are what its caller asked for. ``is_network_of_images``: of those
+    that layout.py knows, so that its operators are known as well.
+    """
+    if options is not None or load_runtime().release < _RELEASE or not {CUDA, CPU}.issuperset(given.names):
+        return {}
+    # ONNX Runtime counts cores, each of which may be two processors, and asks nobody how many the process may use
+    if (os.cpu_count() or 1) <= 2 * COUNT:
+        return {}
+    return dict(CHOSEN) if is_network_of_images or has_only(model, OPERATORS, _MOST_READ) else {}
+
+
+def needs_no_more(placement: Placement) -> bool:
+    """Whether no node computes on the CPU after all."""
+    return placement.known and not placement.cpu_compute_nodes

@@ -1,0 +1,79 @@
+"""Which models need no handle of cuDNN, so that their sessions do without.
+
+A provider that finds cuDNN makes handles of it for each session, whatever the model is. With cuDNN 9.19 on an H200 that
+was half of the time of a small session (2.7 of 5.5 ms), and 10 KB of the GPU's memory that cudnnDestroy did not give
+back: 100 MB after ten thousand sessions, of plain ONNX Runtime as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import LibraryNotFoundError, ProviderOptionError, manual
+from ...model.questions import has_only
+from ...model.structure import Model
+from ...provider.options import may_record
+from ...provider.placement import Placement, cudnn_operators
+from ...provider.requests import CPU, CUDA, ProviderList
+from ...provider.runtime import load_runtime
+
+HANDLES = "enable_cudnn"  # the option
+_REASON = "no operator of this model uses cuDNN, whose handles took half of the time of a small session on an H200"
+CHOSEN = {HANDLES: ("0", _REASON)}
+
+_RELEASE = (1, 31)  # where it was measured
+
+# Operators of the standard domain that compute the same bits with cuDNN and without (tests/gpu/test_cudnn_handles.py).
+# Whatever ONNX Runtime fuses of these needs cuDNN as little. Not Softmax and the parts of normalisations: it makes
+# attention of those, and that has a way through cuDNN.
+OPERATORS = frozenset(
+    name.encode()
+    for line in (
+        "MatMul Gemm",
+        "Relu LeakyRelu PRelu ThresholdedRelu Elu Selu Gelu Sigmoid HardSigmoid HardSwish Tanh Softplus Softsign Erf",
+        "Add Sub Mul Div Neg Abs Reciprocal Sqrt Exp Log Sin Cos Floor Ceil Round Sign Clip",
+        "Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Xor Where",
+        "Shape Reshape Flatten Squeeze Unsqueeze Transpose Concat Split Slice Gather Expand Tile",
+        "Cast Identity Constant ConstantOfShape",
+    )
+    for name in line.split(" ")
+)
+_MOST_READ = 2_000  # fields of the file, some 2 ms: what a larger one would gain is little of what it takes
+
+
+def options_without_handles(model: Model, given: ProviderList, options: Any) -> dict[str, tuple[str, str]]:
+    """``CHOSEN`` for a session that needs no handle, else nothing.
+
+    ``given`` and ``options``, which may be None, are what its caller asked for.
+    """
+    if load_runtime().release < _RELEASE or not {CUDA, CPU}.issuperset(given.names):
+        return {}
+    if HANDLES in given.options_of(CUDA):
+        return {}
+    if not may_record(options):  # needs_none could not tell
+        return {}
+    return dict(CHOSEN) if needs_no_cudnn(model) else {}
+
+
+def needs_no_cudnn(model: Model) -> bool:
+    """Whether all operators of a model are known to compute without cuDNN. False for what is no model, and for one with
+    more parts than are read here."""
+    return has_only(model, OPERATORS, _MOST_READ)
+
+
+def needs_none(placement: Placement) -> bool:
+    """Whether nothing that ONNX Runtime made of the model needs cuDNN after all."""
+    placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
+    return placement.known and not cudnn_operators(placed)
+
+
+def with_a_handle(error: LibraryNotFoundError) -> ProviderOptionError:
+    """For a session of these options, what the failure of an operator for want of cuDNN means: OPERATORS is wrong."""
+    return ProviderOptionError(
+        "the model reached an operator that needs cuDNN, and this session was opened without a handle of it",
+        evidence=[f"chosen for speed: {HANDLES}=0", *error.evidence],
+        fixes=[manual(f'open it with one: GPUSession(model, providers=[("{CUDA}", {{"{HANDLES}": "1"}})])')],
+        provider=CUDA,
+        option=HANDLES,
+        value="0",
+    )

@@ -1,0 +1,171 @@
+"""Construct a session with what is chosen for its model here: the layout of images, whether cuDNN has a part in it, how
+many threads there are for the CPU, and how its weights are read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..model.questions import in_memory
+from ..model.structure import Model
+from ..process.signals import is_of_a_handler
+from ..provider.lifetime import HELD_BY_ONNXRUNTIME
+from ..provider.options import recording, recording_options
+from ..provider.placement import Placement, read_placement
+from ..provider.requests import CPU, CUDA, ProviderList
+from ..running.onnxruntimes import is_onnxruntimes
+from .chosen.cpu_threads import COUNT, THREADS, needs_no_more, options_with_few_threads
+from .chosen.cudnn_handles import HANDLES, needs_none, options_without_handles
+from .chosen.layout import options_for_layout
+from .weights import Weights, weights_in_place
+
+if TYPE_CHECKING:
+    from .request import SessionRequest
+
+logger = logging.getLogger("ortgpu")
+
+
+class Constructed(NamedTuple):
+    chosen: dict[str, tuple[str, str]]  # options beside those asked for, each with its value and the reason
+    placement: Placement
+
+
+def constructed_as_chosen(
+    session: Any,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    given: ProviderList,
+    asked: ProviderList,
+    capability: tuple[int, int] | None,
+) -> Constructed | None:
+    """``session`` is constructed now, with more options than ``asked`` for. None: nothing can be chosen, or nothing
+    opens so, whatever the reason is.
+
+    ``given``: what the caller asked for. ``capability``: that of the GPU.
+    """
+    if not request.choose_options:
+        return None
+    judged = _file_of(request.model)
+    weights = weights_in_place(request.model) if _takes_weights(construct, request, asked) else None
+    model = in_memory(request.model) if weights is None else weights.structure
+    chosen = _chosen_for(model, request, given, capability)
+    while chosen or weights is not None:
+        if not _construct(session, construct, request, asked, chosen, weights):
+            if weights is None:
+                return None
+            weights = None  # the next has its own, and the memory need not have room for both
+            continue
+        placement = read_placement(session, without_options=request.sess_options is None)
+        unfit = [name for name, fits in _FITS.items() if name in chosen and not fits(placement)]
+        if weights is None and _file_of(request.model) != judged:
+            unfit = list(chosen)  # they were chosen for another model, perhaps
+        if not unfit:
+            if weights is not None:
+                weights.give_back()
+            return Constructed(chosen, placement)
+        chosen = {name: choice for name, choice in chosen.items() if name not in unfit}
+        for name in HELD_BY_ONNXRUNTIME:  # before it is made again: the GPU need not have room for two
+            vars(session).pop(name, None)
+    return None
+
+
+def _file_of(model: Model) -> tuple[int, ...] | None:
+    """What changes with the content of a model file. None for bytes, and for what is not there."""
+    if isinstance(model, bytes):
+        return None
+    try:
+        found = os.stat(model)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+_FITS = {HANDLES: needs_none, THREADS: needs_no_more}
+
+
+def _construct(
+    session: Any,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    asked: ProviderList,
+    chosen: dict[str, tuple[str, str]],
+    weights: Weights | None,
+) -> bool:
+    """Whether it is constructed now. ``weights``: those to make it with."""
+    of_provider = {name: value for name, (value, _) in chosen.items() if name != THREADS}
+    providers = asked.with_cuda_options(of_provider).as_arguments()
+    if weights is None:
+        options = _with_threads(recording_options(), chosen) if THREADS in chosen else request.sess_options
+        return _opens(construct, request.model, options, providers, request)
+    if not _opens(construct, weights.structure, _with_threads(weights.options(), chosen), providers, request):
+        return False
+    _name_model(session, request.model, _with_threads(recording_options(), chosen))
+    return True
+
+
+def _with_threads(options: Any, chosen: dict[str, tuple[str, str]]) -> Any:
+    if THREADS in chosen:
+        options.intra_op_num_threads = COUNT
+    return options
+
+
+def _opens(construct: Callable[..., None], model: Any, options: Any, providers: Any, request: SessionRequest) -> bool:
+    try:
+        construct_recording(construct, model, options, providers, request.kwargs)
+    except Exception as refusal:  # what is chosen here must keep no session from opening
+        if is_of_a_handler(refusal):
+            raise
+        # The text alone: a handler may keep what it is given, and an error keeps the session that was half made
+        logger.debug("a session does not open as chosen: %s", str(refusal))
+        return False
+    return True
+
+
+def construct_recording(
+    construct: Callable[..., None], model: Any, options: Any, providers: Any, kwargs: dict[str, Any]
+) -> None:
+    """Call InferenceSession's constructor so that it records the placement and falls back to nothing."""
+    with recording(options) as with_entry:
+        construct(model, with_entry, providers=providers, enable_fallback=0, **kwargs)
+
+
+def _chosen_for(
+    model: Model, request: SessionRequest, given: ProviderList, capability: tuple[int, int] | None
+) -> dict[str, tuple[str, str]]:
+    if request.kwargs:  # they change how the graph is optimised
+        return {}
+    options = request.sess_options
+    layout = options_for_layout(model, given, options, capability)
+    threads = options_with_few_threads(model, given, options, is_network_of_images=bool(layout))
+    return {**(layout or options_without_handles(model, given, options)), **threads}
+
+
+def _takes_weights(construct: Callable[..., None], request: SessionRequest, asked: ProviderList) -> bool:
+    """Options of the caller would keep them for the next session that is made with these. TensorRT reads weights when
+    it likes. A tracer in the place of the constructor is to see the model that the caller named."""
+    if request.sess_options is not None or not {CUDA, CPU}.issuperset(asked.names):
+        return False
+    return is_onnxruntimes(_behind_the_guard(construct))
+
+
+def _behind_the_guard(construct: Callable[..., None]) -> Any:
+    function = getattr(construct, "__func__", None)
+    while type(function) is FunctionType and function.__globals__.get("__name__") == _GUARD:
+        function = function.__wrapped__  # type: ignore[attr-defined]  # functools.wraps sets it
+    return function
+
+
+_GUARD = f"{__package__}.guard.guard"
+
+
+def _name_model(session: Any, model: Model, options: Any) -> None:
+    """What InferenceSession keeps of a model and options, as if it had been given the model as it is."""
+    in_bytes = isinstance(model, bytes)
+    session.__dict__.update(
+        _model_path=None if in_bytes else os.fspath(model),
+        _model_bytes=model if in_bytes else None,
+        _sess_options_initial=options,
+    )

@@ -1,0 +1,68 @@
+"""Why a run failed: ONNX Runtime's exceptions, and texts, as typed errors."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..environment.gpu.cuda import initialised_in
+from ..errors import GPUError, LibraryNotFoundError, PoisonedContextError, ProviderFailureError, manual
+from ..provider import lifetime
+
+
+def explained(session: Any, error: Exception) -> Exception:
+    """What to raise for an exception out of a running session: a typed error with the exception as its cause, or the
+    exception itself where it is not about the GPU."""
+    if isinstance(error, GPUError):
+        return error
+    inner = session.__dict__.get("_sess")
+    if isinstance(inner, lifetime.Refusal):  # ONNX Runtime compared it with something before it was used
+        return lifetime.anew(inner.error)
+    if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
+        return error  # of the arguments, or out of the caller's own objects
+    creator = initialised_in()
+    # A server may fork without telling Python.
+    if creator not in (None, os.getpid()) and lifetime.is_on_gpu(session):
+        forked_unseen = lifetime.forked_from(creator)
+        lifetime.refuse_all(forked_unseen)
+        forked_unseen.__cause__ = error
+        return forked_unseen
+    from ..diagnosis.messages.texts import telling_line
+
+    text = str(error)
+    found = lifetime.context_is_gone(session, telling_line(text)) or _found(session, text, type(error).__name__)
+    if found is None:
+        return error
+    lifetime.let_go_of_variables(error)
+    found.__cause__ = error
+    return lifetime.noted(found)
+
+
+def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
+    if not lifetime.is_on_gpu(session):  # where the CPU was allowed: the same words mean its memory there
+        return None
+    from ..diagnosis.messages import execution
+
+    error = execution.of_run(text, exception, lifetime.device_of(session))
+    if isinstance(error, PoisonedContextError) and lifetime.gpu_works(lifetime.device_of(session).ordinal):
+        return None  # words that somebody chose, in the name of an input for instance
+    chosen = getattr(vars(session).get("_verified"), "options_chosen", {})
+    if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in chosen:
+        from .chosen.layouts import CHANNELS_FIRST, in_a_program
+
+        without = f"if it comes again, do without the layout that was chosen for speed: {in_a_program(CHANNELS_FIRST)}"
+        error.fixes = (*error.fixes, manual(without))
+    if isinstance(error, LibraryNotFoundError) and "enable_cudnn" in chosen:
+        from .chosen.cudnn_handles import with_a_handle
+
+        return with_a_handle(error)
+    return error
+
+
+def note_text(session: Any, text: str) -> None:
+    """As :func:`lifetime.noted`, for a failure that ONNX Runtime reports as text alone."""
+    from ..diagnosis.messages.texts import telling_line
+
+    found = lifetime.context_is_gone(session, telling_line(text)) or _found(session, text, None)
+    if found is not None:
+        lifetime.noted(found)

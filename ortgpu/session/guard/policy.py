@@ -1,0 +1,130 @@
+"""What an InferenceSession was asked for, and what the guard makes of it. Needs ``onnxruntime`` to be imported."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any, Literal
+
+from ...errors import GPUError, ProviderRequestError, manual
+from ...provider.options import carries_providers
+from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse
+from ...running.onnxruntimes import InferenceSession
+from ..arguments import cpu_is_allowed_by_variable
+
+logger = logging.getLogger("ortgpu")
+
+
+Verdict = Literal["guarded", "cpu", "other", "carried"]
+
+
+def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Verdict:
+    """What the guard does with a session of these arguments.
+
+    "guarded", it is opened and verified, or refused: CUDA or TensorRT, nothing, all that
+    ``get_available_providers()`` returns in any order, names that no provider has, malformed lists. "cpu" and "other",
+    it passes: the CPU alone; other providers without CUDA. "carried": providers of the SessionOptions, which ONNX
+    Runtime uses where none are named; which ones only the session can say.
+    """
+    if not providers and not provider_options and carries_providers(sess_options):
+        return "carried"
+    try:
+        names = parse(providers, provider_options).names
+    except ProviderRequestError:
+        return "guarded"
+    if not names or CUDA in names or any(name in names for name in TENSORRT):
+        return "guarded"
+    if names == (CPU,):
+        return "cpu"
+    available = set(_available())
+    if set(names) == available or not set(names) <= available | _known():
+        return "guarded"
+    return "other"
+
+
+def check_carried(session: Any) -> None:
+    """Of a session whose providers its SessionOptions chose, and that is open.
+
+    Raises:
+        ProviderRequestError: only the CPU was chosen, as a policy that prefers a GPU does where it knows none. With
+            ORTGPU_ALLOW_CPU that is a CPUExecutionWarning.
+    """
+    if tuple(InferenceSession.get_providers(session)) != (CPU,):
+        return
+    if not cpu_is_allowed_by_variable():
+        raise _left_on_cpu()
+    from ..opening import warn_of_cpu
+
+    model = vars(session).get("_model_path")
+    warn_of_cpu(session, _left_on_cpu(), b"" if model is None else model)
+
+
+def _left_on_cpu() -> ProviderRequestError:
+    return ProviderRequestError(
+        "the providers that the SessionOptions carry leave this session on the CPU",
+        evidence=[
+            "set by add_provider_for_devices or set_provider_selection_policy",
+            f"devices that they choose from: {', '.join(_names_of_devices()) or 'none'}",
+        ],
+        fixes=[
+            manual('name the provider instead: providers=["CUDAExecutionProvider"], with onnxruntime-gpu'),
+            manual("or register the plugin that has it, before these options are made"),
+            manual('or say that the CPU is meant: providers=["CPUExecutionProvider"]'),
+        ],
+        requested=(CPU,),
+    )
+
+
+def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
+    """The two arguments without what ONNX Runtime would leave out itself, as long as CUDA is among the rest.
+
+    Libraries list every provider that they could use. What this build does not have, and TensorRT where its libraries
+    are not installed, is no reason to refuse a session that names CUDA as well.
+    """
+    try:
+        requested = parse(providers, provider_options)
+    except ProviderRequestError:
+        return providers, provider_options
+    available = _available()
+    if CUDA not in requested.names or CUDA not in available:
+        return providers, provider_options
+    left_out = {name for name in requested.names if name not in available}
+    if TENSORRT[0] in requested.names and not _tensorrt_is_loadable():
+        left_out.add(TENSORRT[0])
+    if not left_out:
+        return providers, provider_options
+    logger.info("left out of the providers of a session: %s", ", ".join(sorted(left_out)))
+    names = tuple(name for name in requested.names if name not in left_out)
+    return ProviderList(names, requested.options).as_arguments(), None
+
+
+def _available() -> tuple[str, ...]:
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    return tuple(onnxruntime.get_available_providers())
+
+
+def _known() -> set[str]:
+    """Names that any build has, and those of plugins that were registered."""
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    built: Any = getattr(onnxruntime, "get_all_providers", tuple)()
+    return {*built, *_names_of_devices()}
+
+
+def _names_of_devices() -> list[str]:
+    """Providers that have a device here, those of registered plugins among them."""
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    devices: Any = getattr(onnxruntime, "get_ep_devices", tuple)()
+    return list(dict.fromkeys(device.ep_name for device in devices))
+
+
+def _tensorrt_is_loadable() -> bool:
+    from ...provider.runtime import load_runtime
+    from ...provider.tensorrt import check_loadable
+
+    library = load_runtime().provider_library
+    try:
+        if library is not None:
+            check_loadable(library, in_wheels=False)  # where ONNX Runtime would not find it: it is slow to start
+    except GPUError:
+        return False
+    return True

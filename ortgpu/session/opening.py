@@ -1,0 +1,478 @@
+"""Open an InferenceSession on the GPU and verify it, or raise the reason.
+
+Works on any instance of ``onnxruntime.InferenceSession`` that is being constructed: the caller hands in the original
+constructor. Needs ``onnxruntime`` to be imported already.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+
+from ..environment.gpu.cuda import CudaDevice, CudaState, context_is_active, initialise
+from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
+from ..environment.libraries.loader import loader_of_this_process
+from ..environment.libraries.wheel import Architecture, coverage_by, read_architectures_of_cudnn
+from ..errors import (
+    CollectiveOpsUnavailableError,
+    CPUExecutionWarning,
+    GPUError,
+    PlacementError,
+    PoisonedContextError,
+    ProviderError,
+    ProviderFallbackError,
+    ProviderRequestError,
+    manual,
+)
+from ..model.contents import read_collective_operators, read_model
+from ..model.structure import NO_REGULAR_FILE, Model
+from ..process.background import Task
+from ..provider import lifetime, requests
+from ..provider import placement as placements
+from ..provider.devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
+from ..provider.living import stacklevel
+from ..provider.options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
+from ..provider.placement import CPUNodesWarning, Placement
+from ..provider.preloading import PreloadReport
+from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
+from ..running.onnxruntimes import InferenceSession
+from .arguments import CPUNodes, cpu_is_allowed_by_variable
+from .construction import Constructed, construct_recording, constructed_as_chosen
+from .request import SessionRequest, Verified
+
+logger = logging.getLogger("ortgpu")
+
+_has_opened = False  # a session, and ONNX Runtime its provider for it
+
+# Why no session could be opened, whatever the model is; by process, device, variables, and what there is of files
+_known: dict[tuple[Any, ...], GPUError] = {}
+_MANY = 32
+# What the driver and the search for libraries read when they are asked, as opposed to when the process starts
+_DECISIVE = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_HOME", "CUDA_PATH", "CUDNN_HOME",
+    "CUDNN_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PATH",
+)  # fmt: skip
+
+
+def open_verified(
+    session: Any, construct: Callable[..., None], request: SessionRequest, driver: Task[CudaState] | None = None
+) -> Verified:
+    """Construct ``session`` on the GPU that the request names and prove that it is there.
+
+    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``; ``driver``, the initialisation of the
+    driver if it is under way already. Placement is judged by
+    :func:`check_cpu_nodes`, which warns: the caller calls it from where the warning should point.
+
+    Raises:
+        GPUError: with the cause. The instance may be half made: the caller lets go of what it holds.
+        Exception: ONNX Runtime's own, for what is not about the GPU.
+    """
+    global _has_opened
+    check_form(request.device)
+    _refuse_providers_in(request.sess_options)
+    runtime = load_runtime() if _has_opened else look_again()
+    if not request.try_again and request.providers is None and request.provider_options is None:
+        _refuse_as_before(request.device, False, runtime)  # at once: such a request names nothing that may be wrong
+    requested = given = requests.parse(request.providers, request.provider_options)
+    for name in requested.repeated:
+        warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
+    available = runtime.available_providers or ()
+    requests.check_names(requested, _all_providers(available), available)
+    requests.check_options(requested, runtime.provider_library)
+    options_chosen = {
+        name: choice
+        for name, choice in requests.CHOSEN_OPTIONS.items()
+        if request.choose_options and name not in requested.options_of(requests.CUDA)
+    }
+    requested = requested.with_cuda_options({name: value for name, (value, _) in options_chosen.items()})
+    if request.cuda_graph:
+        from ..running.graph_requests import with_capture
+
+        requested = with_capture(requested)
+    device = _device_asked_for(requested, request.device)
+    cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
+    why = _Why(runtime, device, request.model, cudnn_disabled)
+    lifetime.refuse_if_lost()
+    if not request.try_again:
+        _refuse_as_before(device, cudnn_disabled, runtime)
+    try:
+        gpu = _gpu_for(why, driver)
+    except GPUError as error:
+        if not why.depends_on_model:
+            if len(_known) >= _MANY:
+                _known.clear()
+            _known[_surroundings(device, cudnn_disabled, why.runtime)] = lifetime.anew(error)
+        raise
+    _check_tensorrt(requested, why.runtime)
+    asked, constructed = _construct(session, construct, request, given, requested, gpu, why)
+    _verify_providers(session, asked, gpu, why)
+    _check_lazily_opened(constructed.placement, gpu.compute_capability, why)
+    _has_opened = True
+    return Verified(_describe(gpu), constructed.placement, {**options_chosen, **constructed.chosen})
+
+
+def _gpu_for(why: _Why, driver: Task[CudaState] | None) -> CudaDevice:
+    """Return the GPU that is asked for, on which sessions of this process can be opened. Raises GPUError."""
+    runtime = why.runtime
+    if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
+        raise why.unusable()
+    why.runtime = open_provider()
+    why.cuda = driver.result() if driver is not None else initialise()
+    report = why.runtime.preload
+    if report is None or not report.ok or report.driver_missing or why.runtime.provider_error is not None:
+        raise why.unusable()
+    if why.cuda.code != 0:
+        raise lifetime.forked_error(why.cuda.code) or why.unusable()
+    return _choose(why.device, why)
+
+
+def _refuse_as_before(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> None:
+    """Raise what kept this process from the device before, unless something that decides it has changed."""
+    known = _known.get(_surroundings(device, cudnn_disabled, runtime))
+    if known is not None:
+        raise lifetime.anew(known)
+
+
+def _surroundings(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> tuple[Any, ...]:
+    """Return what decides which GPU can be had, as far as it is looked at again for each session."""
+    loaded = len(loader_of_this_process().handles)
+    variables = tuple(map(os.environ.get, _DECISIVE))
+    return os.getpid(), device, cudnn_disabled, runtime.provider_stamp, loaded, variables
+
+
+def cpu_is_allowed(allow_cpu: bool | None, options: Any, error: GPUError | None = None) -> bool:
+    """Whether a session may be on the CPU where ``error`` keeps it from the GPU; None: where any error does.
+
+    A request that is wrong in itself stays an error: the CPU would not mend it.
+    """
+    if keeps_cpu_out(options) or (error is not None and _is_of_the_request(error)):
+        return False
+    return cpu_is_allowed_by_variable() if allow_cpu is None else allow_cpu
+
+
+def warn_of_cpu(session: Any, error: GPUError, model: Model) -> None:
+    """Say, in the log too, that a session is on the CPU instead of raising ``error``: a program may hide warnings."""
+    warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
+    text = "%s runs on the CPU, which was allowed [%s]: %s"
+    logger.warning(text, warning.model, error.code, error.summary, extra={"warning": warning})
+    warnings.warn(warning, stacklevel=stacklevel(session))
+
+
+def _is_of_the_request(error: GPUError) -> bool:
+    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
+    return isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
+
+
+def refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
+    """Raise what ONNX Runtime says of a model that cannot be read, where ``error`` came before it was given the model.
+
+    It is asked only where our own reader finds a problem, since it would parse all of a model. What then opens on the
+    CPU is no broken model.
+    """
+    if error.__cause__ is not None or _is_of_the_request(error):
+        return
+    facts = read_model(request.model)
+    if facts.problem == NO_REGULAR_FILE or (facts.problem is None and not facts.data_problems):
+        return
+    in_file = not isinstance(request.model, bytes)
+    options = request.sess_options if request.sess_options is not None else native.get_default_session_options()
+    try:
+        # No InferenceSession, which would be one of the process's: for guards, for tracers, in a list of sessions
+        model = os.fspath(request.model) if in_file else request.model
+        opened = native.InferenceSession(options, model, in_file, False)
+        opened.initialize_session([requests.CPU], [{}], set())
+    except Exception as refusal:
+        if _placement_refused(refusal) is None:
+            raise refusal from None
+
+
+def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
+    """Construct ``session`` on the CPU, which its caller allowed."""
+    construct_recording(construct, request.model, request.sess_options, [requests.CPU], request.kwargs)
+    return Verified(CPU, _placement_of(session, request), {})
+
+
+def _placement_of(session: Any, request: SessionRequest) -> Placement:
+    return placements.read_placement(session, without_options=request.sess_options is None)
+
+
+def _construct(
+    session: Any,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    given: requests.ProviderList,
+    requested: requests.ProviderList,
+    gpu: CudaDevice,
+    why: _Why,
+) -> tuple[requests.ProviderList, Constructed]:
+    """What was asked of ONNX Runtime, and what became of it."""
+    asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
+    if request.cuda_graph:
+        from ..running.graph_requests import on_own_stream
+
+        asked = on_own_stream(session, asked)
+
+    def construct_with(providers: requests.ProviderList) -> None:
+        arguments = providers.as_arguments()
+        construct_recording(construct, request.model, request.sess_options, arguments, request.kwargs)
+
+    constructed = constructed_as_chosen(session, construct, request, given, asked, gpu.compute_capability)
+    if constructed is not None:
+        return asked, constructed
+    try:
+        construct_with(asked)
+    except Exception as cause:
+        error = _placement_refused(cause) or _capture_refused(cause, session, construct_with, asked, request)
+        error = error or why.unusable(cause)
+        if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(gpu.ordinal)):
+            raise  # not about the GPU: ONNX Runtime's own
+        if context_is_active(gpu.ordinal) is False:
+            raise error from cause  # there is no context of this process to be lost
+        raise lifetime.noted(error) from cause
+    return asked, Constructed({}, _placement_of(session, request))
+
+
+def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
+    """The device among those that the driver shows; where it answers only ONNX Runtime, nothing but its ordinal."""
+    cuda = why.cuda
+    if cuda is None or cuda.devices is None:
+        return unlisted(device)
+    if not cuda.devices:
+        raise why.unusable()
+    chosen = choose_visible(device, cuda)
+    provider = why.runtime.preload.provider if why.runtime.preload is not None else None
+    capability = chosen.compute_capability
+    if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
+        raise why.unusable()
+    return chosen
+
+
+def _verify_providers(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why: _Why) -> None:
+    bound = tuple(InferenceSession.get_providers(session))  # a class that somebody derived may have answers of its own
+    if requests.CUDA not in bound:
+        raise why.unusable()
+    if bound[: len(asked.names)] != asked.names:
+        raise _other_providers(asked.names, bound)
+    ordinal = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
+    listed = why.cuda is not None and why.cuda.devices is not None
+    if ordinal != str(chosen.ordinal):
+        raise ProviderFallbackError(
+            f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
+        )
+    if listed and context_is_active(chosen.ordinal) is False:
+        raise ProviderFallbackError(
+            f"ONNX Runtime bound cuda:{ordinal}, and this process has no CUDA context there", bound=bound
+        )
+
+
+def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | None, why: _Why) -> None:
+    """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them; so does any release with
+    a cuDNN that has no code for the GPU."""
+    placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
+    operators = placements.cudnn_operators(placed)
+    if why.cudnn_disabled:
+        if operators:
+            from ..diagnosis.messages import texts as messages
+
+            raise messages.cudnn_disabled(operators, [])
+        return
+    transforms = placements.cufft_operators(placed)
+    if operators or transforms or not placement.known:
+        why.runtime = load_lazily_opened(_stems_for(operators, transforms, everything=not placement.known))
+    report = why.runtime.preload
+    if report is None:
+        return
+    lacks_cudnn = report.path_of("libcudnn") is None or any(
+        stem_of(lib.soname).startswith("libcudnn") for lib in report.missing
+    )
+    if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
+        why.operators = frozenset(placed)
+        raise why.unusable()
+    if (operators or not placement.known) and _cudnn_lacks_code(report, capability):
+        why.operators = frozenset(placed) if placement.known else read_model(why.model).operators
+        if placements.cudnn_operators(why.operators):
+            raise why.unusable()
+
+
+def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None) -> bool:
+    held = _code_of(tuple(filter(None, map(report.path_of, CUDNN_CODE))))
+    return capability is not None and coverage_by(held, capability, os.environ) == "none"
+
+
+@functools.cache  # the files are loaded: they stay as they are
+def _code_of(cudnn: tuple[str, ...]) -> tuple[Architecture, ...] | None:
+    return read_architectures_of_cudnn(cudnn)
+
+
+def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
+    """Stems of the libraries that these operators will have opened."""
+    stems: set[str] = set()
+    if cudnn or everything:
+        stems |= {spec.stem for spec in LIBRARIES if spec.is_cudnn} | {"libnvrtc", "libcudart"}
+        if not everything and not {"RNN", "GRU", "LSTM"} & set(cudnn):
+            stems -= {"libcudnn_adv", "libcudnn_ext"}  # recurrent networks and attention, causal convolutions
+    if cufft or everything:
+        stems |= {"libcufft", "libnvJitLink"}
+    return frozenset(stems)
+
+
+def check_cpu_nodes(placement: Placement, cpu_nodes: CPUNodes, stacklevel: int) -> None:
+    """Warn of nodes that compute on the CPU, or refuse them. ``stacklevel`` counts from the caller, as in warnings."""
+    if cpu_nodes == "forbid":
+        refusal = placements.refusal(placement)
+        if refusal is not None:
+            raise refusal
+    elif cpu_nodes == "warn":
+        warning = placements.warning(placement)
+        if warning is not None:
+            warnings.warn(CPUNodesWarning(warning), stacklevel=stacklevel + 1)
+
+
+class _Why:
+    """What a diagnosis will need if this construction fails."""
+
+    def __init__(self, runtime: Runtime, device: DeviceRequest, model: Any, cudnn_disabled: bool) -> None:
+        self.runtime = runtime
+        self.device = device
+        self.model = model
+        self.cudnn_disabled = cudnn_disabled
+        self.cuda: CudaState | None = None
+        self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: as the model file has them
+        self.depends_on_model = False  # what was said last
+
+    def unusable(self, cause: BaseException | None = None) -> Any:
+        """The error to raise; with a ``cause`` that has nothing to do with the GPU, None."""
+        operators = self.operators
+        if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
+            report = self.runtime.preload
+            absent = [stem_of(library.soname) for library in report.missing] if report is not None else []
+            in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
+            in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
+            operators = read_model(self.model).operators if in_doubt else frozenset()
+        from ..diagnosis import Request, failure
+
+        request = Request(
+            device=self.device,
+            cudnn_operators=placements.cudnn_operators(operators),
+            cufft_operators=placements.cufft_operators(operators),
+            cudnn_disabled=self.cudnn_disabled,
+            collective_operators=read_collective_operators(self.model),
+        )
+        self.depends_on_model = bool(request.cudnn_operators or request.cufft_operators or request.collective_operators)
+        error = failure.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)
+        if not isinstance(error, ProviderFallbackError):
+            return error
+        from ..diagnosis.probe import elsewhere
+
+        return elsewhere.explained_elsewhere(error, self.cuda)
+
+
+def _all_providers(available: Sequence[str]) -> list[str]:
+    names = getattr(onnxruntime, "get_all_providers", None)
+    return list(names()) if names is not None else [*available, requests.CUDA, requests.CPU]
+
+
+def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -> DeviceRequest:
+    """The device of the argument and of the options of CUDA and TensorRT, which have to work on the same one."""
+    options = {name: requested.options_of(name).get("device_id", "") for name in (requests.CUDA, *requests.TENSORRT)}
+    named = {name: int(text) for name, text in options.items() if text.strip().isdecimal()}
+    if not named:
+        return device
+    ordinal = next(iter(named.values()))
+    if set(named.values()) != {ordinal} or (device is not None and ordinal_of(device) != ordinal):
+        given = [f"device_id={number} in the options of {name}" for name, number in named.items()]
+        raise ProviderRequestError(
+            "this session is asked for on different GPUs",
+            evidence=[*([f"device={device!r}"] if device is not None else []), *given],
+            fixes=[manual("name the GPU once")],
+            requested=requested.names,
+        )
+    return ordinal
+
+
+def _with_device(asked: requests.ProviderList, chosen: CudaDevice) -> requests.ProviderList:
+    """``asked`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
+    warning about plugin providers."""
+    named = any("device_id" in options for options in asked.options.values())
+    if chosen.ordinal == 0 and not named:
+        return asked
+    on_device = {
+        name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names
+    }
+    options = {name: {**asked.options_of(name), **on_device.get(name, {})} for name in asked.names}
+    return requests.ProviderList(asked.names, options)
+
+
+def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
+    from ..provider.tensorrt import check_loadable
+
+    if requests.TENSORRT[0] in requested.names and runtime.provider_library is not None:
+        check_loadable(runtime.provider_library)
+
+
+def _refuse_providers_in(options: Any) -> None:
+    if carries_providers(options):
+        raise ProviderRequestError(
+            "the SessionOptions carry execution providers of their own, which cannot be verified",
+            evidence=[
+                "set by add_provider, add_provider_for_devices or set_provider_selection_policy",
+                "a GPUSession is on the CUDA provider that is part of onnxruntime-gpu",
+            ],
+            fixes=[
+                manual("leave them out of the SessionOptions, and name those beside CUDA as providers="),
+                manual("or use onnxruntime.InferenceSession for a provider that a plugin brought"),
+            ],
+        )
+
+
+def _placement_refused(cause: BaseException) -> PlacementError | None:
+    if "fallback to CPU EP has been explicitly disabled" not in str(cause):
+        return None
+    return PlacementError(
+        "nodes of this model are on the CPU, and the session options forbid that",
+        evidence=[str(cause).strip().splitlines()[0], f"{CPU_FALLBACK_KEY}=1, which counts shape nodes too"],
+        fixes=[manual('leave that entry out and pass cpu_nodes="forbid": it tells compute nodes from shape nodes')],
+    )
+
+
+def _capture_refused(
+    cause: BaseException,
+    session: Any,
+    construct_with: Callable[[requests.ProviderList], None],
+    asked: requests.ProviderList,
+    request: SessionRequest,
+) -> GPUError | None:
+    from ..running.graph_requests import is_refusal, why_not_captured, without_capture
+
+    if not is_refusal(cause):
+        return None
+    try:
+        construct_with(without_capture(asked))  # what cannot be captured opens without, and tells where its nodes are
+        placement = placements.read_placement(session)
+    except Exception:  # noqa: BLE001 - the refusal stands, with less to say about it
+        placement = placements.UNKNOWN
+    return why_not_captured(cause, placement, request.model)
+
+
+def _other_providers(asked: tuple[str, ...], bound: tuple[str, ...]) -> ProviderFallbackError:
+    return ProviderFallbackError(
+        "ONNX Runtime bound other providers than those asked for",
+        evidence=[f"asked for: {', '.join(asked)}", f"bound: {', '.join(bound)}"],
+        bound=bound,
+    )
+
+
+def _describe(chosen: CudaDevice) -> Device:
+    from ..environment.gpu.driver import read_driver_version
+
+    version = read_driver_version()
+    return Device(
+        "cuda", chosen.ordinal, chosen.uuid, chosen.name, chosen.compute_capability, chosen.total_memory, version
+    )

@@ -1,0 +1,1 @@
+"""GPUSessionPool: sessions on several GPUs in one process."""

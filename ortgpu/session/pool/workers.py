@@ -1,0 +1,175 @@
+"""The sessions of a pool, each with the threads that call it: opened together, and closed together."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ...environment.gpu.cuda import initialise
+from ...errors import GPUError, ProviderRequestError, manual
+from ...model.structure import Model
+from ...process.background import Task
+from ...process.threads import Threads
+from ...provider import living as registry
+from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
+from ..lazily import gpu_session_class
+
+# With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
+_THREADS_PER_DEVICE = 3
+
+
+class Worker(Threads):
+    """A session, and the threads that call it. ``place``: which of the pool's devices it is on."""
+
+    def __init__(self, session: Any, place: int) -> None:
+        super().__init__(f"ortgpu-pool-{place}")
+        self.session = session
+        self.place = place
+        self.assigned: deque[Any] = deque()  # requests for whose sake threads were woken
+        self.busy = 0  # requests at work
+
+    @property
+    def capacity(self) -> int:
+        """How many requests it can work at."""
+        return len(self.threads)
+
+
+def open_workers(
+    workers: list[Worker],
+    model: Model,
+    devices: str | Iterable[Device | DeviceRequest],
+    sessions_per_device: int,
+    options: dict[str, Any],
+) -> None:
+    """Fill ``workers``: one for each session, those of one round over the devices after those of the one before.
+
+    Whatever is raised, the caller stops those that are there. The first session is opened here, so that its warnings
+    name the caller, and what keeps every GPU from being used is diagnosed once. The others follow at the same time, in
+    threads.
+
+    Raises:
+        TypeError, ValueError: the arguments have no meaning.
+        GPUError, Exception: as GPUSession raises; no session is left open that is not among ``workers``.
+    """
+    if sessions_per_device < 1:
+        raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
+    if options.get("cuda_graph"):
+        raise ProviderRequestError(
+            "a GPUSessionPool cannot replay CUDA graphs",
+            evidence=[
+                "while one is captured, CUDA refuses GPU memory to all threads, and its other sessions need some"
+            ],
+            fixes=[
+                manual("leave cuda_graph out, or give each GPU a process, with a GPUSession(cuda_graph=True) in it")
+            ],
+            requested="cuda_graph",
+        )
+    chosen = _choose(devices)
+    places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
+    sessions = _open_sessions(model, [chosen[place] for place in places], options)
+    workers += [Worker(session, place) for session, place in zip(sessions, places, strict=True)]
+    for worker in workers:
+        worker.start(-(-_THREADS_PER_DEVICE // sessions_per_device))
+
+
+def stop(workers: Sequence[Worker], pid: int) -> None:
+    """End the threads of all workers, then close their sessions. In a child forked from process ``pid``: nothing."""
+    if os.getpid() == pid:
+        for worker in workers:
+            worker.stop()
+        try:
+            for worker in workers:
+                worker.wait()
+        finally:  # of an interrupt: the threads end all the same
+            _close(worker.session for worker in workers)
+
+
+def _close(sessions: Iterable[Any]) -> None:
+    for session in sessions:
+        session.close()
+
+
+def _choose(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest]:
+    """The devices to ask GPUSession for, as ordinals where the driver shows any, else as they were named."""
+    everything = isinstance(devices, str) and devices == "all"  # an array would compare each of its elements
+    if not everything and (isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable)):
+        raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
+    named: list[DeviceRequest] = [] if everything else [as_request(device) for device in devices]
+    if not everything and not named:
+        raise _refused("devices names no GPU", named, "name at least one, or leave devices out for all")
+    for device in named:
+        check_form(device)
+    cuda = initialise()
+    shown = cuda.devices
+    if everything:
+        return [device.ordinal for device in shown or ()] or [None]
+    if shown:
+        requests: list[DeviceRequest] = [choose_visible(device, cuda).ordinal for device in named]
+    else:  # a session will say why, or be opened on the CPU
+        requests = named
+    keys = [str(each).lower() if ordinal_of(each) is None else ordinal_of(each) for each in requests]
+    for position, key in enumerate(keys):
+        if key in keys[:position]:
+            what = f"devices names one GPU twice: as {named[keys.index(key)]!r} and as {named[position]!r}"
+            raise _refused(what, named, "name each GPU once; sessions_per_device opens several sessions on each")
+    return requests
+
+
+def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        what, evidence=[f"devices={list(devices)!r}"], fixes=[manual(remedy)], requested=tuple(devices)
+    )
+
+
+def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[str, Any]) -> list[Any]:
+    session_class: Any = gpu_session_class()
+    open_session = functools.partial(session_class, model)
+    sessions = [open_session(device=devices[0], **options)]
+    if not sessions[0].device.is_gpu:  # by allow_cpu; one after the other, so that each warns the caller
+        try:
+            for device in devices[1:]:
+                sessions.append(open_session(device=device, **options))  # noqa: PERF401 - closed if the next one fails
+        except BaseException:
+            _close(sessions)
+            raise
+        return sessions
+    # Of nodes on the CPU the first has warned: placement is a matter of the model and of ONNX Runtime's build. Where it
+    # is on a GPU, none goes to the CPU: that would be given its share of requests, and hold up those behind them.
+    options = {**options, "allow_cpu": False}
+    if options.get("cpu_nodes", "warn") == "warn":
+        options["cpu_nodes"] = "allow"
+    opened: dict[int, Any] = {}  # by the threads themselves: an interrupt of who waits for them must lose none
+
+    def open_one(number: int) -> None:
+        opened[number] = open_session(device=devices[number], **options)
+
+    others = range(1, len(devices))
+    tasks = [Task(functools.partial(open_one, number), f"ortgpu-open-{devices[number]}") for number in others]
+    errors: list[BaseException] = []
+    for task in tasks:
+        try:
+            task.result()
+        except BaseException as error:  # noqa: BLE001 - raised when all have ended
+            errors.append(error)
+    if errors:
+        _close([*sessions, *opened.values()])
+        try:
+            raise _one_of(errors)
+        finally:
+            del errors, task, tasks  # this frame is in its traceback
+    sessions += [opened[number] for number in others]
+    for session in sessions[1:]:
+        registry.attribute(session, to=sessions[0])
+    return sessions
+
+
+def _one_of(errors: Sequence[BaseException]) -> BaseException:
+    """An interrupt, or the first with the others."""
+    interrupt = next((error for error in errors if not isinstance(error, Exception)), None)
+    first, *others = errors
+    if interrupt is None and isinstance(first, GPUError):
+        first.with_others((*first.others, *(other for other in others if isinstance(other, GPUError))))
+    return interrupt or first

@@ -1,0 +1,37 @@
+"""What the caller of a constructor asked for, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..model.structure import Model
+from ..provider.devices import Device, DeviceRequest
+from ..provider.placement import Placement
+from .arguments import CPUNodes
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """What the caller of a constructor asked for."""
+
+    model: Model
+    sess_options: Any = None
+    providers: Sequence[Any] | None = None
+    provider_options: Sequence[dict[Any, Any]] | None = None
+    device: DeviceRequest = None
+    cpu_nodes: CPUNodes = "warn"
+    cuda_graph: bool = False
+    choose_options: bool = True  # set CHOSEN_OPTIONS where the caller does not
+    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
+    # False: raise at once what kept this process from the device before, as long as the variables, the provider's file
+    # and the loaded libraries are the same
+    try_again: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    device: Device
+    placement: Placement
+    options_chosen: dict[str, tuple[str, str]]
