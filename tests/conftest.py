@@ -11,10 +11,10 @@ from benchmarks.common import GPUs, find_gpus
 if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":
     os.environ.setdefault("ORTGPU_GPU", "require")
 
-pytest.register_assert_rewrite("tests.lab", "tests.doctor_runs", "tests.preflight_runs")
+pytest.register_assert_rewrite("tests.lab", "tests.support.doctor_runs", "tests.support.preflight_runs")
 
 from tests.lab.fixtures import lab, models, module_lab, stubs, wheels  # noqa: E402 - their assertions are rewritten
-from tests.staged_sessions import staged_child  # noqa: E402 - it stands below what must come first
+from tests.support.staged_sessions import staged_child  # noqa: E402 - it stands below what must come first
 
 __all__ = ["lab", "models", "module_lab", "staged_child", "stubs", "wheels"]
 

@@ -17,7 +17,7 @@ import pytest
 import ortgpu
 from ortgpu import errors
 from ortgpu.errors import CPUExecutionWarning, Fix, GPUError, catalogue
-from tests.made_errors import EACH, contents, full
+from tests.support.made_errors import EACH, contents, full
 
 BUILTINS = (RuntimeError, ImportError, OSError, LookupError, MemoryError, ValueError)
 

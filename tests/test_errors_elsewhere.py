@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ortgpu import errors
 from ortgpu.errors import Fix, GPUError, catalogue
-from tests.made_errors import EACH, contents, full
+from tests.support.made_errors import EACH, contents, full
 
 
 @EACH

@@ -49,8 +49,8 @@ _USUAL = _FLOATS | {_UINT8, _INT8, _UINT16, _INT16, _INT32, _INT64, _BOOL, _UINT
 _NARROW = frozenset((_UINT8, _INT8, _UINT16, _INT16))
 
 # Operators that lack CUDA kernels for some of the usual types in releases 1.28 to 1.31, and these types. Of the others
-# of placement.py that handle shapes, all usual types and all versions up to opset 25 have one (tests/test_kernels.py).
-# It serves only to tell nodes that share a key from each other.
+# of placement.py that handle shapes, all usual types and all versions up to opset 25 have one
+# (tests/provider/test_kernels.py). It serves only to tell nodes that share a key from each other.
 LACKING: Mapping[bytes, frozenset[int]] = {
     **dict.fromkeys((b"Equal", b"Greater", b"GreaterOrEqual", b"Less", b"LessOrEqual", b"Mod"), _NARROW),
     **dict.fromkeys((b"Max", b"Min"), frozenset((_UINT8, _INT8))),

@@ -7,7 +7,7 @@ from tests.faults.case import H200, MENDED, Case, in_group, with_gpus
 from tests.lab import GPU, NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
 from tests.lab.installed import CUDA, LINKS_DRIVER
-from tests.releases import OLDEST, TOO_OLD
+from tests.support.releases import OLDEST, TOO_OLD
 
 A100 = GPU(uuid="GPU-22222222-2222-3333-4444-555555555555", name="NVIDIA A100", capability=(8, 0))
 P4 = GPU(uuid="GPU-33333333-2222-3333-4444-555555555555", name="Tesla P4", capability=(6, 1))

@@ -9,7 +9,7 @@ from tests.faults.driver import CODE_FOR_FEWER, OLD_DRIVER
 from tests.lab import NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
 from tests.lab.installed import CUDA
-from tests.releases import OLDEST
+from tests.support.releases import OLDEST
 
 OLDER_COMPAT = {12: "470.57.02", 13: "550.54.14"}[CUDA]  # what CUDA 11.4 and 12.4 came with
 

@@ -13,7 +13,7 @@ from tests.faults.package_files import CUDA_PROVIDER
 from tests.lab import NVML, Cuda, Overlay
 from tests.lab.fixtures import Lab
 from tests.lab.installed import CUDA, LINKED, soname
-from tests.releases import TOO_OLD
+from tests.support.releases import TOO_OLD
 
 # The releases whose needs differ from those of the package under test: the last for CUDA 12, the first for CUDA 13.
 LAST_OF_CUDA_12 = "1.26.0"
@@ -299,7 +299,7 @@ CASES = in_group(
         ),
         Case(
             "cudnn-without-code-for-the-gpu",
-            "DriverUnusableError",  # as far as the stub goes; a session is refused for it: tests/test_cudnn_code.py
+            "DriverUnusableError",  # as far as the stub goes; a session is refused: tests/session/test_cudnn_code.py
             ("the installed cuDNN holds no code for Tesla V100 (compute capability 7.0)",),
             newest_of_cuda_12,
             others=("UnsupportedDeviceError",),

@@ -29,12 +29,12 @@ def not_here(id_: str, why: str) -> Row:
     return Row(id_, "not here", why)
 
 
-_GUARD = "tests/test_guard.py"
+_GUARD = "tests/session/test_guard.py"
 _WINDOWS = "tests/windows/test_faults.py"
 
 ROWS: tuple[Row, ...] = (
     not_here("A11", "it takes a machine with an aarch64 processor; the advice for it is judged over made facts"),
-    not_here("A14", "glibc refuses an executable stack from 2.41 on; the words are judged in tests/test_diagnosis.py"),
+    not_here("A14", "glibc refuses executable stacks from 2.41 on; the words: tests/diagnosis/test_diagnosis.py"),
     elsewhere("A17", f"{_WINDOWS}::test_w01_an_import_of_which_no_file_tells_why, on a prepared machine"),
     gpu("B10", "tests/gpu/test_cudnn.py::test_a_model_with_a_convolution_is_refused"),
     gpu("B11", "tests/gpu/test_refused.py::test_a_transform_without_cufft_is_refused"),
@@ -45,7 +45,7 @@ ROWS: tuple[Row, ...] = (
     not_here("B28", "a provider for another GPU runtime (TensorRT RTX), in releases that are no longer supported"),
     gpu("C11", "tests/gpu/test_refused.py::test_less_than_a_context_takes_is_refused"),
     not_here("C12", "as C11, at the creation of cuDNN: none of the amounts that tests/gpu/test_refused.py leaves is "
-                    "known to end there; the words are judged in tests/test_diagnosis_words.py"),
+                    "known to end there; the words are judged in tests/diagnosis/test_diagnosis_words.py"),
     not_here("C13", "it takes a GPU that the wheel has no code for: the generations are cases here, with made GPUs"),
     not_here("C14", "it takes a GPU for which there is only PTX"),
     not_here("C15", "WSL"),
@@ -53,7 +53,7 @@ ROWS: tuple[Row, ...] = (
                     "every machine of this table shows"),
     not_here("C17", "it takes a GPU that is defective"),
     not_here("C18", "it takes a GPU that is partitioned; names of partitions are tested in "
-                    "tests/test_device_requests.py"),
+                    "tests/provider/test_device_requests.py"),
     elsewhere("D07", f"{_GUARD}::test_set_providers"),
     gpu("D11", "tests/gpu/test_requests.py::test_cuda_goes_first"),
     gpu("D12", "tests/gpu/test_models.py::test_every_computing_node_is_on_cuda"),
@@ -61,17 +61,23 @@ ROWS: tuple[Row, ...] = (
     gpu("D14", "tests/gpu/test_placement.py::test_reasons_and_copies"),
     gpu("D15", "tests/gpu/test_placement.py::test_known_placements"),
     gpu("D16", "tests/gpu/test_placement.py::test_a_version_newer_than_its_kernel"),
-    elsewhere("D17", "tests/test_broken_environments.py::test_what_is_not_about_the_gpu_stays_onnx_runtimes_own"),
+    elsewhere(
+        "D17",
+        "tests/behaviour/test_broken_environments.py::test_what_is_not_about_the_gpu_stays_onnx_runtimes_own",
+    ),
     gpu("D19", "tests/gpu/test_refused.py::test_a_graph_that_cannot_be_captured_is_refused"),
-    elsewhere("E01", "tests/test_running.py, tests/test_guard.py::test_failures_while_running_are_typed"),
+    elsewhere(
+        "E01",
+        "tests/session/test_running.py, tests/session/test_guard.py::test_failures_while_running_are_typed",
+    ),
     gpu("E02", "tests/gpu/test_running.py::test_out_of_memory_is_typed_with_its_sizes"),
     not_here("E03", "a race that corrupts a shape"),
     gpu("E05", "tests/gpu/test_running.py::test_a_sticky_error_names_the_cuda_error"),
     gpu("E06", "tests/gpu/test_pipeline.py::test_captured_results_in_threads"),
     not_here("E07", "it takes a convolution that cuDNN cannot plan on the GPU at hand; the words are judged in "
-                    "tests/test_running.py"),
+                    "tests/session/test_running.py"),
     not_here("E08", "it takes a model that cuDNN refuses and ONNX Runtime accepts; the words are judged in "
-                    "tests/test_running.py"),
+                    "tests/session/test_running.py"),
     gpu("E09", "tests/gpu/test_pipeline.py::test_the_heuristic_search_is_chosen_unless_the_caller_chose"),
     gpu("E10", "tests/gpu/test_models.py::test_agrees_closely_without_tf32"),
     gpu("E11", "tests/gpu/test_running.py::test_the_first_sessions_of_a_process_in_parallel"),
@@ -89,7 +95,10 @@ ROWS: tuple[Row, ...] = (
     gpu("G01", "tests/gpu/test_running.py::test_a_child_whose_parent_used_cuda_through_torch_is_told"),
     gpu("G02", "tests/gpu/test_running.py::test_a_child_forked_after_cuda_is_told"),
     elsewhere("G03", f"{_GUARD}::test_pickling"),
-    elsewhere("G08", "tests/test_broken_environments.py, every case: the cause comes without reading the log"),
+    elsewhere(
+        "G08",
+        "tests/behaviour/test_broken_environments.py, every case: the cause comes without reading the log",
+    ),
     elsewhere("W01", f"{_WINDOWS}, test_w01_..., on a prepared machine: the DLLs of a missing dependency are named"),
     elsewhere("W02", f"{_WINDOWS}, test_w02_..., on a prepared machine"),
     elsewhere("W03", f"{_WINDOWS}::test_w03_cuda_path_set_is_no_fault_and_no_cause, on a prepared machine"),

@@ -22,7 +22,7 @@ def operators_without_cudnn() -> None:
 
     from ortgpu.provider.options import recording_options
     from ortgpu.provider.placement import read_placement
-    from tests.cudnn_operators import CASES, model_of
+    from tests.support.cudnn_operators import CASES, model_of
 
     report("a convolution", a_convolution())
     different, elsewhere = [], []
@@ -44,7 +44,7 @@ def operators_without_cudnn() -> None:
 def a_convolution() -> list[float]:
     """What a convolution gives, which has cuDNN in this process from now on."""
     from ortgpu import GPUSession
-    from tests.networks import random_network
+    from tests.support.networks import random_network
 
     with GPUSession(random_network(1)) as session:
         return [float(value) for value in session.run(None, random_feed(session, 1))[0].ravel()[:3]]

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.common import report
 from benchmarks.workers import plain_session
 from tests.gpu.programs import attempt, device_facts, relative_error
-from tests.networks import CHANNELS, SIZE, Network, random_network
+from tests.support.networks import CHANNELS, SIZE, Network, random_network
 
 
 def layouts(networks: int, batches: list[int]) -> None:

@@ -74,7 +74,7 @@ def cuda_graphs() -> None:
     import onnxruntime
 
     from ortgpu import GPUSession
-    from tests.known_placements import control_flow, island
+    from tests.support.known_placements import control_flow, island
 
     graphs = [(CUDA, {"enable_cuda_graph": "1"})]
 

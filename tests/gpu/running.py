@@ -313,7 +313,7 @@ def asynchronous_and_dropped(model: str, count: int) -> None:
     import numpy as np
 
     from ortgpu import GPUSession
-    from tests.async_sessions import drop_sessions
+    from tests.support.async_sessions import drop_sessions
 
     with GPUSession(model) as session:
         (taken,) = session.get_inputs()
@@ -371,7 +371,7 @@ def place() -> None:
     import warnings
 
     from ortgpu import GPUSession
-    from tests.known_placements import FEEDS, MODELS
+    from tests.support.known_placements import FEEDS, MODELS
 
     for name, make in MODELS.items():
         model, feed = make(), FEEDS[name]()
@@ -403,7 +403,7 @@ def place() -> None:
 
 def place_versions() -> None:
     from ortgpu import GPUSession
-    from tests.known_placements import RENEWED_IN_22, alone
+    from tests.support.known_placements import RENEWED_IN_22, alone
 
     for op_type in RENEWED_IN_22:
         for opset in (21, 22):
@@ -425,7 +425,7 @@ def place_beside_shapes(folder: str) -> None:
     import zipfile
 
     from ortgpu import GPUSession, PlacementError
-    from tests.logged_placement import logged
+    from tests.support.logged_placement import logged
 
     models = os.path.join(folder, "models.zip")
     found = logged(models, os.path.join(folder, "log"))
@@ -450,7 +450,7 @@ def place_own_format(folder: str) -> None:
     import onnxruntime
 
     from ortgpu import GPUSession
-    from tests.known_placements import FEEDS, MODELS
+    from tests.support.known_placements import FEEDS, MODELS
 
     def write(name: str, provider: str) -> str:
         path = os.path.join(folder, f"{name}-{provider}.ort")
@@ -484,7 +484,7 @@ def place_own_format(folder: str) -> None:
     attempt("run: all on CUDA", lambda: run("all_on_cuda", write("all_on_cuda", CPU)))
     attempt("run: written on CUDA", lambda: run("island", write("island", CUDA)))
     plain = (
-        "import sys, onnxruntime; from tests.known_placements import FEEDS;"
+        "import sys, onnxruntime; from tests.support.known_placements import FEEDS;"
         f"onnxruntime.InferenceSession(sys.argv[1], providers=['{CUDA}', '{CPU}']).run(None, FEEDS['island']())"
     )
     done = subprocess.run([sys.executable, "-c", plain, island], capture_output=True, timeout=60, check=False)
@@ -492,7 +492,7 @@ def place_own_format(folder: str) -> None:
 
 
 def check_placement(folder: str) -> None:
-    from tests.known_placements import island
+    from tests.support.known_placements import island
 
     model, page = os.path.join(folder, "island.onnx"), os.path.join(folder, "page.html")
     with open(model, "wb") as file:

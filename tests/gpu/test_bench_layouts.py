@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ortgpu.session.chosen.layouts import LAYOUTS
-from tests.command_line import is_clean, ortgpu
-from tests.networks import CHANNELS, Network
+from tests.support.command_line import is_clean, ortgpu
+from tests.support.networks import CHANNELS, Network
 
 pytestmark = pytest.mark.ortgpu
 

@@ -1,7 +1,7 @@
 """Several ranks, each on a GPU of its own, under the real launchers: preflights through NCCL, and sessions by rank.
 
 Needs two GPUs, a launcher (torch, or Open MPI's orterun), and nccl4py with NCCL's library. The same faults as in
-tests/test_preflight.py, where NCCL is a stub: what is shown here is that NCCL can be stopped in the middle.
+tests/distributed/test_preflight.py, where NCCL is a stub: what is shown here is that NCCL can be stopped in the middle.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.common import child_environment, run_child
-from tests.guarded_libraries import LIBRARIES
 from tests.lab.models import Models
+from tests.support.guarded_libraries import LIBRARIES
 
 pytestmark = pytest.mark.ortgpu
 
@@ -116,7 +116,7 @@ def test_a_verified_session_is_a_gpu_session(relu: Path, tmp_path: Path) -> None
         assert found[name]["providers"] == ON_GPU.split(",")
     assert found["while running"] == "ProviderFailureError"
     assert found["sent"] == found["copied"] == ["ortgpu.session.GPUSession", True]
-    assert found["pickable sent"] == ["tests.guarded_sessions.Pickable", True]
+    assert found["pickable sent"] == ["tests.support.guarded_sessions.Pickable", True]
 
 
 def test_set_providers(relu: Path, tmp_path: Path) -> None:

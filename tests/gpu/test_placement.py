@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ortgpu.provider.requests import CPU, CUDA
-from tests.known_placements import RENEWED_IN_22
-from tests.shape_operators import misjudged, models_beside_shapes
+from tests.support.known_placements import RENEWED_IN_22
+from tests.support.shape_operators import misjudged, models_beside_shapes
 
 from .children import Report, run_program
 

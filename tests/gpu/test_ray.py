@@ -12,7 +12,7 @@ import pytest
 from benchmarks.common import GPUs, child_environment, run_child
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PROGRAMS = ROOT / "tests" / "ray_programs.py"
+PROGRAMS = ROOT / "tests" / "support" / "ray_programs.py"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "NCCL_NVLS_ENABLE": "0"}  # the second: as in test_distributed.py
 DEADLINE = 240  # seconds
 

@@ -325,7 +325,7 @@ def uncapturable() -> None:
     import onnx.parser
 
     from ortgpu import GPUSession
-    from tests.known_placements import FEEDS, MODELS
+    from tests.support.known_placements import FEEDS, MODELS
 
     def model(text: str) -> bytes:
         data: bytes = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text).SerializeToString()

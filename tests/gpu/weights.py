@@ -61,7 +61,7 @@ def weights_in_place(model: str, folder: str) -> None:
 def weights_that_do_not_fit(folder: str) -> None:
     """What ours and plain ONNX Runtime raise for the same file."""
     from ortgpu import GPUSession
-    from tests.test_weights import too_short_for_its_shape
+    from tests.session.test_weights import too_short_for_its_shape
 
     path = Path(folder) / "model.onnx"
     path.write_bytes(too_short_for_its_shape())

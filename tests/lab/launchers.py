@@ -22,7 +22,7 @@ from tests.lab.child import ChildResult, Machine, Problem, problem_from
 from tests.lab.hosts import Network
 
 ROOT = Path(__file__).parents[2]
-RANK_PROGRAM = ROOT / "tests" / "rank_program.py"
+RANK_PROGRAM = ROOT / "tests" / "support" / "rank_program.py"
 MARK = "LAB_JOB"  # a variable that all processes of one launch have
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # which Open MPI refuses by itself

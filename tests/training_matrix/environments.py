@@ -39,7 +39,7 @@ REQUIREMENTS = (
     *NEEDED_BY_ORTGPU,
 )
 GPU_RELEASE = "1.31.1"
-PROGRAMS = str(ROOT / "tests/training_programs.py")
+PROGRAMS = str(ROOT / "tests/support/training_programs.py")
 
 
 def bin_of(site: Path) -> Path:

@@ -17,8 +17,8 @@ from ortgpu.environment.libraries.search import resolve
 from ortgpu.environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
 from ortgpu.environment.libraries.windows_runtime import missing_from_the_system
 from ortgpu.provider.preloading import NOTHING, Plan, PreloadReport, load
-from tests.made_dlls import X86_64, dll, put
-from tests.made_facts import HEALTHY
+from tests.support.made_dlls import X86_64, dll, put
+from tests.support.made_facts import HEALTHY
 from tests.windows.trees import CUDNN, LAZY, NEEDED, TOOLKIT, places
 
 VISUAL_C = ("MSVCP140.dll", "VCRUNTIME140.dll", "MSVCP140_ATOMIC_WAIT.dll")

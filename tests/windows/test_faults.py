@@ -21,8 +21,8 @@ from ortgpu.environment.inspection import as_plain
 from ortgpu.errors import GPUError, LibraryNotFoundError, ProviderRequestError, Severity, manual, shell
 from ortgpu.provider.preloading import open_library
 from ortgpu.provider.tensorrt import check_loadable
-from tests.diagnosis_cases import CASES, Case
-from tests.made_facts import AVAILABLE, CUDA_H200, H200, HEALTHY, part
+from tests.support.diagnosis_cases import CASES, Case
+from tests.support.made_facts import AVAILABLE, CUDA_H200, H200, HEALTHY, part
 from tests.windows.machine import VISUAL_C, Machine
 from tests.windows.trees import CUDNN, NEEDED_12, TOOLKIT, TOOLKITS
 

@@ -12,7 +12,7 @@ import pytest
 from ortgpu.environment.libraries.loader_windows import lacking_functions, missing_dependency, words_of
 from ortgpu.environment.libraries.windows_kernel import Kernel32
 from ortgpu.provider.preloading import open_library
-from tests.made_dlls import ARM64
+from tests.support.made_dlls import ARM64
 from tests.windows.machine import Machine
 from tests.windows.trees import CUDNN, TOOLKIT
 

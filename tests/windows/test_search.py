@@ -12,7 +12,7 @@ import pytest
 from ortgpu.environment.libraries import places_windows as library_places_windows
 from ortgpu.environment.libraries.search import find_roots, resolve
 from tests.library_search.trees import Place, chosen, reasons
-from tests.made_dlls import ARM64, I386, dll, put
+from tests.support.made_dlls import ARM64, I386, dll, put
 from tests.windows.trees import (
     ALL,
     CUDNN,

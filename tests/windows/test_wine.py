@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.made_dlls import ARM64, dll
+from tests.support.made_dlls import ARM64, dll
 from tests.windows.machine import PreparedKernel
 
 COMPILER = shutil.which("x86_64-w64-mingw32-gcc")

@@ -11,7 +11,7 @@ from ortgpu.environment.libraries.places import SearchPlaces
 from ortgpu.environment.libraries.places_windows import WINDOWS
 from ortgpu.environment.libraries.search import Resolution, resolve
 from tests.library_search.trees import Place, chosen, conda_environment, variable
-from tests.made_dlls import put
+from tests.support.made_dlls import put
 
 TOOLKIT = ("cublasLt64_13.dll", "cublas64_13.dll")
 LAZY = ("cudart64_13.dll", "cufft64_12.dll", "nvrtc64_130_0.dll", "nvJitLink_130_0.dll")

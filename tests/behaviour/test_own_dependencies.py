@@ -1,0 +1,78 @@
+"""What ortgpu itself needs is missing or broken: its commands say so and what mends it, and blame nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import Machine, Overlay
+from tests.lab.fixtures import Lab
+
+
+def old_protobuf(overlay: Overlay) -> None:
+    """An onnx of today meets a protobuf before 5.26, which has no such module; TensorFlow and others pin one."""
+    overlay.remove("google/protobuf/runtime_version.py")
+
+
+def no_protobuf(overlay: Overlay) -> None:
+    overlay.uninstall("protobuf")
+
+
+def ortgpu(machine: Machine, *arguments: str) -> Any:
+    result = machine.run(argv=["-m", "ortgpu", *arguments])
+    assert "Traceback" not in result.output, result.output
+    return result
+
+
+@pytest.mark.parametrize("breaks", [old_protobuf, no_protobuf])
+def test_the_demo_names_onnx(lab: Lab, breaks: Any) -> None:
+    machine = lab.machine()
+    breaks(machine.overlay)
+    result = ortgpu(machine, "demo")
+    assert result.returncode == 1
+    assert "the package onnx cannot be imported" in result.output
+    assert "install --upgrade onnx protobuf" in result.output
+
+
+def test_a_model_that_cannot_be_read_for_that_is_not_blamed(lab: Lab) -> None:
+    machine = lab.machine()
+    old_protobuf(machine.overlay)
+    code = f"import ortgpu; report(ortgpu.diagnose(model={str(lab.models.relu)!r}).as_dict()['problems'])"
+    problems = machine.run(code).ok().json
+    assert [(each["type"], each["severity"]) for each in problems if each["code"] != "driver-not-found"] == [
+        ("BrokenPackageError", "warning")
+    ]
+    assert "nothing is known of the model" in problems[-1]["summary"]
+
+
+@pytest.mark.parametrize("name", ["rich", "click"])
+def test_without_its_command_line(lab: Lab, name: str) -> None:
+    machine = lab.machine()
+    machine.overlay.uninstall(name)
+    result = ortgpu(machine, "doctor")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    command = result.stderr.splitlines()[-1].strip()
+    assert command.endswith("pip install --upgrade rich click")
+    shown = subprocess.run(f"{command} --help", shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 0, shown.stderr
+
+
+SHADOWS = ["raise RuntimeError('no such thing')", "answer = 42"]
+
+
+@pytest.mark.parametrize("text", SHADOWS)
+@pytest.mark.parametrize("name", ["rich", "click", "onnx", "numpy"])
+def test_a_file_of_the_users_own_is_in_the_way(lab: Lab, tmp_path: Path, name: str, text: str) -> None:
+    """`click.py` beside the program: installing what is installed already would not help."""
+    stray = tmp_path / f"{name}.py"
+    stray.write_text(text, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parents[2])])
+    result = lab.machine().run(argv=["-m", "ortgpu", "check"], env={"PYTHONPATH": path})
+    assert result.returncode == 1
+    assert f"rename {stray}, or take its folder off the search path" in result.output
+    assert "install --" not in result.output

@@ -1,0 +1,244 @@
+"""``ortgpu check``: the inputs that it makes up, its exit codes, and what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import GPUs
+from ortgpu.cli import inputs
+from ortgpu.cli.model import example_model
+from ortgpu.errors import catalogue
+from tests.lab.fixtures import Lab
+from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
+from tests.support.known_placements import MODELS
+
+# Inputs
+
+
+@pytest.mark.parametrize("kind", ["float16", "float", "double", "int8", "int32", "int64", "uint8", "bool", "string"])
+def test_input_of_each_type(kind: str) -> None:
+    array = inputs.make_inputs([Described("x", f"tensor({kind})", ["batch", 3, None])])["x"]
+    assert array.shape == (1, 3, 1)
+    assert array.dtype == {"float": "float32", "double": "float64", "string": "O"}.get(kind, kind)
+
+
+def test_input_values() -> None:
+    made = inputs.make_inputs(
+        [
+            Described("input_ids", "tensor(int64)", ["batch", 4]),
+            Described("attention_mask", "tensor(int64)", ["batch", 4]),
+            Described("audio_length", "tensor(int64)", ["batch"]),
+            Described("sequence_lens", "tensor(int32)", ["batch"]),
+            Described("silent", "tensor(int32)", ["batch"]),
+            Described("scale", "tensor(float)", []),
+            Described("text", "tensor(string)", [2]),
+            Described("none", "tensor(float)", [0, 4]),
+        ]
+    )
+    assert made["input_ids"].tolist() == [[0, 0, 0, 0]]
+    assert made["attention_mask"].tolist() == [[1, 1, 1, 1]]
+    assert [made[name].tolist() for name in ("audio_length", "sequence_lens", "silent")] == [[1], [1], [0]]
+    assert 0 <= made["scale"].item() < 1
+    assert made["text"].tolist() == ["", ""]
+    assert made["none"].shape == (0, 4)
+
+
+@pytest.mark.parametrize("kind", ["tensor(bfloat16)", "seq(tensor(float))", "map(int64,tensor(float))"])
+def test_input_that_cannot_be_made_up(kind: str) -> None:
+    with pytest.raises(inputs.UnknownInputError, match=re.escape(kind)):
+        inputs.make_inputs([Described("x", kind, [])])
+
+
+def test_example_model_is_valid_and_always_the_same() -> None:
+    import onnx
+
+    model = onnx.load_model_from_string(example_model())
+    onnx.checker.check_model(model, full_check=True)
+    assert (model.ir_version, [o.version for o in model.opset_import]) == (8, [17])
+    assert example_model() == example_model()
+
+
+# Without a GPU
+
+
+def test_check_without_a_gpu() -> None:
+    result = ortgpu("check", env={**NO_GPU, "FORCE_COLOR": "1", "COLUMNS": "40"})
+    assert result.returncode == 1
+    assert is_clean(result)
+    lines = result.stdout.splitlines()
+    assert lines[0].partition(": ")[0] in {cls.__name__ for cls in catalogue().values()}
+    assert "To fix it:" in lines
+    assert lines[-1].removeprefix("More: ortgpu explain ") in catalogue()
+
+
+def test_check_json_without_a_gpu() -> None:
+    result = ortgpu("check", "--json", env=NO_GPU)
+    assert result.returncode == 1
+    document = json.loads(result.stdout)
+    assert document["ok"] is False
+    assert document["model"] is None
+    error = document["error"]
+    assert error["code"] in catalogue()
+    assert error["type"] == catalogue()[error["code"]].__name__
+    assert error["summary"]
+    assert error["evidence"]
+    assert error["fixes"]
+
+
+def test_check_allows_the_cpu_loudly() -> None:
+    result = ortgpu("check", "--allow-cpu", "--runs", "2", env=NO_GPU)
+    assert result.returncode == 0, result
+    assert is_clean(result)
+    assert not result.stderr, "what the report says is said once"
+    assert "To fix it:" in result.stdout
+    assert "Opened on the CPU all the same" in result.stdout
+    assert "runs on the GPU" not in result.stdout
+
+
+def test_check_says_who_allowed_the_cpu_and_that_no_page_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    given = ortgpu("check", "--allow-cpu", "--runs", "0", env=NO_GPU)
+    assert "because --allow-cpu was given" in given.stdout
+    variable = ortgpu("check", "--runs", "0", "--html", str(page), env={**NO_GPU, "ORTGPU_ALLOW_CPU": "1"})
+    assert variable.returncode == 0
+    assert "because ORTGPU_ALLOW_CPU is set" in variable.stdout
+    assert f"{page} is not written: nothing is on a GPU" in variable.stdout
+    assert not page.exists()
+
+
+def test_a_page_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    """Said before a model is opened, not afterwards."""
+    result = ortgpu("check", "--html", str(tmp_path / "absent" / "page.html"), "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 2, result
+    assert is_clean(result)
+    assert "cannot be written: No such file or directory" in result.stderr
+    assert result.stdout == ""
+    result = ortgpu("check", "--html", str(tmp_path / f"{'a' * 300}.html"), "--allow-cpu", env=NO_GPU)
+    assert result.returncode == 2, result
+    assert "cannot be written: File name too long" in result.stderr
+
+
+def test_a_link_to_a_page_that_is_not_there_yet_stays(tmp_path: Path) -> None:
+    link = tmp_path / "latest.html"
+    link.symlink_to("page.html")
+    assert ortgpu("check", "--runs", "0", "--html", str(link), "--allow-cpu", env=NO_GPU).returncode == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["latest.html"]
+
+
+def test_check_json_on_the_cpu() -> None:
+    result = ortgpu("check", "--allow-cpu", "--runs", "2", "--json", env=NO_GPU)
+    assert result.returncode == 0, result
+    document = json.loads(result.stdout)
+    assert document["ok"] is True
+    assert document["device"]["is_gpu"] is False
+    assert document["providers"] == ["CPUExecutionProvider"]
+    assert document["on_cpu_because"]["code"] in catalogue()
+    assert document["gpu_memory"] is None
+    assert document["latency_ms"]["runs"] == 2
+    assert document["latency_ms"]["min"] <= document["latency_ms"]["median"]
+
+
+def test_check_does_not_run_when_told_so() -> None:
+    document = json.loads(ortgpu("check", "--allow-cpu", "--runs", "0", "--json", env=NO_GPU).stdout)
+    assert document["ok"] is True
+    assert document["latency_ms"] is None
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_check_of_what_is_no_model(tmp_path: Path, as_json: bool) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"not a model")
+    result = ortgpu("check", str(path), "--allow-cpu", *(["--json"] if as_json else []), env=NO_GPU)
+    assert result.returncode == 1
+    assert is_clean(result)
+    if as_json:
+        document = json.loads(result.stdout)
+        assert document["model"] == str(path)
+        assert document["error"]["type"] == "InvalidProtobuf"
+        assert document["error"]["code"] is None
+    else:
+        assert "InvalidProtobuf" in result.stdout
+
+
+def test_check_of_a_model_that_its_inputs_do_not_fit(tmp_path: Path) -> None:
+    from onnx import parser
+
+    head = '<ir_version: 8, opset_import: ["": 17]>'
+    text = head + "g (float[a, 4] x, float[b, 3] y) => (float[c, d] z) { z = MatMul(x, y) }"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(parser.parse_model(text).SerializeToString())
+    result = ortgpu("check", str(path), "--allow-cpu", "--json", env=NO_GPU)
+    assert result.returncode == 0, result
+    document = json.loads(result.stdout)
+    assert document["latency_ms"] is None
+    assert "made-up inputs" in document["latency_error"]
+
+
+def test_check_names_every_missing_library(lab: Lab) -> None:
+    machine = lab.machine()
+    machine.overlay.remove("nvidia/*/lib/libcurand.so.10")
+    result = machine.run(argv=["-m", "ortgpu", "check", "--json"])
+    assert result.returncode == 1, result.output
+    error = json.loads(result.stdout)["error"]
+    named = [error, *error["others"]]
+    assert "library-not-found" in {each["code"] for each in named}, named
+    assert "libcurand.so.10" in result.stdout
+
+
+# With a GPU
+
+
+@pytest.mark.ortgpu
+def test_check_on_the_gpu(gpus: GPUs) -> None:
+    gpu_uuid = gpus.visible[0].uuid
+    result = ortgpu("check", "--device", "0", "--cpu-nodes", "forbid", "--json")
+    assert result.returncode == 0, result
+    document = json.loads(result.stdout)
+    assert document["ok"] is True
+    assert document["device"]["uuid"] == gpu_uuid
+    assert document["providers"][0] == "CUDAExecutionProvider"
+    assert document["provider_options"]["device_id"] == "0"
+    assert document["placement"]["cpu_compute_nodes"] == []
+    assert document["placement"]["by_provider"]["CUDAExecutionProvider"] > 0
+    assert document["gpu_memory"] is None or document["gpu_memory"] > 1 << 20
+    assert document["on_cpu_because"] is None
+    shown = ortgpu("check")
+    assert shown.returncode == 0
+    assert is_clean(shown)
+    assert shown.stdout.startswith("OK: the built-in model runs on the GPU\n")
+    assert gpu_uuid in shown.stdout
+
+
+@pytest.mark.ortgpu
+@pytest.mark.usefixtures("gpus")
+def test_check_of_a_device_that_is_not_there() -> None:
+    result = ortgpu("check", "--device", "99", "--json")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["error"]["code"] == "device-not-found"
+
+
+# What it says of where the nodes are, where ONNX Runtime places them and computes nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "headline"),
+    [
+        ("all_on_cuda", "OK: all_on_cuda.onnx runs on the GPU"),
+        ("island", "OK: island.onnx runs on the GPU"),
+        ("strings", "strings.onnx is open on the GPU, and none of its nodes runs there"),
+    ],
+)
+def test_the_headline_says_whether_anything_runs_there(
+    lab: Lab, provider_library: str, tmp_path: Path, name: str, headline: str
+) -> None:
+    (tmp_path / f"{name}.onnx").write_bytes(MODELS[name]())
+    machine = lab.machine_that_places(provider_library)
+    result = machine.run(argv=["-m", "ortgpu", "check", f"{name}.onnx", "--runs", "0"], cwd=tmp_path)
+    assert result.returncode == 0, result.output
+    said = result.stdout.splitlines()
+    assert headline in said[:2]
+    assert said[0].startswith("warning: ") == (name != "all_on_cuda")

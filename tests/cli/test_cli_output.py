@@ -1,0 +1,139 @@
+"""What the command line prints: for people, for pipes, and as data."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ortgpu.cli import output
+from ortgpu.provider.devices import Device
+from ortgpu.provider.placement import UNKNOWN
+from tests.support.command_line import ESCAPE, NO_GPU, Terminal, example_error, example_report, is_clean, ortgpu
+
+
+def test_plain_text_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    output.show_error(output.stdout(), example_error())
+    assert file.getvalue() == (
+        "LibraryNotFoundError: 2 libraries that the provider needs were not found\n"
+        "  - libcublas.so.13: in no folder\n"
+        "  - libcurand.so.10: [in] no folder\n"
+        "To fix it:\n"
+        "    pip install 'ortgpu[cuda]'\n"
+        "    Or load [bold]them[/bold] yourself.\n"
+        "Also found:\n"
+        "  - driver-not-found: there is no driver\n"
+        "More: ortgpu explain library-not-found\n"
+    )
+
+
+def test_colours_on_a_terminal_and_commands_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    file = Terminal()
+    monkeypatch.setattr(sys, "stdout", file)
+    output.show_error(output.stdout(), example_error())
+    assert ESCAPE in file.getvalue()
+    assert "    pip install 'ortgpu[cuda]'" in re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue()).splitlines()
+
+
+def test_table_is_as_wide_as_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    output.table(output.stdout(), ["name", "op"], [["a" * 200, "Relu"], ["b", "Gemm"]])
+    assert file.getvalue().splitlines() == [
+        "  name" + " " * 198 + "op",
+        "  " + "a" * 200 + "  Relu",
+        "  b" + " " * 201 + "Gemm",
+    ]
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names in a model file are anything at all: a sequence that clears the screen, or sets the title of the window."""
+    file = Terminal()
+    monkeypatch.setattr(sys, "stdout", file)
+    monkeypatch.setenv("NO_COLOR", "1")
+    evil = "\x1b]0;owned\x07\r\x9b2J"
+    console = output.stdout()
+    output.line(console, evil)
+    output.table(console, ["name"], [[evil]])
+    output.facts(console, {"name": evil})
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())  # rich's own: bold, though without colours
+    assert not set(plain) & {ESCAPE, "\x07", "\r", "\x9b"}
+    assert plain.count(r"\x1b]0;owned\x07\x0d\x9b2J") == 3
+
+
+def test_name_that_the_encoding_lacks(tmp_path: Path) -> None:
+    model = tmp_path / "gr\u00f6\u00dfe.onnx"
+    model.write_bytes(b"not a model")
+    result = ortgpu("check", str(model), "--allow-cpu", env={**NO_GPU, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert result.returncode == 1
+    assert is_clean(result)
+
+
+def test_report_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    example_report().show(output.stdout())
+    assert (
+        file.getvalue()
+        == """\
+  device                cuda:1
+  name                  NVIDIA H200
+  uuid                  GPU-0
+  compute capability    9.0
+  memory                143,360 MiB
+  driver                580.65.06
+  used by this process  500 MiB
+  providers             CUDAExecutionProvider, CPUExecutionProvider
+  time                  first run 75.00 ms; of 3 more, median 0.300 ms, fastest 0.200 ms
+Placement of the nodes
+  provider               kind     operator  nodes
+  CUDAExecutionProvider  compute  Gemm      1
+  CPUExecutionProvider   compute  Unique    1
+  CPUExecutionProvider   shape    Shape     1
+Options bound to CUDAExecutionProvider
+  device_id  1
+  use_tf32   1
+"""
+    )
+
+
+def test_report_of_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    unknown = replace(
+        example_report(),
+        device=Device("cuda", 0, None, None, None, None, None),
+        placement=UNKNOWN,
+        gpu_memory=None,
+        latency=None,
+        latency_error="it was not run",
+    )
+    unknown.show(output.stdout())
+    assert "name                  unknown" in file.getvalue()
+    assert "used by this process  unknown" in file.getvalue()
+    assert "time                  not measured: it was not run" in file.getvalue()
+    document = unknown.as_dict()
+    assert json.loads(json.dumps(document)) == document
+
+
+def test_report_as_data() -> None:
+    document = example_report().as_dict()
+    assert json.loads(json.dumps(document)) == document
+    assert document["latency_ms"] == {"first": 75.0, "median": 0.3, "min": 0.2, "runs": 3}
+    assert document["placement"] == {
+        "known": True,
+        "by_provider": {"CUDAExecutionProvider": 1, "CPUExecutionProvider": 2},
+        "cpu_compute_nodes": [{"name": "unique", "op_type": "Unique", "domain": ""}],
+    }

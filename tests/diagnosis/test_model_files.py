@@ -1,0 +1,401 @@
+"""Files that are given as models: what a diagnosis finds wrong with them is what ONNX Runtime refuses, and no more."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+import textwrap
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortgpu.diagnosis.checks.model import judge_file
+from ortgpu.model.contents import ModelFacts, read_model
+from ortgpu.model.protobuf import length_delimited
+from ortgpu.model.structure import FileContent, read_structure
+from ortgpu.provider.requests import CPU
+from tests.lab.fixtures import Lab
+from tests.lab.installed import PLACES, older_than
+from tests.lab.stubs import GPU, Cuda
+from tests.support.cpu_session import child
+
+WEIGHTS = np.arange(64, dtype=np.float32).reshape(4, 16)
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\n"
+    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 256\n"
+)
+PAGE = b"\n<!DOCTYPE html><html><head><title>Sign in</title></head></html>"
+
+records_places = pytest.mark.skipif(older_than(PLACES) is not None, reason=str(older_than(PLACES)))
+
+# The first line of what ONNX Runtime says, or None where it opens the model
+REFUSAL = """
+import onnxruntime
+def refusal(model):
+    try:
+        onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        return type(error).__name__
+"""
+OPENED = REFUSAL + "\nreport(refusal(sys.argv[1]))"
+OPENED_AS_BYTES = REFUSAL + "\nos.chdir(os.path.dirname(sys.argv[1]))\nreport(refusal(open(sys.argv[1], 'rb').read()))"
+
+
+def with_external_data(location: str, offset: int = 0, length: int | None = WEIGHTS.nbytes) -> onnx.ModelProto:
+    tensor = numpy_helper.from_array(WEIGHTS, "w")
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    entries = {"location": location, "offset": offset, "length": length}
+    for key, value in entries.items():
+        if value is not None:
+            tensor.external_data.add(key=key, value=str(value))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "external",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [tensor],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def small_model() -> bytes:
+    text = '<ir_version: 8, opset_import: ["": 17]> neg (float[n] x) => (float[n] y) { y = Neg(x) }'
+    data: bytes = onnx.parser.parse_model(text).SerializeToString()
+    return data
+
+
+def zipped() -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("model.onnx", small_model())
+    return archive.getvalue()
+
+
+def safetensors() -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
+def whole_weights(folder: Path) -> str:
+    (folder / "w.data").write_bytes(WEIGHTS.tobytes())
+    return "w.data"
+
+
+def found(facts: ModelFacts) -> list[str]:
+    return [*filter(None, [facts.problem]), *(f"{name}: {why}" for name, why in facts.data_problems)]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "it is empty"),
+        (POINTER, "a pointer of Git LFS"),
+        (PAGE, "a web page"),
+        (b'{"error": "Repository not found"}', "JSON"),
+        (zipped(), "a zip archive"),
+        (gzip.compress(small_model()), "compressed with gzip"),
+        (safetensors(), "safetensors"),
+        (b"\x1c\0\0\0TFL3" + bytes(100), "TensorFlow Lite"),
+        (small_model()[:-9], "goes on after its"),
+        (b"\n\x03\n\x01x", "it has no graph"),  # a graph of TensorFlow
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_model_is_called_by_its_name(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    assert child(OPENED, str(path)) is not None
+    for model in (path, content):
+        assert says in (read_model(model).problem or ""), read_model(model)
+
+
+def test_what_mends_it_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(POINTER)
+    code = "report([list(map(str, each.fixes)) for each in ortgpu.diagnose(sys.argv[1]).problems])"
+    assert any("git lfs pull" in text for fixes in child(code, str(path)) for text in fixes)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows writes what is left out of a file")
+def test_a_file_too_large_for_a_message_is_not_read(tmp_path: Path) -> None:
+    """More than this machine has memory for."""
+    path = tmp_path / "model.onnx"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    assert "an ONNX file can have 2147483647" in (read_model(path).problem or "")
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (with_external_data("absent.data"), "absent.data: no such file"),
+        (with_external_data("w.data", offset=4096), "w.data: it has 256 bytes, and the model needs 4352"),
+        (with_external_data("pointer.data"), "and the model needs 256: it is a pointer of Git LFS"),
+        (with_external_data("folder"), "folder: "),
+        (with_external_data("w.data"), None),
+        (with_external_data("./w.data", length=None), None),
+        (with_external_data("folder/ä b\n.data"), None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("code", [OPENED, OPENED_AS_BYTES], ids=["file", "bytes"])
+def test_external_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, model: onnx.ModelProto, says: str | None
+) -> None:
+    whole_weights(tmp_path)
+    (tmp_path / "pointer.data").write_bytes(POINTER)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "ä b\n.data").write_bytes(WEIGHTS.tobytes())
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert (child(code, str(path)) is None) == (says is None)
+    monkeypatch.chdir(tmp_path)  # where weights of a model that is given as bytes are looked for
+    problems = found(read_model(path if code == OPENED else path.read_bytes()))
+    assert (says is None and not problems) or (says is not None and says in problems[0]), problems
+
+
+def test_external_data_of_constants_and_subgraphs(tmp_path: Path) -> None:
+    absent = with_external_data("absent.data")
+    tensor = absent.graph.initializer.pop()
+    constant = helper.make_node("Constant", [], ["w"], value=tensor)
+    inner = helper.make_graph([constant], "inner", [], [helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 16])])
+    absent.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(absent.SerializeToString())
+    assert [name for name, _ in read_model(path).data_problems] == ["absent.data"]
+
+
+def test_entries_of_data_that_came_back_into_the_model_mean_nothing(tmp_path: Path) -> None:
+    model = with_external_data("gone.data")
+    model.graph.initializer[0].data_location = TensorProto.DEFAULT
+    model.graph.initializer[0].raw_data = WEIGHTS.tobytes()
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    assert child(OPENED, str(path)) is None
+    assert found(read_model(path)) == []
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    """Protobuf gives them as bytes."""
+    model = with_external_data("absent.data")
+    model.graph.node[0].domain = "my.domain"
+    data = model.SerializeToString().replace(b"my.domain", b"my.\xff\xfe\xfdain").replace(b"absent", b"\xe4bsent")
+    (missing, foreign) = judge_file(read_model(data))
+    assert os.fsdecode(b"\xe4bsent.data") in str(missing)
+    assert os.fsdecode(b"my.\xff\xfe\xfdain:MatMul") in str(foreign)
+
+
+@records_places
+def test_a_model_with_such_names_opens_as_it_does_with_onnx_runtime() -> None:
+    found = child("""
+        from ortgpu.cli.placement_page import render
+        def named(text):
+            data = model(text).replace(b"NAME", b"N\\xc4ME").replace(b"between", b"betw\\xe9\\xffn")
+            assert b"N\\xc4ME" in data
+            return data
+        numbers = GPUSession(named("t (float[n] x) => (float[n] y) { [NAME] between = Neg(x) y = Abs(between) }"))
+        strings = GPUSession(named("t (string[n] x) => (string[n] y) { [NAME] y = Identity(x) }"))
+        details = numbers.explain_placement()
+        report([numbers.run(None, feeds(2)[1])[0].tolist(), numbers.placement.by_provider, len(details.nodes),
+                len(render(details)) > 0, [node.kind for node in strings.placement.nodes]])
+    """)
+    assert found == [[1] * 4, {CPU: 2}, 2, True, ["compute"]]
+
+
+def test_a_model_of_very_many_parts_is_read_whole() -> None:
+    """Here an initializer of a million numbers, one by one."""
+    model = onnx.load_from_string(small_model())
+    numbers = length_delimited(5, b"\x08\x01\x10\x01\x42\x01w" + b"\x25\x00\x00\x80\x3f" * 1_000_001)
+    graph = model.graph.SerializeToString() + numbers
+    model.ClearField("graph")
+    data = model.SerializeToString() + length_delimited(7, graph)
+    assert read_structure(data) == data
+    assert read_model(data).operators == {("Neg", "")}
+
+
+def test_a_file_is_read_as_its_bytes_are(tmp_path: Path) -> None:
+    """Whatever lies across the pieces in which it is read."""
+    model = onnx.load_from_string(small_model())
+    for size in (10, 1000, 1025, 16_383, 16_384, 50_000, 1 << 20):
+        model.graph.node.add(op_type="Neg", input=["x"], output=[f"y{size}"], doc_string="d" * size)
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(size, np.uint8), f"w{size}"))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    structure = read_structure(path)
+    assert structure == read_structure(path.read_bytes())
+    assert onnx.load_from_string(structure).graph.node == model.graph.node
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(bytes(1 << 20))
+    with path.open("rb") as file:
+        content = FileContent(file)
+        os.truncate(path, 100)
+        assert content[99] == 0
+        for beyond in (slice(50, 200), 1 << 19):
+            with pytest.raises(IndexError):
+                content[beyond]
+
+
+def test_very_many_files_without_weights_stay_readable() -> None:
+    facts = ModelFacts("m.onnx", data_problems=tuple((f"w{number}", "no such file") for number in range(3000)))
+    (error,) = judge_file(facts)
+    assert error.summary.endswith("w0, w1, w2, w3 ... (3000 in all)")
+    assert len(error.evidence) < 20
+
+
+# ONNX Runtime's own format
+
+
+@pytest.fixture(scope="module")
+def ort_format(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("format") / "model.ort"
+    code = """
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.optimized_model_filepath = sys.argv[1]
+        report(onnxruntime.InferenceSession(NEG, options, providers=["CPUExecutionProvider"]).get_providers())
+    """
+    assert child(code, str(path))
+    return path
+
+
+def renamed(name: str) -> Callable[[Path, Path], Path]:
+    def copy(path: Path, folder: Path) -> Path:
+        (folder / name).write_bytes(path.read_bytes())
+        return folder / name
+
+    return copy
+
+
+@pytest.mark.parametrize("name", ["model.ort", "MODEL.ORT", "model.onnx"])
+def test_a_model_in_the_own_format_is_fine_under_its_name(ort_format: Path, tmp_path: Path, name: str) -> None:
+    path = renamed(name)(ort_format, tmp_path)
+    assert (child(OPENED, str(path)) is None) == (found(read_model(path)) == []) == (name != "model.onnx")
+    assert child(OPENED_AS_BYTES, str(path)) is None
+    assert found(read_model(path.read_bytes())) == []
+
+
+def test_another_model_under_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.ort"
+    path.write_bytes(small_model())
+    assert child(OPENED, str(path)) is not None
+    assert "ends in .ort" in (read_model(path).problem or "")
+
+
+@pytest.mark.parametrize("given", ["sys.argv[1]", "open(sys.argv[1], 'rb').read()"], ids=["file", "bytes"])
+def test_where_its_nodes_are_is_not_known(ort_format: Path, given: str) -> None:
+    """ONNX Runtime records nothing for it: to say that no node is on the CPU would not be true."""
+    code = f"""
+        from ortgpu.provider.placement import refusal, warning
+        session = GPUSession({given})
+        placement = session.placement
+        report([placement.known, warning(placement), str(refusal(placement)), outcome(session.explain_placement)])
+    """
+    known, warned, refused, explained = child(code, str(ort_format))
+    assert not known
+    assert "ONNX Runtime's own format (.ort)" in warned
+    assert "its own format (.ort)" in refused
+    assert explained["type"] == "PlacementError", explained
+
+
+@records_places
+def test_a_placement_is_explained_with_the_weights_of_a_model_in_memory(tmp_path: Path) -> None:
+    whole_weights(tmp_path)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(with_external_data("w.data").SerializeToString())
+    code = """
+        os.chdir(os.path.dirname(sys.argv[1]))
+        details = GPUSession(open(sys.argv[1], 'rb').read()).explain_placement()
+        report([len(details.nodes), [reason for _, reason in details.placed]])
+    """
+    assert child(code, str(path)) == [1, ["the whole session is on the CPU"]]  # and not: there is no CUDA kernel
+
+
+KEPT = """
+import glob
+os.umask(0)
+def kept_by(module, name):
+    \"\"\"Modes of what lies in the temporary folder, by name, when the child of a function has ended.\"\"\"
+    plain, found = getattr(module, name), {}
+    def watched(*given, **named):
+        result = plain(*given, **named)
+        for path in glob.glob(os.path.join(os.environ["TMPDIR"], "ortgpu-*")):
+            modes = {each: oct(os.stat(os.path.join(path, each)).st_mode & 0o777) for each in os.listdir(path)}
+            found.update({"folder": oct(os.stat(path).st_mode & 0o777), **modes})
+        return result
+    setattr(module, name, watched)
+    return found
+"""
+
+
+@records_places
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_no_other_user_can_read_what_is_written_for_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    found = child(
+        KEPT
+        + """
+from ortgpu.session import placement_details
+from ortgpu.cli import plain
+from ortgpu.diagnosis.probe import parent as probe
+explained, probed = kept_by(placement_details, "run_python"), kept_by(probe, "run_probe_child")
+shown = kept_by(plain, "run_python")
+GPUSession(NEG).explain_placement()
+ortgpu.diagnose(NEG, probe=True)
+plain.observe(NEG, 1, 4, timeout=60)
+report([explained, probed, shown["folder"], shown["model.onnx"]])
+"""
+    )
+    assert found == [
+        {"folder": "0o700", "model": "0o600", "optimised.onnx": "0o600", "graph.json": "0o600"},
+        {"folder": "0o700", "model": "0o600"},
+        "0o700",
+        "0o600",
+    ]
+    assert not list(tmp_path.glob("ortgpu-*"))
+
+
+def test_a_probe_opens_it_as_it_was_given(lab: Lab, ort_format: Path) -> None:
+    """As bytes it is known by how it begins, as a file by its name. The driver is a stub: what fails comes later."""
+    code = f"""
+        import ortgpu
+        data = open({str(ort_format)!r}, "rb").read()
+        report([ortgpu.diagnose(model, probe=True).probe.step("model").detail for model in ({str(ort_format)!r}, data)])
+    """
+    details = lab.machine(cuda=Cuda(devices=(GPU(),))).run(textwrap.dedent(code)).ok().json
+    assert details[0] == details[1]
+    assert "PROTOBUF" not in details[0]
+
+
+def test_the_format_can_be_said_in_the_options(ort_format: Path, tmp_path: Path) -> None:
+    as_onnx = renamed("model.onnx")(ort_format, tmp_path)
+    (tmp_path / "model.ort").write_bytes(small_model())
+    code = """
+        import onnxruntime
+        def known(path, format):
+            options = onnxruntime.SessionOptions()
+            options.add_session_config_entry("session.load_model_format", format)
+            return GPUSession(path, options).placement.known
+        report([known(sys.argv[1], "ORT"), known(sys.argv[2], "ONNX")])
+    """
+    assert child(code, str(as_onnx), str(tmp_path / "model.ort")) == [False, older_than(PLACES) is None]
+
+
+def test_a_diagnosis_names_the_folder_of_the_weights(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(with_external_data("absent.data").SerializeToString())
+    code = "report([each.evidence for each in ortgpu.diagnose(sys.argv[1]).problems if type(each) is ortgpu.GPUError])"
+    (evidence,) = child(code, str(path))
+    assert any(str(tmp_path) in fact for fact in evidence)

@@ -1,0 +1,38 @@
+"""Reading a model for a diagnosis: what is no file is not waited for, and has no end that would be reached."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortgpu.model.contents import read_collective_operators, read_model
+from tests.support.cpu_session import child
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither named pipes nor devices as files")
+
+
+def test_a_pipe_that_nobody_writes_to_is_diagnosed(tmp_path: Path) -> None:
+    pipe = tmp_path / "model.onnx"
+    os.mkfifo(pipe)
+    found = child("report([str(each) for each in ortgpu.diagnose(sys.argv[1]).problems])", str(pipe))
+    assert any("not a regular file" in text for text in found), found
+
+
+def test_a_session_does_not_wait_for_a_pipe_to_say_why_there_is_no_gpu(tmp_path: Path) -> None:
+    pipe = tmp_path / "model.onnx"
+    os.mkfifo(pipe)
+    code = "os.environ.pop('ORTGPU_ALLOW_CPU')\nreport(outcome(lambda: GPUSession(sys.argv[1])))"
+    assert child(code, str(pipe))["type"] == "DriverNotFoundError"
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/full"])
+def test_a_device_is_not_read(path: str) -> None:
+    assert read_model(path).problem == "not a regular file"
+    assert read_collective_operators(path) == ()
+
+
+def test_a_folder_is_named_as_such(tmp_path: Path) -> None:
+    assert read_model(tmp_path).problem == "is a directory"

@@ -1,0 +1,103 @@
+"""What was made in a CUDA context that another library destroyed, over the stub driver and the stub runtime."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.fixtures import Lab
+from tests.lab.models import Models
+from tests.lab.stubs import GPU, Cuda, Stubs
+from tests.support.cpu_session import PRELUDE
+
+ROOT = Path(__file__).resolve().parents[2]
+START = """
+from ortgpu.provider import contexts
+from ortgpu.environment.gpu.cuda import context_id, initialise
+from ortgpu.running.pinned import PinnedMemory
+
+assert initialise().code == 0
+runtime, stub = stub_runtime(sys.argv[1])
+
+def reset(context):
+    os.environ["STUB_CUDA_CONTEXT"] = str(context)
+"""
+
+
+def run(stubs: Stubs, code: str) -> str:
+    env = {**os.environ, **Cuda(devices=(GPU(),)).variables(), "STUB_CUDA_CONTEXT": "1", "PYTHONPATH": str(ROOT)}
+    env["LD_LIBRARY_PATH"] = str(stubs.cuda.parent)
+    command = [sys.executable, "-c", PRELUDE + START + code, str(stubs.cudart)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(("now", "gone"), [(1, False), (2, True), (0, True)])
+def test_a_session_knows_whether_its_context_is_gone(stubs: Stubs, now: int, gone: bool) -> None:
+    code = f"contexts.remember(7, 0); reset({now}); print(contexts.is_gone(7), contexts.is_gone(8))"
+    assert run(stubs, code) == f"{gone} False"
+
+
+def test_no_context_when_it_was_opened_is_none_to_lose(stubs: Stubs) -> None:
+    assert run(stubs, "reset(0); contexts.remember(7, 0); reset(1); print(contexts.is_gone(7))") == "False"
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_memory_that_was_lost_is_not_freed(stubs: Stubs, abandoned: bool) -> None:
+    """The driver has freed it, and may have given its address to somebody else since."""
+    code = f"""
+memory = PinnedMemory(runtime, 1 << 30)
+kept, array = memory.empty(1 << 18), memory.empty(1 << 18)
+del array
+if {abandoned}:
+    memory.abandon()
+memory.close()
+del kept
+print(stub.stub_pinned_bytes(), memory.try_empty((4,), np.dtype("f4")))
+"""
+    assert run(stubs, code) == f"{2 << 20 if abandoned else 0} None"
+
+
+def test_a_session_that_lost_its_context_lets_go_of_nothing(stubs: Stubs) -> None:
+    code = """
+from ortgpu.provider import lifetime
+from ortgpu.provider.devices import Device
+
+class Session:
+    device = None
+
+class Native:
+    pass
+
+session, native = Session(), Native()
+vars(session).update(device=Device("cuda", 0, None, None, None, None, None), _sess=native)
+session._pinned, session._staging = PinnedMemory(runtime, 1 << 30), object()
+session._pinned.empty(1 << 18)
+lifetime.watch(session)
+assert not lifetime.abandon_if_context_is_gone(session)
+before = sys.getrefcount(native)  # by the session, among others
+reset(2)
+try:
+    lifetime.refuse_if_unusable(session)
+except ortgpu.ProviderFailureError as error:
+    print(error.status)
+assert "_staging" not in vars(session)
+assert lifetime.refuses(session)
+del session
+gc.collect()
+print(stub.stub_pinned_bytes(), sys.getrefcount(native) >= before)
+"""
+    assert run(stubs, code).split("\n") == ["CUDA_ERROR_CONTEXT_IS_DESTROYED", f"{1 << 20} True"]
+
+
+def test_a_bound_gpu_without_a_context_is_not_taken_for_one(lab: Lab, models: Models, provider_library: str) -> None:
+    machine = lab.machine_that_places(provider_library)
+    error = machine.but(env={"STUB_CUDA_CONTEXT": "0"}).open_session(models.relu).error
+    assert error is not None
+    assert error.type == "ProviderFallbackError"
+    assert "bound cuda:0, and this process has no CUDA context there" in str(error.summary)

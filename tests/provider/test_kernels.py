@@ -1,0 +1,68 @@
+"""Which operators of those that handle shapes lack CUDA kernels, asked of the installed provider.
+
+It places each on what is no shape, in every version and on every type, over libraries of CUDA that compute nothing.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import zipfile
+from pathlib import Path
+
+from onnx import TensorProto
+
+from ortgpu.model import data_flow
+from ortgpu.provider import placement
+from tests.lab.fixtures import Lab
+from tests.lab.installed import VERSION
+from tests.support.shape_operators import NOT_TRIED, misjudged, models, models_beside_shapes
+
+PLACE = """
+import sys
+from pathlib import Path
+import onnxruntime
+from ortgpu import preload
+from ortgpu.provider.placement import read_placement
+from ortgpu.provider.options import recording_options
+preload()
+onnxruntime.set_default_logger_severity(4)
+on_gpu, on_cpu = [], []
+for path in Path(sys.argv[1]).iterdir():
+    try:
+        providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(path, recording_options(), providers=providers)
+    except Exception:
+        continue  # a type that the operator does not take, or that no provider has a kernel for
+    assert session.get_providers() == providers
+    nodes = read_placement(session).nodes
+    (on_gpu if all(node.provider == providers[0] for node in nodes) else on_cpu).append(path.stem)
+report([sorted(on_gpu), sorted(on_cpu)])
+"""
+
+
+def test_which_operators_lack_kernels(lab: Lab, provider_library: str, tmp_path: Path) -> None:
+    for name, content in models():
+        (tmp_path / f"{name}.onnx").write_bytes(content)
+    machine = lab.machine_that_places(provider_library)
+    on_gpu, on_cpu = machine.run(PLACE, argv=[str(tmp_path)], timeout=100).ok().json
+    assert {name.partition(" ")[0] for name in on_gpu} == placement._SHAPE_OPERATORS - NOT_TRIED
+    lacking = {(operator, TensorProto.DataType.Value(kind)) for operator, _, kind in map(str.split, on_cpu)}
+    known = {(operator.decode(), kind) for operator, kinds in data_flow.LACKING.items() for kind in kinds}
+    if (1, 28) <= tuple(map(int, str(VERSION).split(".")[:2])) <= (1, 31):
+        assert lacking == known
+
+
+def test_every_type_of_every_operator_beside_shapes(lab: Lab, provider_library: str, tmp_path: Path) -> None:
+    """ONNX Runtime's own log says for which nodes CUDA has no kernel and which it prefers on the CPU."""
+    path = tmp_path / "models.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in models_beside_shapes():
+            archive.writestr(name, content)
+    machine = lab.machine_that_places(provider_library)
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        from logged_placement import logged
+        report(logged(*sys.argv[2:]))"""
+    arguments = [str(Path(__file__).parents[1] / "support"), str(path), str(tmp_path / "log")]
+    assert misjudged(machine.run(textwrap.dedent(code), argv=arguments, timeout=110).ok().json) == []

@@ -1,0 +1,140 @@
+"""What is asked of ONNX Runtime for CUDA graphs, and which models and sessions are refused. See graph_sessions.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.lab.installed import PLACES, older_than
+from tests.lab.stubs import Stubs
+from tests.support.cpu_session import child
+from tests.support.graph_sessions import with_graphs
+
+CONTROL_FLOW = (
+    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the graph capture feature as requested by the user as the "
+    "model has control flow nodes which can't be supported by CUDAExecutionProvider"
+)
+PARTITIONED = (
+    "[ONNXRuntimeError] : 1 : FAIL : This session cannot use the {} feature as requested by the user  as all compute "
+    "graph nodes have not been partitioned to the CUDAExecutionProvider"
+)
+
+
+def test_why_a_model_is_refused() -> None:
+    found = child(f"""
+        from ortgpu.running.graph_requests import is_refusal, why_not_captured
+        texts = [{CONTROL_FLOW!r}, {PARTITIONED.format("graph capture")!r}, {PARTITIONED.format("CUDA Graph")!r}]
+        branch = model('''branch (bool c, float[n] x) => (float[n] y) {{
+            y = If(c) <then_branch = then () => (float[n] z) {{ z = Neg(x) }},
+                       else_branch = other () => (float[n] z) {{ z = Abs(x) }}>
+        }}''')
+        placement = GPUSession(branch).placement
+        errors = [why_not_captured(RuntimeError(text), placement, branch) for text in texts]
+        described = [[type(e).__name__, e.summary, list(map(str, e.details().get("nodes", ())))] for e in errors]
+        report([[is_refusal(RuntimeError(text)) for text in (*texts, "no such file")], described])
+    """)
+    assert found[0] == [True, True, True, False]
+    (kind, summary, _), (second, _, nodes), (third, _, _) = found[1]
+    assert (kind, second, third) == ("ProviderRequestError", "PlacementError", "PlacementError")
+    assert summary == "this model cannot be captured as a CUDA graph: it has control flow, If"
+    assert any(node.startswith(("Neg", "Abs", "If")) for node in nodes) == (older_than(PLACES) is None)
+
+
+def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stubs) -> None:
+    found = with_graphs(
+        stubs,
+        """
+        from ortgpu.running import graph_requests
+        texts = GPUSession(model("t (string[n] x) => (string[n] y) { y = Identity(x) }"))
+        sequence = GPUSession(model("t (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct(x) }"))
+        counting = GPUSession(model("t (float[n] x) => (int64[r, m] y) { y = NonZero(x) }"))
+        handed_on = GPUSession(model("t (float[n] x) => (float[n] y, float[n] x) { y = Neg(x) }"))
+        usual = GPUSession(NEG)
+        no_runtime = outcome(lambda: graph_requests.captured(usual))
+        graph_requests.runtime_of = lambda device: runtime
+        no_stream = outcome(lambda: graph_requests.captured(usual))
+        usual._stream = Stream(runtime)
+        class Memory:
+            name = "Cuda"
+        class Elsewhere(Recorded):
+            input_meminfos = [Memory]  # not where the rest of a session on the CPU is
+        made = graph_requests.captured(usual)
+        usual._sess = Elsewhere(usual._sess, None)
+        refused = (texts, sequence, usual, counting, handed_on)
+        others = [outcome(lambda: graph_requests.captured(each)) for each in refused]
+        report([no_runtime, no_stream, *others, type(made).__name__])
+    """,
+    )
+    *refused, made = found
+    assert [each["type"] for each in refused] == ["ProviderRequestError"] * 7
+    reasons = (
+        "CUDA runtime",
+        "no stream",
+        "'x' is a tensor(string)",
+        "'y' is a seq(tensor(float))",
+        "input 'x' is read on the CPU",
+        "output shapes depend on data: of NonZero",
+        "its output 'x' is its input",
+    )
+    for error, reason in zip(refused, reasons, strict=True):
+        assert reason in error["text"]
+    assert made == "CapturingSession"
+
+
+def test_a_model_of_unknown_operators_is_refused(stubs: Stubs, tmp_path: Path) -> None:
+    """In ONNX Runtime's own format: this one would give wrong results."""
+    found = with_graphs(
+        stubs,
+        """
+        import onnxruntime
+        from ortgpu.running import graph_requests
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = os.path.join(sys.argv[2], "model.ort")
+        counting = model("t (float[n] x) => (int64[r, m] y) { y = NonZero(x) }")
+        onnxruntime.InferenceSession(counting, options, providers=["CPUExecutionProvider"])
+        graph_requests.runtime_of = lambda device: runtime
+        session = GPUSession(options.optimized_model_filepath)
+        report(outcome(lambda: graph_requests.captured(session)))
+    """,
+        str(tmp_path),
+    )
+    assert found["type"] == "ProviderRequestError"
+    assert "its operators are not known" in found["text"]
+
+
+def test_the_option_is_set_and_must_not_contradict() -> None:
+    found = child("""
+        from ortgpu.running.graph_requests import with_capture
+        from ortgpu.provider.requests import CUDA, parse
+        asked = [parse([CUDA], [each]) for each in ({"enable_cuda_graph": False}, {"user_compute_stream": "1234"})]
+        report([with_capture(parse(None, None)).options_of(CUDA),
+                *(outcome(lambda: str(with_capture(each))) for each in asked),
+                outcome(lambda: GPUSession(NEG, cuda_graph=True).device.kind)])  # the CPU, which was allowed, has none
+    """)
+    assert found[0] == {"enable_cuda_graph": "1"}
+    assert [each["type"] for each in found[1:3]] == ["ProviderRequestError"] * 2
+    assert found[3] == {"returned": "cpu"}
+
+
+def test_a_session_runs_in_the_stream_that_it_is_given(stubs: Stubs) -> None:
+    found = with_graphs(
+        stubs,
+        """
+        from ortgpu.running import graph_requests
+        from ortgpu.provider.requests import CUDA, parse
+        class Session:
+            _stream = None
+        asked = parse([CUDA], [{"device_id": "1"}])
+        ordinals = []
+        graph_requests.runtime_on = lambda ordinal: ordinals.append(ordinal) or runtime
+        session = Session()
+        options = graph_requests.on_own_stream(session, asked).options_of(CUDA)
+        same = options["user_compute_stream"] == str(session._stream.handle)
+        streams = stub.stub_streams()
+        del session
+        os.environ["STUB_CUDART_FAIL"] = "cudaStreamCreateWithFlags=2"
+        without = Session()
+        report([same, ordinals, streams, stub.stub_streams(),
+                graph_requests.on_own_stream(without, asked).options_of(CUDA), without._stream])
+        """,
+    )
+    assert found == [True, [1, 1], 1, 0, {"device_id": "1"}, None]

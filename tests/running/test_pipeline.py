@@ -1,0 +1,433 @@
+"""``map``: order, bounds, exceptions at their place, nothing left behind. Sessions are real, and on the CPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ortgpu.process import threads
+from ortgpu.running import copying, cuda_graph, graph_buffers, parallel_copy, pinned, recycling, staged_runs, staging
+from ortgpu.running.pipeline import in_order
+from ortgpu.session.pool import pool
+from tests.support.cpu_session import child
+
+
+def test_results_are_those_of_run_in_order() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        given = [{"x": np.random.default_rng(n).standard_normal(n % 7 * 1000 + 1, np.float32)} for n in range(60)]
+        plain = [session.run(None, feed) for feed in given]
+        mapped = list(session.map(given))
+        named = list(session.map(iter(given), output_names=["y"], in_flight=3))
+        report([len(mapped), all(len(a) == len(b) == 1 and (a[0] == b[0]).all() for a, b in zip(plain, mapped)),
+                all((a[0] == b[0]).all() for a, b in zip(plain, named)), threads()])
+    """)
+    assert found == [60, True, True, []]
+
+
+def test_names_of_outputs_from_a_generator_are_for_every_feed() -> None:
+    found = child("""
+        session, pool = GPUSession(NEG), ortgpu.GPUSessionPool(NEG)
+        report([[int(result[0][0]) for result in each.map(feeds(3), output_names=(name for name in ["y"]))]
+                for each in (session, pool)])
+    """)
+    assert found == [[0, -1, -2]] * 2
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5, None])
+def test_no_more_is_taken_than_in_flight(in_flight: int | None) -> None:
+    found = child(f"""
+        session = GPUSession(NEG)
+        taken = handed_out = most = 0
+        def endless():
+            global taken
+            for feed in itertools.cycle(feeds(5)):
+                taken += 1
+                yield feed
+        results = session.map(endless(), in_flight={in_flight})
+        for result in results:
+            most = max(most, taken - handed_out)
+            handed_out += 1
+            if handed_out == 50:
+                break
+        results.close()
+        report([most, threads()])
+    """)
+    assert found == [in_flight or 8, []]
+
+
+def test_a_feed_that_fails_comes_out_at_its_place_and_ends_the_iteration() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        given = feeds(10)
+        given[4] = {"x": np.zeros((2, 2), dtype=np.float32)}
+        results, handed_out = session.map(given), []
+        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
+        report([handed_out, failed["type"], next(results, "ended"), threads(),
+                int(session.run(None, given[1])[0][0])])
+    """)
+    assert found == [[0, -1, -2, -3], "InvalidArgument", "ended", [], -1]
+
+
+def test_an_exception_of_the_feeds_comes_out_at_its_place() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        def failing():
+            yield from feeds(3)
+            raise OSError("the disk is gone")
+        results, handed_out = session.map(failing()), []
+        failed = outcome(lambda: [handed_out.append(int(result[0][0])) for result in results])
+        report([handed_out, failed, next(results, "ended"), threads()])
+    """)
+    assert found == [[0, -1, -2], {"type": "OSError", "text": "the disk is gone"}, "ended", []]
+
+
+def test_what_a_handler_of_a_signal_raises_in_the_feeds_comes_out_at_once() -> None:
+    """The time limit of a job: who takes no more results than there are before it would go on without one."""
+    found = child("""
+        class TimeLimit(Exception):
+            pass
+        def limit(*_):
+            raise TimeLimit("of the job")
+        signal.signal(signal.SIGALRM, limit)
+        def limited():
+            yield from feeds(3)
+            signal.raise_signal(signal.SIGALRM)
+            yield from feeds(3)
+        results = GPUSession(NEG).map(limited())
+        report([outcome(lambda: len(list(itertools.islice(results, 2)))), next(results, "ended"), threads()])
+    """)
+    assert found == [{"type": "TimeLimit", "text": "of the job"}, "ended", []]
+
+
+@pytest.mark.parametrize("end", ["results.close()", "del results", "gc.collect()"])
+def test_ended_early_it_leaves_nothing_running(end: str) -> None:
+    setup = "cycle = [results]; cycle.append(cycle); del results, cycle" if end == "gc.collect()" else ""
+    found = child(f"""
+        session = GPUSession(NEG)
+        results = session.map(feeds(1000))
+        before = threads()
+        next(results)
+        during = threads()
+        {setup}
+        {end}
+        report([before, bool(during), threads()])
+    """)
+    assert found == [[], True, []]
+
+
+@pytest.mark.parametrize("kind", ["GPUSession", "ortgpu.GPUSessionPool"])
+def test_collected_in_a_thread_that_it_waits_for(kind: str) -> None:
+    """The garbage collector works in any thread: also in one that runs a feed of an iteration that was dropped."""
+    found = child(f"""
+        from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
+        gc.disable()
+        plain, dropped, begun, ended = InferenceSession.run, threading.Event(), [], []
+        def run(self, *given):
+            if given[1]["x"][0] > 0:
+                begun.append(0)
+                dropped.wait()
+                gc.collect()
+                ended.append(0)
+            return plain(self, *given)
+        InferenceSession.run = run
+        session = {kind}(NEG)
+        results = session.map(feeds(100))
+        cycle = [results]
+        cycle.append(cycle)
+        next(results)
+        del results, cycle
+        dropped.set()
+        deadline = time.monotonic() + 10
+        while len(ended) < max(len(begun), 1) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        report([len(ended) > 0, len(begun) - len(ended)])
+        sys.stdout.flush()
+        os._exit(0)  # a thread that waits for itself would be waited for
+    """)
+    assert found == [True, 0]
+
+
+def test_collected_with_a_lock_held_that_its_threads_need() -> None:
+    found = child("""
+        from collections import deque
+        from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
+        gc.disable()
+        plain, dropped = InferenceSession.run, threading.Event()
+        def run(self, *given):
+            given[1]["x"][0] == 0 or dropped.wait()
+            return plain(self, *given)
+        InferenceSession.run = run
+        class Waiting(deque):
+            def append(self, request):  # called with the lock
+                super().append(request)
+                dropped.set()
+                gc.collect()
+        pool = ortgpu.GPUSessionPool(NEG)
+        results = pool.map(feeds(100), in_flight=2)
+        cycle = [results]
+        cycle.append(cycle)
+        next(results)
+        del results, cycle
+        pool._serving[0].assigned = Waiting()
+        report(int(pool.run(None, feeds(3)[2])[0][0]))
+    """)
+    assert found == -2
+
+
+def test_modules_in_which_it_does_not_wait_say_so() -> None:
+    of_runs = (copying, cuda_graph, graph_buffers, parallel_copy, pinned, recycling, staged_runs, staging)
+    assert all(module._WORKS_AT_FEEDS for module in (*of_runs, pool, threads))
+
+
+def test_a_feed_is_let_go_before_the_next_is_taken() -> None:
+    found = child("""
+        import weakref
+        taken, kept = [], []
+        class Source:
+            def __iter__(self):
+                return self
+            def __next__(self):
+                deadline = time.monotonic() + 20  # a result is there before its thread lets go
+                while taken and taken[-1]() is not None and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                kept.append(sum(each() is not None for each in taken))
+                if len(taken) == 5:
+                    raise StopIteration
+                array = np.ones(4, np.float32)
+                taken.append(weakref.ref(array))
+                return {"x": array}
+        report([len(list(GPUSession(NEG).map(Source(), in_flight=1))), kept])
+    """)
+    assert found == [5, [0] * 6]
+
+
+@pytest.mark.parametrize("kind", ["list", "iter"])
+def test_a_result_is_let_go_when_it_was_handed_out(kind: str) -> None:
+    found = child(f"""
+        import weakref
+        kept = []
+        for results in (each.map({kind}(feeds(8, 100_000))) for each in (GPUSession(NEG), ortgpu.GPUSessionPool(NEG))):
+            for result in results:
+                handed_out = weakref.ref(result[0])
+                del result
+                kept.append(handed_out() is not None)
+        report([len(kept), sum(kept)])
+    """)
+    assert found == [16, 0]
+
+
+def test_a_dict_that_is_filled_again_for_the_next_feed() -> None:
+    """With another array in it: what was taken is run, not what the dict has by then."""
+    found = child("""
+        def refilled():
+            feed = {}
+            for number in range(40):
+                feed["x"] = np.full(100_000, number, np.float32)
+                yield feed
+        session, pool = GPUSession(NEG), ortgpu.GPUSessionPool(NEG)
+        expected = [-number for number in range(40)]
+        requests = [pool.submit(None, feed) for feed in refilled()]
+        report([
+            [int(result[0][0]) for result in session.map(refilled())] == expected,
+            [int(result[0][0]) for result in pool.map(refilled())] == expected,
+            [int(request.result()[0][0]) for request in requests] == expected,
+        ])
+    """)
+    assert found == [True, True, True]
+
+
+def test_the_interpreter_ends_while_an_iteration_stands_still() -> None:
+    assert (
+        child("""
+        results = GPUSession(NEG).map(itertools.cycle(feeds(3)))
+        report(int(next(results)[0][0]))
+    """)
+        == 0
+    )
+
+
+def test_what_is_no_feed() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        report([outcome(lambda: session.map(feeds(1)[0])), outcome(lambda: session.map(5)),
+                outcome(lambda: session.map([], in_flight=0)), outcome(lambda: session.map([], in_flight="2")),
+                outcome(lambda: list(session.map([feeds(1)[0]["x"]]))), outcome(lambda: list(session.map([])))])
+    """)
+    assert [each.get("type") for each in found] == [
+        "TypeError",
+        "TypeError",
+        "ValueError",
+        "TypeError",
+        "TypeError",
+        None,
+    ]
+    assert "not one feed" in found[0]["text"]
+    assert "a mapping of input names to arrays, not ndarray" in found[4]["text"]
+    assert found[5] == {"returned": []}
+
+
+def test_a_session_that_is_closed_says_so() -> None:
+    found = child("""
+        session, other = GPUSession(NEG), GPUSession(NEG)
+        session.close()
+        results = other.map(feeds(100), in_flight=1)
+        first = int(next(results)[0][0])
+        other.close()
+        report([outcome(lambda: session.map([])), outcome(lambda: session.pinned_empty(3)), first,
+                outcome(lambda: next(results)), threads()])
+    """)
+    closed = [found[0], found[1], found[3]]
+    assert [each["type"] for each in closed] == ["ExecutionError"] * 3
+    assert all("closed" in each["text"] for each in closed)
+    assert found[2] == 0
+    assert found[4] == []
+
+
+def test_iterations_of_several_threads_do_not_disturb_each_other() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        wrong = []
+        def work(number):
+            given = [{"x": np.full(50_000, number * 1000 + each, np.float32)} for each in range(40)]
+            for each, result in zip(range(40), session.map(given, in_flight=number + 1)):
+                if (result[0] != -(number * 1000 + each)).any():
+                    wrong.append((number, each))
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        [worker.start() for worker in workers]
+        [worker.join() for worker in workers]
+        report([wrong, threads()])
+    """)
+    assert found == [[], []]
+
+
+def test_a_forked_child_is_refused_and_does_not_hang() -> None:
+    found = child("""
+        results = GPUSession(NEG).map(itertools.cycle(feeds(3)))
+        next(results)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            signal.alarm(20)
+            refused = outcome(lambda: next(results))
+            del results
+            os.write(write, json.dumps(refused).encode())
+            os._exit(0)
+        os.close(write)
+        os.wait()
+        report([json.loads(os.read(read, 10_000)), int(next(results)[0][0])])
+    """)
+    assert found[0]["type"] == "ForkedSessionError"
+    assert found[1] == -1
+
+
+def test_under_wrappers_like_tqdm_and_itertools() -> None:
+    found = child("""
+        session = GPUSession(NEG)
+        def progress(iterable):  # what tqdm does: a generator around it, closed before it
+            for each in iterable:
+                yield each
+        shown = progress(session.map(itertools.cycle(feeds(3))))
+        some = [int(result[0][0]) for result in itertools.islice(shown, 5)]
+        del shown
+        report([some, threads()])
+    """)
+    assert found == [[0, -1, -2, 0, -1], []]
+
+
+def test_only_as_many_run_at_a_time_as_there_are_threads() -> None:
+    lock, running, most = threading.Lock(), 0, 0
+    at_work = threading.Barrier(3)
+
+    def function(number: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        at_work.wait(30)  # three at a time, or this breaks
+        with lock:
+            running -= 1
+        return -number
+
+    assert list(in_order(function, range(9), in_flight=7, threads=3)) == [-number for number in range(9)]
+    assert most == 3
+
+
+def test_feeds_are_taken_in_the_thread_that_iterates() -> None:
+    seen = []
+
+    def source() -> Iterator[int]:
+        for number in range(20):
+            seen.append(threading.current_thread())
+            yield number
+
+    assert sum(in_order(abs, source(), None, 4)) == sum(range(20))
+    assert set(seen) == {threading.current_thread()}
+
+
+class MadeUpError(Exception):
+    pass
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    length=st.integers(0, 25),
+    in_flight=st.integers(1, 12),
+    threads=st.integers(1, 4),
+    bad=st.sets(st.integers(0, 25)),
+    source_fails_at=st.none() | st.integers(0, 25),
+    consumed=st.integers(0, 30),
+)
+def test_any_lengths_and_failures(
+    length: int, in_flight: int, threads: int, bad: set[int], source_fails_at: int | None, consumed: int
+) -> None:
+    taken = 0
+
+    def source() -> Iterator[int]:
+        nonlocal taken
+        for number in range(length):
+            if number == source_fails_at:
+                raise MadeUpError("source")
+            taken += 1
+            yield number
+
+    def function(number: int) -> int:
+        if number in bad:
+            raise MadeUpError(number)
+        return number * 10
+
+    # What a plain loop over the same feeds gives, one after the other
+    expected: list[int] = []
+    failure: object = None
+    for number in range(length + 1):
+        if number == source_fails_at and number < length:
+            failure = "source"
+        elif number < length and number in bad:
+            failure = number
+        elif number < length:
+            expected.append(number * 10)
+            continue
+        break
+
+    results = in_order(function, source(), in_flight, threads)
+    got: list[int] = []
+    raised: object = None
+    ended = False
+    while len(got) < consumed and not ended:
+        try:
+            got.append(next(results))
+        except StopIteration:
+            ended = True
+        except MadeUpError as error:
+            raised, ended = error.args[0], True
+        else:
+            assert taken - len(got) < in_flight
+    assert got == expected[:consumed]
+    if ended:
+        assert raised == failure
+        assert next(results, None) is None
+    results.close()  # type: ignore[attr-defined]  # of a generator
+    assert not [each for each in threading.enumerate() if each.name.startswith("ortgpu-map")]

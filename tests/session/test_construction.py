@@ -1,0 +1,169 @@
+"""Sessions that are made with their weights in place: what a caller, a tracer and a log notice of it. On the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ortgpu.provider.runtime import load_runtime
+from ortgpu.session.weights import _RELEASES
+from tests.session.test_layout import computed_weights, model_of, nothing
+from tests.session.test_weights import large_model, matrix
+from tests.support.cpu_session import child
+
+pytestmark = pytest.mark.skipif(load_runtime().release not in _RELEASES, reason="only 1.31 is given weights so")
+
+SETUP = """
+import weakref
+import onnxruntime
+from onnxruntime import InferenceSession
+from onnxruntime.capi import onnxruntime_inference_collection as collection
+from ortgpu.session import construction, weights
+from ortgpu.provider import requests as providers
+from ortgpu.session.construction import constructed_as_chosen
+from ortgpu.session.opening import SessionRequest
+
+CPU = providers.parse(["CPUExecutionProvider"], None)
+GIVEN = providers.parse([("CUDAExecutionProvider", {"enable_cudnn": "1"}), "CPUExecutionProvider"], None)
+path = sys.argv[1]
+
+def construct(model=path, **kwargs):
+    session = InferenceSession.__new__(InferenceSession)
+    request = SessionRequest(model, kwargs=kwargs)
+    constructed = constructed_as_chosen(session, session.__init__, request, GIVEN, CPU, None)
+    return session, constructed and constructed.chosen
+
+memories = []
+def watched(model, plain=construction.weights_in_place):
+    found = plain(model)
+    if found is not None:
+        memories.append(weakref.ref(found._memory))
+    return found
+construction.weights_in_place = watched
+
+def is_in_memory():
+    gc.collect()
+    [memory] = memories
+    return memory() is not None
+"""
+
+
+def constructed(path: Path, code: str) -> Any:
+    return child(SETUP + code, str(path))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a-model-of-this-test.onnx"
+    onnx.save(large_model(), path)
+    return path
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Path:
+    """ONNX Runtime refuses it however it is opened."""
+    path = tmp_path / "a-wrong-model-of-this-test.onnx"
+    model = large_model()
+    model.graph.node[0].op_type = "Unheard"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("where", ["(weights, 'with_values_elsewhere')", "(collection.C, 'InferenceSession')"])
+@pytest.mark.parametrize("kind", ["Exception", "OSError"])
+def test_what_a_handler_of_a_signal_raises_is_not_lost(path: Path, where: str, kind: str) -> None:
+    """The time limit of a job: without it the model would be opened again, without one."""
+    found = constructed(path, f"""
+class TimeLimit({kind}):
+    pass
+def limit(*_):
+    raise TimeLimit("of the job")
+signal.signal(signal.SIGALRM, limit)
+def slow(*_, **__):
+    signal.raise_signal(signal.SIGALRM)
+setattr(*{where}, slow)
+report(outcome(construct))
+""")  # fmt: skip
+    assert found == {"type": "TimeLimit", "text": "of the job"}
+
+
+def test_a_log_that_keeps_its_records_keeps_nothing_of_a_session(refused: Path) -> None:
+    """As those of test runners and error trackers do."""
+    found = constructed(refused, """
+class Keeping(logging.Handler):
+    kept = []
+    def emit(self, record):
+        self.kept.append(record)
+logging.getLogger("ortgpu").addHandler(Keeping())
+logging.getLogger("ortgpu").setLevel(logging.DEBUG)
+session, options = construct()
+del session
+report([options, "Unheard" in Keeping.kept[0].getMessage(), is_in_memory()])
+""")  # fmt: skip
+    assert found == [None, True, False]
+
+
+@pytest.mark.parametrize("guard", ["", "ortgpu.install()", "ortgpu.install(); ortgpu.install()"])
+def test_a_guard_is_no_tracer(path: Path, guard: str) -> None:
+    found = constructed(path, f"{guard}\nsession, options = construct()\nreport([options, is_in_memory()])")
+    assert found == [{}, True]
+
+
+@pytest.mark.parametrize("guard", ["", "ortgpu.install()"])
+def test_a_tracer_sees_the_model_that_the_caller_named(path: Path, guard: str) -> None:
+    found = constructed(path, f"""
+import functools
+seen, plain = [], InferenceSession.__init__
+@functools.wraps(plain)
+def traced(self, path_or_bytes, *given, **named):
+    seen.append(path_or_bytes)
+    plain(self, path_or_bytes, *given, **named)
+InferenceSession.__init__ = traced
+{guard}
+construct()
+InferenceSession(path, providers=["CPUExecutionProvider"])
+report([each == path for each in seen])
+""")  # fmt: skip
+    assert found == [True]
+
+
+def test_a_model_that_names_a_weight_twice_opens_as_ever(tmp_path: Path) -> None:
+    """With the last of them, says ONNX Runtime."""
+    model = large_model()
+    model.graph.initializer.append(numpy_helper.from_array(matrix(2), "m"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    assert constructed(path, "report(construct()[1])") is None
+
+
+def test_a_weight_that_no_node_takes_costs_no_second_attempt(tmp_path: Path) -> None:
+    model = large_model()
+    model.graph.initializer.append(numpy_helper.from_array(matrix(2)[:500], "unused"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    assert constructed(path, "report(construct()[1])") == {}
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path: Path, replaced: bool) -> None:
+    """A layout that was judged by the old model can make wrong results of the new one, whose weights are computed."""
+    path, new = tmp_path / "model.onnx", tmp_path / "new.onnx"
+    path.write_bytes(model_of(nothing))
+    new.write_bytes(model_of(computed_weights))
+    found = child(f"""{SETUP}
+given = providers.parse(["CUDAExecutionProvider", "CPUExecutionProvider"], None)
+def replacing(model, plain=construction.in_memory):
+    content = plain(model)
+    if {replaced}:
+        os.replace(sys.argv[2], model)
+    return content
+construction.in_memory = replacing
+session = InferenceSession.__new__(InferenceSession)
+constructed = constructed_as_chosen(session, session.__init__, SessionRequest(path), given, CPU, (9, 0))
+report([constructed is not None and "prefer_nhwc" in constructed.chosen, hasattr(session, "_sess")])
+""", str(path), str(new))  # fmt: skip
+    assert found == [not replaced, not replaced]

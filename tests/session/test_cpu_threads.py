@@ -1,0 +1,174 @@
+"""Sessions with few threads for the CPU: which get them, and that no node that computes there is left with so few.
+
+On the real provider, over libraries of CUDA that compute nothing; the number of processors is pretended.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortgpu.provider.runtime import load_runtime
+from ortgpu.session.chosen.cpu_threads import COUNT, OPERATORS
+from tests.lab.fixtures import Lab
+from tests.session.test_cudnn_handles import chain
+from tests.support.cudnn_operators import CASES, model_of
+
+pytestmark = pytest.mark.skipif(load_runtime().release < (1, 31), reason="measured with ONNX Runtime 1.31")
+
+IMAGE: list[str | int | None] = ["batch", 4, 8, 8]
+SCALES = np.array([1, 1, 2, 2], np.float32)
+PER_CHANNEL = [np.ones(4, np.float32)] * 4
+
+# Operator: what it takes beside a float32 image, and its attributes
+OTHERS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "Conv": ([np.ones((4, 4, 3, 3), np.float32)], {}),
+    "MaxPool": ([], {"kernel_shape": [2, 2]}),
+    "AveragePool": ([], {"kernel_shape": [2, 2]}),
+    "GlobalMaxPool": ([], {}),
+    "GlobalAveragePool": ([], {}),
+    "BatchNormalization": (PER_CHANNEL, {}),
+    "Resize": ([None, SCALES], {"mode": "nearest"}),
+    "Dropout": ([], {}),
+    "ReduceMean": ([np.array([2, 3])], {}),
+    "ReduceSum": ([np.array([2, 3])], {}),
+    "Softmax": ([], {}),
+    "LogSoftmax": ([], {}),
+    "LayerNormalization": ([np.ones(8, np.float32)], {"axis": -1}),
+    "Pow": ([np.array(2, np.float32)], {}),
+}
+
+
+def other_model(operator: str) -> bytes:
+    constants, attributes = OTHERS[operator]
+    weights = {f"c{number}": array for number, array in enumerate(constants) if array is not None}
+    names = ["x", *(f"c{number}" if array is not None else "" for number, array in enumerate(constants))]
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x0"], ["x"]), helper.make_node(operator, names, ["y"], **attributes)],
+        operator,
+        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, IMAGE)],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    return bytes(made.SerializeToString())
+
+
+PLACE = """
+import json, sys
+from pathlib import Path
+import onnxruntime
+from ortgpu import preload
+from ortgpu.session.chosen.cpu_threads import needs_no_more
+from ortgpu.provider.placement import read_placement
+from ortgpu.provider.options import recording_options
+preload()
+onnxruntime.set_default_logger_severity(4)
+on_cpu = []
+for path in Path(sys.argv[1]).iterdir():
+    session = onnxruntime.InferenceSession(path, recording_options(), ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert session.get_providers()[0] == "CUDAExecutionProvider"
+    if not needs_no_more(read_placement(session)):
+        on_cpu.append(path.stem)
+report(on_cpu)
+"""
+
+
+def test_each_operator_is_on_the_gpu(lab: Lab, provider_library: str, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    assert {name.decode() for name in OPERATORS} == set(CASES) | set(OTHERS)
+    for operator in CASES:
+        (folder / f"{operator}.onnx").write_bytes(model_of(operator)[0])
+    for operator in OTHERS:
+        (folder / f"{operator}.onnx").write_bytes(other_model(operator))
+    machine = lab.machine_that_places(provider_library)
+    assert machine.run(PLACE, argv=[str(folder)], timeout=100).ok().json == []
+
+
+OPEN = """
+import os, sys, weakref
+import onnxruntime
+from ortgpu import GPUSession
+os.cpu_count = lambda: {processors}
+options = onnxruntime.SessionOptions()
+before = len(os.listdir("/proc/self/task"))
+constructed, made, alive = [], [], []
+construct = onnxruntime.InferenceSession.__init__
+def watched(self, *given, **named):
+    constructed.append(given[1].intra_op_num_threads)
+    alive.append(sum(each() is not None for each in made))
+    construct(self, *given, **named)
+    made.append(weakref.ref(self._sess))
+onnxruntime.InferenceSession.__init__ = watched
+with GPUSession(sys.argv[1], {arguments}) as session:
+    report({{
+        "constructed": constructed,
+        "alive": alive,
+        "started": len(os.listdir("/proc/self/task")) - before,
+        "says": session.get_session_options().intra_op_num_threads,
+        "chosen": session.options_chosen.get("intra_op_num_threads"),
+        "cudnn": session.options_chosen.get("enable_cudnn"),
+        "computing": [node.op_type for node in session.placement.cpu_compute_nodes],
+    }})
+"""
+
+
+def opened(
+    lab: Lab, provider_library: str, model: bytes, processors: int = 64, arguments: str = "cpu_nodes='allow'"
+) -> Any:
+    path = lab.folder / "model.onnx"
+    path.write_bytes(model)
+    code = OPEN.format(processors=processors, arguments=arguments)
+    done = lab.machine_that_places(provider_library).run(code, argv=[str(path)]).ok()
+    # ONNX Runtime warns of an entry that is set for the second time: only those of a caller are.
+    assert "overwritten" not in done.stderr or "options" in arguments
+    return done.json
+
+
+def test_a_session_has_few_and_says_so(lab: Lab, provider_library: str) -> None:
+    found = opened(lab, provider_library, chain("Relu", "Tanh"))
+    assert found["constructed"] == [COUNT]
+    assert found["started"] == COUNT - 1  # who calls run is the other one
+    assert found["says"] == COUNT
+    assert found["chosen"][0] == str(COUNT)
+
+
+@pytest.mark.parametrize(
+    ("processors", "arguments"),
+    [
+        pytest.param(2 * COUNT, "", id="few processors"),
+        pytest.param(64, "options", id="options of the caller"),
+        pytest.param(64, "disabled_optimizers=['ConstantFolding']", id="another graph"),
+    ],
+)
+def test_others_are_left_as_they_are(lab: Lab, provider_library: str, processors: int, arguments: str) -> None:
+    found = opened(lab, provider_library, chain("Relu", "Tanh"), processors, arguments)
+    assert found["constructed"] == [0]
+    assert found["says"] == 0
+    assert found["chosen"] is None
+
+
+def test_a_model_that_may_compute_on_the_cpu_is_opened_once(lab: Lab, provider_library: str) -> None:
+    found = opened(lab, provider_library, chain("Relu", "Hardmax"))
+    assert found["constructed"] == [0]
+    assert found["chosen"] is None
+
+
+def test_a_node_that_computes_on_the_cpu_has_all_the_threads(lab: Lab, provider_library: str) -> None:
+    """Equal has no kernel for this type. What else was chosen stays."""
+    model = onnx.load_from_string(model_of("Equal")[0])
+    for each in model.graph.input:
+        each.type.tensor_type.elem_type = TensorProto.UINT16
+    found = opened(lab, provider_library, model.SerializeToString())
+    assert found["computing"] == ["Equal"]
+    assert found["constructed"] == [COUNT, 0]
+    assert found["alive"] == [0, 0]  # the GPU need not have room for two
+    assert found["says"] == 0
+    assert found["chosen"] is None
+    assert found["cudnn"][0] == "0"

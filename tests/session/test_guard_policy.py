@@ -1,0 +1,151 @@
+"""Which requests the guard judges, and what of them can be had: made-up builds of ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ortgpu.session.guard import policy as guard_policy
+from tests.lab.installed import older_than
+from tests.support.cpu_session import child
+from tests.support.guarded_programs import CPU, CUDA, OPENVINO, TENSORRT
+
+GPU_BUILD = (TENSORRT, CUDA, CPU)
+CPU_BUILD = ("AzureExecutionProvider", CPU)
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Decide which providers the installed ONNX Runtime has, and whether TensorRT's libraries are there."""
+
+    def have(*available: str, tensorrt: bool = False) -> None:
+        monkeypatch.setattr(guard_policy, "_available", lambda: available)
+        monkeypatch.setattr(guard_policy, "_known", lambda: {*GPU_BUILD, *CPU_BUILD, OPENVINO})
+        monkeypatch.setattr(guard_policy, "_tensorrt_is_loadable", lambda: tensorrt)
+
+    have(*GPU_BUILD)
+    return have
+
+
+def test_all_that_a_cpu_build_has_is_nothing_in_particular(build: Callable[..., None]) -> None:
+    assert guard_policy.judge(CPU_BUILD, None) == "other"
+    build(*CPU_BUILD)
+    assert guard_policy.judge(list(CPU_BUILD), None) == "guarded"
+    assert guard_policy.judge([CPU, (CPU_BUILD[0], {})], None) == "guarded", "in another order"
+    assert guard_policy.judge([CPU_BUILD[0]], None) == "other"
+    assert guard_policy.judge([CPU], None) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("providers", "options", "left"),
+    [
+        ([TENSORRT, CUDA, CPU], None, [(CUDA, {}), (CPU, {})]),
+        ([(TENSORRT, {"a": 1}), (CUDA, {"device_id": 1})], None, [(CUDA, {"device_id": "1"})]),
+        ([OPENVINO, CUDA], [{"b": 1}, {"device_id": 1}], [(CUDA, {"device_id": "1"})]),
+        (["ROCMExecutionProvider", CUDA, CPU], None, [(CUDA, {}), (CPU, {})]),
+        ([OPENVINO, (CUDA, {"device_id": 1}), CUDA], None, [(CUDA, {"device_id": "1"})]),
+        ((CUDA, CUDA, OPENVINO), ({"device_id": 1}, {"device_id": 2}, {}), [(CUDA, {"device_id": "1"})]),
+    ],
+)
+def test_what_cannot_be_had_beside_cuda_is_left_out(
+    build: Callable[..., None], providers: Any, options: Any, left: Any
+) -> None:
+    assert guard_policy.attainable(providers, options) == (left, None)
+
+
+def test_tensorrt_that_is_there_is_used(build: Callable[..., None]) -> None:
+    build(*GPU_BUILD, tensorrt=True)
+    assert guard_policy.attainable([TENSORRT, CUDA], None) == ([TENSORRT, CUDA], None)
+
+
+@pytest.mark.parametrize(
+    "providers", [None, [], [TENSORRT], [CPU, TENSORRT], CUDA, [1, CUDA], [[CUDA, {}]], [CUDA, CUDA]]
+)
+def test_what_is_refused_or_says_nothing_stays_as_it_was(build: Callable[..., None], providers: Any) -> None:
+    assert guard_policy.attainable(providers, None) == (providers, None)
+
+
+def test_a_build_without_cuda_is_not_hidden(build: Callable[..., None]) -> None:
+    build(*CPU_BUILD)
+    assert guard_policy.attainable([CUDA, CPU], None) == ([CUDA, CPU], None)
+
+
+CARRIED = """
+import onnxruntime
+from onnxruntime import InferenceSession, OrtExecutionProviderDevicePolicy, SessionOptions
+
+def carrying(devices=None):
+    options = SessionOptions()
+    if devices is None:
+        options.set_provider_selection_policy(OrtExecutionProviderDevicePolicy.PREFER_GPU)
+    else:
+        options.add_provider_for_devices(devices, {})
+    return options
+
+cpu = [device for device in onnxruntime.get_ep_devices() if device.ep_name == "CPUExecutionProvider"]
+os.environ.pop("ORTGPU_ALLOW_CPU")
+"""
+
+carried = pytest.mark.skipif(older_than((1, 23)) is not None, reason=older_than((1, 23)) or "")
+
+
+@carried
+def test_a_policy_that_finds_no_gpu_is_refused() -> None:
+    """ONNX Runtime is silent: it asked for the GPU, and runs on the CPU."""
+    found = child(
+        CARRIED
+        + """
+plain = InferenceSession(NEG, carrying()).get_providers()
+with ortgpu.enforce():
+    refused = [outcome(lambda: InferenceSession(NEG, carrying(devices))) for devices in (None, cpu)]
+    meant = InferenceSession(NEG, carrying(), ["CPUExecutionProvider"]).get_providers()
+    os.environ["ORTGPU_ALLOW_CPU"] = "1"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        allowed = InferenceSession(NEG, carrying())
+    report([plain, refused, meant, [each.category.__name__ for each in warned],
+            [each.filename for each in warned], [record.kind for record in ortgpu.sessions()]])
+"""
+    )
+    assert found[0] == found[2] == ["CPUExecutionProvider"]
+    for refused in found[1]:
+        assert refused["type"] == "ProviderRequestError"
+        assert "leave this session on the CPU" in refused["text"]
+        assert "devices that they choose from: CPUExecutionProvider" in refused["text"]
+    assert "CPUExecutionWarning" in found[3]
+    assert set(found[4]) == {"<string>"}
+    assert found[5][-1] == "other"
+
+
+@carried
+def test_what_else_the_options_carry_passes_without_a_fallback() -> None:
+    """Another provider than the CPU's takes a device: the session says that it has one."""
+    found = child(
+        CARRIED
+        + """
+class Other(InferenceSession):
+    def _create_inference_session(self, *arguments):
+        super()._create_inference_session(*arguments)
+        self._providers = ["PluginExecutionProvider", *self._providers]
+with ortgpu.enforce():
+    session = Other(NEG, carrying(cpu))
+    report([type(session) is Other, session._enable_fallback, [record.kind for record in ortgpu.sessions()],
+            session.run(None, feeds(2)[1])[0].tolist()])
+"""
+    )
+    assert found == [True, False, ["other"], [-1] * 4]
+
+
+@carried
+def test_a_session_on_the_gpu_takes_no_providers_of_the_options() -> None:
+    """Whatever else is wrong here, and also where the CPU is allowed: they would be left out without a word."""
+    found = child(
+        CARRIED
+        + """
+report([outcome(lambda: GPUSession(NEG, carrying(cpu), allow_cpu=allowed)) for allowed in (False, True)])
+"""
+    )
+    assert [each["type"] for each in found] == ["ProviderRequestError"] * 2
+    assert "the SessionOptions carry execution providers of their own" in found[0]["text"]

@@ -1,0 +1,112 @@
+"""A GPU that is full of sessions of this very process, as in a notebook whose cell was run again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ortgpu.diagnosis.messages.texts import of_construction
+from ortgpu.provider.living import SessionRecord
+from tests.support.cpu_session import child
+from tests.support.made_facts import CUDA_H200, SEEN_HEALTHY, observed
+
+SETUP = """
+import dataclasses
+from ortgpu.provider.requests import CPU, CUDA
+FULL = "CUDA failure 2: out of memory ; GPU=0 ; hostname=h ; file=/cuda_allocator.cc ; line=28 ; expr=cudaMalloc(p, n);"
+
+def opened():
+    session = GPUSession(NEG)
+    # As if it were on a GPU: what a record says of it
+    session.device = dataclasses.replace(session.device, kind="cuda", ordinal=0)
+    session._providers = [CUDA, CPU]
+    return session
+
+def told(error):
+    return [type(error).__name__, [line for line in error.evidence if "process" in line or "more" in line],
+            [str(fix) for fix in error.fixes if "close()" in fix]]
+"""
+
+
+def played(code: str) -> Any:
+    return child(SETUP + code)
+
+
+def test_what_keeps_a_session_from_opening() -> None:
+    found = played("""
+from ortgpu.diagnosis.failure import why_unusable
+from ortgpu.environment.gpu.cuda import CudaState
+from ortgpu.provider.runtime import load_runtime
+works = CudaState(0, None, os.getpid())  # the driver, which where it does not has no sessions of this process either
+def told_now():
+    return told(why_unusable(load_runtime(), cuda=works, cause=RuntimeError(FULL)))
+before = told_now()
+kept = [opened() for _ in range(7)]
+full = told_now()
+for session in kept:
+    session.close()
+report([before, full, told_now()])
+""")
+    before, (name, evidence, fixes), after = found
+    assert before == after == ["InsufficientDeviceMemoryError", [], []]
+    assert name == "InsufficientDeviceMemoryError"
+    assert len(evidence) == 6
+    assert all(line.startswith("open in this process: <bytes>, created by <string>:") for line in evidence[:5])
+    assert evidence[0].endswith(" opened")
+    assert evidence[5] == "and 2 more, which ortgpu.sessions() lists"
+    assert len(fixes) == 1
+
+
+@pytest.mark.parametrize("base", ["onnxruntime.InferenceSession", "GPUSession"])
+def test_sessions_are_listed_while_another_thread_makes_one(base: str) -> None:
+    """An error of this thread names them: it was an AttributeError instead."""
+    counts = child(f"""
+import onnxruntime
+from ortgpu.provider.options import recording_options
+counts = []
+
+class Made({base}):
+    def __setattr__(self, name, value):  # what another thread could ask between any two of them
+        super().__setattr__(name, value)
+        counts.append(len(ortgpu.sessions()))
+
+session = Made(NEG, recording_options(), providers=["CPUExecutionProvider"])
+made = len(ortgpu.sessions())
+first = counts[0]
+if {base} is onnxruntime.InferenceSession:
+    session.set_providers(["CPUExecutionProvider"])
+report([first, made, max(counts)])
+""")
+    assert counts == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("others", "lines"), [(0, 0), (1, 2)])
+def test_what_keeps_a_run_from_its_memory(others: int, lines: int) -> None:
+    found = played(f"""
+from onnxruntime.capi import onnxruntime_pybind11_state as native
+from ortgpu.provider import lifetime
+kept = [opened() for _ in range({others})]
+report(told(lifetime.explained(opened(), native.Fail(FULL))))
+""")
+    name, evidence, fixes = found
+    assert name == "GPUOutOfMemoryError"
+    assert len(evidence) == lines
+    assert len(fixes) == bool(others)
+
+
+def test_those_on_other_gpus_hold_nothing_of_it() -> None:
+    from ortgpu.provider.devices import CPU, Device
+    from ortgpu.provider.placement import Placement
+
+    def record(uuid: str | None, providers: tuple[str, ...] = ("CUDAExecutionProvider",)) -> SessionRecord:
+        device = CPU if uuid is None else Device("cuda", 0, uuid, "NVIDIA H200", (9, 0), None, None)
+        return SessionRecord(f"{uuid}.onnx", device, providers, Placement(()), "GPUSession", None, 1, True)
+
+    there = CUDA_H200.uuid
+    held = (record(there), record("GPU-other"), record(None, ("CPUExecutionProvider",)))
+    error = of_construction("CUDA failure 2: out of memory", observed(sessions=held)(SEEN_HEALTHY))
+    assert error is not None
+    assert [line for line in error.evidence if "open in this process" in line] == [
+        f"open in this process: {there}.onnx"
+    ]

@@ -1,0 +1,176 @@
+"""Reasons, copies and the page, from what ONNX Runtime 1.31.1 wrote on an H200 about the models of known_placements.py."""
+
+# ruff: noqa: E501 - the texts of ONNX Runtime are as long as they are
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortgpu.cli.placement_page import render, segments
+from ortgpu.provider.placement import NO_KERNEL, PREFERRED, PlacedNode
+from ortgpu.session.placement_details import PlacementDetails, details_from, explain_placement
+from tests.support.cpu_session import child
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+ISLAND_LOG = (
+    "\x1b[0;92m2026-11-20 06:12:01.1 [I:onnxruntime:, cuda_execution_provider.cc:3505 GetCapability] CUDA kernel not found in "
+    "registries for Op type: GlobalLpPool node name: island\x1b[m\n"
+    "2026-11-20 06:12:01.2 [I:onnxruntime:, transformer_memcpy.cc:393 AddCopyNode] Add MemcpyFromHost after b for "
+    "CUDAExecutionProvider\n"
+)
+SHAPES_LOG = "".join(
+    "2026-11-20 06:12:02.1 [I:onnxruntime:, fallback_cpu_capability.cc:167 GetCpuPreferredNodes] ORT optimization- Force "
+    f"fallback to CPU execution for node: {name} because the CPU execution path is deemed faster than overhead involved "
+    "with execution on other EPs capable of executing this node\n"
+    for name in ("rows", "twice", "unsqueeze", "target")
+)
+
+
+def entry(name: str, op_type: str, inputs: list[str], outputs: list[str]) -> Mapping[str, Any]:
+    return {"name": name, "op_type": op_type, "domain": "", "inputs": inputs, "outputs": outputs}
+
+
+@pytest.fixture
+def island() -> PlacementDetails:
+    placed = [
+        PlacedNode("before", "Neg", "", CUDA, "compute"),
+        PlacedNode("after", "Neg", "", CUDA, "compute"),
+        PlacedNode("island", "GlobalLpPool", "", CPU, "compute"),
+    ]
+    graph = [
+        entry("before", "Neg", ["x"], ["a_CUDAExecutionProvider"]),
+        entry("Memcpy_token_0", "MemcpyToHost", ["a_CUDAExecutionProvider"], ["a"]),
+        entry("island", "GlobalLpPool", ["a"], ["b"]),
+        entry("Memcpy", "MemcpyFromHost", ["b"], ["b_CUDAExecutionProvider"]),
+        entry("after", "Neg", ["b_CUDAExecutionProvider"], ["y"]),
+    ]
+    return details_from("island <1>.onnx", ISLAND_LOG, placed, graph)
+
+
+@pytest.fixture
+def shapes() -> PlacementDetails:
+    on_cpu = [("rows", "Gather"), ("twice", "Mul"), ("unsqueeze", "Unsqueeze"), ("target", "Concat")]
+    placed = [PlacedNode(name, op, "", CPU, "shape") for name, op in on_cpu]
+    placed += [PlacedNode("reshape", "Reshape", "", CUDA, "compute"), PlacedNode("relu", "Relu", "", CUDA, "compute")]
+    graph = [entry(node.name, node.op_type, ["i"], ["o"]) for node in placed]
+    return details_from("shapes.onnx", SHAPES_LOG, placed, graph)
+
+
+def test_an_island_has_its_reason_and_its_copies(island: PlacementDetails) -> None:
+    assert [(node.name, reason) for node, reason in island.off_gpu] == [("island", NO_KERNEL)]
+    assert island.copies == 2
+    assert [node.copy for node in island.nodes] == [None, "to CPU", None, "to GPU", None]
+    assert [part.kind for part in segments(island)] == ["gpu", "copy", "cpu", "copy", "gpu"]
+    assert "3 nodes, 2 on the GPU, 2 copies between devices" in str(island)
+    assert re.search(r"GlobalLpPool 'island' +compute +no CUDA kernel", str(island))
+
+
+def test_shape_nodes_are_there_by_preference(shapes: PlacementDetails) -> None:
+    assert {reason for _, reason in shapes.off_gpu} == {PREFERRED}
+    assert shapes.copies == 0
+    assert [part.kind for part in segments(shapes)] == ["cpu", "gpu"]
+
+
+def test_without_a_log_the_reason_follows_from_the_kind() -> None:
+    placed = [PlacedNode("", "ConvInteger", "", CPU, "compute"), PlacedNode("", "Concat", "", CPU, "shape")]
+    found = details_from("m", "", placed, [])
+    assert [reason for _, reason in found.off_gpu] == [NO_KERNEL, PREFERRED]
+
+
+def test_nodes_without_names_are_found_by_an_operator_that_is_in_one_place_only() -> None:
+    placed = [PlacedNode("", "Relu", "", CUDA, "compute"), PlacedNode("", "Cast", "", CPU, "shape")]
+    placed.append(PlacedNode("", "Cast", "", CUDA, "compute"))
+    found = details_from("m", "", placed, [entry("fused", "Relu", [], []), entry("c", "Cast", [], [])])
+    assert [node.provider for node in found.nodes] == [CUDA, None]
+    assert [part.kind for part in segments(found)] == ["gpu", "unknown"]
+
+
+def test_plain_data(island: PlacementDetails) -> None:
+    data = island.as_dict()
+    assert data["copies"] == 2
+    assert data["on_cpu"][0]["reason"] == NO_KERNEL
+    assert [node["op_type"] for node in data["graph"]][1] == "MemcpyToHost"
+
+
+class Page(HTMLParser):
+    """Whatever the page would fetch, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attributes if name in ("src", "href", "srcset")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_is_self_contained_and_escapes_names(island: PlacementDetails) -> None:
+    text = render(island)
+    page = Page(text)
+    assert page.fetched == []
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "<1>" not in text
+    assert "Placement of island <1>.onnx" in page.text
+
+
+def test_the_page_in_a_real_browser(island: PlacementDetails, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
+    file = tmp_path / "page.html"
+    # The page's own script, as a visitor would use it, and what can be seen then written into the title.
+    use = """
+    <script>
+    var box = document.getElementById('find');
+    function seen() {
+      return Array.from(document.querySelectorAll('#graph > li')).filter(function (e) { return e.offsetHeight > 0; })
+        .map(function (e) { return e.className.replace('hidden', '').trim(); }).join(' ');
+    }
+    var all = seen();
+    var open = document.querySelector('li.cpu details').open;
+    box.value = 'globallppool'; box.dispatchEvent(new Event('input'));
+    document.title = [all, seen(), open, getComputedStyle(document.querySelector('li.cpu')).borderLeftColor].join(' | ');
+    </script></body>
+    """
+    file.write_text(render(island).replace("</body>", use))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    command = [browser, *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    title = re.search("<title>(.*?)</title>", done.stdout)
+    assert title is not None, done.stderr[-2000:]
+    assert title[1] == "gpu copy cpu copy gpu | cpu | true | rgb(207, 34, 46)"
+
+
+def test_a_machine_without_a_gpu_gives_the_error_of_a_session(tmp_path: Path) -> None:
+    from ortgpu.diagnosis.probe.child import RELU
+    from ortgpu.errors import GPUError
+
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("there is a GPU here: /dev/nvidia*")
+    with pytest.raises(GPUError) as raised:
+        explain_placement(RELU)
+    assert raised.value.code == "driver-not-found"
+
+
+def test_in_a_process_that_is_not_told_how_its_children_end() -> None:
+    found = child("""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        session = GPUSession(NEG)
+        del os.environ["ORTGPU_ALLOW_CPU"]  # the child is to fail
+        report(outcome(session.explain_placement))
+    """)
+    assert found["type"] in ("DriverNotFoundError", "NoDeviceError")

@@ -1,0 +1,238 @@
+"""Sessions that are pickled and copied with what a subclass or a user added to them. On the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.lab.installed import older_than
+from tests.support.cpu_session import child
+
+DETECTOR = """
+import copy, pickle, sys
+
+class Detector(GPUSession):
+    def __init__(self, path, size=640, *, labels=()):
+        self.size = size
+        super().__init__(path)
+        self.labels, self._seen = labels, {"twice": self}
+
+def state(detector):
+    return [type(detector).__name__, detector.size, detector.labels, detector._seen["twice"] is detector,
+            str(detector.device), detector.run(None, feeds(2)[1])[0].tolist()]
+
+def arrived(session, protocol=pickle.HIGHEST_PROTOCOL):
+    return pickle.loads(pickle.dumps(session, protocol))
+"""
+EXPECTED = ["Detector", 320, ["cat"], True, "cpu", [-1] * 4]
+
+
+def test_a_subclass_with_a_constructor_of_its_own_arrives_whole() -> None:
+    found = child(
+        DETECTOR
+        + """
+detector = Detector(NEG, 320, labels=["cat"])
+again = arrived(detector)
+report([state(again), state(arrived(again)), state(copy.deepcopy(detector)),
+        [state(arrived(detector, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]])
+"""
+    )
+    *whole, by_protocol = found
+    assert whole == [EXPECTED] * 3
+    assert by_protocol == [EXPECTED] * len(by_protocol)
+
+
+def test_attributes_in_slots_arrive_too() -> None:
+    found = child(
+        DETECTOR
+        + """
+import dataclasses
+
+@dataclasses.dataclass(slots=True)
+class Slotted(GPUSession):
+    path: bytes
+    threshold: float = 0.5
+    labels: list = None
+    def __post_init__(self):
+        GPUSession.__init__(self, self.path)
+
+class Named(Slotted):
+    __slots__ = ("__name", "never_set")
+    def __post_init__(self):
+        super().__post_init__()
+        self.__name, self.size = "a", 640
+    def known(self):
+        ran = self.run(None, feeds(2)[1])[0].tolist()
+        return [self.__name, self.size, self.threshold, hasattr(self, "never_set"), ran]
+
+session = Named(NEG, 0.7)
+session.labels = [session]
+again = [arrived(session), arrived(session, 0), copy.copy(session), copy.deepcopy(session)]
+report([[each.known() for each in again], [each.labels[0] is each for each in again]])
+"""
+    )
+    assert found == [[["a", 640, 0.7, False, [-1] * 4]] * 4, [True, True, False, True]]
+
+
+def test_a_class_that_says_itself_what_is_carried() -> None:
+    """As for an InferenceSession, which cannot be pickled otherwise."""
+    found = child(
+        DETECTOR
+        + """
+class Pickable(GPUSession):
+    def __new__(cls, path):
+        made = super().__new__(cls)
+        made.named = path
+        return made
+    def __init__(self, path):
+        super().__init__(path)
+        self.made = os.getpid()
+    def __getnewargs__(self):
+        return (self.named,)
+    def __getstate__(self):
+        return ("state", self.named)
+    def __setstate__(self, state):
+        calls.append(state[0])
+        self.__init__(state[1])
+
+calls = []
+session = Pickable(NEG)
+again = [arrived(session), arrived(session, 2), copy.copy(session), copy.deepcopy(session)]
+report([calls, [each.run(None, feeds(2)[1])[0].tolist() for each in again]])
+"""
+    )
+    assert found == [["state"] * 4, [[-1] * 4] * 4]
+
+
+def test_an_attribute_called_as_one_of_ours_is_the_subclass_s() -> None:
+    found = child(
+        DETECTOR
+        + """
+class Named(GPUSession):
+    def __init__(self, path, device):
+        self.placement, self.options_chosen = "set before", None
+        super().__init__(path)
+        self.device = device
+
+again = arrived(Named(NEG, "mine"))
+twice = arrived(again)
+again.__init__(NEG, "anew")
+others = Detector(NEG)
+first, before = others.placement, others._verified
+others.__init__(NEG)
+report([twice.device, twice.placement, twice.options_chosen, again.device, again.placement,
+        type(first).__name__, others._verified is before, others.placement is others._verified.placement])
+"""
+    )
+    assert found == ["mine", "set before", None, "anew", "set before", "Placement", False, True]
+
+
+def test_what_a_run_left_behind_stays() -> None:
+    found = child(
+        DETECTOR
+        + """
+session = GPUSession(NEG)
+session.pinned_empty(4)
+list(session.map(feeds(2)))
+session.note = "mine"
+session.__init__(NEG)
+again = arrived(session)
+report([again.note, copy.copy(session).note, sorted(vars(again).keys() ^ vars(session).keys())])
+"""
+    )
+    assert found[:2] == ["mine", "mine"]
+    assert set(found[2]) <= {"_pinned"}
+
+
+def test_entries_of_the_session_options_that_only_the_installed_release_has() -> None:
+    entries = {"session.qdq_matmulnbits_accuracy_level": "4"}
+    if older_than((1, 31)) is None:
+        entries["session.intra_op.spin_duration_us"] = "7"
+        entries["ep.cuda.fpa_intb_gemm"] = "1"  # read by the CUDA provider
+        entries["optimization.constant_folding_max_output_size_in_bytes"] = "999"
+    found = child(
+        DETECTOR
+        + """
+import onnxruntime
+options = onnxruntime.SessionOptions()
+entries = json.loads(sys.argv[1])
+for name, value in entries.items():
+    options.add_session_config_entry(name, value)
+carried = arrived(GPUSession(NEG, options)).get_session_options()
+report({name: carried.get_session_config_entry(name) for name in entries})
+""",
+        json.dumps(entries),
+    )
+    assert found == entries
+
+
+def test_a_copy_has_all_of_the_session_options() -> None:
+    """Also what cannot be read back: without the initialiser, a copy gave other results, and said nothing."""
+    found = child(
+        DETECTOR
+        + """
+import onnxruntime
+ADD = model("add (float[n] x) => (float[n] y) <float[1] w = {1.0}> { y = Add(x, w) }")
+ten = onnxruntime.OrtValue.ortvalue_from_numpy(np.full(1, 10, np.float32))
+options = onnxruntime.SessionOptions()
+options.add_initializer("w", ten)
+options.add_free_dimension_override_by_name("n", 4)
+session = GPUSession(ADD, options)
+copies = [copy.copy(session), copy.deepcopy(session), copy.copy(copy.deepcopy(session))]
+report([[each.run(None, feeds(1)[0])[0].tolist(), each.get_inputs()[0].shape] for each in (session, *copies)])
+"""
+    )
+    assert found == [[[10] * 4, [4]]] * 4
+
+
+def test_a_relative_path_is_that_of_the_process_that_opened_it(tmp_path: Path) -> None:
+    found = child(
+        DETECTOR
+        + """
+folder = sys.argv[1]
+os.makedirs(os.path.join(folder, "elsewhere"))
+with open(os.path.join(folder, "neg.onnx"), "wb") as file:
+    file.write(NEG)
+os.chdir(folder)
+session = GPUSession("neg.onnx")
+class Path:
+    def __fspath__(self):
+        return b"neg.onnx"
+in_bytes = GPUSession(Path())
+os.chdir("elsewhere")
+report([session._model_path, *[arrived(each).run(None, feeds(2)[1])[0].tolist() for each in (session, in_bytes)]])
+""",
+        str(tmp_path),
+    )
+    assert found == ["neg.onnx", [-1] * 4, [-1] * 4]
+
+
+def test_a_spawned_worker_gets_a_session_of_its_own() -> None:
+    """As with joblib, which pickles what it passes on in the same way."""
+    found = child(
+        DETECTOR
+        + """
+import multiprocessing, operator
+from concurrent.futures import ProcessPoolExecutor
+
+with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    session = GPUSession(NEG, cpu_nodes="allow")
+    ran = pool.submit(operator.methodcaller("run", None, feeds(3)[2]), session).result(timeout=50)
+    again = pool.submit(copy.copy, session).result(timeout=50)
+report([ran[0].tolist(), again._request.cpu_nodes, again.run(None, feeds(2)[1])[0].tolist()])
+"""
+    )
+    assert found == [[-2] * 4, "allow", [-1] * 4]
+
+
+def test_what_cannot_be_pickled_says_so() -> None:
+    found = child(
+        DETECTOR
+        + """
+session = GPUSession(NEG)
+session.lock = threading.Lock()
+report(outcome(lambda: pickle.dumps(session)))
+"""
+    )
+    assert found["type"] == "TypeError"
+    assert "lock" in found["text"]
