@@ -151,6 +151,7 @@ class GPUSession(SessionFacts):
             # Imported while the driver is being initialised: neither waits for the other.
             from ..provider.living import stacklevel
             from .opening import check_cpu_nodes, cpu_is_allowed, open_verified
+            from .request import SessionRequest
 
             try_again = not cpu_is_allowed(allow_cpu, request["sess_options"])
             self._request = SessionRequest(**request, try_again=try_again)
@@ -404,6 +405,7 @@ class GPUSession(SessionFacts):
     def _open_on_cpu(self, construct: Callable[..., None], request: dict[str, Any], error: GPUError) -> None:
         """Raise ``error``, or ONNX Runtime's of a broken model, where the CPU is not allowed instead."""
         from .opening import cpu_is_allowed, open_on_cpu, refuse_broken_model, warn_of_cpu
+        from .request import SessionRequest
 
         self._request = SessionRequest(**request)
         if not cpu_is_allowed(self._allow_cpu, self._request.sess_options, error):
