@@ -37,7 +37,7 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
 
 
 def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResult:
-    """Run one function of the module probe_child in the child."""
+    """Run one function of the module ``child`` in a process of its own."""
     started = time.monotonic()
     ended = run_python(_BOOT, function, *arguments, timeout=timeout, together=True)
     seconds = time.monotonic() - started
@@ -55,7 +55,7 @@ def _not_started(why: str, seconds: float) -> ProbeResult:
     return ProbeResult((), False, None, None, False, "start", seconds, why)
 
 
-_BOOT = "from ortgpu.diagnosis import probe_child; getattr(probe_child, sys.argv[1])(*sys.argv[2:])"
+_BOOT = f"from {__package__} import child; getattr(child, sys.argv[1])(*sys.argv[2:])"
 
 
 def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResult:
