@@ -43,7 +43,7 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
     """
     if not command[0]:  # "$APP" where nothing set it
         raise click.UsageError("COMMAND is empty")
-    refuse_the_deaf(command)
+    reject_isolated_python(command)
     environment = dict(os.environ)
     prepare(environment)
     try:
@@ -67,8 +67,8 @@ def prepare(environment: MutableMapping[str, str]) -> None:
     environment["PYTHONPATH"] = os.pathsep.join([_STARTUP, *others])
 
 
-def refuse_the_deaf(command: Sequence[str]) -> None:
-    """Raises UsageError for an interpreter that is told to ignore what puts the guard in force."""
+def reject_isolated_python(command: Sequence[str]) -> None:
+    """Raise UsageError if the command runs Python with an option that keeps the guard out."""
     if not _PYTHON.fullmatch(os.path.basename(command[0])):
         return
     arguments = iter(command[1:])

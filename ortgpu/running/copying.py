@@ -1,7 +1,7 @@
 """Copies between ordinary arrays and the device, through pinned memory, by several threads.
 
-A transfer is cut into pieces: while the GPU fetches one from pinned memory, the next is copied there, and the other
-way. Whoever asks for a copy works on it too, has a CUDA stream for it to itself, and has waited for that at the end.
+A transfer is cut into pieces. While the GPU reads one piece from pinned memory, the next is copied there; in the other
+direction likewise. The calling thread takes part in the copy, uses a CUDA stream of its own, and waits for it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Transfer:
     is_pinned: bool
 
 
-class _Whole:
-    """A transfer and where its pieces start."""
+class ChunkedTransfer:
+    """A transfer that is copied in pieces. ``starts`` holds the byte offset of each piece."""
 
     def __init__(self, transfer: Transfer, piece: int, copies: ParallelCopy) -> None:
         host, array = transfer.host, transfer.array
@@ -66,25 +66,26 @@ class _Whole:
             np.copyto(self._host, self._array)
 
     def empty(self, start: int) -> None:
-        """The other way."""
+        """Copy a piece from the host's memory to the array."""
         if self._is_cut:
             self._copy(self._array_address + start, self.host_address + start, self.size_at(start))
         elif self._array is not None:
             np.copyto(self._array, self._host)
 
 
-_Piece = tuple[_Whole, int]  # and where it starts
+_Piece = tuple[ChunkedTransfer, int]  # and the byte offset of one of its pieces
 
 
 class Copier:
-    """Threads may share it, each on the device and aside (CudaRuntime.aside).
+    """Copies transfers to and from one device. Threads may share it; each must be inside ``CudaRuntime.aside``.
 
     Args:
-        threads: at most, the one that asks included.
-        piece: bytes of one, at most; of what is smaller than four, a quarter, down to a quarter of it.
+        threads: the most threads for one copy, the calling one included.
+        piece: the most bytes of a piece. Transfers of less than four pieces are cut into quarters, but not below a
+            quarter of ``piece``.
 
     Raises:
-        Exception: ONNX Runtime's own, where the system gives no threads.
+        Exception: ONNX Runtime's own, if the system cannot start the threads.
     """
 
     def __init__(self, runtime: CudaRuntime, threads: int, piece: int) -> None:
@@ -95,7 +96,7 @@ class Copier:
         self._copies = parallel_copy(threads, runtime.ordinal)
 
     def to_device(self, transfers: list[Transfer]) -> None:
-        """Returns when it is done. Raises CudaCallError, when nothing is under way any more."""
+        """Copy to the device and return when all is copied. After CudaCallError no copy is under way any more."""
         runtime = self._runtime
         with self._stream() as stream:
             for whole, start in self._cut(transfers):
@@ -104,7 +105,7 @@ class Copier:
                 copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
 
     def from_device(self, transfers: list[Transfer]) -> None:
-        """As :meth:`to_device`."""
+        """Copy from the device, as :meth:`to_device` does to it."""
         runtime = self._runtime
         awaited: list[tuple[_Piece, Event | None]] = []
         with self._stream() as stream:
@@ -116,7 +117,7 @@ class Copier:
                     runtime.record_now(event.handle, stream)
                 awaited.append(((whole, start), event))
             for (whole, start), event in awaited:
-                if event is None:  # into ordinary memory: CUDA copies it aside, and waits for the stream
+                if event is None:  # into ordinary memory: CUDA stages it and waits for the stream
                     runtime.copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
                     continue
                 if not runtime.has_passed(event.handle):
@@ -126,10 +127,10 @@ class Copier:
 
     def _cut(self, transfers: list[Transfer]) -> list[_Piece]:
         size = sum(transfer.host.nbytes for transfer in transfers)
-        # So that the GPU waits for little at the beginning, and for little at the end
+        # Small pieces keep the GPU from waiting long for the first one and after the last one.
         piece = min(self._piece, max(-(-size // 4), self._piece // 4))
-        wholes = [_Whole(transfer, piece, self._copies) for transfer in transfers]
-        return [(whole, start) for whole in wholes for start in whole.starts]
+        chunked = [ChunkedTransfer(transfer, piece, self._copies) for transfer in transfers]
+        return [(whole, start) for whole in chunked for start in whole.starts]
 
     def _new_event(self) -> Event:
         try:
@@ -139,9 +140,9 @@ class Copier:
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[int]:
-        """One that nobody else uses meanwhile, so that nobody waits for the copies of another run.
+        """Lend a stream to one run alone, so that no run waits for the copies of another.
 
-        Everything in it is done when the context ends: the memory must not be another's before.
+        On leaving, all work in the stream is done, since the memory may be reused from then on.
         """
         try:
             stream = self._streams.pop()
@@ -152,7 +153,7 @@ class Copier:
         finally:
             try:
                 self._runtime.synchronise(stream.handle)
-            except BaseException:  # an interrupt, perhaps before it waited
+            except BaseException:  # an interrupt, possibly before the wait began
                 self._runtime.synchronise(stream.handle)
                 raise
             finally:

@@ -98,39 +98,39 @@ def open_verified(
         requested = with_capture(requested)
     device = _device_asked_for(requested, request.device)
     cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
-    why = _Why(runtime, device, request.model, cudnn_disabled)
+    context = OpeningContext(runtime, device, request.model, cudnn_disabled)
     lifetime.refuse_if_lost()
     if not request.try_again:
         _refuse_as_before(device, cudnn_disabled, runtime)
     try:
-        gpu = _gpu_for(why, driver)
+        gpu = _gpu_for(context, driver)
     except GPUError as error:
-        if not why.depends_on_model:
+        if not context.depends_on_model:
             if len(_known) >= _MANY:
                 _known.clear()
-            _known[_surroundings(device, cudnn_disabled, why.runtime)] = lifetime.anew(error)
+            _known[_surroundings(device, cudnn_disabled, context.runtime)] = lifetime.anew(error)
         raise
-    _check_tensorrt(requested, why.runtime)
-    asked, constructed = _construct(session, construct, request, given, requested, gpu, why)
-    _verify_providers(session, asked, gpu, why)
-    _check_lazily_opened(constructed.placement, gpu.compute_capability, why)
+    _check_tensorrt(requested, context.runtime)
+    asked, constructed = _construct(session, construct, request, given, requested, gpu, context)
+    _verify_providers(session, asked, gpu, context)
+    _check_lazily_opened(constructed.placement, gpu.compute_capability, context)
     _has_opened = True
     return Verified(_describe(gpu), constructed.placement, {**options_chosen, **constructed.chosen})
 
 
-def _gpu_for(why: _Why, driver: Task[CudaState] | None) -> CudaDevice:
+def _gpu_for(context: OpeningContext, driver: Task[CudaState] | None) -> CudaDevice:
     """Return the GPU that is asked for, on which sessions of this process can be opened. Raises GPUError."""
-    runtime = why.runtime
+    runtime = context.runtime
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
-        raise why.unusable()
-    why.runtime = open_provider()
-    why.cuda = driver.result() if driver is not None else initialise()
-    report = why.runtime.preload
-    if report is None or not report.ok or report.driver_missing or why.runtime.provider_error is not None:
-        raise why.unusable()
-    if why.cuda.code != 0:
-        raise lifetime.forked_error(why.cuda.code) or why.unusable()
-    return _choose(why.device, why)
+        raise context.diagnose()
+    context.runtime = open_provider()
+    context.cuda = driver.result() if driver is not None else initialise()
+    report = context.runtime.preload
+    if report is None or not report.ok or report.driver_missing or context.runtime.provider_error is not None:
+        raise context.diagnose()
+    if context.cuda.code != 0:
+        raise lifetime.forked_error(context.cuda.code) or context.diagnose()
+    return _choose(context.device, context)
 
 
 def _refuse_as_before(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> None:
@@ -210,7 +210,7 @@ def _construct(
     given: requests.ProviderList,
     requested: requests.ProviderList,
     gpu: CudaDevice,
-    why: _Why,
+    context: OpeningContext,
 ) -> tuple[requests.ProviderList, Constructed]:
     """What was asked of ONNX Runtime, and what became of it."""
     asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
@@ -230,7 +230,7 @@ def _construct(
         construct_with(asked)
     except Exception as cause:
         error = _placement_refused(cause) or _capture_refused(cause, session, construct_with, asked, request)
-        error = error or why.unusable(cause)
+        error = error or context.diagnose(cause)
         if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(gpu.ordinal)):
             raise  # not about the GPU: ONNX Runtime's own
         if context_is_active(gpu.ordinal) is False:
@@ -239,29 +239,29 @@ def _construct(
     return asked, Constructed({}, _placement_of(session, request))
 
 
-def _choose(device: DeviceRequest, why: _Why) -> CudaDevice:
+def _choose(device: DeviceRequest, context: OpeningContext) -> CudaDevice:
     """The device among those that the driver shows; where it answers only ONNX Runtime, nothing but its ordinal."""
-    cuda = why.cuda
+    cuda = context.cuda
     if cuda is None or cuda.devices is None:
         return unlisted(device)
     if not cuda.devices:
-        raise why.unusable()
+        raise context.diagnose()
     chosen = choose_visible(device, cuda)
-    provider = why.runtime.preload.provider if why.runtime.preload is not None else None
+    provider = context.runtime.preload.provider if context.runtime.preload is not None else None
     capability = chosen.compute_capability
     if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
-        raise why.unusable()
+        raise context.diagnose()
     return chosen
 
 
-def _verify_providers(session: Any, asked: requests.ProviderList, chosen: CudaDevice, why: _Why) -> None:
+def _verify_providers(session: Any, asked: requests.ProviderList, chosen: CudaDevice, context: OpeningContext) -> None:
     bound = tuple(InferenceSession.get_providers(session))  # a class that somebody derived may have answers of its own
     if requests.CUDA not in bound:
-        raise why.unusable()
+        raise context.diagnose()
     if bound[: len(asked.names)] != asked.names:
         raise _other_providers(asked.names, bound)
     ordinal = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
-    listed = why.cuda is not None and why.cuda.devices is not None
+    listed = context.cuda is not None and context.cuda.devices is not None
     if ordinal != str(chosen.ordinal):
         raise ProviderFallbackError(
             f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
@@ -272,12 +272,12 @@ def _verify_providers(session: Any, asked: requests.ProviderList, chosen: CudaDe
         )
 
 
-def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | None, why: _Why) -> None:
+def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | None, context: OpeningContext) -> None:
     """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them; so does any release with
     a cuDNN that has no code for the GPU."""
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
     operators = placements.cudnn_operators(placed)
-    if why.cudnn_disabled:
+    if context.cudnn_disabled:
         if operators:
             from ..diagnosis.messages import texts as messages
 
@@ -285,20 +285,20 @@ def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | Non
         return
     transforms = placements.cufft_operators(placed)
     if operators or transforms or not placement.known:
-        why.runtime = load_lazily_opened(_stems_for(operators, transforms, everything=not placement.known))
-    report = why.runtime.preload
+        context.runtime = load_lazily_opened(_stems_for(operators, transforms, everything=not placement.known))
+    report = context.runtime.preload
     if report is None:
         return
     lacks_cudnn = report.path_of("libcudnn") is None or any(
         stem_of(lib.soname).startswith("libcudnn") for lib in report.missing
     )
     if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
-        why.operators = frozenset(placed)
-        raise why.unusable()
+        context.operators = frozenset(placed)
+        raise context.diagnose()
     if (operators or not placement.known) and _cudnn_lacks_code(report, capability):
-        why.operators = frozenset(placed) if placement.known else read_model(why.model).operators
-        if placements.cudnn_operators(why.operators):
-            raise why.unusable()
+        context.operators = frozenset(placed) if placement.known else read_model(context.model).operators
+        if placements.cudnn_operators(context.operators):
+            raise context.diagnose()
 
 
 def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None) -> bool:
@@ -335,8 +335,8 @@ def check_cpu_nodes(placement: Placement, cpu_nodes: CPUNodes, stacklevel: int) 
             warnings.warn(CPUNodesWarning(warning), stacklevel=stacklevel + 1)
 
 
-class _Why:
-    """What a diagnosis will need if this construction fails."""
+class OpeningContext:
+    """The facts that a diagnosis needs if this session does not open."""
 
     def __init__(self, runtime: Runtime, device: DeviceRequest, model: Any, cudnn_disabled: bool) -> None:
         self.runtime = runtime
@@ -344,11 +344,11 @@ class _Why:
         self.model = model
         self.cudnn_disabled = cudnn_disabled
         self.cuda: CudaState | None = None
-        self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: as the model file has them
-        self.depends_on_model = False  # what was said last
+        self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: read them from the model file
+        self.depends_on_model = False  # of the last diagnosis
 
-    def unusable(self, cause: BaseException | None = None) -> Any:
-        """The error to raise; with a ``cause`` that has nothing to do with the GPU, None."""
+    def diagnose(self, cause: BaseException | None = None) -> Any:
+        """Return the error to raise, or None if ``cause`` has nothing to do with the GPU."""
         operators = self.operators
         if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
             report = self.runtime.preload

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ortgpu.cli.exec import prepare, refuse_the_deaf
+from ortgpu.cli.exec import prepare, reject_isolated_python
 from tests.lab import Machine
 from tests.lab.child import ChildResult
 from tests.lab.fixtures import Lab
@@ -234,7 +234,7 @@ def test_wrong_usage(machine: Machine, argv: list[str]) -> None:
     ],
 )
 def test_interpreters_that_listen(command: list[str]) -> None:
-    refuse_the_deaf(command)
+    reject_isolated_python(command)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_interpreters_that_listen(command: list[str]) -> None:
 )
 def test_interpreters_that_do_not(command: list[str]) -> None:
     with pytest.raises(click.UsageError, match="ignores the"):
-        refuse_the_deaf(command)
+        reject_isolated_python(command)
 
 
 def test_variables_of_exec() -> None:
