@@ -81,7 +81,10 @@ def _import_ours() -> "Any":
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    spec = PathFinder.find_spec("ortgpu", [os.path.dirname(os.path.dirname(_HERE))])
+    place = _HERE
+    for _ in range(4):  # startup, guard, session, ortgpu
+        place = os.path.dirname(place)
+    spec = PathFinder.find_spec("ortgpu", [place])
     if spec is None or spec.loader is None:
         raise ImportError("ortgpu is not at " + _HERE + " any more")
     module = module_from_spec(spec)
