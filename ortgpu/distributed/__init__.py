@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from .reports import PreflightReport as PreflightReport
     from .training import require_training as require_training
 
-# name: the module of this package that has it. No module has the name of a function, which its import would hide.
+# name: the module that has it, from this package on. No module has the name of a function, which its import would hide.
 _HOMES = {
     "Collective": "reports",
     "PreflightReport": "reports",
-    "Rank": "ranks",
-    "current_rank": "ranks",
+    "Rank": ".environment.ranks",
+    "current_rank": ".environment.ranks",
     "has_collective_ops": "collective_ops",
     "preflight": "preflighting",
     "require_training": "training",
