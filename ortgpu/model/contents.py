@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .file_kinds import HEAD, kind_of_file
-from .structure import Model, open_model, read_structure
+from .structure import ModelSource, open_model, read_structure
 
 # Of one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
 LARGEST = 2 << 30
@@ -32,7 +32,7 @@ class ModelFacts:
     data_problems: tuple[tuple[str, str], ...] = ()  # of these files: name, and why it cannot be used
 
 
-def read_model(model: Model) -> ModelFacts:
+def read_model(model: ModelSource) -> ModelFacts:
     """Read a model without its weights. Never raises for what the file holds, or for its absence."""
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     if isinstance(model, bytes) and is_ort_format(model):
@@ -71,14 +71,14 @@ def read_model(model: Model) -> ModelFacts:
         return _no_model(name, head, f"{type(error).__name__}: {error}")
 
 
-def _head_and_size(model: Model) -> tuple[bytes, int]:
+def _head_and_size(model: ModelSource) -> tuple[bytes, int]:
     if isinstance(model, bytes):
         return model[:HEAD], len(model)
     with open_model(model) as file:
         return file.read(HEAD), os.fstat(file.fileno()).st_size
 
 
-def is_ort_format(model: Model) -> bool:
+def is_ort_format(model: ModelSource) -> bool:
     """Whether ONNX Runtime takes it for a model in its own format: a file by its name, bytes by how they begin
     (IsOrtFormatModel in flatbuffers_utils.cc). The session option session.load_model_format can say otherwise."""
     if isinstance(model, bytes):
@@ -173,7 +173,7 @@ def collective_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...
     return tuple(sorted(name for name in names if name in _COLLECTIVE or name.startswith(_COLLECTIVE_PREFIX)))
 
 
-def read_collective_operators(model: Model) -> tuple[str, ...]:
+def read_collective_operators(model: ModelSource) -> tuple[str, ...]:
     """The same of a model, which is only parsed where its bytes hold such a name. Never raises."""
     words = [name.encode() for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX)]
     try:

@@ -16,8 +16,8 @@ from graphlib import TopologicalSorter
 from typing import NamedTuple, TypeAlias
 
 from .protobuf import Extent, Reader
-from .questions import STANDARD, is_so
-from .structure import Model
+from .questions import STANDARD, matches
+from .structure import ModelSource
 
 Key: TypeAlias = tuple[str, str]  # operator and name of nodes; several can share one
 
@@ -87,14 +87,14 @@ _GIVING_ANY = _names("Bernoulli DynamicQuantizeLinear EyeLike RandomNormalLike R
 _TYPED_BY = {b"CastLike": 1, b"Where": 1, b"DequantizeLinear": 1, b"QuantizeLinear": 2, b"OneHot": 2}
 
 
-def computing_nodes(model: Model, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
+def computing_nodes(model: ModelSource, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
     """Return the keys of the doubtful nodes that take data. ``inputs``: names of what a run is given.
 
     A node that ONNX Runtime made is not in the file: it counts where it is of the function that defines an operator,
     and CUDA lacks kernels for it. If the file cannot be read, all doubtful keys are returned.
     """
     flow = _Flow(inputs, placed)
-    return flow.computing() if is_so(model, flow.read, _MOST_READ) else flow.doubtful()
+    return flow.computing() if matches(model, flow.read, _MOST_READ) else flow.doubtful()
 
 
 class _Value(NamedTuple):

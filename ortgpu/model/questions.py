@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection
 
 from .protobuf import Extent, Reader
-from .structure import FileContent, Model, open_model, without_weights
+from .structure import FileContent, ModelSource, open_model, without_weights
 
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
 
@@ -14,7 +14,7 @@ _SMALL = 256 << 10  # bytes
 _MOST_READ = 100_000  # fields of a file, beside those within nodes: a tenth of a second
 
 
-def is_so(model: Model, judge: Callable[[Reader], bool], most: int) -> bool:
+def matches(model: ModelSource, judge: Callable[[Reader], bool], most: int) -> bool:
     """What ``judge`` says of a reader of a model, which reads ``most`` fields. False for what is no model: ONNX Runtime
     says what is wrong with it."""
     content = in_memory(model)
@@ -24,7 +24,7 @@ def is_so(model: Model, judge: Callable[[Reader], bool], most: int) -> bool:
         return False
 
 
-def in_memory(model: Model) -> Model:
+def in_memory(model: ModelSource) -> ModelSource:
     """Read a file, for whoever asks several questions; a large one without the values of its weights.
 
     ``model`` itself is returned if it cannot be read so, or has very many nodes.
@@ -40,7 +40,7 @@ def in_memory(model: Model) -> Model:
         return model
 
 
-def has_only(model: Model, operators: Collection[bytes], most: int) -> bool:
+def has_only(model: ModelSource, operators: Collection[bytes], most: int) -> bool:
     """Whether all nodes of a model are among these ``operators`` of ONNX's own. False for what is no model, and for one
     with more than ``most`` fields."""
 
@@ -58,7 +58,7 @@ def has_only(model: Model, operators: Collection[bytes], most: int) -> bool:
                     return False
         return graphs == 1
 
-    return is_so(model, judge, most)
+    return matches(model, judge, most)
 
 
 def _is_among(operators: Collection[bytes], reader: Reader, node: Extent) -> bool:

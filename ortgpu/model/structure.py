@@ -9,13 +9,13 @@ from typing import BinaryIO, NamedTuple, TypeAlias, overload
 
 from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
 
-Model: TypeAlias = str | bytes | os.PathLike[str]  # the path of its file, or what is in one
+ModelSource: TypeAlias = str | bytes | os.PathLike[str]  # the path of its file, or what is in one
 
 _MOST_READ = 1_000_000  # fields of the file, a second
 _LARGE = 1024  # bytes of an initializer; smaller ones can be shapes, which shape inference reads
 
 
-def read_structure(model: Model) -> bytes:
+def read_structure(model: ModelSource) -> bytes:
     """:func:`without_weights` of a file or of bytes; what has too many parts is read whole.
 
     Raises:

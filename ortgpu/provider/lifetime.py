@@ -38,14 +38,14 @@ HELD_BY_ONNXRUNTIME = (
 )  # fmt: skip
 
 
-class Refusal:
-    """Stands in for what a session gave up: any use of it raises ``error``, anew each time."""
+class UnusableSession:
+    """Stands in for what a session gave up: any use of it raises a fresh copy of ``error``."""
 
     def __init__(self, error: GPUError) -> None:
         self.error = error
 
     def _refuse(self) -> NoReturn:
-        raise anew(self.error)
+        raise fresh_copy(self.error)
 
     def __getattr__(self, name: str) -> NoReturn:
         self._refuse()
@@ -60,8 +60,8 @@ class Refusal:
         self._refuse()
 
 
-def anew(error: GPUError) -> GPUError:
-    """A copy without the traceback of where it was raised before."""
+def fresh_copy(error: GPUError) -> GPUError:
+    """Return a copy of ``error`` without its traceback."""
     rebuild, arguments = error.__reduce__()[:2]
     copy: GPUError = rebuild(*arguments)
     return copy
@@ -104,7 +104,7 @@ def refuse_if_lost() -> None:
         ForkedSessionError: CUDA was initialised before this process was forked.
     """
     if _poison is not None:
-        raise anew(_poison)
+        raise fresh_copy(_poison)
     creator = initialised_in()
     if creator is not None and creator != os.getpid():
         raise forked_from(creator)
@@ -113,11 +113,11 @@ def refuse_if_lost() -> None:
 def refuse_if_unusable(session: Any) -> None:
     """Raise what every use of ``session`` raises, where it is closed or lost the GPU."""
     inner = session.__dict__.get("_sess")
-    if isinstance(inner, Refusal):
-        raise anew(inner.error)
+    if isinstance(inner, UnusableSession):
+        raise fresh_copy(inner.error)
     gone = context_is_gone(session, "this process has another CUDA context now than when the session was opened")
     if gone is not None:
-        raise anew(gone)  # else it and this frame, in its traceback, would refer to each other
+        raise fresh_copy(gone)  # else it and this frame, in its traceback, would refer to each other
 
 
 def forked_error(code: int | None) -> ForkedSessionError | None:
@@ -151,7 +151,7 @@ def noted(error: GPUError) -> GPUError:
     """``error``; when it is the first sticky one, every session of the process refuses from now on."""
     global _poison
     if isinstance(error, PoisonedContextError) and _poison is None:
-        _poison = anew(error)
+        _poison = fresh_copy(error)
         refuse_all(error)
     return error
 
@@ -174,7 +174,7 @@ _abandoned: list[list[Any]] = []  # what may not be destroyed, streams for insta
 def abandon_if_context_is_gone(session: Any) -> bool:
     """Never destroy, free or use what a session had in a context that is gone."""
     inner = session.__dict__.get("_sess")
-    if inner is None or isinstance(inner, Refusal) or not contexts.is_gone(id(session)):
+    if inner is None or isinstance(inner, UnusableSession) or not contexts.is_gone(id(session)):
         return False
     _never_destroy(inner)
     held = vars(session)
@@ -195,14 +195,15 @@ def gpu_works(ordinal: int | None) -> bool:
 def refuse(session: Any, error: GPUError) -> None:
     """Let every later use of a session raise ``error``: its GPU is lost."""
     inner = session.__dict__.get("_sess")
-    if inner is not None and not isinstance(inner, Refusal):
+    if inner is not None and not isinstance(inner, UnusableSession):
         _never_destroy(inner)  # the destructor would call a CUDA that is not there any more, and abort
-        session._sess = Refusal(anew(error))  # the traceback of the original holds all that was at work when it came
+        # A copy: the traceback of the original holds all that was at work when it came.
+        session._sess = UnusableSession(fresh_copy(error))
 
 
 def refuses(session: Any) -> bool:
     """Whether only an error is left of the session: it was closed, or lost its GPU."""
-    return isinstance(session.__dict__.get("_sess"), Refusal)
+    return isinstance(session.__dict__.get("_sess"), UnusableSession)
 
 
 def _never_destroy(inner: object) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from ..errors import ForkedSessionError, PoisonedContextError
 from .devices import CPU as CPU_DEVICE
 from .devices import Device
-from .lifetime import Refusal, device_of, watch
+from .lifetime import UnusableSession, device_of, watch
 from .placement import Placement, read_placement
 from .requests import CPU, CUDA, TENSORRT
 
@@ -134,7 +134,7 @@ def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
         kind=entry.kind if entry is not None else "unguarded",
         created_by=entry.created_by if entry is not None else None,
         pid=entry.pid if entry is not None else None,
-        alive=not isinstance(held.get("_sess"), Refusal),
+        alive=not isinstance(held.get("_sess"), UnusableSession),
         fell_back=entry is not None and entry.kind == "unguarded" and not {CUDA, *TENSORRT}.intersection(providers),
     )
 
@@ -142,7 +142,7 @@ def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
 def _is_open(session: Any) -> bool:
     """Whether there is a session of ONNX Runtime behind it: not before its constructor is done, nor after close()."""
     inner = vars(session).get("_sess")
-    if isinstance(inner, Refusal):
+    if isinstance(inner, UnusableSession):
         return isinstance(inner.error, (ForkedSessionError, PoisonedContextError))
     # The latter comes after all of which a record is made
     return inner is not None and vars(session).get("_providers") is not None

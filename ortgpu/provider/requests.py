@@ -81,11 +81,11 @@ def parse(providers: Any, provider_options: Any) -> ProviderList:
         pairs = _with_options(providers, pairs, provider_options)
     options: dict[str, dict[str, str]] = {}
     repeated = []
-    for name, given in pairs:
+    for name, own in pairs:
         if name in options:
             repeated.append(name)
         else:
-            options[name] = {str(k): str(v) for k, v in (given or {}).items()}
+            options[name] = {str(k): str(v) for k, v in (own or {}).items()}
     return ProviderList(tuple(options), options, tuple(dict.fromkeys(repeated)))
 
 
@@ -98,17 +98,17 @@ def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
 
 
 def _with_options(
-    providers: Any, pairs: list[tuple[str, dict[Any, Any] | None]], given: Any
+    providers: Any, pairs: list[tuple[str, dict[Any, Any] | None]], provider_options: Any
 ) -> list[tuple[str, dict[Any, Any] | None]]:
-    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-        raise _malformed(providers, f"provider_options is a {type(given).__name__}, not a list")
-    if len(given) != len(pairs):
-        raise _malformed(providers, f"{len(pairs)} providers and {len(given)} provider_options")
+    if isinstance(provider_options, (str, bytes)) or not isinstance(provider_options, Sequence):
+        raise _malformed(providers, f"provider_options is a {type(provider_options).__name__}, not a list")
+    if len(provider_options) != len(pairs):
+        raise _malformed(providers, f"{len(pairs)} providers and {len(provider_options)} provider_options")
     if any(options is not None for _, options in pairs):
         raise _malformed(providers, "options are given in providers and in provider_options")
-    if not all(isinstance(options, dict) for options in given):
+    if not all(isinstance(options, dict) for options in provider_options):
         raise _malformed(providers, "provider_options must be dicts")
-    return [(name, options) for (name, _), options in zip(pairs, given, strict=True)]
+    return [(name, options) for (name, _), options in zip(pairs, provider_options, strict=True)]
 
 
 def check_names(requested: ProviderList, known: Sequence[str], available: Sequence[str]) -> None:
@@ -166,11 +166,11 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
     Raises:
         ProviderOptionError: an unknown name, or a value that is none of the known ones.
     """
-    given = requested.options_of(CUDA)
-    unknown = _unknown_names(list(given), provider_library)
+    options = requested.options_of(CUDA)
+    unknown = _unknown_names(list(options), provider_library)
     if unknown:
-        raise _unknown_option(unknown[0], given[unknown[0]], provider_library)
-    for option, value in given.items():
+        raise _unknown_option(unknown[0], options[unknown[0]], provider_library)
+    for option, value in options.items():
         if option in _ENUMERATED and value not in _ENUMERATED[option]:
             raise _bad_value(option, value, f"one of {', '.join(_ENUMERATED[option])}")
         if option in _BOOLEAN and value not in _BOOLEAN_VALUES:

@@ -77,7 +77,7 @@ _Piece = tuple[ChunkedTransfer, int]  # and the byte offset of one of its pieces
 
 
 class Copier:
-    """Copies transfers to and from one device. Threads may share it; each must be inside ``CudaRuntime.aside``.
+    """Copies transfers to and from one device. Threads may share it; each must be inside ``CudaRuntime.device_guard``.
 
     Args:
         threads: the most threads for one copy, the calling one included.

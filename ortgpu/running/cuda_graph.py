@@ -28,7 +28,7 @@ from ..diagnosis.messages import texts as messages
 from ..errors import GPUError, ProviderRequestError, manual
 from ..process.background import fork_safe_lock
 from ..process.threads import Executor, Outcome
-from ..provider.lifetime import anew
+from ..provider.lifetime import fresh_copy
 from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Stream
 from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
 
@@ -308,14 +308,14 @@ class CapturingSession:
                 if not _CAPTURE_FAILED.search(str(error)):
                     raise
                 self._unusable = failed = _failed(error)
-                raise anew(failed) from error
+                raise fresh_copy(failed) from error
             finally:
                 self._runtime.exchange_capture_mode(relaxed)
         graph.captured_by.add(thread)
 
     def _refuse_if_unusable(self) -> None:
         if self._unusable is not None:
-            raise anew(self._unusable)
+            raise fresh_copy(self._unusable)
 
 
 def _run_options(number: str) -> Any:

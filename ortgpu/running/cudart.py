@@ -73,11 +73,11 @@ class CudaRuntime:
     def allocate_pinned(self, size: int, address: ctypes.c_void_p) -> None:
         """Write the address of ``size`` bytes of page-locked host memory to ``address``, also where an interrupt comes
         meanwhile: it takes as long as a copy of that size."""
-        with self._aside(self._library):
+        with self._device_guard(self._library):
             self._call(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
 
     def free_pinned(self, address: int) -> None:
-        with self._aside(self._library):
+        with self._device_guard(self._library):
             self._call(self._library.cudaFreeHost, address)
 
     def is_pinned(self, address: int) -> bool:
@@ -91,30 +91,30 @@ class CudaRuntime:
 
     def _attributes_of(self, address: int) -> _PointerAttributes:
         found = _PointerAttributes()
-        with self.aside():
+        with self.device_guard():
             self._call(self._quick.cudaPointerGetAttributes, ctypes.byref(found), address)
         return found
 
     def allocate(self, size: int) -> int:
         """Address of ``size`` bytes on the device."""
         address = ctypes.c_void_p()
-        with self._aside(self._library):
+        with self._device_guard(self._library):
             self._call(self._library.cudaMalloc, ctypes.byref(address), size)
         return address.value or 0
 
     def free(self, address: int) -> None:
-        with self._aside(self._library):
+        with self._device_guard(self._library):
             self._call(self._library.cudaFree, address)
 
     def new_stream(self) -> int:
         """A stream that waits for no other."""
         stream = ctypes.c_void_p()
-        with self._aside(self._library):
+        with self._device_guard(self._library):
             self._call(self._library.cudaStreamCreateWithFlags, ctypes.byref(stream), _STREAM_NON_BLOCKING)
         return stream.value or 0
 
     def destroy_stream(self, stream: int) -> None:
-        with self._aside(self._library):
+        with self._device_guard(self._library):
             self._call(self._library.cudaStreamDestroy, stream)
 
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
@@ -178,7 +178,7 @@ class CudaRuntime:
         return event.value or 0
 
     def destroy_event(self, event: int) -> None:
-        with self._aside(self._library):
+        with self._device_guard(self._library):
             self._call(self._library.cudaEventDestroy, event)
 
     def record_now(self, event: int, stream: int) -> None:
@@ -224,13 +224,13 @@ class CudaRuntime:
         self._call(library.cudaThreadExchangeStreamCaptureMode, ctypes.byref(exchanged))
         return exchanged.value
 
-    def aside(self) -> contextlib.AbstractContextManager[None]:
-        """On this device, which has a context, whatever is captured by then."""
-        return self._aside(self._quick)
+    def device_guard(self) -> contextlib.AbstractContextManager[None]:
+        """Make this device current for a ``with`` block, also while a graph is captured. It must have a context."""
+        return self._device_guard(self._quick)
 
     @contextlib.contextmanager
-    def _aside(self, library: ctypes.CDLL) -> Iterator[None]:
-        """As :meth:`aside`. The thread's current device is afterwards what it was.
+    def _device_guard(self, library: ctypes.CDLL) -> Iterator[None]:
+        """Implement :meth:`device_guard`. The thread's current device is afterwards what it was.
 
         Where that has no context, setting it again would make one there, a quarter of a gigabyte of it.
         """

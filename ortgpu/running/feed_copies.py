@@ -185,7 +185,7 @@ class CopiesOnDevice:
         place = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         try:
             # ONNX Runtime takes memory for it, which must not spoil what another session captures
-            with runtime.aside():
+            with runtime.device_guard():
                 copy = session._sess.create_ortvalue_from_shape_and_type(shape, dtype.type, place)
                 if self._stream is None:
                     self._stream = Stream(runtime)

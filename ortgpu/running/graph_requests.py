@@ -39,14 +39,14 @@ def with_capture(requested: ProviderList) -> ProviderList:
     Raises:
         ProviderRequestError: the caller switched it off, or has another stream.
     """
-    given = requested.options_of(CUDA)
-    if given.get(_OPTION, "1").lower() in ("0", "false"):
+    options = requested.options_of(CUDA)
+    if options.get(_OPTION, "1").lower() in ("0", "false"):
         raise ProviderRequestError(
             f"cuda_graph=True and the provider option {_OPTION}=0 contradict each other",
             fixes=[manual("say it once")],
             requested=requested.names,
         )
-    if _STREAM in given:
+    if _STREAM in options:
         raise ProviderRequestError(
             f"cuda_graph=True and the provider option {_STREAM} contradict each other",
             evidence=["with cuda_graph a session has a stream of its own, in which run also copies"],
@@ -56,21 +56,21 @@ def with_capture(requested: ProviderList) -> ProviderList:
     return requested.with_cuda_options({_OPTION: "1"})
 
 
-def on_own_stream(session: Any, asked: ProviderList) -> ProviderList:
-    """``asked`` with a stream in which the session is to run all that it does, kept as ``session._stream``.
+def on_own_stream(session: Any, providers: ProviderList) -> ProviderList:
+    """``providers`` with a stream in which the session is to run all that it does, kept as ``session._stream``.
 
     Copies in the same stream come before and after a run without anybody waiting for them. Where there can be none,
     ONNX Runtime will have its say about the GPU; :func:`captured` refuses what it opens all the same.
     """
-    runtime = runtime_on(int(asked.options_of(CUDA).get("device_id", "0")))
+    runtime = runtime_on(int(providers.options_of(CUDA).get("device_id", "0")))
     if runtime is None:
-        return asked
+        return providers
     try:
         session._stream = Stream(runtime)
     except CudaCallError as error:
         logger.debug("no stream can be made: %s", error)
-        return asked
-    return asked.with_cuda_options({_STREAM: str(session._stream.handle)})
+        return providers
+    return providers.with_cuda_options({_STREAM: str(session._stream.handle)})
 
 
 def without_capture(requested: ProviderList) -> ProviderList:

@@ -65,7 +65,7 @@ class StagedRuns:
         names = list(output_names or self._outputs)
         given = dict(feed)  # another thread may change it, and small values share the memory of its arrays
         # ONNX Runtime takes memory for it, which must not spoil what another session captures
-        with self._runtime.aside():
+        with self._runtime.device_guard():
             return self._run(session._sess, memory_of(session), names, given)
 
     def _run(self, inner: Any, memory: PinnedMemory, names: list[str], given: dict[str, Any]) -> list[Any] | None:

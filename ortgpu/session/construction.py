@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..model.questions import in_memory
-from ..model.structure import Model
+from ..model.structure import ModelSource
 from ..process.signals import is_of_a_handler
 from ..provider.lifetime import HELD_BY_ONNXRUNTIME
 from ..provider.options import recording, recording_options
@@ -37,8 +37,8 @@ def constructed_as_chosen(
     session: Any,
     construct: Callable[..., None],
     request: SessionRequest,
-    given: ProviderList,
-    asked: ProviderList,
+    requested: ProviderList,
+    final: ProviderList,
     capability: tuple[int, int] | None,
 ) -> Constructed | None:
     """``session`` is constructed now, with more options than ``asked`` for. None: nothing can be chosen, or nothing
@@ -49,11 +49,11 @@ def constructed_as_chosen(
     if not request.choose_options:
         return None
     judged = _file_of(request.model)
-    weights = weights_in_place(request.model) if _takes_weights(construct, request, asked) else None
+    weights = weights_in_place(request.model) if _takes_weights(construct, request, final) else None
     model = in_memory(request.model) if weights is None else weights.structure
-    chosen = _chosen_for(model, request, given, capability)
+    chosen = _chosen_for(model, request, requested, capability)
     while chosen or weights is not None:
-        if not _construct(session, construct, request, asked, chosen, weights):
+        if not _construct(session, construct, request, final, chosen, weights):
             if weights is None:
                 return None
             weights = None  # the next has its own, and the memory need not have room for both
@@ -72,7 +72,7 @@ def constructed_as_chosen(
     return None
 
 
-def _file_of(model: Model) -> tuple[int, ...] | None:
+def _file_of(model: ModelSource) -> tuple[int, ...] | None:
     """What changes with the content of a model file. None for bytes, and for what is not there."""
     if isinstance(model, bytes):
         return None
@@ -90,13 +90,13 @@ def _construct(
     session: Any,
     construct: Callable[..., None],
     request: SessionRequest,
-    asked: ProviderList,
+    final: ProviderList,
     chosen: dict[str, tuple[str, str]],
     weights: Weights | None,
 ) -> bool:
     """Whether it is constructed now. ``weights``: those to make it with."""
     of_provider = {name: value for name, (value, _) in chosen.items() if name != THREADS}
-    providers = asked.with_cuda_options(of_provider).as_arguments()
+    providers = final.with_cuda_options(of_provider).as_arguments()
     if weights is None:
         options = _with_threads(recording_options(), chosen) if THREADS in chosen else request.sess_options
         return _opens(construct, request.model, options, providers, request)
@@ -118,7 +118,7 @@ def _opens(construct: Callable[..., None], model: Any, options: Any, providers: 
     except Exception as refusal:  # what is chosen here must keep no session from opening
         if is_of_a_handler(refusal):
             raise
-        # The text alone: a handler may keep what it is given, and an error keeps the session that was half made
+        # The text alone: a handler may keep what it gets, and an error keeps the half-made session
         logger.debug("a session does not open as chosen: %s", str(refusal))
         return False
     return True
@@ -133,20 +133,20 @@ def construct_recording(
 
 
 def _chosen_for(
-    model: Model, request: SessionRequest, given: ProviderList, capability: tuple[int, int] | None
+    model: ModelSource, request: SessionRequest, requested: ProviderList, capability: tuple[int, int] | None
 ) -> dict[str, tuple[str, str]]:
     if request.kwargs:  # they change how the graph is optimised
         return {}
     options = request.sess_options
-    layout = options_for_layout(model, given, options, capability)
-    threads = options_with_few_threads(model, given, options, is_network_of_images=bool(layout))
-    return {**(layout or options_without_handles(model, given, options)), **threads}
+    layout = options_for_layout(model, requested, options, capability)
+    threads = options_with_few_threads(model, requested, options, is_network_of_images=bool(layout))
+    return {**(layout or options_without_handles(model, requested, options)), **threads}
 
 
-def _takes_weights(construct: Callable[..., None], request: SessionRequest, asked: ProviderList) -> bool:
+def _takes_weights(construct: Callable[..., None], request: SessionRequest, final: ProviderList) -> bool:
     """Options of the caller would keep them for the next session that is made with these. TensorRT reads weights when
     it likes. A tracer in the place of the constructor is to see the model that the caller named."""
-    if request.sess_options is not None or not {CUDA, CPU}.issuperset(asked.names):
+    if request.sess_options is not None or not {CUDA, CPU}.issuperset(final.names):
         return False
     return is_onnxruntimes(_behind_the_guard(construct))
 
@@ -161,7 +161,7 @@ def _behind_the_guard(construct: Callable[..., None]) -> Any:
 _GUARD = f"{__package__}.guard.guard"
 
 
-def _name_model(session: Any, model: Model, options: Any) -> None:
+def _name_model(session: Any, model: ModelSource, options: Any) -> None:
     """What InferenceSession keeps of a model and options, as if it had been given the model as it is."""
     in_bytes = isinstance(model, bytes)
     session.__dict__.update(

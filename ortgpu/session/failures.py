@@ -16,8 +16,8 @@ def explained(session: Any, error: Exception) -> Exception:
     if isinstance(error, GPUError):
         return error
     inner = session.__dict__.get("_sess")
-    if isinstance(inner, lifetime.Refusal):  # ONNX Runtime compared it with something before it was used
-        return lifetime.anew(inner.error)
+    if isinstance(inner, lifetime.UnusableSession):  # ONNX Runtime compared it with something before it was used
+        return lifetime.fresh_copy(inner.error)
     if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
         return error  # of the arguments, or out of the caller's own objects
     creator = initialised_in()

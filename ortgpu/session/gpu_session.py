@@ -325,10 +325,10 @@ class GPUSession(SessionFacts):
         ONNX Runtime frees the memory when nothing refers to the session: an IOBinding, an OrtValue or an input's
         metadata that the caller keeps holds it. The CUDA context stays until the process ends.
         """
-        if not isinstance(self.__dict__.get("_sess"), lifetime.Refusal):
+        if not isinstance(self.__dict__.get("_sess"), lifetime.UnusableSession):
             lifetime.abandon_if_context_is_gone(self)
             error = ExecutionError("this GPUSession is closed", fixes=[manual("open a new GPUSession")])
-            closed = lifetime.Refusal(error)
+            closed = lifetime.UnusableSession(error)
             for name in _HELD:
                 if hasattr(self, name):
                     setattr(self, name, closed)

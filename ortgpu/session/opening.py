@@ -32,7 +32,7 @@ from ..errors import (
     manual,
 )
 from ..model.contents import read_collective_operators, read_model
-from ..model.structure import NO_REGULAR_FILE, Model
+from ..model.structure import NO_REGULAR_FILE, ModelSource
 from ..process.background import Task
 from ..provider import lifetime, requests
 from ..provider import placement as placements
@@ -80,7 +80,7 @@ def open_verified(
     runtime = load_runtime() if _has_opened else look_again()
     if not request.try_again and request.providers is None and request.provider_options is None:
         _refuse_as_before(request.device, False, runtime)  # at once: such a request names nothing that may be wrong
-    requested = given = requests.parse(request.providers, request.provider_options)
+    requested = requests.parse(request.providers, request.provider_options)
     for name in requested.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
     available = runtime.available_providers or ()
@@ -91,13 +91,13 @@ def open_verified(
         for name, choice in requests.CHOSEN_OPTIONS.items()
         if request.choose_options and name not in requested.options_of(requests.CUDA)
     }
-    requested = requested.with_cuda_options({name: value for name, (value, _) in options_chosen.items()})
+    with_defaults = requested.with_cuda_options({name: value for name, (value, _) in options_chosen.items()})
     if request.cuda_graph:
         from ..running.graph_requests import with_capture
 
-        requested = with_capture(requested)
-    device = _device_asked_for(requested, request.device)
-    cudnn_disabled = requested.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
+        with_defaults = with_capture(with_defaults)
+    device = _device_asked_for(with_defaults, request.device)
+    cudnn_disabled = with_defaults.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
     context = OpeningContext(runtime, device, request.model, cudnn_disabled)
     lifetime.refuse_if_lost()
     if not request.try_again:
@@ -108,11 +108,11 @@ def open_verified(
         if not context.depends_on_model:
             if len(_known) >= _MANY:
                 _known.clear()
-            _known[_surroundings(device, cudnn_disabled, context.runtime)] = lifetime.anew(error)
+            _known[_surroundings(device, cudnn_disabled, context.runtime)] = lifetime.fresh_copy(error)
         raise
-    _check_tensorrt(requested, context.runtime)
-    asked, constructed = _construct(session, construct, request, given, requested, gpu, context)
-    _verify_providers(session, asked, gpu, context)
+    _check_tensorrt(with_defaults, context.runtime)
+    final, constructed = _construct(session, construct, request, requested, with_defaults, gpu, context)
+    _verify_providers(session, final, gpu, context)
     _check_lazily_opened(constructed.placement, gpu.compute_capability, context)
     _has_opened = True
     return Verified(_describe(gpu), constructed.placement, {**options_chosen, **constructed.chosen})
@@ -137,7 +137,7 @@ def _refuse_as_before(device: DeviceRequest, cudnn_disabled: bool, runtime: Runt
     """Raise what kept this process from the device before, unless something that decides it has changed."""
     known = _known.get(_surroundings(device, cudnn_disabled, runtime))
     if known is not None:
-        raise lifetime.anew(known)
+        raise lifetime.fresh_copy(known)
 
 
 def _surroundings(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> tuple[Any, ...]:
@@ -157,7 +157,7 @@ def cpu_is_allowed(allow_cpu: bool | None, options: Any, error: GPUError | None 
     return cpu_is_allowed_by_variable() if allow_cpu is None else allow_cpu
 
 
-def warn_of_cpu(session: Any, error: GPUError, model: Model) -> None:
+def warn_of_cpu(session: Any, error: GPUError, model: ModelSource) -> None:
     """Say, in the log too, that a session is on the CPU instead of raising ``error``: a program may hide warnings."""
     warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
     text = "%s runs on the CPU, which was allowed [%s]: %s"
@@ -207,36 +207,36 @@ def _construct(
     session: Any,
     construct: Callable[..., None],
     request: SessionRequest,
-    given: requests.ProviderList,
     requested: requests.ProviderList,
+    with_defaults: requests.ProviderList,
     gpu: CudaDevice,
     context: OpeningContext,
 ) -> tuple[requests.ProviderList, Constructed]:
     """What was asked of ONNX Runtime, and what became of it."""
-    asked = _with_device(requests.cuda_first(requested, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
+    final = _with_device(requests.cuda_first(with_defaults, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
     if request.cuda_graph:
         from ..running.graph_requests import on_own_stream
 
-        asked = on_own_stream(session, asked)
+        final = on_own_stream(session, final)
 
     def construct_with(providers: requests.ProviderList) -> None:
         arguments = providers.as_arguments()
         construct_recording(construct, request.model, request.sess_options, arguments, request.kwargs)
 
-    constructed = constructed_as_chosen(session, construct, request, given, asked, gpu.compute_capability)
+    constructed = constructed_as_chosen(session, construct, request, requested, final, gpu.compute_capability)
     if constructed is not None:
-        return asked, constructed
+        return final, constructed
     try:
-        construct_with(asked)
+        construct_with(final)
     except Exception as cause:
-        error = _placement_refused(cause) or _capture_refused(cause, session, construct_with, asked, request)
+        error = _placement_refused(cause) or _capture_refused(cause, session, construct_with, final, request)
         error = error or context.diagnose(cause)
         if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(gpu.ordinal)):
             raise  # not about the GPU: ONNX Runtime's own
         if context_is_active(gpu.ordinal) is False:
             raise error from cause  # there is no context of this process to be lost
         raise lifetime.noted(error) from cause
-    return asked, Constructed({}, _placement_of(session, request))
+    return final, Constructed({}, _placement_of(session, request))
 
 
 def _choose(device: DeviceRequest, context: OpeningContext) -> CudaDevice:
@@ -254,12 +254,12 @@ def _choose(device: DeviceRequest, context: OpeningContext) -> CudaDevice:
     return chosen
 
 
-def _verify_providers(session: Any, asked: requests.ProviderList, chosen: CudaDevice, context: OpeningContext) -> None:
+def _verify_providers(session: Any, final: requests.ProviderList, chosen: CudaDevice, context: OpeningContext) -> None:
     bound = tuple(InferenceSession.get_providers(session))  # a class that somebody derived may have answers of its own
     if requests.CUDA not in bound:
         raise context.diagnose()
-    if bound[: len(asked.names)] != asked.names:
-        raise _other_providers(asked.names, bound)
+    if bound[: len(final.names)] != final.names:
+        raise _other_providers(final.names, bound)
     ordinal = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
     listed = context.cuda is not None and context.cuda.devices is not None
     if ordinal != str(chosen.ordinal):
@@ -397,17 +397,15 @@ def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -
     return ordinal
 
 
-def _with_device(asked: requests.ProviderList, chosen: CudaDevice) -> requests.ProviderList:
-    """``asked`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
+def _with_device(providers: requests.ProviderList, chosen: CudaDevice) -> requests.ProviderList:
+    """``providers`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
     warning about plugin providers."""
-    named = any("device_id" in options for options in asked.options.values())
+    named = any("device_id" in options for options in providers.options.values())
     if chosen.ordinal == 0 and not named:
-        return asked
-    on_device = {
-        name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT) if name in asked.names
-    }
-    options = {name: {**asked.options_of(name), **on_device.get(name, {})} for name in asked.names}
-    return requests.ProviderList(asked.names, options)
+        return providers
+    on_device = {name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT)}
+    options = {name: {**providers.options_of(name), **on_device.get(name, {})} for name in providers.names}
+    return requests.ProviderList(providers.names, options)
 
 
 def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
@@ -446,7 +444,7 @@ def _capture_refused(
     cause: BaseException,
     session: Any,
     construct_with: Callable[[requests.ProviderList], None],
-    asked: requests.ProviderList,
+    final: requests.ProviderList,
     request: SessionRequest,
 ) -> GPUError | None:
     from ..running.graph_requests import is_refusal, why_not_captured, without_capture
@@ -454,17 +452,17 @@ def _capture_refused(
     if not is_refusal(cause):
         return None
     try:
-        construct_with(without_capture(asked))  # what cannot be captured opens without, and tells where its nodes are
+        construct_with(without_capture(final))  # what cannot be captured opens without, and tells where its nodes are
         placement = placements.read_placement(session)
     except Exception:  # noqa: BLE001 - the refusal stands, with less to say about it
         placement = placements.UNKNOWN
     return why_not_captured(cause, placement, request.model)
 
 
-def _other_providers(asked: tuple[str, ...], bound: tuple[str, ...]) -> ProviderFallbackError:
+def _other_providers(expected: tuple[str, ...], bound: tuple[str, ...]) -> ProviderFallbackError:
     return ProviderFallbackError(
         "ONNX Runtime bound other providers than those asked for",
-        evidence=[f"asked for: {', '.join(asked)}", f"bound: {', '.join(bound)}"],
+        evidence=[f"asked for: {', '.join(expected)}", f"bound: {', '.join(bound)}"],
         bound=bound,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.structure import Model
+from ..model.structure import ModelSource
 from ..provider.devices import Device, DeviceRequest
 from ..provider.placement import Placement
 from .arguments import CPUNodes
@@ -16,7 +16,7 @@ from .arguments import CPUNodes
 class SessionRequest:
     """What the caller of a constructor asked for."""
 
-    model: Model
+    model: ModelSource
     sess_options: Any = None
     providers: Sequence[Any] | None = None
     provider_options: Sequence[dict[Any, Any]] | None = None

@@ -26,7 +26,7 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
 
 from ..model.contents import LARGEST, is_ort_format
-from ..model.structure import Model, MovedTensor, open_model, with_values_elsewhere
+from ..model.structure import ModelSource, MovedTensor, open_model, with_values_elsewhere
 from ..process.background import Task
 from ..process.signals import is_of_a_handler
 from ..provider.options import recording_options
@@ -84,7 +84,7 @@ class Weights:
                 self._memory.madvise(mmap.MADV_DONTNEED)
 
 
-def weights_in_place(model: Model) -> Weights | None:
+def weights_in_place(model: ModelSource) -> Weights | None:
     """None for a model that gains nothing by it, has external data already, or is none: ONNX Runtime says what is
     wrong with it.
 
@@ -104,7 +104,7 @@ def weights_in_place(model: Model) -> Weights | None:
         return None
 
 
-def _content(model: Model) -> bytes | mmap.mmap | None:
+def _content(model: ModelSource) -> bytes | mmap.mmap | None:
     # Elsewhere than on Linux it was not tried
     if sys.platform != "linux" or load_runtime().release not in _RELEASES or is_ort_format(model):
         return None

@@ -163,7 +163,7 @@ def test_a_layout_is_measured_or_left_out(
     assert [(way, batch) for way, batch, _ in found] == [(LAST, batch) for batch, _ in left_out]
     for (_, _, why), (_, expected) in zip(found, left_out, strict=True):
         assert why.startswith(expected)
-    assert set(child.reports["closed"]) <= {"Refusal"}
+    assert set(child.reports["closed"]) <= {"UnusableSession"}
     assert bool(child.reports["closed"]) == (kind != "refused")
     if kind == "right":
         assert child.reports["steps"] == 2 * 2 * 5

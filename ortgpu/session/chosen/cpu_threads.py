@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from ...model.questions import has_only
-from ...model.structure import Model
+from ...model.structure import ModelSource
 from ...provider.placement import Placement
 from ...provider.requests import CPU, CUDA, ProviderList
 from ...provider.runtime import load_runtime
@@ -33,14 +33,14 @@ _MOST_READ = 2_000  # fields of the file, some 2 ms
 
 
 def options_with_few_threads(
-    model: Model, given: ProviderList, options: Any, *, is_network_of_images: bool
+    model: ModelSource, requested: ProviderList, options: Any, *, is_network_of_images: bool
 ) -> dict[str, tuple[str, str]]:
     """``CHOSEN`` for a session that needs no more, else nothing.
 
-    ``given`` and ``options``, which may be None, are what its caller asked for. ``is_network_of_images``: of those
+    ``requested`` and ``options``, which may be None, are what its caller asked for. ``is_network_of_images``: of those
     that layout.py knows, so that its operators are known as well.
     """
-    if options is not None or load_runtime().release < _RELEASE or not {CUDA, CPU}.issuperset(given.names):
+    if options is not None or load_runtime().release < _RELEASE or not {CUDA, CPU}.issuperset(requested.names):
         return {}
     # ONNX Runtime counts cores, each of which may be two processors, and asks nobody how many the process may use
     if (os.cpu_count() or 1) <= 2 * COUNT:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import LibraryNotFoundError, ProviderOptionError, manual
 from ...model.questions import has_only
-from ...model.structure import Model
+from ...model.structure import ModelSource
 from ...provider.options import may_record
 from ...provider.placement import Placement, cudnn_operators
 from ...provider.requests import CPU, CUDA, ProviderList
@@ -41,21 +41,21 @@ OPERATORS = frozenset(
 _MOST_READ = 2_000  # fields of the file, some 2 ms: what a larger one would gain is little of what it takes
 
 
-def options_without_handles(model: Model, given: ProviderList, options: Any) -> dict[str, tuple[str, str]]:
+def options_without_handles(model: ModelSource, requested: ProviderList, options: Any) -> dict[str, tuple[str, str]]:
     """``CHOSEN`` for a session that needs no handle, else nothing.
 
-    ``given`` and ``options``, which may be None, are what its caller asked for.
+    ``requested`` and ``options``, which may be None, are what its caller asked for.
     """
-    if load_runtime().release < _RELEASE or not {CUDA, CPU}.issuperset(given.names):
+    if load_runtime().release < _RELEASE or not {CUDA, CPU}.issuperset(requested.names):
         return {}
-    if HANDLES in given.options_of(CUDA):
+    if HANDLES in requested.options_of(CUDA):
         return {}
     if not may_record(options):  # needs_none could not tell
         return {}
     return dict(CHOSEN) if needs_no_cudnn(model) else {}
 
 
-def needs_no_cudnn(model: Model) -> bool:
+def needs_no_cudnn(model: ModelSource) -> bool:
     """Whether all operators of a model are known to compute without cuDNN. False for what is no model, and for one with
     more parts than are read here."""
     return has_only(model, OPERATORS, _MOST_READ)

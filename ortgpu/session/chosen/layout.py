@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import onnxruntime
 
 from ...model.protobuf import Extent, Reader
-from ...model.questions import STANDARD, is_so
-from ...model.structure import Model
+from ...model.questions import STANDARD, matches
+from ...model.structure import ModelSource
 from ...provider.options import config_entry
 from ...provider.requests import CPU, CUDA, ProviderList
 from ...provider.runtime import load_runtime
@@ -66,15 +66,15 @@ _SOON_SEARCHED = 1 << 20  # bytes, a tenth of a millisecond
 
 
 def options_for_layout(
-    model: Model, given: ProviderList, options: Any, capability: tuple[int, int] | None
+    model: ModelSource, requested: ProviderList, options: Any, capability: tuple[int, int] | None
 ) -> dict[str, tuple[str, str]]:
     """``LAYOUT_OPTIONS`` for a session that gains by them on a GPU of this capability, else nothing.
 
-    ``given`` and ``options``, which may be None, are what its caller asked for.
+    ``requested`` and ``options``, which may be None, are what its caller asked for.
     """
     if capability != _CAPABILITY or load_runtime().release < _RELEASE:
         return {}
-    if not {CUDA, CPU}.issuperset(given.names) or not _UNRELATED.issuperset(given.options_of(CUDA)):
+    if not {CUDA, CPU}.issuperset(requested.names) or not _UNRELATED.issuperset(requested.options_of(CUDA)):
         return {}
     if not gains_channels_last(model) or (options is not None and not _leave_it_open(options)):
         return {}
@@ -89,14 +89,14 @@ def _leave_it_open(options: Any) -> bool:
     return not options.optimized_model_filepath  # it would hold operators that only sessions with this layout have
 
 
-def gains_channels_last(model: Model) -> bool:
+def gains_channels_last(model: ModelSource) -> bool:
     """Whether a model is one of those that gain. False for what is no model: ONNX Runtime says what is wrong with it.
 
     Reads no weights: a few milliseconds for a network of which a session takes a hundred.
     """
     if isinstance(model, bytes) and len(model) <= _SOON_SEARCHED and model.count(b"Conv") < _FEWEST_CONVOLUTIONS:
         return False
-    return is_so(model, _model_gains, _MOST_READ)
+    return matches(model, _model_gains, _MOST_READ)
 
 
 # Numbers of fields are those of onnx.proto

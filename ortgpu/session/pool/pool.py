@@ -416,7 +416,7 @@ class GPUSessionPool:
             devices = {each.place: each.session.device for each in gone}
             self._serving = tuple(each for each in self._serving if each not in gone)
             # A copy: the traceback of the original holds the arrays of a request.
-            self._lost += tuple(LostDevice(device, lifetime.anew(error)) for device in devices.values())
+            self._lost += tuple(LostDevice(device, lifetime.fresh_copy(error)) for device in devices.values())
         for device in devices.values():
             logger.warning("%s is out of the pool [%s]: %s", device, error.code, error.summary)
         if not self._serving:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...environment.gpu.cuda import initialise
 from ...errors import GPUError, ProviderRequestError, manual
-from ...model.structure import Model
+from ...model.structure import ModelSource
 from ...process.background import Task
 from ...process.threads import Threads
 from ...provider import living as registry
@@ -39,7 +39,7 @@ class Worker(Threads):
 
 def open_workers(
     workers: list[Worker],
-    model: Model,
+    model: ModelSource,
     devices: str | Iterable[Device | DeviceRequest],
     sessions_per_device: int,
     options: dict[str, Any],
