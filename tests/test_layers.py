@@ -27,7 +27,6 @@ UPWARDS = {
     ("diagnosis.facts", "distributed.environment.ssh"),
     ("diagnosis.facts", "distributed.environment.training"),
     ("diagnosis.facts", "distributed.shared_folder"),
-    ("diagnosis.probe.child", "session.guard.guard"),  # a program of its own, which opens a session
     ("session.gpu_session", "distributed.rank_devices"),  # GPUSession.for_rank
 }
 MOST_ENTRIES = 17

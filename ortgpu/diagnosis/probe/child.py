@@ -29,12 +29,14 @@ RELU = bytes.fromhex(
 Outcome = tuple[bool, str, dict[str, Any]]
 
 
-def main(model: str, given_as: str = "path") -> None:
+def main(uninstall: Callable[[], None], model: str, given_as: str = "path") -> None:
     """Try everything in order; what stands on steps that failed is left out.
 
     A model that was given as bytes is opened so: its format and its external data are looked for in other ways.
+    ``uninstall`` ends the guard: the question is what ONNX Runtime does by itself, also under `ortgpu exec`.
     """
     driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
+    uninstall()  # once ONNX Runtime is there: ORTGPU_ENFORCE installs the guard as it is imported
     opened = False
     if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
         opened = _step("session", lambda: _session(RELU, run=True))
@@ -156,9 +158,7 @@ def _session(model: str | bytes, *, run: bool = False) -> Outcome:
 
     from ...provider.options import recording_options
     from ...provider.placement import read_placement
-    from ...session.guard.guard import uninstall
 
-    uninstall()  # the question is what ONNX Runtime does by itself, also under `ortgpu exec`
     session = onnxruntime.InferenceSession(model, recording_options(), providers=[CUDA, CPU], enable_fallback=0)
     bound = list(session.get_providers())
     placement = read_placement(session)

@@ -27,19 +27,19 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
     """
     try:
         if not isinstance(model, bytes):
-            return run_probe_child("main", os.path.abspath(os.fsdecode(model)) if model else "", timeout=timeout)
+            return run_probe_child(_OPEN, os.path.abspath(os.fsdecode(model)) if model else "", timeout=timeout)
         with tempfile.TemporaryDirectory(prefix="ortgpu-probe-") as folder:
             copy = os.path.join(folder, "model")
             write_temporary(copy, model)
-            return run_probe_child("main", copy, "bytes", timeout=timeout)
+            return run_probe_child(_OPEN, copy, "bytes", timeout=timeout)
     except OSError as error:
         return _not_started(str(error), 0.0)
 
 
-def run_probe_child(function: str, *arguments: str, timeout: float) -> ProbeResult:
-    """Run one function of the module ``child`` in a process of its own."""
+def run_probe_child(code: str, *arguments: str, timeout: float) -> ProbeResult:
+    """Run ``code``, which calls a function of the module ``child``, in a process of its own."""
     started = time.monotonic()
-    ended = run_python(_BOOT, function, *arguments, timeout=timeout, together=True)
+    ended = run_python(f"from {__package__} import child; {code}", *arguments, timeout=timeout, together=True)
     seconds = time.monotonic() - started
     if ended.returncode is None and not ended.timed_out:
         return _not_started(ended.errors, seconds)
@@ -55,7 +55,8 @@ def _not_started(why: str, seconds: float) -> ProbeResult:
     return ProbeResult((), False, None, None, False, "start", seconds, why)
 
 
-_BOOT = f"from {__package__} import child; getattr(child, sys.argv[1])(*sys.argv[2:])"
+# The guard is handed in: whoever opens sessions stands above the diagnosis.
+_OPEN = "from ortgpu import uninstall; child.main(uninstall, *sys.argv[1:])"
 
 
 def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResult:

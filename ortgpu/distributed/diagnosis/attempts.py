@@ -69,7 +69,7 @@ def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> Folde
 
 def run_training_probe(mpi: Mpi, *, timeout: float) -> ProbeResult:
     """The driver and the training API in one child, MPI in another."""
-    result = run_probe_child("train", timeout=timeout)
+    result = run_probe_child("child.train()", timeout=timeout)
     step = try_mpi(mpi, timeout=timeout)
     return result if step is None else replace(result, steps=(*result.steps, step))
 
