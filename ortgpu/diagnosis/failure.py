@@ -12,6 +12,7 @@ from ..errors import (
     OnnxRuntimeNotInstalledError,
     ProviderFailureError,
     ProviderFallbackError,
+    manual,
 )
 from ..provider.living import sessions
 from . import find_problems
@@ -20,6 +21,12 @@ from .facts import Facts, Observed, Request
 from .messages import texts as messages
 from .messages.library_status import OF_WHEELS
 from .remedies.windows_advice import advise_for_windows
+
+_FOR_WHAT_NO_CHECK_KNOWS = (
+    manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
+    manual("if a session opens there, start this process anew and open its first GPUSession before CUDA is used"),
+    manual("else please report it with the output of `ortgpu doctor --json --redact`"),
+)
 
 if TYPE_CHECKING:
     from ..environment.gpu.cuda import CudaState
@@ -62,16 +69,17 @@ def why_unusable(
         too_few = descriptors.too_few_for(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
         if too_few is not None:
             return too_few.with_others(problems)
-    if said is not None:
-        return said.with_others(problem for problem in problems if problem.code != said.code)
-    return ProviderFallbackError(
-        "ONNX Runtime did not bind its CUDA provider, and no check knows why",
-        evidence=[
-            *([runtime.import_error] if runtime.import_error else []),
-            f"providers in this build: {', '.join(runtime.available_providers or ())}",
-        ],
-        others=problems,
-    )
+    if said is None:
+        said = ProviderFallbackError(
+            "ONNX Runtime did not bind its CUDA provider, and no check knows why",
+            evidence=[
+                *([runtime.import_error] if runtime.import_error else []),
+                f"providers in this build: {', '.join(runtime.available_providers or ())}",
+            ],
+        )
+    if isinstance(said, ProviderFallbackError):
+        said.fixes = _FOR_WHAT_NO_CHECK_KNOWS
+    return said.with_others(problem for problem in problems if problem.code != said.code)
 
 
 def why_no_module(runtime: Runtime) -> GPUError:

@@ -366,12 +366,7 @@ class OpeningContext:
             collective_operators=read_collective_operators(self.model),
         )
         self.depends_on_model = bool(request.cudnn_operators or request.cufft_operators or request.collective_operators)
-        error = failure.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)
-        if not isinstance(error, ProviderFallbackError):
-            return error
-        from ..diagnosis.probe import elsewhere
-
-        return elsewhere.explained_elsewhere(error, self.cuda)
+        return failure.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)
 
 
 def _all_providers(available: Sequence[str]) -> list[str]:

@@ -100,5 +100,5 @@ def test_other_models_need_no_cufft(without_cufft: Report) -> None:
 def test_what_stands_in_the_way_of_one_process_alone(mlp: Path) -> None:
     error = run_program("left_in_this_process", {"model": mlp}).error("session")
     assert error.type == "ProviderFallbackError"
-    assert "a process of its own opened a small session on the GPU and ran it" in error.text
+    assert "run `ortgpu doctor`" in error.text
     assert "start this process anew" in error.text

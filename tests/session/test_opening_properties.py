@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from ortgpu.diagnosis import Facts, Observed, Request, failure, find_problems
-from ortgpu.diagnosis.probe import elsewhere
-from ortgpu.diagnosis.probe.result import ProbeResult
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.environment.libraries.catalogue import LIBRARIES
 from ortgpu.environment.libraries.search import Candidate
@@ -84,9 +82,6 @@ RUNTIMES = st.builds(
 )
 
 
-NOT_STARTED = ProbeResult((), False, None, None, False, "start", 0.0, "")
-
-
 DOMAINS = {"Rfft": "com.microsoft"}
 
 
@@ -112,6 +107,9 @@ class OnCuda:
             raise RuntimeError("CUDA failure 101: invalid device ordinal")
         self._providers, self._provider_options = list(options), options
 
+    def get_providers(self) -> list[str]:
+        return self._providers
+
     def get_provider_graph_assignment_info(self) -> list[Any]:
         nodes = [SimpleNamespace(name=op, op_type=op, domain=DOMAINS.get(op, "")) for op in self.operators]
         return [SimpleNamespace(ep_name=CUDA, get_nodes=lambda: nodes)]
@@ -125,8 +123,6 @@ def outcome(session: OnCuda, runtime: Runtime, cuda: CudaState, device: int | st
         mock.patch.object(opening, "initialise", return_value=cuda),
         mock.patch.object(opening, "context_is_active", return_value=None),
         mock.patch.object(failure, "inspect_environment", return_value=HEALTHY.environment),
-        mock.patch.object(elsewhere, "run_probe", return_value=NOT_STARTED),
-        mock.patch.object(elsewhere, "inspect_after", return_value=HEALTHY.environment),  # not that of this machine
     ):
         try:
             request = SessionRequest(model_of(session.operators), device=device)
