@@ -16,8 +16,11 @@ LARGEST = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model as its file describes it. ``problem``: why it cannot be read; ``reader_problem``: why nothing can be said
-    of it, since onnx cannot be imported. The rest is empty then, and for a model in ONNX Runtime's own format."""
+    """A model as its file describes it.
+
+    ``problem`` says why the model cannot be read, ``reader_problem`` why onnx cannot be imported. All other fields are
+    empty then, and for a model in ONNX Runtime's own format.
+    """
 
     name: str  # its path, or "<bytes>"
     problem: str | None = None
@@ -79,8 +82,11 @@ def _head_and_size(model: ModelSource) -> tuple[bytes, int]:
 
 
 def is_ort_format(model: ModelSource) -> bool:
-    """Whether ONNX Runtime takes it for a model in its own format: a file by its name, bytes by how they begin
-    (IsOrtFormatModel in flatbuffers_utils.cc). The session option session.load_model_format can say otherwise."""
+    """Return True if ONNX Runtime takes the model for one in its own format.
+
+    It goes by the name of a file and by the first bytes (IsOrtFormatModel in flatbuffers_utils.cc). The session option
+    session.load_model_format can say otherwise.
+    """
     if isinstance(model, bytes):
         return model.startswith(_ORT_IDENTIFIER, 4)
     return os.fsdecode(model).lower().endswith(".ort")
@@ -107,7 +113,7 @@ def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
 
 
 def text_of(value: str | bytes) -> str:
-    """Protobuf gives bytes where a string is not UTF-8."""
+    """Return a string field as str; protobuf gives bytes where it is not UTF-8."""
     return value if isinstance(value, str) else os.fsdecode(value)
 
 
@@ -121,7 +127,7 @@ def _walk(nodes: Any) -> Iterator[tuple[str, str]]:
 
 
 def _data_problems(graph: Any, folder: str) -> Iterator[tuple[str, str]]:
-    """Of each file in which tensors of a graph are: its location, and why it does not have them, if so."""
+    """Yield the location of each external data file that lacks data of the graph, and why."""
     needed: dict[str, int] = {}  # bytes, where that is said
     for tensor in _tensors(graph):
         if tensor.data_location != tensor.EXTERNAL:
@@ -150,7 +156,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def _why_without(path: str, size: int) -> str | None:
-    """Why a file does not have so many bytes to be read."""
+    """Return why ``size`` bytes of a file cannot be read, or None if they can."""
     try:
         with open_model(path) as file:
             kind = kind_of_file(file.read(HEAD))
@@ -168,13 +174,13 @@ _COLLECTIVE_PREFIX = "Distributed"
 
 
 def collective_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Those of the operators (each with its domain) that work between processes."""
+    """Return the names of the operators that work between processes. ``operators``: type and domain."""
     names = {name for name, domain in operators if domain == "com.microsoft"}
     return tuple(sorted(name for name in names if name in _COLLECTIVE or name.startswith(_COLLECTIVE_PREFIX)))
 
 
 def read_collective_operators(model: ModelSource) -> tuple[str, ...]:
-    """The same of a model, which is only parsed where its bytes hold such a name. Never raises."""
+    """Return :func:`collective_operators` of a model, parsed only if its bytes hold such a name. Never raises."""
     words = [name.encode() for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX)]
     try:
         content = read_structure(model)

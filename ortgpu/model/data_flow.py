@@ -1,4 +1,4 @@
-"""Nodes on the CPU that have the operator of one that handles shapes, and compute.
+"""Find nodes on the CPU that compute, although their operators could just handle shapes.
 
 ONNX Runtime moves a node to the CPU where all that it takes is there already: a shape, what was computed of one, a
 small constant, an input of the graph (GetCpuPreferredNodes in fallback_cpu_capability.cc). A node handles shapes if all
@@ -23,9 +23,9 @@ Key: TypeAlias = tuple[str, str]  # operator and name of nodes; several can shar
 
 
 class Places(NamedTuple):
-    """How many nodes of one key are in which place."""
+    """Counts of the nodes of one key by place."""
 
-    doubtful: int = 0  # how many are on the CPU, with the operator of one that handles shapes
+    doubtful: int = 0  # on the CPU, with an operator that can handle shapes
     elsewhere: int = 0
 
 
@@ -215,7 +215,7 @@ class _Flow:
     def _through_graphs(
         self, node: _Node, values: list[_Value], scope: _Scope, path: tuple[int, ...], prefix: bytes
     ) -> list[_Value]:
-        """Return what an If, a Loop or a Scan gives. A value handed on from turn to turn comes from all of them."""
+        """Return the outputs of an If, a Loop or a Scan. A value handed on between turns comes from all of them."""
         first, given, handed_on = 0, list[_Value](), 0
         if node.operator == b"Loop":
             first, given, handed_on = 1, [_Value(_SHAPE, _INT64), _Value(_SHAPE, _BOOL), *values[2:]], len(values) - 2
@@ -382,7 +382,7 @@ def _read_node(reader: Reader, node: Extent) -> _Node:
 
 
 def _as_placed(name: bytes) -> bytes:
-    """Empty where it is not UTF-8, as in a placement."""
+    """Return the name as a placement has it: empty if it is not UTF-8."""
     try:
         name.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What a file is that is no ONNX model, by what it begins with."""
+"""Recognise files that are no ONNX models by their first bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ORT = FileKind(
     "a model in ONNX Runtime's own format", "give the file a name that ends in .ort, by which ONNX Runtime knows it"
 )
 
-# Where, what is there, and what that means
+# Offset, the bytes there, and the kind of file
 _SIGNATURES = (
     (0, b"version https://git-lfs.github.com/spec/", _POINTER),
     (4, b"ORTM", _ORT),
@@ -40,7 +40,7 @@ _TEXTS = ((b"<!doctype html", "a web page"), (b"<html", "a web page"), (b"<?xml"
 
 
 def kind_of_file(head: bytes) -> FileKind | None:
-    """``head``: its first bytes, HEAD of them or all. None: nothing that is known."""
+    """Return the kind of a file by ``head``, its first HEAD bytes; None if it is unknown."""
     for at, signature, kind in _SIGNATURES:
         if head.startswith(signature, at):
             return kind

@@ -1,4 +1,4 @@
-"""The fields of a protobuf message, one after the other, without a copy of what nobody asks for.
+"""Read the fields of protobuf messages one by one, and copy only what is used.
 
 onnx.load reads a whole model, weights included: for a ResNet-50 that takes as long as its session. The encoding:
 https://protobuf.dev/programming-guides/encoding
@@ -16,7 +16,7 @@ _BITS_OF_A_VARINT = 64
 
 
 class Bytes(Protocol):
-    """Bytes, or what answers as they do."""
+    """Bytes, or an object with their interface."""
 
     def __len__(self) -> int: ...
     @overload
@@ -26,15 +26,15 @@ class Bytes(Protocol):
 
 
 class TooManyFieldsError(ValueError):
-    """A reader was to read so many, and there are more."""
+    """There are more fields than the reader may read."""
 
 
 class Reader:
-    """Reads messages in ``data``, ``most`` fields and numbers in all.
+    """A reader of the messages in ``data``, for at most ``most`` fields and numbers in all.
 
     Raises:
-        ValueError, IndexError: from any method, for what is no such message or goes on after its end.
-        TooManyFieldsError: there are more.
+        ValueError, IndexError: from any method: this is no message, or it goes on after its end.
+        TooManyFieldsError: from any method: there are more than ``most`` fields.
     """
 
     def __init__(self, data: Bytes, most: int) -> None:
@@ -42,8 +42,7 @@ class Reader:
         self._left = most
 
     def fields(self, extent: Extent | None = None) -> Iterator[tuple[int, int | None, Extent]]:
-        """Of each field of the message there, or of all: its number, its value if that is a whole number, and where it
-        lies."""
+        """Yield the fields of the message at ``extent``, or of all data: number, value if it is whole, and extent."""
         data = self._data
         at, end = extent if extent is not None else (0, len(data))
         while at < end:
@@ -73,7 +72,7 @@ class Reader:
             yield tag >> 3, value, (start, at)
 
     def numbers(self, value: int | None, extent: Extent) -> list[int]:
-        """Those of a repeated field: one that stands alone, or several packed."""
+        """Return the numbers of a repeated field: a single one, or several packed."""
         if value is not None:
             return [value]
         at, end = extent
@@ -95,7 +94,7 @@ class Reader:
 
 
 def _varint(data: Bytes, at: int) -> tuple[int, int]:
-    """The number at ``at``, and where what follows begins."""
+    """Return the number at ``at``, and the position after it."""
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1
@@ -111,12 +110,12 @@ def _varint(data: Bytes, at: int) -> tuple[int, int]:
 
 
 def length_delimited(number: int, content: bytes) -> bytes:
-    """A field with a message, a text or bytes in it."""
+    """Return a field that holds a message, text or bytes."""
     return _as_varint(number << 3 | _LENGTH) + _as_varint(len(content)) + content
 
 
 def whole_number(number: int, value: int) -> bytes:
-    """A field with a number that is not negative in it."""
+    """Return a field that holds a number, which must not be negative."""
     return _as_varint(number << 3 | _VARINT) + _as_varint(value)
 
 

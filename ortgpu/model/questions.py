@@ -1,4 +1,4 @@
-"""Questions about a model that its file answers, in a time that has a limit."""
+"""Questions about a model that its file answers in limited time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ _MOST_READ = 100_000  # fields of a file, beside those within nodes: a tenth of 
 
 
 def matches(model: ModelSource, judge: Callable[[Reader], bool], most: int) -> bool:
-    """What ``judge`` says of a reader of a model, which reads ``most`` fields. False for what is no model: ONNX Runtime
-    says what is wrong with it."""
+    """Return the answer of ``judge`` to a reader of the model, which reads at most ``most`` fields.
+
+    False if this is no model: ONNX Runtime says what is wrong with it.
+    """
     content = in_memory(model)
     try:
         return isinstance(content, bytes) and judge(Reader(content, most))
@@ -25,9 +27,9 @@ def matches(model: ModelSource, judge: Callable[[Reader], bool], most: int) -> b
 
 
 def in_memory(model: ModelSource) -> ModelSource:
-    """Read a file, for whoever asks several questions; a large one without the values of its weights.
+    """Read a model file for several questions; a large one without the values of its weights.
 
-    ``model`` itself is returned if it cannot be read so, or has very many nodes.
+    ``model`` itself is returned if it cannot be read, or has very many nodes.
     """
     if isinstance(model, bytes):
         return model
@@ -41,8 +43,10 @@ def in_memory(model: ModelSource) -> ModelSource:
 
 
 def has_only(model: ModelSource, operators: Collection[bytes], most: int) -> bool:
-    """Whether all nodes of a model are among these ``operators`` of ONNX's own. False for what is no model, and for one
-    with more than ``most`` fields."""
+    """Return True if all nodes of a model are of these ``operators`` of ONNX's own domain.
+
+    False if this is no model, or one with more than ``most`` fields.
+    """
 
     # Numbers of fields are those of onnx.proto
 

@@ -1,4 +1,4 @@
-"""Models without the values of their weights, which take nearly all of the time and the memory to read one."""
+"""Read models without the values of their weights, which take nearly all of the time and memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import BinaryIO, NamedTuple, TypeAlias, overload
 
 from .protobuf import Bytes, Extent, Reader, TooManyFieldsError, length_delimited, whole_number
 
-ModelSource: TypeAlias = str | bytes | os.PathLike[str]  # the path of its file, or what is in one
+ModelSource: TypeAlias = str | bytes | os.PathLike[str]  # the path of a model file, or its content
 
 _MOST_READ = 1_000_000  # fields of the file, a second
 _LARGE = 1024  # bytes of an initializer; smaller ones can be shapes, which shape inference reads
 
 
 def read_structure(model: ModelSource) -> bytes:
-    """:func:`without_weights` of a file or of bytes; what has too many parts is read whole.
+    """Return :func:`without_weights` of a file or bytes, or the whole model if it has too many fields.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
@@ -41,8 +41,10 @@ NO_REGULAR_FILE = "not a regular file"
 
 
 def open_model(path: str | os.PathLike[str]) -> BinaryIO:
-    """Raises OSError also for what is not read: a pipe waits for a writer, and what it gives is gone for the session; a
-    device may have no end."""
+    """Open a model file. Raises OSError for pipes and devices, too.
+
+    A pipe waits for a writer, and the session could not read its content again. A device may have no end.
+    """
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder cannot be opened, which says so
         raise OSError(NO_REGULAR_FILE)
@@ -50,7 +52,7 @@ def open_model(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 class FileContent:
-    """The bytes of a file, of which only those that are asked for are read, some more at a time.
+    """The bytes of a file, read in pieces when they are used.
 
     The file is not mapped: if a writer cuts it short, a look at what was cut off would end the process.
 
@@ -99,7 +101,7 @@ def write_temporary(path: str | os.PathLike[str], model: bytes) -> None:
 
 
 def without_weights(data: Bytes, most: int = _MOST_READ) -> bytes:
-    """A model as it is, but for the values of the large initializers of its main graph.
+    """Return the model without the values of the large initializers of its main graph.
 
     Raises:
         ValueError, IndexError: it is no such message, or has more fields than are read (TooManyFieldsError).
@@ -119,12 +121,13 @@ class MovedTensor(NamedTuple):
 def with_values_elsewhere(
     data: Bytes, least: int, data_types: Collection[int]
 ) -> tuple[bytes, list[MovedTensor]] | None:
-    """A model as it is, but that the values of initializers of its main graph, those of these types with so many bytes
-    or more, are external: whoever makes a session of it has to bring them. What no node takes stays: ONNX Runtime
-    leaves it out, and refuses values for it.
+    """Return the model with large initializers of its main graph made external, and these initializers.
 
-    None if these are less than half of the model, one of them is an output, two have the same name, or some external
-    data is there already.
+    Those are the ones of ``data_types`` with at least ``least`` bytes. The caller must give their values to the
+    session. Initializers that no node takes stay: ONNX Runtime leaves them out, and refuses values for them.
+
+    None if they are less than half of the model, one of them is an output, two have the same name, or the model has
+    external data already.
 
     Raises:
         ValueError, IndexError: it is no such message, or has more fields than are read (TooManyFieldsError).
@@ -164,12 +167,12 @@ def with_values_elsewhere(
 
 
 def _first_texts(reader: Reader, message: Extent) -> Iterator[bytes]:
-    """Those of field 1: what a node takes, or the name of an output."""
+    """Yield the texts of field 1: the inputs of a node, or the name of an output."""
     return (reader.text(part) for number, _, part in reader.fields(message) if number == 1)
 
 
 def _taken_inside(reader: Reader, graph: Extent) -> Iterator[bytes]:
-    """What nodes take that are in graphs of the nodes of this one, at any depth."""
+    """Yield the inputs of all nodes in subgraphs of this graph, at any depth."""
     for node in (part for number, _, part in reader.fields(graph) if number == 1):
         for attribute in (part for number, _, part in reader.fields(node) if number == 5):
             for inner in (part for number, _, part in reader.fields(attribute) if number in (6, 11)):
@@ -179,7 +182,7 @@ def _taken_inside(reader: Reader, graph: Extent) -> Iterator[bytes]:
 
 
 def _read_tensor(reader: Reader, message: Extent) -> MovedTensor | None:
-    """None for one that does not have its values in one piece."""
+    """Return a tensor, or None if its values are not in one piece."""
     name, shape, data_type, values = b"", list[int](), 0, None
     for number, value, extent in reader.fields(message):
         if number == 1:
@@ -207,7 +210,7 @@ _LOCATION = length_delimited(1, b"location")  # the key of what tells where exte
 
 
 def _with_graph(reader: Reader, changed: Callable[[Reader, Extent], Iterable[bytes]]) -> bytes:
-    """The model that a reader reads, with its main graph put together from what ``changed`` makes of it."""
+    """Return the reader's model with its main graph replaced by the fields that ``changed`` yields."""
     return b"".join(
         length_delimited(7, b"".join(changed(reader, content))) if number == 7 else reader.text(whole)
         for number, content, whole in _fields(reader, None)
@@ -227,7 +230,7 @@ _DESCRIBING = frozenset((1, 2, 8))  # of TensorProto: dims, data_type, name
 
 
 def _fields(reader: Reader, message: Extent | None) -> Iterator[tuple[int, Extent, Extent]]:
-    """Of each field its number, where its content is, and where all of it: they follow each other without a gap."""
+    """Yield each field's number, the extent of its content, and its whole extent. There are no gaps between them."""
     at = message[0] if message is not None else 0
     for number, _, content in reader.fields(message):
         yield number, content, (at, content[1])

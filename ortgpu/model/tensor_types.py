@@ -1,4 +1,4 @@
-"""ONNX Runtime's names of the tensors that NumPy has a type for, but for text."""
+"""NumPy types by ONNX Runtime's names of tensor types. Text is left out."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Functions in threads of their own, and locks, that neither an interrupt nor a fork leaves in a state to hang on.
+"""Threads and locks that do not hang after an interrupt or a fork.
 
-A handler of a signal (Ctrl-C, a time limit) raises after any call that Python code makes: also between ``acquire()``
-and ``try``, and inside an ``__enter__`` that is written in Python. It does not between an ``__enter__`` written in C
-and the body of ``with``, nor between a step of a ``for`` over an iterator written in C and the body of the loop. So
-every lock here is one of C, which ``with`` enters itself, and who waits, waits for such a lock or a SimpleQueue.
-Condition, Event, Semaphore and Future enter their lock in Python, and an interrupt leaves it held for ever: nothing
-that another thread needs may depend on them.
+A signal handler (Ctrl-C, a time limit) may raise after any call that Python code makes: also between ``acquire()`` and
+``try``, and inside an ``__enter__`` written in Python. It cannot raise between an ``__enter__`` written in C and the
+body of ``with``, nor between a step of a ``for`` over an iterator written in C and the body of the loop. So every lock
+here is written in C and entered by ``with``, and threads wait only for such a lock or a SimpleQueue. Condition, Event,
+Semaphore and Future enter their lock in Python, and an interrupt can leave it held for ever: no other thread may
+depend on them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def fork_safe_lock() -> AbstractContextManager[bool]:
 
 
 def uninterrupted(function: Callable[[], object]) -> None:
-    """Call ``function`` where no interrupt reaches it, and wait for its end; raise what it raised.
+    """Call ``function`` in a thread that no interrupt reaches, wait for its end, and raise what it raised.
 
-    An interrupt of the wait is raised after that end. Where the system gives no thread, it is called in this one.
+    An interrupt of the wait is raised after that end. If the system gives no thread, this thread makes the call.
     """
     if sys.is_finalizing():  # before 3.12 the thread would never run
         function()
@@ -72,7 +72,7 @@ def uninterrupted(function: Callable[[], object]) -> None:
 
 
 class Thread(threading.Thread):
-    """A daemon thread that no interrupt of the one that starts it, or waits for it, leaves hanging.
+    """A daemon thread that is safe to start and to wait for when interrupts may come.
 
     The start of ``threading.Thread`` waits for an Event that the new thread sets before it runs anything, and until
     Python 3.13 a thread whose ``join`` was interrupted counts as ended.
@@ -84,7 +84,7 @@ class Thread(threading.Thread):
         self._at_work.acquire()
 
     def start(self, started: Callable[[Thread], object] | None = None) -> None:
-        """Start, and call ``started`` with the thread. Nothing or both is done, whatever interrupts it.
+        """Start the thread, then call ``started`` with it. No interrupt comes between the two.
 
         Raises:
             RuntimeError: the system gives no thread; also at the end of the interpreter, where Python before 3.12 would
@@ -107,7 +107,7 @@ class Thread(threading.Thread):
             self._at_work.release()
 
     def wait(self) -> None:
-        """Wait until it has ended. Return at once where it was never started."""
+        """Wait until the thread has ended. Return at once if it was never started."""
         if self.ident is not None:
             with self._at_work:
                 pass
@@ -115,9 +115,11 @@ class Thread(threading.Thread):
 
 
 class Task(Generic[Result]):
-    """A function that starts at once in a thread. Whoever makes one waits for :meth:`result`: a thread that is left
-    alone does not survive a fork in a state to rely on. Where the system gives no further thread, the function has run
-    when the task is made."""
+    """A function that runs in a thread of its own, started at once.
+
+    The caller must wait for :meth:`result`: after a fork a forgotten thread is in no reliable state. If the system
+    gives no further thread, the function has run when the task is made.
+    """
 
     def __init__(self, function: Callable[[], Result], name: str) -> None:
         self._function = function
@@ -139,7 +141,7 @@ class Task(Generic[Result]):
             self._error = error
 
     def result(self) -> Result:
-        """Wait for the end; raise what the function raised, and, at the end too, an interrupt of the wait."""
+        """Wait for the end. Return the result, or raise what the function raised, or an interrupt of the wait."""
         try:
             self._thread.wait()
         except BaseException:

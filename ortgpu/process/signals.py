@@ -1,4 +1,4 @@
-"""What handlers of signals raise, in the middle of anything: not to be taken for a failure of what was at work."""
+"""Recognise exceptions of signal handlers, which are no failures of the code that they interrupt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def is_of_a_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal raised it, as those of time limits do, and not what was at work then."""
+    """Return True if a signal handler raised ``error``, such as that of a time limit."""
     codes = set()
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)

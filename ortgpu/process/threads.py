@@ -1,7 +1,7 @@
-"""Threads that call what they are given, for as long as the process lives.
+"""Worker threads that take calls for as long as the process lives.
 
-Those of concurrent.futures refuse all work from the moment the main thread has ended, and a program may go on in other
-threads for as long as it likes: a server that is started in one, say. These end with the interpreter instead.
+Those of concurrent.futures refuse all work once the main thread has ended. A program may go on in other threads then,
+such as a server. The threads here end with the interpreter instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATIENCE = 0.2
 
 
 class Outcome(Generic[Result]):
-    """What comes of a call that one thread makes and others wait for. No interrupt of those that wait is in its way."""
+    """The result of a call that one thread makes and others wait for. Interrupts of the waiting threads do no harm."""
 
     def __init__(self) -> None:
         self._begun = threading.Lock()
@@ -41,30 +41,30 @@ class Outcome(Generic[Result]):
         self._error: BaseException | None = None
 
     def begin(self) -> bool:
-        """Take the right to make the call. Return False where that was done before, or it was cancelled."""
+        """Take the right to make the call. Return False if it was taken before, or the call was cancelled."""
         return self._begun.acquire(blocking=False)
 
     def cancel(self) -> bool:
-        """Let the call not be made. Return False where it has begun; else there is no result to wait for any more."""
+        """Cancel the call. Return False if it has begun; otherwise no result will come."""
         return self._begun.acquire(blocking=False)
 
     def give(self, result: Result) -> None:
-        """Called once, by who made the call."""
+        """Set the result. The thread that made the call does this once."""
         self._results.append(result)
         self._pending.release()
 
     def fail(self, error: BaseException) -> None:
-        """Called instead of :meth:`give`, or when that was interrupted."""
+        """Set the error, instead of :meth:`give` or after an interrupt of it."""
         self._error = error
         if self._pending.locked():
             self._pending.release()
 
     def drop(self) -> None:
-        """Called instead of :meth:`give`, by who finds that it was cancelled."""
+        """Let the waiting threads go without a result, since the call was cancelled."""
         self._pending.release()
 
     def wait(self) -> None:
-        """Wait until there is a result or an error, or it was dropped."""
+        """Wait until there is a result or an error, or the call was dropped."""
         with self._pending:
             pass
 
@@ -80,10 +80,10 @@ class Outcome(Generic[Result]):
 
 
 class FutureOutcome(Outcome[Result]):
-    """The outcome of a call for a caller, who waits for it by a Future.
+    """The outcome of a call whose caller waits for a Future.
 
-    The lock of that is entered in Python: a ``future.result()`` that is interrupted may leave it held for ever. Who
-    makes calls must not wait for it then.
+    A Future's lock is entered in Python: an interrupted ``future.result()`` may leave it held for ever. The thread
+    that makes the call must not wait for it then.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class FutureOutcome(Outcome[Result]):
 
 
 class Threads:
-    """Threads and what they have to do, in the order in which it came."""
+    """Threads with a queue of calls, which they make in order of arrival."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -133,34 +133,34 @@ class Threads:
         self.threads: list[Thread] = []
 
     def start(self, count: int = 1, first: Call | None = None) -> None:
-        """Further threads; each calls ``first`` when it begins. Raises RuntimeError where the system gives none."""
+        """Start ``count`` more threads; each calls ``first`` at its start. Raises RuntimeError if it cannot."""
         for _ in range(count):
             # Daemons: whoever forgets to end them must not wait for them at the end of the program.
             thread = Thread(functools.partial(_work, self._calls, first), f"{self._name}_{len(self.threads)}")
             thread.start(self.threads.append)
 
     def put(self, call: Call) -> None:
-        """Have a thread make ``call``. What that raises is logged."""
+        """Queue ``call`` for the threads. An exception of it is logged."""
         self._calls.put(call)
 
     def stop(self) -> None:
-        """Let the threads end when what they were given is done."""
+        """Let the threads end when all queued calls are done."""
         self._calls.put(None)
 
     def wait(self) -> None:
-        """Until the threads have ended."""
+        """Wait until the threads have ended."""
         for thread in self.threads:
             if thread is not threading.current_thread():  # what it was given may wait
                 thread.wait()
 
 
 class Executor(Threads):
-    """Up to ``most`` threads, which are started when they are needed, and calls with an :class:`Outcome`.
+    """Up to ``most`` threads, started when needed, for calls with an :class:`Outcome`.
 
-    Where the system gives not even one, what is asked for is called at once: under a limit of the user or container,
-    and, once the main thread has ended, in Python 3.12.0 to 3.12.2 (CPython pull request 117029).
-    When nobody refers to it any more, its threads end with what they were given; so they do at the end of the program,
-    which waits for them.
+    If the system gives not even one thread, calls are made at once by the caller: under a limit of the user or
+    container, and, once the main thread has ended, in Python 3.12.0 to 3.12.2 (CPython pull request 117029).
+    Once nothing refers to the executor, its threads finish the queued calls and end. So they do at the end of the
+    program, which waits for them.
     """
 
     def __init__(self, most: int, name: str, first: Call | None = None) -> None:
@@ -173,7 +173,7 @@ class Executor(Threads):
         weakref.finalize(self, _end, weakref.ref(self), self._calls)
 
     def submit(self, outcome: Outcome[Result], function: Callable[..., Result], *arguments: Any) -> None:
-        """Call ``function`` in a thread. Raises RuntimeError: it is closed."""
+        """Call ``function`` in a thread. Raises RuntimeError if the executor is closed."""
         call = _Call(outcome, function, arguments)
         with self._lock:
             if self._closed:
@@ -187,7 +187,7 @@ class Executor(Threads):
         call()
 
     def close(self) -> None:
-        """Wait until everything is done that was given. Closing twice is fine."""
+        """Refuse further calls and wait until the submitted ones are done. Closing twice is fine."""
         if os.getpid() != self._pid:
             return  # the threads stayed in the process that was forked, and one of them may have held the lock
         with self._lock:
@@ -220,7 +220,7 @@ class _Call:
 
 
 def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
-    """The threads know nobody who gives them work, so that who is referred to by nobody else is let go."""
+    """Make the queued calls. This holds no reference to the executor, so that an unused one is let go."""
     if first is not None:
         first()
     while (call := calls.get()) is not None:
@@ -233,8 +233,10 @@ def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
 
 
 def _end(executor: weakref.ref[Executor], calls: SimpleQueue[Call | None]) -> None:
-    """Nobody refers to the executor any more, or the program has come to its end: then it waits, or ONNX Runtime would
-    go on computing while the interpreter takes itself apart."""
+    """Let the threads end when nothing refers to the executor any more, or the program ends.
+
+    At the end of the program this waits: otherwise ONNX Runtime would go on while the interpreter takes itself apart.
+    """
     calls.put(None)
     ending = executor()
     if ending is not None:

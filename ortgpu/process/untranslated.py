@@ -1,4 +1,4 @@
-"""The C library's words in English, whatever language the program has chosen: diagnoses read them."""
+"""Messages of the C library in English, whatever language the program has chosen: diagnoses read them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LC_MESSAGES_MASK = 1 << 5  # locale.h of glibc
 
 @contextlib.contextmanager
 def untranslated() -> Iterator[None]:
-    """What the loader says until the block ends is in English: in this thread alone, which setlocale could not do.
+    """Let the loader speak English until the block ends, in this thread alone; setlocale would change all threads.
 
     A program chooses its language with ``setlocale(LC_ALL, "")``, which Qt calls as well.
     """
