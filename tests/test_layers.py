@@ -23,10 +23,6 @@ ROOMS = (
 # Each is an import inside a function, for what is seldom asked for, or for type checkers.
 UPWARDS = {
     ("diagnosis", "distributed.diagnosis.training"),  # diagnose(profile="training") asks the wing
-    ("diagnosis", "distributed.diagnosis.attempts"),
-    ("diagnosis.facts", "distributed.environment.ssh"),
-    ("diagnosis.facts", "distributed.environment.training"),
-    ("diagnosis.facts", "distributed.shared_folder"),
     ("session.gpu_session", "distributed.rank_devices"),  # GPUSession.for_rank
 }
 MOST_ENTRIES = 17

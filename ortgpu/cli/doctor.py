@@ -113,6 +113,7 @@ def doctor(
     """
     from ortgpu import diagnose
     from ortgpu.diagnosis.requirements import check_inference
+    from ortgpu.distributed.diagnosis.facts import TrainingFacts
     from ortgpu.distributed.diagnosis.requirements import check_training
 
     what = "Looking" if no_probe else _OPENED[profile]
@@ -134,7 +135,10 @@ def doctor(
                 output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
                 return 1
     environment, training = diagnosis.environment, diagnosis.training
-    rows = check_inference(environment) if training is None else check_training(environment, training.environment)
+    if isinstance(training, TrainingFacts):
+        rows = check_training(environment, training.environment)
+    else:
+        rows = check_inference(environment)
     report = Report(str(model) if model else None, diagnosis, rows)
     if redact:
         from ortgpu.cli import redaction

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ortgpu.cli import output, training_findings
 from ortgpu.diagnosis.requirements import Requirement, dotted, short_name
+from ortgpu.distributed.diagnosis.facts import TrainingFacts
 from ortgpu.environment.gpu.driver import GPU
 from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
 
@@ -34,7 +35,7 @@ def show(console: Console, diagnosis: Diagnosis, requirements: Sequence[Requirem
         "driver": list(_driver(environment, verbose)),
         "GPUs": list(_gpus(environment, probe, verbose)),
         "libraries": list(_libraries_in_full(environment) if verbose else _libraries(environment)),
-        **({} if diagnosis.training is None else training_findings.rows(diagnosis.training)),
+        **(training_findings.rows(diagnosis.training) if isinstance(diagnosis.training, TrainingFacts) else {}),
         "variables": list(_variables(environment, verbose)),
         "requirements": list(_requirements_in_full(requirements) if verbose else _requirements(requirements)),
         "probe": list(_probe(probe, verbose)),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ortgpu.diagnosis.requirements import dotted
+from ortgpu.distributed.diagnosis.facts import TrainingFacts
 
 if TYPE_CHECKING:
-    from ortgpu.diagnosis.facts import TrainingFacts
     from ortgpu.distributed.environment.mpi import Mpi
     from ortgpu.distributed.environment.nccl import Nccl
     from ortgpu.distributed.environment.network import Network

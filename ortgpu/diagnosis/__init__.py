@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -47,7 +47,7 @@ from .checks import (
     windows,
 )
 from .checks import model as model_checks
-from .facts import Facts, Observed, Request, TrainingFacts
+from .facts import Facts, Observed, Request
 from .probe import attempts
 from .probe.result import ProbeResult
 from .remedies import commands as remedies
@@ -117,15 +117,15 @@ _EXPLAINS: dict[str, frozenset[str]] = {
 }
 
 
-def find_problems(facts: Facts) -> tuple[GPUError, ...]:
-    """Everything that is wrong. Pure and deterministic.
+def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUError, ...]:
+    """Return everything that is wrong. Pure and deterministic.
 
     Fatal root causes come first, in the order of the checks; then what they explain, with ``consequence_of`` set; then
     warnings. What is to be installed is no cause where it would not help: on a machine without a GPU of NVIDIA, or
     where it takes another release of ONNX Runtime, which brings its own libraries.
     """
     found: list[GPUError] = []
-    for check in CHECKS if facts.training is None else _checks_of_training():
+    for check in checks:
         error = check(facts)
         if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
             found.append(error)
@@ -145,14 +145,6 @@ def find_problems(facts: Facts) -> tuple[GPUError, ...]:
             if error in moot or error.consequence_of in codes:
                 error.consequence_of = root.code
     return tuple(sorted(found, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
-
-
-def _checks_of_training() -> tuple[Check, ...]:
-    from ..distributed.diagnosis import (
-        training,
-    )  # only where it is asked for: a session that failed shall be explained soon
-
-    return training.CHECKS
 
 
 def _is_moot(error: GPUError, root: GPUError) -> bool:
@@ -191,7 +183,7 @@ class Diagnosis:
     # Not for repr(): a notebook shows that, and these are pages.
     environment: Environment = field(repr=False)
     probe: ProbeResult | None = field(default=None, repr=False)  # None: it was not asked for
-    training: TrainingFacts | None = field(default=None, repr=False)  # None: the profile was another
+    training: object | None = field(default=None, repr=False)  # TrainingFacts; None: the profile was another
 
     @property
     def ok(self) -> bool:
@@ -251,7 +243,11 @@ def diagnose(
     if profile == "training":
         if model is not None:
             raise ValueError("the profile 'training' judges no model")
-        return _diagnose_training(probe, timeout, ssh, shared_folder)
+        from ..distributed.diagnosis.training import gather  # only here: a session that failed is explained soon
+
+        facts, training, checks = gather(ssh, shared_folder, probe=probe, timeout=timeout)
+        problems = find_problems(facts, checks)
+        return Diagnosis(problems, facts.environment, facts.observed.probe, training)
     if ssh or shared_folder is not None:
         raise ValueError("ssh and shared_folder belong to the profile 'training'")
     result = None
@@ -268,19 +264,6 @@ def diagnose(
 
         observed = dataclasses.replace(observed, has_collective_ops=load_runtime().has_collective_ops)
     return Diagnosis(find_problems(Facts(environment, request, observed)), environment, result)
-
-
-def _diagnose_training(
-    probe: bool, timeout: float, ssh: Sequence[str], shared_folder: str | os.PathLike[str] | None
-) -> Diagnosis:
-    from ..distributed.diagnosis.attempts import read_training_facts, run_training_probe
-
-    environment = inspect_environment()
-    training = read_training_facts(environment, ssh, shared_folder, timeout=timeout)
-    result = run_training_probe(training.environment.mpi, timeout=timeout) if probe else None
-    observed = Observed() if result is None else Observed(cuda=result.cuda, probe=result)
-    problems = find_problems(Facts(environment, observed=observed, training=training))
-    return Diagnosis(problems, environment, result, training)
 
 
 def request_for(model: ModelFacts | None) -> Request:

@@ -13,9 +13,6 @@ from ..provider.preloading import LoadedLibrary, MissingLibrary, PreloadReport
 from .probe.result import ProbeResult, ProbeStep
 
 if TYPE_CHECKING:
-    from ..distributed.environment.ssh import SshAttempt
-    from ..distributed.environment.training import TrainingEnvironment
-    from ..distributed.shared_folder import FolderMeeting
     from ..provider.living import SessionRecord
 
 
@@ -74,17 +71,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingFacts:
-    """What the profile "training" is judged by as well. ``ssh`` and ``shared_folder``: where they were asked for."""
-
-    environment: TrainingEnvironment
-    ssh: tuple[SshAttempt, ...] = ()
-    shared_folder: FolderMeeting | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     environment: Environment
     request: Request = Request()
     observed: Observed = Observed()
-    training: TrainingFacts | None = None  # None: the profile is another

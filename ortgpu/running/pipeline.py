@@ -33,6 +33,7 @@ THREADS = 4
 # Bytes of an array from which on `run` copies it in threads. Smaller ones each of our threads copies for its own feed.
 _COPIED_BY_RUN_FROM = 32 << 20
 
+
 def map_session(
     session: Any, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
 ) -> Iterator[Any]:

