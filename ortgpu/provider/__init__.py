@@ -1,1 +1,1 @@
-"""What a session is opened with: ONNX Runtime, libraries, requests, options, devices, placement, living sessions."""
+"""Everything to open a session: ONNX Runtime, libraries, requests, options, devices, placement, living sessions."""

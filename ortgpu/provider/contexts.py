@@ -1,8 +1,8 @@
-"""In which CUDA context a session was opened, and whether the process still has it.
+"""The CUDA context that each session was opened in, and whether the process still has it.
 
-Another library may reset the GPU (numba's ``Device.reset()``, ``cudaDeviceReset``, ``cuDevicePrimaryCtxReset``): all
-memory and streams of the process on it are gone then. CUDA says so at some later call, by one code or another, and what
-writes into pinned memory, or destroys a session, dies of it.
+Another library may reset the GPU (numba's ``Device.reset()``, ``cudaDeviceReset``, ``cuDevicePrimaryCtxReset``). Then
+all memory and streams of the process there are gone. CUDA reports that at some later call, by varying codes, and code
+that writes into pinned memory or destroys a session crashes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def remember(key: int, ordinal: int) -> None:
 
 
 def forget(key: int, opened_in: dict[int, tuple[int, int]] = _opened_in) -> None:
-    """At the end of the process, too, when Python has taken this module apart."""
+    """Drop the note of a session. Works at the end of the process, too, when this module's names are None."""
     opened_in.pop(key, None)
 
 
 def is_gone(key: int) -> bool:
-    """Whether the context that a session was opened in was destroyed. False too where that is not known."""
+    """Return True if the context that a session was opened in was destroyed, False if not or unknown."""
     if key not in _opened_in:
         return False
     ordinal, context = _opened_in[key]

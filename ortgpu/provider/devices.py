@@ -1,4 +1,4 @@
-"""Which GPU a session runs on."""
+"""Choose the GPU that a session runs on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CPU = Device("cpu", None, None, "CPU", None, None, None)
 
 
 def as_request(device: Any) -> Any:
-    """A :class:`Device`, a ``torch.device`` or a number of NumPy's as the request that it means; others as they are."""
+    """Return the request that a :class:`Device`, ``torch.device`` or NumPy integer means; others as they are."""
     if isinstance(device, Device):
         return (device.uuid or f"cuda:{device.ordinal or 0}") if device.is_gpu else device.kind
     if device is None or isinstance(device, (int, str)):  # as mostly; to ask for a protocol takes 10 µs
@@ -63,7 +63,7 @@ def as_request(device: Any) -> Any:
 
 
 def check_form(requested: DeviceRequest) -> None:
-    """Refuse what names no device in any environment.
+    """Refuse a request that names no device in any environment.
 
     Raises:
         TypeError: not an int, a str or None.
@@ -86,7 +86,7 @@ def choose(
     free_memory: Callable[[str], int | None],
     narrowed: str | None = None,
 ) -> CudaDevice:
-    """The device that a request names, among those that CUDA shows to this process.
+    """Return the device that a request names, among those that CUDA shows to this process.
 
     Args:
         requested: None is ordinal 0; "auto" is the device with the most free memory, the lowest ordinal among equals.
@@ -120,7 +120,10 @@ SET_BEFORE = manual(
 
 
 def narrowed_by(now: str | None, then: str | None) -> str | None:
-    """As evidence: what CUDA_VISIBLE_DEVICES is, and what it was when CUDA was initialised in this process."""
+    """Return the evidence that CUDA_VISIBLE_DEVICES chose the devices, or None if it was not set.
+
+    CUDA reads the variable when it is initialised (``then``); later changes (``now``) come too late.
+    """
     if now == then:
         return f"CUDA_VISIBLE_DEVICES={now}" if now is not None else None
     said = [repr(value) if value is not None else "not set" for value in (then, now)]
@@ -128,7 +131,7 @@ def narrowed_by(now: str | None, then: str | None) -> str | None:
 
 
 def choose_visible(device: DeviceRequest, cuda: CudaState) -> CudaDevice:
-    """The device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
+    """Return the device that a request names, among those that the driver shows. Raises DeviceNotFoundError."""
     now = os.environ.get("CUDA_VISIBLE_DEVICES")
     narrowed = narrowed_by(now, cuda.hidden_by)
     chosen = choose(device, cuda.devices or (), _free_memory, narrowed)
@@ -145,7 +148,7 @@ def _free_memory(uuid: str) -> int | None:
 
 
 def unlisted(requested: DeviceRequest) -> CudaDevice:
-    """The device that a request names where the driver works and does not list its devices. "auto" is ordinal 0.
+    """Return the device that a request names if the driver lists none, although it works. "auto" is ordinal 0.
 
     Raises:
         DeviceNotFoundError: it is named by its UUID.
@@ -162,7 +165,7 @@ def unlisted(requested: DeviceRequest) -> CudaDevice:
 
 
 def ordinal_of(requested: DeviceRequest) -> int | None:
-    """The ordinal that a request names: None is 0; None is returned for a UUID and for "auto"."""
+    """Return the ordinal that a request names, 0 for None; return None for a UUID and for "auto"."""
     if requested is None:
         return 0
     return requested if isinstance(requested, int) else _ordinal(requested)
@@ -209,7 +212,7 @@ def _not_understood(requested: DeviceRequest) -> DeviceNotFoundError:
 
 
 def is_cpu(requested: object) -> bool:
-    """Whether the CPU is named, which is no GPU, and yet no mistake where ``allow_cpu`` accepts it."""
+    """Return True if the request names the CPU, which ``allow_cpu`` may accept."""
     return isinstance(requested, str) and requested.strip().lower() == "cpu"
 
 

@@ -1,7 +1,7 @@
-"""What ends a session's use of the GPU before the session ends: a fork, a sticky CUDA error.
+"""Handle events that take the GPU from living sessions: a fork, a sticky CUDA error, a reset.
 
-Nothing of this is looked at while a session works. When it happens, the C++ session inside each live GPUSession is
-replaced by an object whose every use raises the reason, so that the next call, of whatever method, finds it.
+Nothing is checked while a session works. After such an event the C++ session inside each live GPUSession is replaced
+by an object that raises the reason at every use, so that the next call of any method reports it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HELD_BY_ONNXRUNTIME = (
 
 
 class UnusableSession:
-    """Stands in for what a session gave up: any use of it raises a fresh copy of ``error``."""
+    """A stand-in for the C++ session of an unusable session: any use of it raises a fresh copy of ``error``."""
 
     def __init__(self, error: GPUError) -> None:
         self.error = error
@@ -68,7 +68,7 @@ def fresh_copy(error: GPUError) -> GPUError:
 
 
 def device_of(session: Any) -> Device:
-    """``session.device``, where a derived class keeps nothing of its own under that name; else what that was.
+    """Return the device of a verified session, even if a derived class uses the name ``device`` for itself.
 
     Raises:
         KeyError: the session was not verified.
@@ -82,7 +82,7 @@ def device_of(session: Any) -> Device:
 
 
 def watch(session: Any) -> None:
-    """Let an InferenceSession refuse when the process loses the GPU; on the CPU, let it survive a fork. Held weakly."""
+    """Make an InferenceSession refuse once the process loses the GPU, or survive a fork on the CPU. Held weakly."""
     key = id(session)
     contexts.forget(key)
     if is_on_gpu(session):
@@ -97,7 +97,7 @@ def watch(session: Any) -> None:
 
 
 def refuse_if_lost() -> None:
-    """Raise what keeps this process from ever using the GPU again, before anything is tried.
+    """Raise the error that keeps this process from ever using the GPU again, if there is one.
 
     Raises:
         PoisonedContextError: a sticky CUDA error came up in this process.
@@ -111,7 +111,7 @@ def refuse_if_lost() -> None:
 
 
 def refuse_if_unusable(session: Any) -> None:
-    """Raise what every use of ``session`` raises, where it is closed or lost the GPU."""
+    """Raise the error of ``session`` if it is closed or lost the GPU."""
     inner = session.__dict__.get("_sess")
     if isinstance(inner, UnusableSession):
         raise fresh_copy(inner.error)
@@ -137,8 +137,10 @@ def forked_error(code: int | None) -> ForkedSessionError | None:
 
 
 def let_go_of_variables(error: BaseException) -> None:
-    """Of functions that ended by this error or its cause, to whose frames their tracebacks refer: memory of the GPU is
-    in some, and in others the error, so that garbage would have to be collected before it is free."""
+    """Clear the variables of the frames in the tracebacks of an error and its causes.
+
+    Some hold GPU memory and some the error itself: that memory would only be free after a garbage collection.
+    """
     import traceback
 
     each: BaseException | None = error
@@ -148,7 +150,7 @@ def let_go_of_variables(error: BaseException) -> None:
 
 
 def noted(error: GPUError) -> GPUError:
-    """``error``; when it is the first sticky one, every session of the process refuses from now on."""
+    """Return ``error``. If it is the first sticky one, every session of the process refuses from now on."""
     global _poison
     if isinstance(error, PoisonedContextError) and _poison is None:
         _poison = fresh_copy(error)
@@ -157,7 +159,7 @@ def noted(error: GPUError) -> GPUError:
 
 
 def context_is_gone(session: Any, evidence: str) -> GPUError | None:
-    """The error where something reset the GPU; every session that lost its context refuses from now on."""
+    """Return an error if something reset the GPU. Every session that lost its context refuses from now on."""
     if not contexts.is_gone(id(session)):
         return None
     error = contexts.destroyed([evidence])
@@ -172,7 +174,7 @@ _abandoned: list[list[Any]] = []  # what may not be destroyed, streams for insta
 
 
 def abandon_if_context_is_gone(session: Any) -> bool:
-    """Never destroy, free or use what a session had in a context that is gone."""
+    """Never destroy, free or use what a session had in a lost context. Return True if its context is lost."""
     inner = session.__dict__.get("_sess")
     if inner is None or isinstance(inner, UnusableSession) or not contexts.is_gone(id(session)):
         return False
@@ -187,13 +189,15 @@ def abandon_if_context_is_gone(session: Any) -> bool:
 
 
 def gpu_works(ordinal: int | None) -> bool:
-    """Whether the driver says that this process can use a GPU on which it has sessions. False too where it cannot be
-    asked."""
+    """Return True if the driver says that this process can use a GPU on which it has sessions.
+
+    False also if the driver cannot be asked.
+    """
     return context_error(ordinal or 0) in (0, _OUT_OF_MEMORY)
 
 
 def refuse(session: Any, error: GPUError) -> None:
-    """Let every later use of a session raise ``error``: its GPU is lost."""
+    """Make every later use of a session raise ``error``: its GPU is lost."""
     inner = session.__dict__.get("_sess")
     if inner is not None and not isinstance(inner, UnusableSession):
         _never_destroy(inner)  # the destructor would call a CUDA that is not there any more, and abort
@@ -202,7 +206,7 @@ def refuse(session: Any, error: GPUError) -> None:
 
 
 def refuses(session: Any) -> bool:
-    """Whether only an error is left of the session: it was closed, or lost its GPU."""
+    """Return True if the session was closed or lost its GPU, and only raises errors now."""
     return isinstance(session.__dict__.get("_sess"), UnusableSession)
 
 
@@ -261,7 +265,7 @@ def _after_fork_in_child() -> None:
 
 
 def _end_without_destructors(libc: ctypes.CDLL) -> None:
-    """Let this process end as it would, but for what C++ destroys after Python is done.
+    """Let this process end without the C++ destructors that run after Python is done.
 
     Since 1.29 ONNX Runtime has a thread for its telemetry. It stays in the parent, and a forked child that ends waits
     for it for ever, in a destructor, whether it used ONNX Runtime or not.

@@ -1,4 +1,4 @@
-"""Which sessions exist in this process: model, device, placement, and who created each."""
+"""The record of the sessions in this process: model, device, placement, and who created each."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def register(session: Any, kind: SessionKind = "GPUSession") -> None:
 
 
 def attribute(session: Any, to: Any) -> None:
-    """Say that who created ``to`` created ``session`` as well: it was opened in a thread, which nobody's code is in."""
+    """Record the creator of ``to`` as that of ``session``, too: a thread opened it, in which no caller's code is."""
     _entries[id(session)] = replace(_entries[id(session)], created_by=_entries[id(to)].created_by)
 
 
 def sessions() -> tuple[SessionRecord, ...]:
-    """Every InferenceSession that this process holds open, in the order of creation.
+    """Return a record of every InferenceSession that this process holds open, in the order of creation.
 
     Closed sessions and those that nobody refers to any more are not among them. Sessions made while no guard was in
     force are found by walking all objects of the interpreter, which takes as long as a garbage collection: this is for
@@ -140,7 +140,7 @@ def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
 
 
 def _is_open(session: Any) -> bool:
-    """Whether there is a session of ONNX Runtime behind it: not before its constructor is done, nor after close()."""
+    """Return True if there is a session of ONNX Runtime in it: after the constructor and before close()."""
     inner = vars(session).get("_sess")
     if isinstance(inner, UnusableSession):
         return isinstance(inner.error, (ForkedSessionError, PoisonedContextError))
@@ -149,7 +149,7 @@ def _is_open(session: Any) -> bool:
 
 
 def _all_instances() -> list[Any]:
-    """Every InferenceSession among the objects of this interpreter."""
+    """Return every InferenceSession among the objects of this interpreter."""
     home = "onnxruntime.capi.onnxruntime_inference_collection"  # "onnxruntime" may have a function of a tracer's
     root = getattr(sys.modules.get(home), "InferenceSession", None)
     if not isinstance(root, type):
@@ -162,7 +162,7 @@ def _all_instances() -> list[Any]:
 
 
 def stacklevel(session: Any) -> int:
-    """For a warning that the caller of this function gives about ``session``: so that it points to who creates it."""
+    """Return the stacklevel of a warning by the calling function that is to point to the creator of ``session``."""
     level, _ = _creator(session, sys._getframe(1))
     return level
 
@@ -176,8 +176,10 @@ def _creator_of(session: Any) -> str | None:
 
 
 def _creator(session: Any, start: FrameType) -> tuple[int, FrameType | None]:
-    """The nearest caller that is neither onnxruntime, nor ortgpu, nor a constructor of ``session``; and how far it is.
-    Without one, as in ortgpu's own command line, the distance is that of the next caller."""
+    """Return the distance and frame of the nearest caller outside onnxruntime, ortgpu and constructors of ``session``.
+
+    Without one, as in ortgpu's own command line, the distance is that of the next caller.
+    """
     frame: FrameType | None = start
     level = 1
     while frame is not None:
@@ -190,7 +192,7 @@ def _creator(session: Any, start: FrameType) -> tuple[int, FrameType | None]:
 
 
 def _constructs(frame: FrameType, session: Any) -> bool:
-    """Whether the frame is a constructor, or __setstate__, of a subclass at work on this very session."""
+    """Return True if the frame is in a constructor, or __setstate__, of a subclass, for this very session."""
     code = frame.f_code
     if code.co_name not in ("__init__", "__setstate__") or not code.co_argcount:
         return False

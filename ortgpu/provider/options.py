@@ -1,4 +1,4 @@
-"""SessionOptions that travel between processes: ONNX Runtime's own object cannot be pickled.
+"""Carry SessionOptions between processes: ONNX Runtime's own object cannot be pickled.
 
 Its properties can be read back. Configuration entries cannot be listed, only asked for by name: by those that the
 installed files have. Custom operator libraries, initialisers, overrides of free dimensions and callbacks cannot be read
@@ -70,7 +70,7 @@ def _arrived(state: dict[str, dict[str, Any]] | None) -> Carried:
 
 
 def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
-    """Plain data; None for no options."""
+    """Return the options as plain data; None for no options."""
     if options is None:
         return None
     properties = {name: getattr(options, name) for name in _PROPERTIES if hasattr(options, name)}
@@ -83,7 +83,7 @@ def state_of(options: Any) -> dict[str, dict[str, Any]] | None:
 
 @functools.cache
 def _entry_names() -> tuple[str, ...]:
-    """Names of configuration entries that the installed ONNX Runtime reads, itself or in its CUDA provider."""
+    """Return the names of configuration entries that the installed ONNX Runtime or its CUDA provider reads."""
     from onnxruntime.capi import onnxruntime_pybind11_state as extension
 
     from ..environment.files.elf import find_section
@@ -99,7 +99,7 @@ def _entry_names() -> tuple[str, ...]:
 
 
 def from_state(state: dict[str, dict[str, Any]] | None) -> Any:
-    """SessionOptions again, with what this release of ONNX Runtime has of it."""
+    """Return SessionOptions made from :func:`state_of`, as far as this release of ONNX Runtime has its properties."""
     if state is None:
         return None
     import onnxruntime
@@ -158,19 +158,21 @@ def _left_by_us(options: Any) -> bool:
 
 
 def keeps_cpu_out(options: Any) -> bool:
-    """With this entry ONNX Runtime refuses a list that names the CPU provider (issue 16016)."""
+    """Return True if an entry makes ONNX Runtime refuse a list that names the CPU provider (issue 16016)."""
     return options is not None and config_entry(options, CPU_FALLBACK_KEY) == "1"
 
 
 def carries_providers(options: Any) -> bool:
-    """Whether execution providers were chosen in the options: add_provider, add_provider_for_devices or
-    set_provider_selection_policy, which releases before 1.22 have not. Which ones cannot be asked."""
+    """Return True if execution providers were chosen in the options. ONNX Runtime does not say which ones.
+
+    That is done by add_provider, add_provider_for_devices or set_provider_selection_policy, since release 1.22.
+    """
     has_providers = getattr(options, "has_providers", None)
     return has_providers is not None and bool(has_providers())
 
 
 def config_entry(options: Any, key: str) -> str | None:
-    """The value of a configuration entry, or None when it is not set."""
+    """Return the value of a configuration entry, or None if it is not set."""
     try:
         value: str = options.get_session_config_entry(key)
     except Exception:  # noqa: BLE001 - an entry that is not set raises, of a class that differs between releases

@@ -1,4 +1,4 @@
-"""Which node of a model runs on which provider."""
+"""The placement of a model: the provider that runs each node."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PlacedNode:
 
     @property
     def reason(self) -> str | None:
-        """Why it is not on the GPU, in a session that is; None for a node that is.
+        """The reason that the node is not on the GPU, in a session that is; None for a node on the GPU.
 
         A node that does not handle shapes has no CUDA kernel for its operator, types, attributes and opset. Little
         else keeps one on the CPU: that it takes a shape beside an input of the model, or follows one without a kernel
@@ -88,9 +88,11 @@ class PlacedNode:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """All nodes by provider. ``known`` False: it was not recorded, and ``nodes`` is empty. Releases before 1.24
-    cannot, none can for models in ONNX Runtime's own format (.ort: ``in_own_format``), and an entry of the session
-    options can forbid it.
+    """All nodes of a session, each with its provider.
+
+    With ``known`` False it was not recorded, and ``nodes`` is empty. Releases before 1.24 cannot record it; none can
+    for models in ONNX Runtime's own format (.ort: ``in_own_format``); and an entry of the session options can forbid
+    it.
 
     Nodes are those of the optimised graph, so fusions count once and folded constants not at all. Copies between
     devices, which ONNX Runtime inserts afterwards, are not among them: GPUSession.explain_placement() finds those.
@@ -102,20 +104,20 @@ class Placement:
 
     @property
     def by_provider(self) -> dict[str, int]:
-        """How many nodes each provider has."""
+        """The number of nodes of each provider."""
         return dict(Counter(node.provider for node in self.nodes))
 
     @property
     def cpu_compute_nodes(self) -> tuple[PlacedNode, ...]:
-        """What ``cpu_nodes`` of GPUSession warns of or refuses. Empty, too, where the placement is not ``known``."""
+        """The nodes that ``cpu_nodes`` of GPUSession warns of or refuses. Empty if the placement is not ``known``."""
         return tuple(node for node in self.nodes if node.provider == CPU and node.kind == "compute")
 
     def operators_on(self, provider: str) -> dict[str, int]:
-        """How many nodes of each operator a provider has."""
+        """Return the number of nodes of each operator on a provider."""
         return dict(Counter(node.op_type for node in self.nodes if node.provider == provider))
 
     def rows(self) -> list[tuple[str, str, str, int]]:
-        """Provider, kind, operator, count: most frequent first within a provider."""
+        """Return rows of provider, kind, operator and count: most frequent first within a provider."""
         counts = Counter((node.provider, node.kind, node.op_type) for node in self.nodes)
         order = {provider: index for index, provider in enumerate(self.by_provider)}
         return [
@@ -136,8 +138,11 @@ UNKNOWN_IN_OWN_FORMAT = Placement((), known=False, in_own_format=True)
 
 
 def read_placement(session: Any, *, without_options: bool = False) -> Placement:
-    """The placement that ``session``, an InferenceSession, recorded when it was made. ``without_options``: its caller
-    gave no SessionOptions, so that these need not be asked for entries that are not there, which takes 50 µs each."""
+    """Return the placement that ``session``, an InferenceSession, recorded when it was made.
+
+    ``without_options``: the caller passed no SessionOptions. They are not asked for absent entries then, which takes
+    50 µs each.
+    """
     try:
         # Not by methods: a class that somebody derived may have answers of its own
         inner = session._sess
@@ -172,8 +177,10 @@ def read_placement(session: Any, *, without_options: bool = False) -> Placement:
 
 
 def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
-    """Those on the CPU that compute on data, though their operators could handle shapes. The model is read again for
-    that, but only where there are such operators on the CPU, beside a GPU or where strings go in or come out."""
+    """Return the nodes on the CPU that compute on data, though their operators could handle shapes.
+
+    The model is read again for that, but only if such operators are on the CPU beside a GPU, or if it has strings.
+    """
     if tuple(inner.get_providers()) == (CPU,) and not any(
         "string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)
     ):
@@ -199,7 +206,7 @@ def _key(node: PlacedNode) -> Key:
 
 
 def _name_of(node: Any) -> str:
-    """Empty where it is not UTF-8: ONNX Runtime runs such a model, and its bindings cannot tell the name."""
+    """Return the name of a node; empty if it is not UTF-8, which ONNX Runtime runs and its bindings cannot tell."""
     try:
         name: str = node.name
     except UnicodeDecodeError:
@@ -212,7 +219,8 @@ def _unknown(session: Any, *, without_options: bool) -> Placement:
 
 
 def _is_of_ort_format(session: Any, *, without_options: bool) -> bool:
-    """Of such a model nothing is recorded (PartitionOrtFormatModel in graph_partitioner.cc)."""
+    """Return True for a model in ONNX Runtime's format: it records nothing (PartitionOrtFormatModel in
+    graph_partitioner.cc)."""
     options = None if without_options else getattr(session, "_sess_options", None)
     said = config_entry(options, "session.load_model_format") if options is not None else None
     model = _model_of(session)
@@ -220,7 +228,7 @@ def _is_of_ort_format(session: Any, *, without_options: bool) -> bool:
 
 
 def _model_of(session: Any) -> str | bytes | None:
-    """Its path, or its bytes."""
+    """Return the path or the bytes of the session's model."""
     path = getattr(session, "_model_path", None)
     return os.fsdecode(path) if path else getattr(session, "_model_bytes", None)
 
@@ -232,7 +240,7 @@ def kind_of(op_type: str, domain: str, provider: str) -> NodeKind:
 
 
 def refusal(placement: Placement) -> PlacementError | None:
-    """The error for ``cpu_nodes="forbid"``, or None when every compute node is known to be on the GPU."""
+    """Return the error for ``cpu_nodes="forbid"``, or None if every compute node is known to be on the GPU."""
     if not placement.known:
         return not_recorded(
             'cpu_nodes="forbid" cannot be kept: ONNX Runtime did not record where nodes are placed',
@@ -261,7 +269,7 @@ def refusal(placement: Placement) -> PlacementError | None:
 
 
 def warning(placement: Placement) -> str | None:
-    """What ``cpu_nodes="warn"`` says, or None. Releases that record nothing are no reason for it."""
+    """Return the warning of ``cpu_nodes="warn"``, or None. A release that records nothing causes no warning."""
     if placement.in_own_format:
         return (
             "where the nodes of this model run is not known: it is in ONNX Runtime's own format (.ort)\n"
@@ -274,7 +282,7 @@ def warning(placement: Placement) -> str | None:
 
 
 def not_recorded(summary: str, *fixes: Fix) -> PlacementError:
-    """The error for what needs a known placement. ``fixes``: beside those that make it known."""
+    """Return the error for a placement that is unknown and needed. ``fixes`` come after those that make it known."""
     return PlacementError(
         summary,
         evidence=[
@@ -286,7 +294,7 @@ def not_recorded(summary: str, *fixes: Fix) -> PlacementError:
 
 
 def format_table(rows: Sequence[Iterable[str]]) -> str:
-    """Plain columns, the first row a header."""
+    """Return plain columns of text; the first row is the header."""
     cells = [tuple(row) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -319,10 +327,10 @@ def needs_cufft(op_type: str, domain: str) -> bool:
 
 
 def cudnn_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Names of those that need cuDNN, each once and sorted. ``operators``: type and domain."""
+    """Return the names of the operators that need cuDNN, sorted. ``operators``: type and domain."""
     return tuple(sorted({op_type for op_type, domain in operators if needs_cudnn(op_type, domain)}))
 
 
 def cufft_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """As :func:`cudnn_operators`, of cuFFT."""
+    """Return the names of the operators that need cuFFT, sorted. ``operators``: type and domain."""
     return tuple(sorted({op_type for op_type, domain in operators if needs_cufft(op_type, domain)}))

@@ -57,7 +57,7 @@ class MissingLibrary:
 
 @dataclass(frozen=True, slots=True)
 class PreloadReport:
-    """What :func:`preload` did.
+    """The result of :func:`preload`.
 
     Attributes:
         provider: the CUDA provider's file, from which the needs were read; None: there is none.
@@ -79,31 +79,33 @@ class PreloadReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything that the provider links is in the process, the driver apart."""
+        """True if all libraries that the provider links are in the process. The driver does not count."""
         provider = self.provider
         return provider is not None and provider.problem is None and not self.missing_required
 
     @property
     def missing_required(self) -> tuple[MissingLibrary, ...]:
-        """Those of ``missing`` without which no session opens: the provider links them."""
+        """The ``missing`` libraries that the provider links: without them no session opens."""
         return tuple(library for library in self.missing if library.required)
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Every root that a toolkit library came from; one, unless libraries are mixed."""
+        """All roots that toolkit libraries came from: one, unless libraries are mixed."""
         toolkit = (lib for lib in self.libraries if not stem_of(lib.soname).startswith("libcudnn"))
         return tuple(dict.fromkeys(library.root for library in toolkit))
 
     @property
     def cudnn(self) -> tuple[LoadedLibrary, int] | None:
-        """The loaded cuDNN, and the CUDA that it was built for; None: there is none, or it does not say."""
+        """The loaded cuDNN and the CUDA that it was built for; None if there is none, or it does not say."""
         loaded = (library for library in self.libraries if stem_of(library.soname) == "libcudnn")
         library = next(loaded, None)
         return (library, self.cudnn_cuda_major) if library is not None and self.cudnn_cuda_major else None
 
     def path_of(self, stem: str, *, linked: bool = False) -> str | None:
-        """Path of a loaded library by the stem of its name: ``libcudnn``, on every system. ``linked``: if the provider
-        links it, and has no other built in."""
+        """Return the path of a loaded library by the stem of its name, such as ``libcudnn`` on every system.
+
+        ``linked``: only if the provider links it, and has no other built in.
+        """
         return next(
             (lib.path for lib in self.libraries if stem_of(lib.soname) == stem and (lib.required or not linked)), None
         )
@@ -126,7 +128,7 @@ def preload(directory: str | os.PathLike[str] | None = None) -> PreloadReport:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What :func:`load` is to open: all reading of folders and files is done.
+    """The files for :func:`load` to open: all reading of folders and files is done.
 
     Without ``resolutions`` there is no provider file, or it does not say what it needs.
     """
@@ -162,7 +164,7 @@ def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Lo
 
 
 def merged(first: PreloadReport, later: PreloadReport) -> PreloadReport:
-    """What two calls loaded together: ``later`` is complete, and ``first`` knows where its own came from."""
+    """Return the report of two calls: ``later`` is complete, and ``first`` knows where its own came from."""
     origins = {library.soname: library for library in first.libraries}
     libraries = (*first.libraries, *(library for library in later.libraries if library.soname not in origins))
     return dataclasses.replace(later, libraries=libraries)
@@ -216,7 +218,10 @@ def _load(
 
 
 def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
-    """Parts of another cuDNN end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512)."""
+    """Return the candidates beside ``cudnn``.
+
+    Parts of another cuDNN end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512).
+    """
     folders = folders_of(cudnn.path)
     return tuple(candidate for candidate in candidates if not folders.isdisjoint(folders_of(candidate.path)))
 
@@ -252,14 +257,17 @@ def _load_one(
 
 
 def _why_not(path: str, damaged: Collection[str]) -> str | None:
-    """A library that links a damaged one must not be opened: the loader would open that too, and die of SIGBUS."""
+    """Return why a file must not be opened, or None.
+
+    If it links a damaged library, the loader would open that too, and die of SIGBUS.
+    """
     needed = needed_by(path) if damaged else ()
     linked = next((soname for soname in needed if soname in damaged), None)
     return f"links {linked}, of which there are only damaged files" if linked else None
 
 
 def _lacking(words: str, path: str, loader: Loader) -> str | None:
-    """The library of this process, from another folder, that has not what the loader wanted of it for this file."""
+    """Return the loaded library from another folder that lacks a symbol which the loader wants for this file."""
     name = loader.lacking(words)
     if name is None:
         return None
@@ -268,7 +276,7 @@ def _lacking(words: str, path: str, loader: Loader) -> str | None:
 
 
 def is_of_cudnn(path: str) -> bool:
-    """Whether a file of this process is cuDNN's, by its name."""
+    """Return True if a file is one of cuDNN's, by its name."""
     return re.match(r"(lib)?cudnn", os.path.basename(path), re.IGNORECASE) is not None
 
 
@@ -277,7 +285,7 @@ def _is_file_of(path: str, soname: str) -> bool:
 
 
 def open_library(path: str, mode: int = 0, *, loader: Loader | None = None) -> str | None:
-    """Open a library and keep it; None, or the loader's words.
+    """Open a library and keep it. Return None, or the loader's words.
 
     ``mode`` 0 is RTLD_LOCAL: no symbol of the library may shadow another copy's.
     """
@@ -289,7 +297,7 @@ def open_library(path: str, mode: int = 0, *, loader: Loader | None = None) -> s
 
 
 def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
-    """The loader's words about the provider file, or None when it opens.
+    """Return the loader's words about the provider file, or None if it opens.
 
     Only for a process in which ONNX Runtime was imported and failed to open it: the file calls into ONNX Runtime while
     it is being loaded, and dies of SIGSEGV where that is not there yet.
@@ -300,7 +308,10 @@ def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
 def _cuda_major_of_cudnn(
     cudnn: LoadedLibrary | None, resolutions: tuple[Resolution, ...], damaged: Collection[str], loader: Loader
 ) -> int | None:
-    """``libcudnn`` passes the question on to a part of it, and aborts the process where that part cannot be opened."""
+    """Return the CUDA that cuDNN was built for, or None if it does not say.
+
+    ``libcudnn`` passes the question to a part of it, and aborts the process if that part cannot be opened.
+    """
     if cudnn is None:
         return None
     stem = next(iter(CUDNN_CORE_PARTS.get(major_of(cudnn.soname) or 0, ())), None)
@@ -320,7 +331,7 @@ _VERSION_CHECKS = {
 
 
 def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary], loader: Loader) -> tuple[str, ...]:
-    """What of cuDNN is mapped, where the parts that are loaded say that they do not belong together.
+    """Return the mapped files of cuDNN if the loaded parts say that they do not belong together.
 
     Only parts that are in the process are asked: ``libcudnn`` would open the others, and abort where it cannot.
     """

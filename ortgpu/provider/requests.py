@@ -1,4 +1,4 @@
-"""What a caller asked of the execution providers, and the CUDA-first list that is given to ONNX Runtime."""
+"""The execution providers that a caller requests, and the CUDA-first list for ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def check_names(requested: ProviderList, known: Sequence[str], available: Sequen
 
 
 def _meant(name: str, candidates: Iterable[str]) -> str | None:
-    """The provider that ``name`` stands for, most likely."""
+    """Return the provider that ``name`` most likely stands for, or None."""
     word = _word(name)
     if word in ("gpu", "nvidia"):
         return CUDA
@@ -146,12 +146,12 @@ def _meant(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def _word(name: str) -> str:
-    """What tells a provider from others: "cuda" of CUDAExecutionProvider, "cuda:0" and "CUDA_Provider"."""
+    """Return the distinctive word of a provider's name: "cuda" for "cuda:0" and CUDAExecutionProvider."""
     return re.sub(r"[^a-z]", "", re.split("exec|prov", name.lower(), maxsplit=1)[0])
 
 
 def cuda_first(requested: ProviderList, *, keep_cpu: bool = True) -> ProviderList:
-    """CUDA at the front, behind a TensorRT asked for before it; the CPU at the end, unless it must stay out."""
+    """Return the list with CUDA first, but behind a TensorRT requested before it, and the CPU last if ``keep_cpu``."""
     before = requested.names[: requested.names.index(CUDA)] if CUDA in requested.names else requested.names
     front = [name for name in before if name in TENSORRT]
     rest = [name for name in requested.names if name not in (CUDA, CPU, *front)]
@@ -213,7 +213,7 @@ _PIECE = 1 << 20  # bytes
 
 
 def _unknown_names(names: list[str], provider_library: str | None) -> list[str]:
-    """Names that stand nowhere in the read-only data of the provider file. A file that cannot be read knows all."""
+    """Return the names that are not in the read-only data of the provider file. An unreadable file knows all."""
     section = find_section(provider_library, ".rodata") if provider_library and names else None
     if section is None or provider_library is None:
         return []
@@ -244,7 +244,7 @@ def _malformed(requested: Any, why: str) -> ProviderRequestError:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether an error may carry it: a malformed request can be anything, and errors must pickle."""
+    """Return True if an error may carry ``value``: a malformed request can be anything, and errors must pickle."""
     if isinstance(value, dict):
         return all(_is_plain(item) for pair in value.items() for item in pair)
     if type(value) in (list, tuple, set, frozenset):

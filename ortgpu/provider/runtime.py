@@ -1,4 +1,4 @@
-"""ONNX Runtime in this process: imported once; its provider opened once, with all the libraries that it needs.
+"""ONNX Runtime in this process: import it once, and open its provider once with all libraries that it needs.
 
 What a process needs only once a session is made is imported then: meanwhile the driver is being initialised.
 """
@@ -61,14 +61,14 @@ class Runtime:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """Its first two numbers; nothing, where there is no module."""
+        """The first two numbers of the release; empty if there is no module."""
         if self.module is None:
             return ()
         return tuple(int(part) for part in self.module.__version__.split(".")[:2])
 
     @property
     def has_collective_ops(self) -> bool | None:
-        """Whether this build has the operators that work between processes; None: there is no module to ask."""
+        """True if this build has the operators that work between processes; None if there is no module to ask."""
         if self.module is None:
             return None
         from onnxruntime.capi import onnxruntime_pybind11_state as extension
@@ -94,8 +94,10 @@ def load_runtime() -> Runtime:
 
 
 def look_again() -> Runtime:
-    """As :func:`load_runtime`, and after an installation meanwhile: for as long as ONNX Runtime has not opened its
-    provider. What it has opened, it keeps."""
+    """Return :func:`load_runtime`, with the packages read again if the provider file was replaced meanwhile.
+
+    Call it only until ONNX Runtime has opened its provider, which it keeps.
+    """
     global _runtime
     with _lock:
         runtime = load_runtime()
@@ -134,7 +136,7 @@ def _load() -> Runtime:
 
 
 def prepare_import() -> None:
-    """For an ``import onnxruntime`` of somebody else, before it opens the extension module.
+    """Prepare an ``import onnxruntime`` by another module, before that opens the extension module.
 
     Raises:
         ImportError: a file is damaged, and opening it would kill the process.
@@ -145,7 +147,7 @@ def prepare_import() -> None:
 
 
 def _load_what_the_module_links(packages: Packages) -> tuple[str | None, PreloadReport | None]:
-    """What is damaged, if anything is; and what was loaded, where the module links CUDA itself (1.27.0)."""
+    """Return the damage of a file, if any, and the report of a preload if the module links CUDA itself (1.27.0)."""
     installed = packages.onnxruntime
     if sys.platform != "linux" or installed.provider_library is None:
         return None, None
@@ -223,8 +225,10 @@ def _blames_numpy(error: str | None) -> bool:
 
 
 def _why_numpy_fails() -> str | None:
-    """The first cause of its failure: ONNX Runtime's extension prints NumPy's traceback, and raises no more than
-    "import numpy failed"."""
+    """Return the first cause of NumPy's failed import.
+
+    ONNX Runtime's extension prints NumPy's traceback and raises only "import numpy failed".
+    """
     try:
         with untranslated():
             importlib.import_module("numpy")

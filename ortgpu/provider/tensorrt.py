@@ -1,4 +1,4 @@
-"""Whether the TensorRT provider that was asked for can be loaded."""
+"""Check that the requested TensorRT provider can be loaded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_loadable(cuda_provider: str, *, in_wheels: bool = True, loader: Loader
 
 
 def _open(soname: str, folders: list[str], loader: Loader | None) -> str | None:
-    """None, or the words of the loader. A parser that is opened after the library that it needs finds it there."""
+    """Open a library. Return None, or the loader's words. A parser finds the library that was opened before it."""
     error = open_library(soname, loader=loader)
     for path in (os.path.join(folder, soname) for folder in folders):
         if error is not None and os.path.isfile(path):
@@ -80,7 +80,7 @@ def _open(soname: str, folders: list[str], loader: Loader | None) -> str | None:
 
 
 def _present(folders: list[str]) -> list[str]:
-    """TensorRT's main libraries in these folders, which are of another release than the one that is needed."""
+    """Return TensorRT's main libraries in these folders, which are of another release than the needed one."""
     names = ("libnvinfer.so*", "nvinfer_[0-9]*.dll")
     patterns = [os.path.join(glob.escape(folder), name) for folder in folders for name in names]
     return sorted(path for pattern in patterns for path in glob.glob(pattern))
