@@ -1,4 +1,4 @@
-"""Arguments of a GPUSession that mean nothing, refused before anything is tried."""
+"""Checks of the arguments of a GPUSession, made before anything is opened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..provider.devices import DeviceRequest, as_request, check_form, is_cpu
 
 CPUNodes = Literal["allow", "warn", "forbid"]
 
-#: What GPUSession takes and InferenceSession ignores.
+#: Arguments that GPUSession takes and InferenceSession ignores.
 OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
 NAMES = (*OWN, "sess_options", "providers", "provider_options")
 
@@ -24,14 +24,14 @@ def cpu_is_allowed_by_variable() -> bool:
 
 
 def checked_model(model: Any) -> str | bytes | os.PathLike[str]:
-    """Raises TypeError, in the words of InferenceSession."""
+    """Return ``model``, or raise the TypeError that InferenceSession would raise."""
     if not isinstance(model, (str, bytes, os.PathLike)):
         raise TypeError(f"Unable to load from type '{type(model)}'")
     return model
 
 
 def checked_cpu_nodes(value: Any) -> CPUNodes:
-    """Raises ValueError."""
+    """Return ``value``, or raise ValueError if it names no policy."""
     if value not in ("allow", "warn", "forbid"):
         raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {value!r}')
     policy: CPUNodes = value
@@ -39,26 +39,26 @@ def checked_cpu_nodes(value: Any) -> CPUNodes:
 
 
 def checked_flag(name: str, value: Any) -> bool:
-    """Raises TypeError for what is neither True nor False: the text "false" of a configuration is true in Python."""
+    """Return ``value`` as a bool. Raises TypeError for others, since the text "false" of a configuration is truthy."""
     if value not in (False, True):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)
 
 
 def checked_allow_cpu(value: Any) -> bool | None:
-    """Raises TypeError, as :func:`checked_flag`. None: the variable ORTGPU_ALLOW_CPU decides."""
+    """Return ``value``, a bool or None (the variable ORTGPU_ALLOW_CPU decides). Raises TypeError for others."""
     return None if value is None else checked_flag("allow_cpu", value)
 
 
 def checked_limit(name: str, value: Any) -> int:
-    """Bytes. Raises TypeError, ValueError."""
+    """Return a number of bytes. Raises TypeError if it is no integer, ValueError if it is negative."""
     if operator.index(value) < 0:
         raise ValueError(f"{name} must be at least 0, not {value}")
     return operator.index(value)
 
 
 def checked_device(device: Any) -> DeviceRequest:
-    """Raises TypeError and DeviceNotFoundError for what names no GPU anywhere: ``allow_cpu`` would not mend that."""
+    """Return the requested device. Raises TypeError or DeviceNotFoundError for a form that names no GPU anywhere."""
     requested: DeviceRequest = as_request(device)
     if not is_cpu(requested):
         check_form(requested)
@@ -66,7 +66,7 @@ def checked_device(device: Any) -> DeviceRequest:
 
 
 def checked_options(options: Any, kind: type[Any]) -> Any:
-    """The SessionOptions; None where there are none, for which ONNX Runtime takes everything that is false."""
+    """Return the SessionOptions, or None if there are none: ONNX Runtime takes any falsy value for none."""
     if not options:
         return None
     if not isinstance(options, kind):
@@ -75,8 +75,12 @@ def checked_options(options: Any, kind: type[Any]) -> Any:
 
 
 def checked_others(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those that InferenceSession takes and GPUSession does not name, without enable_fallback=0. Raises TypeError where
-    one is nearly ours, ProviderRequestError for enable_fallback=1."""
+    """Return the further arguments of InferenceSession, without enable_fallback=0.
+
+    Raises:
+        TypeError: a name looks like a misspelt argument of GPUSession.
+        ProviderRequestError: enable_fallback=1.
+    """
     if int(arguments.pop("enable_fallback", 0)):
         raise no_fallback("enable_fallback=1 was passed")
     if arguments:
@@ -93,8 +97,10 @@ def no_fallback(what: str) -> ProviderRequestError:
 
 
 def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, str]:
-    """Those names of arguments that are nearly a known one, and which. InferenceSession ignores what it does not know:
-    with ``device_id=1`` a session would be on the first GPU."""
+    """Map each name that is close to a known argument to that argument.
+
+    InferenceSession ignores unknown arguments: with ``device_id=1`` a session would be on the first GPU.
+    """
     import difflib
 
     known = tuple(known)
@@ -103,6 +109,6 @@ def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, st
 
 
 def refuse_misspelt(kind: str, names: Iterable[str], known: Iterable[str] = NAMES) -> None:
-    """Raises TypeError. ``kind``: the class that has the arguments."""
+    """Raise TypeError if a name looks misspelt. ``kind`` is the class that has the arguments."""
     for name, meant in misspelt(names, known).items():
         raise TypeError(f"{kind} has no argument {name!r}; did you mean {meant!r}?")

@@ -1,9 +1,9 @@
-"""``run_async`` of a GPUSession, which no thread of ONNX Runtime ever destroys.
+"""``run_async`` of a GPUSession, in a way that no thread of ONNX Runtime destroys the session.
 
-ONNX Runtime calls the callback in a thread of the session's own, and drops it there. Were that the last that refers to
-the session, its C++ part would be destroyed in a thread whose end that destruction waits for. So ONNX Runtime is given
-an object that refers to nothing. All that belongs to a run is kept here until ONNX Runtime has dropped that object, and
-is then dropped in a thread of ours.
+ONNX Runtime calls the callback in one of the session's threads and drops it there. If that were the last reference to
+the session, the thread would destroy the C++ session, which waits for that same thread. So ONNX Runtime is given an
+object that refers to nothing. This module keeps all that belongs to a run until ONNX Runtime has dropped that object.
+A thread of this library then drops the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import failures
 
 
 class _Called:
-    """ONNX Runtime calls it at the end of a run, and drops it."""
+    """The callback that ONNX Runtime calls at the end of a run and then drops."""
 
     __slots__ = ("__weakref__",)
 
@@ -33,22 +33,22 @@ class _Called:
 
 _Reference = weakref.ref[_Called]
 
-# What belongs to a run: session, callback, the caller's data, and what else no thread of ONNX Runtime may drop.
+# For each run: session, callback, the caller's data, and other objects that no thread of ONNX Runtime may drop.
 _under_way: dict[_Reference, tuple[Any, ...]] = {}
 
 _lock = fork_safe_lock()
-_dropped: tuple[int, SimpleQueue[_Reference]] | None = None  # with the process that has a thread for it
+_dropped: tuple[int, SimpleQueue[_Reference]] | None = None  # the process whose thread serves the queue, and the queue
 
 
 def run_async(
     session: Any, run: Callable[..., None], names: Any, feed: Any, callback: Any, data: Any, options: Any
 ) -> None:
-    """Call ``run``, which is InferenceSession.run_async of ``session``, with the other arguments."""
+    """Call ``run``, the InferenceSession.run_async of ``session``, with the other arguments."""
     called = _Called()
-    # A method that is written in C: no other Python code runs between the end of ``called`` and the moment when
-    # ONNX Runtime's thread lets go of the interpreter, which is before it can be waited for.
+    # SimpleQueue.put is written in C, so no Python code runs between the end of ``called`` and the moment when ONNX
+    # Runtime's thread releases the interpreter lock.
     reference = weakref.ref(called, _queue().put)
-    # Arrays too: what is called when one is collected is Python code. And the C++ session, which ``close`` gives up.
+    # Keep the arrays, whose collection may run Python code, and the C++ session, which ``close`` drops.
     arrays = tuple(feed.values()) if hasattr(feed, "values") else ()
     _under_way[reference] = session, callback, data, vars(session).get("_sess"), arrays
     run(names, feed, called, None, options)

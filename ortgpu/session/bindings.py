@@ -1,7 +1,7 @@
-"""IOBindings whose failures are raised as those of their session.
+"""IOBindings that raise the same typed errors as their session.
 
-They copy inputs to the GPU when they are bound, and outputs back, without any method of the session: a large input that
-does not fit fails there, and so does everything after a sticky CUDA error.
+A binding copies inputs to the GPU and outputs back without any method of the session. It can therefore run out of GPU
+memory or meet a sticky CUDA error by itself.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _METHODS = (
 
 
 class Binding(onnxruntime.IOBinding):  # type: ignore[misc]  # ships no types
-    """What ``GPUSession.io_binding`` returns."""
+    """The IOBinding that ``GPUSession.io_binding`` returns."""
 
-    _of: weakref.ref[Any]  # the session, which a binding does not keep
+    _of: weakref.ref[Any]  # the session; weak, so that a binding does not keep it
 
 
 def explaining(binding: Any, session: Any) -> Any:
-    """``binding`` of ``session``, whose failures are explained from now on; one of another class as it is."""
+    """Make ``binding`` raise the typed errors of ``session``. Return it; a binding of another class stays as it is."""
     if type(binding) is onnxruntime.IOBinding:
         binding.__class__ = Binding
         binding._of = weakref.ref(session)

@@ -1,5 +1,7 @@
-"""Construct a session with what is chosen for its model here: the layout of images, whether cuDNN has a part in it, how
-many threads there are for the CPU, and how its weights are read."""
+"""Construction of a session with the options that are chosen for its model.
+
+Chosen are the layout of images, the use of cuDNN, the number of CPU threads, and the way weights are read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ logger = logging.getLogger("ortgpu")
 
 
 class Constructed(NamedTuple):
-    chosen: dict[str, tuple[str, str]]  # options beside those asked for, each with its value and the reason
+    chosen: dict[str, tuple[str, str]]  # further options, each with its value and the reason
     placement: Placement
 
 
@@ -41,10 +43,10 @@ def constructed_as_chosen(
     final: ProviderList,
     capability: tuple[int, int] | None,
 ) -> Constructed | None:
-    """``session`` is constructed now, with more options than ``asked`` for. None: nothing can be chosen, or nothing
-    opens so, whatever the reason is.
+    """Construct ``session`` with further options beside those of ``final``.
 
-    ``given``: what the caller asked for. ``capability``: that of the GPU.
+    Returns None if nothing can be chosen, or if the session does not open with what is chosen. ``requested`` is the
+    list of the caller, ``capability`` the compute capability of the GPU.
     """
     if not request.choose_options:
         return None
@@ -56,24 +58,24 @@ def constructed_as_chosen(
         if not _construct(session, construct, request, final, chosen, weights):
             if weights is None:
                 return None
-            weights = None  # the next has its own, and the memory need not have room for both
+            weights = None  # free them first: the memory may not have room for two copies
             continue
         placement = read_placement(session, without_options=request.sess_options is None)
         unfit = [name for name, fits in _FITS.items() if name in chosen and not fits(placement)]
         if weights is None and _file_of(request.model) != judged:
-            unfit = list(chosen)  # they were chosen for another model, perhaps
+            unfit = list(chosen)  # the file changed, so they may fit another model
         if not unfit:
             if weights is not None:
                 weights.give_back()
             return Constructed(chosen, placement)
         chosen = {name: choice for name, choice in chosen.items() if name not in unfit}
-        for name in HELD_BY_ONNXRUNTIME:  # before it is made again: the GPU need not have room for two
+        for name in HELD_BY_ONNXRUNTIME:  # free it first: the GPU may not have room for two
             vars(session).pop(name, None)
     return None
 
 
 def _file_of(model: ModelSource) -> tuple[int, ...] | None:
-    """What changes with the content of a model file. None for bytes, and for what is not there."""
+    """Return a stamp that changes with the content of a model file. None for bytes, or if there is no file."""
     if isinstance(model, bytes):
         return None
     try:
@@ -94,7 +96,7 @@ def _construct(
     chosen: dict[str, tuple[str, str]],
     weights: Weights | None,
 ) -> bool:
-    """Whether it is constructed now. ``weights``: those to make it with."""
+    """Construct ``session``, with ``weights`` if there are any. Return True if it opened."""
     of_provider = {name: value for name, (value, _) in chosen.items() if name != THREADS}
     providers = final.with_cuda_options(of_provider).as_arguments()
     if weights is None:
@@ -115,10 +117,10 @@ def _with_threads(options: Any, chosen: dict[str, tuple[str, str]]) -> Any:
 def _opens(construct: Callable[..., None], model: Any, options: Any, providers: Any, request: SessionRequest) -> bool:
     try:
         construct_recording(construct, model, options, providers, request.kwargs)
-    except Exception as refusal:  # what is chosen here must keep no session from opening
+    except Exception as refusal:  # a choice must not keep a session from opening
         if is_of_a_handler(refusal):
             raise
-        # The text alone: a handler may keep what it gets, and an error keeps the half-made session
+        # Log the text alone: a handler may keep the error, and the error keeps the half-made session.
         logger.debug("a session does not open as chosen: %s", str(refusal))
         return False
     return True
@@ -127,7 +129,7 @@ def _opens(construct: Callable[..., None], model: Any, options: Any, providers: 
 def construct_recording(
     construct: Callable[..., None], model: Any, options: Any, providers: Any, kwargs: dict[str, Any]
 ) -> None:
-    """Call InferenceSession's constructor so that it records the placement and falls back to nothing."""
+    """Call InferenceSession's constructor so that it records the placement and never falls back."""
     with recording(options) as with_entry:
         construct(model, with_entry, providers=providers, enable_fallback=0, **kwargs)
 
@@ -144,8 +146,11 @@ def _chosen_for(
 
 
 def _takes_weights(construct: Callable[..., None], request: SessionRequest, final: ProviderList) -> bool:
-    """Options of the caller would keep them for the next session that is made with these. TensorRT reads weights when
-    it likes. A tracer in the place of the constructor is to see the model that the caller named."""
+    """Return False if the caller passed SessionOptions, uses other providers, or patches the constructor.
+
+    SessionOptions would keep the weights for the next session. TensorRT may read weights at any time. A tracer that
+    patches the constructor expects the model that the caller named.
+    """
     if request.sess_options is not None or not {CUDA, CPU}.issuperset(final.names):
         return False
     return is_onnxruntimes(_behind_the_guard(construct))
@@ -162,7 +167,7 @@ _GUARD = f"{__package__}.guard.guard"
 
 
 def _name_model(session: Any, model: ModelSource, options: Any) -> None:
-    """What InferenceSession keeps of a model and options, as if it had been given the model as it is."""
+    """Set the attributes that InferenceSession would have if the caller's model had been passed to it directly."""
     in_bytes = isinstance(model, bytes)
     session.__dict__.update(
         _model_path=None if in_bytes else os.fspath(model),

@@ -1,7 +1,7 @@
-"""What a GPUSession says of itself: its inputs, its providers, why its nodes are where they are.
+"""Methods by which a GPUSession describes itself: inputs, outputs, providers, and the reasons for its placement.
 
-ONNX Runtime answers most of it from attributes of the Python object, whatever became of the session behind it: of one
-that lost the GPU it would go on to say that it has the CUDA provider.
+ONNX Runtime answers most of them from attributes of the Python object. A session that lost the GPU would still claim
+the CUDA provider, so these methods check first that the session works.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..running.throughput import ThroughputMethods
 if TYPE_CHECKING:
     from .placement_details import PlacementDetails
 
-# Of any release since 1.18. What else ONNX Runtime answers, it asks the C++ session for.
+# The methods of all releases since 1.18 that do not ask the C++ session.
 _ANSWERS = (
     "get_inputs", "get_outputs", "get_overridable_initializers", "get_modelmeta", "get_session_options",
     "get_providers", "get_provider_options", "get_input_memory_infos", "get_output_memory_infos",
@@ -26,14 +26,14 @@ _ANSWERS = (
 
 
 class SessionFacts(ThroughputMethods):
-    """Each method raises what every use raises, where the session is closed or lost the GPU."""
+    """The methods that describe a session. Each raises ExecutionError if the session is closed or lost the GPU."""
 
     def explain_placement(self) -> PlacementDetails:
-        """Why each node is where it is, and where ONNX Runtime copies between devices.
+        """Explain why each node is where it is, and where ONNX Runtime copies between devices.
 
-        Opens the model once more, in a child process, with the defaults of session and provider options: costs the
-        time and the GPU memory of a session while it lasts. The optimised model, and a model that was given as bytes,
-        are written to a temporary folder that no other user can read, and removed with it.
+        Opens the model again in a child process, with default session and provider options. While it runs, this takes
+        the time and GPU memory of another session. The optimised model, and a model passed as bytes, are written to a
+        temporary folder that no other user can read, which is removed afterwards.
 
         Raises:
             GPUError: the child could not open the model on this session's GPU.
@@ -42,7 +42,7 @@ class SessionFacts(ThroughputMethods):
         from .placement_details import explain_placement
 
         lifetime.refuse_if_unusable(self)
-        of: Any = self  # a GPUSession, which has these two
+        of: Any = self  # a GPUSession, which has these attributes
         return explain_placement(of._request.model, device=lifetime.device_of(self).ordinal)
 
 
@@ -50,7 +50,7 @@ def _refusing(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(InferenceSession, name))
     def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
         lifetime.refuse_if_unusable(self)
-        return getattr(InferenceSession, name)(self, *args, **kwargs)  # looked up now, for tracers put theirs in place
+        return getattr(InferenceSession, name)(self, *args, **kwargs)  # look it up now, as a tracer may replace it
 
     return ask
 

@@ -1,4 +1,4 @@
-"""Why a run failed: ONNX Runtime's exceptions, and texts, as typed errors."""
+"""Typed errors for runs that failed, made from ONNX Runtime's exceptions and messages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from ..provider import lifetime
 
 
 def explained(session: Any, error: Exception) -> Exception:
-    """What to raise for an exception out of a running session: a typed error with the exception as its cause, or the
-    exception itself where it is not about the GPU."""
+    """Return the error to raise for an exception of a running session.
+
+    It is a typed error with the exception as its cause, or the exception itself if it is not about the GPU.
+    """
     if isinstance(error, GPUError):
         return error
     inner = session.__dict__.get("_sess")
-    if isinstance(inner, lifetime.UnusableSession):  # ONNX Runtime compared it with something before it was used
+    if isinstance(inner, lifetime.UnusableSession):  # ONNX Runtime touched it without calling it
         return lifetime.fresh_copy(inner.error)
     if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
-        return error  # of the arguments, or out of the caller's own objects
+        return error  # about the arguments, or raised by the caller's own objects
     creator = initialised_in()
-    # A server may fork without telling Python.
+    # A server may fork without notifying Python.
     if creator not in (None, os.getpid()) and lifetime.is_on_gpu(session):
         forked_unseen = lifetime.forked_from(creator)
         lifetime.refuse_all(forked_unseen)
@@ -39,13 +41,13 @@ def explained(session: Any, error: Exception) -> Exception:
 
 
 def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
-    if not lifetime.is_on_gpu(session):  # where the CPU was allowed: the same words mean its memory there
+    if not lifetime.is_on_gpu(session):  # on the CPU the same words are about host memory
         return None
     from ..diagnosis.messages import execution
 
     error = execution.of_run(text, exception, lifetime.device_of(session))
     if isinstance(error, PoisonedContextError) and lifetime.gpu_works(lifetime.device_of(session).ordinal):
-        return None  # words that somebody chose, in the name of an input for instance
+        return None  # the words come from a name in the model, for instance of an input
     chosen = getattr(vars(session).get("_verified"), "options_chosen", {})
     if isinstance(error, (PoisonedContextError, ProviderFailureError)) and "prefer_nhwc" in chosen:
         from .chosen.layouts import CHANNELS_FIRST, in_a_program
@@ -60,7 +62,7 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
 
 
 def note_text(session: Any, text: str) -> None:
-    """As :func:`lifetime.noted`, for a failure that ONNX Runtime reports as text alone."""
+    """Note a failure, as :func:`lifetime.noted` does, that ONNX Runtime reports only as text."""
     from ..diagnosis.messages.texts import telling_line
 
     found = lifetime.context_is_gone(session, telling_line(text)) or _found(session, text, None)

@@ -16,7 +16,7 @@ if _runtime.module is None:
 
     raise failure.why_no_module(_runtime)
 
-# ruff: noqa: E402 - what follows imports ONNX Runtime, which load_runtime does after what it links where it links CUDA
+# ruff: noqa: E402 - the imports below need ONNX Runtime, whose libraries load_runtime loads first
 import onnxruntime
 
 from ..environment.gpu.cuda import initialising
@@ -26,7 +26,7 @@ from ..provider.devices import Device, DeviceRequest
 from ..running.direct_runs import DirectRuns, direct_runs_of
 from ..running.onnxruntimes import InferenceSession
 from . import arguments, failures
-from .arguments import CPUNodes  # typing.get_type_hints asks for it, as frameworks do
+from .arguments import CPUNodes  # for typing.get_type_hints
 from .facts import SessionFacts
 
 if TYPE_CHECKING:
@@ -40,81 +40,83 @@ if TYPE_CHECKING:
 
 _PINNED_MEMORY_LIMIT = 2 << 30
 
-_HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # and what keeps the model's bytes alive
+_HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # _request keeps the model's bytes alive
 
 
 class GPUSession(SessionFacts):
     """An ``onnxruntime.InferenceSession`` that runs on the GPU it names for its whole life.
 
     Args:
-        path_or_bytes, sess_options, providers, provider_options: as for InferenceSession. CUDA is put first whatever
-            ``providers`` says; a TensorRT provider named before it stays before it; the CPU is last, for the nodes that
-            ONNX Runtime runs there. ``sess_options`` keeps every setting. The entry that makes ONNX Runtime record
-            where it places nodes is "1" while the session is made and "0" afterwards, unless the caller set it.
-        device: an ordinal, "cuda:1", a UUID ("GPU-..."), or "auto": the most free memory when the session is made; also
-            the ``device`` of another session, or a ``torch.device``. None is the provider option ``device_id``, or 0.
-        cpu_nodes: what to do about nodes that compute on the CPU: "warn", "forbid" (raises PlacementError), "allow".
-            Nodes that only handle shapes belong there and do not count. Of a model in ONNX Runtime's own format (.ort)
-            nobody can know: that is warned of and refused like a node on the CPU.
-        allow_cpu: True: run on the CPU where the GPU cannot be had, with a CPUExecutionWarning and a warning in the log
-            "ortgpu" for each session. False: never. None: as the variable ORTGPU_ALLOW_CPU says (1: True). What keeps
-            the process from a GPU is found out once and then taken for granted, until a variable, the provider's file,
-            the loaded libraries or ``device`` are others: a driver, a GPU or a library that is installed later is not
-            noticed. Without ``allow_cpu`` each session tries again.
-        cuda_graph: capture a CUDA graph of each shape of inputs at its first run and replay it from then on, which
-            saves the launches of single kernels; see below.
-        pinned_memory_limit: bytes of host memory that runs, captured ones too, and ``pinned_empty`` may pin, 2 GiB
-            unless given. ``run`` keeps as much ordinary memory for results at most. With 0 it copies nothing itself.
+        path_or_bytes, sess_options, providers, provider_options: as for InferenceSession. CUDA always comes first;
+            only a TensorRT provider named before it stays before it. The CPU comes last, for the nodes that ONNX
+            Runtime runs there. ``sess_options`` keeps every setting. Its entry for recording the placement of nodes is
+            "1" while the session opens and "0" afterwards, unless the caller set it.
+        device: an ordinal, "cuda:1", a UUID ("GPU-..."), the ``device`` of another session, or a ``torch.device``.
+            "auto" chooses the GPU with the most free memory. None is the provider option ``device_id``, or 0.
+        cpu_nodes: what to do if nodes compute on the CPU: "warn", "forbid" (raise PlacementError) or "allow". Nodes
+            that only handle shapes belong on the CPU and do not count. A model in ONNX Runtime's own format (.ort) does
+            not show its placement, so it counts as a model with nodes on the CPU.
+        allow_cpu: if True, run on the CPU when no GPU can be used. Each such session issues a CPUExecutionWarning and
+            logs a warning to "ortgpu". If False, never run on the CPU. None follows the variable ORTGPU_ALLOW_CPU.
+            With ``allow_cpu`` the process remembers why it has no GPU. It tries again only if a variable, the
+            provider's file, the loaded libraries or ``device`` change, so it does not notice a driver or library that
+            is installed later. Without ``allow_cpu`` each session tries again.
+        cuda_graph: capture a CUDA graph for each shape of the inputs at its first run, and replay it in later runs.
+            This saves the launches of single kernels. See below.
+        pinned_memory_limit: bytes of host memory that ``run``, CUDA graphs and ``pinned_empty`` may pin; 2 GiB by
+            default. ``run`` also keeps at most as much ordinary memory for results. With 0, ``run`` stages no copies.
 
     Raises:
-        GPUError: a subclass that names the cause and what mends it. Nothing is left behind.
-        TypeError, ValueError: an argument means nothing, or is nearly the name of one.
-        Exception: ONNX Runtime's own for what is not about the GPU: no such file, an invalid model; InvalidProtobuf
-            also where the file of a large model changes while it is read.
+        GPUError: a subclass names the cause and the fixes. No session or GPU memory is left behind.
+        TypeError, ValueError: an argument is invalid, or its name looks misspelt.
+        Exception: ONNX Runtime's own, if the GPU is not the cause: a missing file, an invalid model. It is
+            InvalidProtobuf if the file of a large model changes while it is read.
 
-    While it runs, what fails on the GPU is raised as an ExecutionError: out of memory (the session goes on working), a
-    sticky CUDA error (from then on every GPUSession of the process refuses, and the process must be restarted), a
-    failure of the provider or of its libraries. Wrong inputs stay ONNX Runtime's own exceptions.
+    A run that fails on the GPU raises an ExecutionError. After GPUOutOfMemoryError the session goes on working. After
+    PoisonedContextError, a sticky CUDA error, every GPUSession of the process refuses, and the process must be
+    restarted. ProviderFailureError is a failure of the provider or its libraries. Wrong inputs raise ONNX Runtime's
+    own exceptions.
 
-    With ``cuda_graph`` the model must be all on the GPU, without control flow, strings and sequences, use all of its
-    inputs and compute all of its outputs, whose shapes must follow from those of the inputs; else ProviderRequestError
-    or PlacementError, when the session is made where that is known, or at the first run. That is slow, and no other
-    thread may use CUDA meanwhile. Buffers of 16 shapes are kept. ONNX Runtime keeps every graph until ``close()``: 64
-    are captured, further shapes run without.
-    Only ``run`` and ``map`` work, one run at a time, those of other threads than the main one handed over to one
-    thread. Random numbers repeat themselves. The run option gpu_graph_id=-1 makes a run without a graph.
+    ``cuda_graph`` needs a model with all nodes on the GPU and without control flow, strings or sequences. The model
+    must use all of its inputs and compute all of its outputs, and the shapes of the inputs must determine those of the
+    outputs. Otherwise the constructor, or the first run, raises ProviderRequestError or PlacementError. The first run
+    of a shape is slow, and no other thread may use CUDA during it. The session keeps buffers for 16 shapes. It captures
+    at most 64 graphs, which ONNX Runtime keeps until ``close()``; further shapes run without a graph.
+    Only ``run`` and ``map`` work, one run at a time. Runs from threads other than the main thread share one thread.
+    Random numbers repeat. A run with the run option gpu_graph_id=-1 uses no graph.
 
-    A session that is made does not read its model file again: change or remove that as you like. To replace a model
-    while sessions open, write the new one to another file, and rename that over the old one.
+    An open session does not read its model file again, so you may change or remove the file. To replace a model while
+    sessions open, write the new one to another file and rename it over the old one.
 
-    A session serves many threads. In a forked child every method raises ForkedSessionError. Pickling carries the model,
-    the arguments, and attributes that a subclass or a user added; on arrival the session is opened and verified again,
-    without the constructor of the subclass, unless that has ``__getstate__`` and ``__setstate__`` of its own. Of
-    ``sess_options`` it carries the properties and the configuration entries that the installed release knows, not
-    registered libraries, initialisers or overrides of free dimensions, which cannot be read back; a copy has them all.
+    Many threads may share a session. In a forked child every method raises ForkedSessionError. Pickling keeps the
+    model, the arguments, and attributes that a subclass or user added. Unpickling opens and verifies the session again.
+    It does not call the constructor of a subclass, unless the subclass has its own ``__getstate__`` and
+    ``__setstate__``. Of ``sess_options`` it keeps the properties and the configuration entries that the installed
+    release knows. Registered libraries, initialisers and overrides of free dimensions are lost, since they cannot be
+    read back; copying a session keeps them.
 
-    Not promised: that two runs give the same bits, or those of plain ONNX Runtime: ``options_chosen`` has the options,
-    of the provider and ``intra_op_num_threads``, that are set where the caller set none, each with value and reason.
+    Not promised: bitwise equal results, either of two runs or with plain ONNX Runtime. ``options_chosen`` lists the
+    options that the session set because the caller did not, each with its value and reason.
     """
 
     __module__ = "ortgpu.session"  # its public name, which pickles and users' programs hold
 
     device: Device
     options_chosen: Mapping[str, tuple[str, str]]
-    if TYPE_CHECKING:  # these types arrive with the first session, and typing.get_type_hints would miss them before
+    if TYPE_CHECKING:  # these types are imported later, and typing.get_type_hints would not find them
         placement: Placement
         _request: SessionRequest
-        _verified: Verified  # a derived class may keep something of its own under the names of its fields
+        _verified: Verified  # a subclass may use the names of its fields for other things
         _capturing: CapturingSession | None
         _pinned: PinnedMemory | None
         _staging: Staging | None
     _sess: Any
     _chooses_options = True
-    _stream: Any = None  # of a session that captures, while it is being made
+    _stream: Any = None  # set while a session with cuda_graph opens
     _capturing = _pinned = _staging = None
     _direct: DirectRuns | None = None
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
-    _own_names: frozenset[str] = frozenset()  # of attributes that this class and ONNX Runtime's set
+    _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class GPUSession(SessionFacts):
         try:
             self._refuse_if_lost()
             driver = initialising() if load_runtime().provider_library is not None else None
-            # Imported while the driver is being initialised: neither waits for the other.
+            # Import while the driver initialises: neither waits for the other.
             from ..provider.living import stacklevel
             from .opening import check_cpu_nodes, cpu_is_allowed, open_verified
             from .request import SessionRequest
@@ -168,7 +170,7 @@ class GPUSession(SessionFacts):
                 self._staging = staging_of(self)
         except GPUError as error:
             self._let_go(error)
-            try:  # what fails now leaves nothing behind either
+            try:  # a failure here must leave nothing behind either
                 self._open_on_cpu(super().__init__, request, error)
             except BaseException as final:
                 self._let_go(final)
@@ -178,10 +180,10 @@ class GPUSession(SessionFacts):
             raise
         finally:
             if driver is not None:
-                driver.result()  # whatever was raised, no thread is left behind
+                driver.result()  # wait, so that no thread is left behind
         if not cuda_graph:
             self._direct = direct_runs_of(self)
-        from ..provider.living import register  # not imported yet where a GPU that was lost is refused above
+        from ..provider.living import register  # not imported above if the GPU was already lost
 
         register(self)
         self._own_names = frozenset((*vars(self), "_own_names", "_pinned")) - others
@@ -195,20 +197,20 @@ class GPUSession(SessionFacts):
         provider_options: Sequence[dict[Any, Any]] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A session on the GPU of this process's rank, under torchrun, mpirun or srun; without them, on the first.
+        """Open a session on the GPU of this process's rank, under torchrun, mpirun or srun; otherwise on the first GPU.
 
-        That GPU is the one with the number of the local rank among those that CUDA shows this process; or the only one,
-        where the launcher shows each rank its own. No other rank of the job on this host may have it, for as long as
-        this process lives; further sessions of the rank on it are fine. Arguments are those of the constructor but
-        ``device``; ``allow_cpu`` does not let a rank without a GPU pass.
+        The rank's GPU is the visible GPU whose ordinal is the local rank, or the only visible GPU if the launcher shows
+        each rank its own. The rank claims it for as long as this process lives. A second session of the same rank may
+        use it; another rank of the job on this host may not. The arguments are those of the constructor without
+        ``device``. ``allow_cpu`` does not let a rank without a GPU run on the CPU.
 
         Raises:
-            LauncherConflictError: the launchers' variables contradict each other, or are not whole.
+            LauncherConflictError: the variables of the launchers contradict each other or are incomplete.
             RankDeviceError: the rank has no GPU, or another rank has the same one.
-            GPUError, Exception: as the constructor.
+            GPUError, Exception: as the constructor raises.
 
-        Not promised: that ranks in containers of their own, which do not share a folder for temporary files, notice
-        that they have the same GPU. ``ortgpu.distributed.preflight`` does.
+        Not promised: ranks in separate containers that share no folder for temporary files do not notice that they use
+        the same GPU. ``ortgpu.distributed.preflight`` does.
         """
         from ..distributed.rank_devices import claimed_ordinal
 
@@ -217,17 +219,17 @@ class GPUSession(SessionFacts):
         return cls(path_or_bytes, sess_options, providers, provider_options, device=claimed_ordinal(), **kwargs)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        """As InferenceSession.run; see the class for what is raised.
+        """Run the model, as InferenceSession.run does; the class says what is raised.
 
-        Also takes arrays of other libraries, anything with ``__dlpack__``, without a copy where they are on this
-        session's GPU. What their library still computes on them is waited for. On another GPU, and where they are on
-        the GPU and not contiguous, they are refused, with ProviderRequestError.
+        ``input_feed`` may also hold arrays of other libraries: anything with ``__dlpack__``. An array on this session's
+        GPU is not copied, and the run waits for pending work on it. An array on another GPU, or a non-contiguous one
+        on this GPU, raises ProviderRequestError.
 
-        Large NumPy arrays are copied in several threads, through pinned memory. Large results may be in memory that is
-        used again when the array and all views of it are gone.
+        Several threads copy large NumPy arrays through pinned memory. The memory of a large result may be reused once
+        the array and all its views are gone.
         """
         try:
-            # Looked up now, for tracers put theirs in its place
+            # Look it up on each run, because a tracer may replace it.
             run, direct = InferenceSession.run, self._direct
             if run_options is None:
                 if direct is not None and run is direct.stands_in_for and direct.take(input_feed):
@@ -250,17 +252,17 @@ class GPUSession(SessionFacts):
             values = with_values(self, input_feed)
             if values is None:
                 raise failures.explained(self, error)  # noqa: B904 - which sets the cause
-        return GPUSession.run(self, output_names, values, run_options)  # a derived class has had its say
+        return GPUSession.run(self, output_names, values, run_options)  # a subclass's run has seen this call
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
-        """As InferenceSession.run_with_ort_values; see the class for what is raised."""
+        """Run the model, as InferenceSession.run_with_ort_values does; the class says what is raised."""
         try:
             return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
 
     def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-        """As InferenceSession.run_with_iobinding; see the class for what is raised."""
+        """Run the model, as InferenceSession.run_with_iobinding does; the class says what is raised."""
         try:
             super().run_with_iobinding(iobinding, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
@@ -269,7 +271,7 @@ class GPUSession(SessionFacts):
     def run_with_ortvaluevector(
         self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any
     ) -> None:
-        """As InferenceSession.run_with_ortvaluevector; see the class for what is raised."""
+        """Run the model, as InferenceSession.run_with_ortvaluevector does; the class says what is raised."""
         try:
             super().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
@@ -278,14 +280,17 @@ class GPUSession(SessionFacts):
     def run_async(
         self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None
     ) -> None:
-        """As InferenceSession.run_async. What fails later reaches ``callback`` as ONNX Runtime's text; a sticky CUDA
-        error among them makes every session of the process refuse, as it does from the other methods.
+        """Start a run and return, as InferenceSession.run_async does.
 
-        Callbacks are called in the session's threads for the CPU: three where ``options_chosen`` has
-        ``intra_op_num_threads``. One that waits for a later run may wait for ever. Until the run has ended, session,
-        arrays, ``callback`` and ``user_data`` are kept; what nothing else refers to is then destroyed in a thread of
-        this library, since ONNX Runtime does not survive the end of a session in a thread of its own."""
-        if not callable(callback):  # ONNX Runtime would find out in a thread of its own, and end the process
+        A run that fails later passes ONNX Runtime's message to ``callback``. After a sticky CUDA error every session of
+        the process refuses, as after the other methods.
+
+        The session's CPU threads call the callbacks. There are three such threads if ``options_chosen`` has
+        ``intra_op_num_threads``. A callback that waits for a later run may wait forever. The session, the arrays,
+        ``callback`` and ``user_data`` are kept until the run has ended. If nothing else refers to them, a thread of
+        this library then destroys them, because ONNX Runtime cannot destroy a session in one of its own threads.
+        """
+        if not callable(callback):  # ONNX Runtime would notice in its own thread and end the process
             raise TypeError(f"callback must be callable, not {callback!r}")
 
         from .async_runs import run_async
@@ -296,7 +301,7 @@ class GPUSession(SessionFacts):
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
 
     def io_binding(self) -> Any:
-        """As InferenceSession.io_binding; see the class for what is raised, also by the methods of the binding."""
+        """Return an IOBinding, whose methods raise the same errors as those of the session."""
         from .bindings import explaining
 
         lifetime.refuse_if_unusable(self)
@@ -312,7 +317,7 @@ class GPUSession(SessionFacts):
         def create_ortvalue_from_shape_and_type(
             self, shape: Any, element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
         ) -> Any:
-            """As InferenceSession.create_ortvalue_from_shape_and_type; see the class for what is raised."""
+            """Create an OrtValue, as InferenceSession does; the class says what is raised."""
             try:
                 make = super().create_ortvalue_from_shape_and_type
                 return make(shape, element_type, device_type, device_id, vendor_id)
@@ -320,10 +325,10 @@ class GPUSession(SessionFacts):
                 raise failures.explained(self, error)  # noqa: B904 - which sets the cause
 
     def close(self) -> None:
-        """Give up the session and its GPU memory; any later use raises ExecutionError. Closing twice is fine.
+        """Close the session and free its GPU memory. Any later use raises ExecutionError. Closing twice is fine.
 
-        ONNX Runtime frees the memory when nothing refers to the session: an IOBinding, an OrtValue or an input's
-        metadata that the caller keeps holds it. The CUDA context stays until the process ends.
+        ONNX Runtime frees the memory once nothing refers to the session. An IOBinding, an OrtValue or an input's
+        metadata that the caller keeps delays that. The CUDA context stays until the process ends.
         """
         if not isinstance(self.__dict__.get("_sess"), lifetime.UnusableSession):
             lifetime.abandon_if_context_is_gone(self)
@@ -355,12 +360,12 @@ class GPUSession(SessionFacts):
         return reduced(self)
 
     def _open_again(self, *arguments: Any, **settings: Any) -> None:
-        """Unpickling does not call the constructor of a subclass, which may take other arguments."""
+        """Open the session again. Skips the constructor of a subclass, which may take other arguments."""
         GPUSession.__init__(self, *arguments, **settings)
 
     @property
     def _enable_fallback(self) -> bool:
-        """Off, whatever ONNX Runtime's constructor sets: before 1.23 it ignores its argument enable_fallback."""
+        """Always False. ONNX Runtime before 1.23 ignores the argument enable_fallback and sets this to True."""
         return False
 
     @_enable_fallback.setter
@@ -368,19 +373,19 @@ class GPUSession(SessionFacts):
         pass
 
     def enable_fallback(self) -> None:
-        """A GPUSession has no fallback: raises ProviderRequestError."""
+        """Raise ProviderRequestError, because a GPUSession has no fallback."""
         lifetime.refuse_if_unusable(self)
         raise arguments.no_fallback("enable_fallback() was called")
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """Open the model again with these providers, verified as by the constructor, with its other arguments.
+        """Open the model again with these providers and the other arguments of the constructor, and verify it.
 
-        The GPU has to have room for both sessions meanwhile. After an error the session is as it was; it never moves to
-        the CPU, whatever ``allow_cpu`` says. One that was made with ``device="auto"`` stays on its GPU.
+        The GPU must have room for both sessions for a moment. After an error the session is as it was. It never moves
+        to the CPU, whatever ``allow_cpu`` says. A session made with ``device="auto"`` stays on its GPU.
 
         Raises:
-            ProviderRequestError: providers without CUDA, or malformed ones.
-            GPUError, Exception: as the constructor.
+            ProviderRequestError: the providers are malformed or do not include CUDA.
+            GPUError, Exception: as the constructor raises.
         """
         from .guard.policy import judge
         from .pickling import requested
@@ -403,7 +408,7 @@ class GPUSession(SessionFacts):
         self._allow_cpu = settings["allow_cpu"]
 
     def _open_on_cpu(self, construct: Callable[..., None], request: dict[str, Any], error: GPUError) -> None:
-        """Raise ``error``, or ONNX Runtime's of a broken model, where the CPU is not allowed instead."""
+        """Open on the CPU if allowed; otherwise raise ``error``, or ONNX Runtime's own if it finds the model broken."""
         from .opening import cpu_is_allowed, open_on_cpu, refuse_broken_model, warn_of_cpu
         from .request import SessionRequest
 
@@ -412,37 +417,39 @@ class GPUSession(SessionFacts):
             refuse_broken_model(self._request, error)
             raise error
         self._keep(open_on_cpu(self, construct, self._request))
-        warn_of_cpu(self, error, request["model"])  # not before: ONNX Runtime may refuse the model
+        warn_of_cpu(self, error, request["model"])  # after opening, since ONNX Runtime may refuse the model
 
     def _keep(self, verified: Verified) -> None:
-        """Not by assignment, and not over what is not ours: a class that the guard takes in may have a property of such
-        a name, or have set an attribute."""
+        """Store what was verified.
+
+        Writes to ``__dict__`` and keeps attributes of others: a guarded class may define properties of these names.
+        """
         held, before = self.__dict__, self.__dict__.get("_verified")
         for name in (each.name for each in dataclasses.fields(verified)):
             if name not in held or (before is not None and held[name] is getattr(before, name)):
                 held[name] = getattr(verified, name)
         held["_verified"] = verified
-        # Of what it was, if it is constructed again
+        # Drop what an earlier construction of this object left.
         if self._pinned is not None:
-            self._pinned.close()  # what gives it back with the session refers to it
+            self._pinned.close()  # a finalizer of the session would keep it alive
         for name in ("_capturing", "_direct", "_pinned", "_staging"):
             held.pop(name, None)
         model = self._request.model
-        if not isinstance(model, bytes):  # what opens it again later may do so in another working directory
+        if not isinstance(model, bytes):  # it may be opened again in another working directory
             path = os.path.abspath(os.fsdecode(model))
             if path != model:
                 self._request = dataclasses.replace(self._request, model=path)
 
     def _refuse_if_lost(self) -> None:
-        """Raise what keeps this process from the GPU, before anything is tried. A subclass may know of more."""
+        """Raise the error by which this process lost the GPU, if it did. A subclass may check more."""
         lifetime.refuse_if_lost()
 
     def _let_go(self, error: BaseException) -> None:
-        """Of all that was made, also the C++ session that failed, with its memory of the GPU."""
+        """Drop all that was made, so that the failed C++ session frees its GPU memory."""
         for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
             self.__dict__.pop(name, None)
         lifetime.let_go_of_variables(error)
 
 
-# Where __module__ says that it is: pickle looks there, and typing.get_type_hints() for the names in its annotations.
+# pickle and typing.get_type_hints() look for the class and its annotations in the module that __module__ names.
 vars(sys.modules[__package__]).update(GPUSession=GPUSession, Device=Device, Mapping=Mapping)

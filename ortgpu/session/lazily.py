@@ -1,4 +1,4 @@
-"""The class GPUSession, also where ONNX Runtime cannot be imported: there, making one raises the reason."""
+"""The class GPUSession, or a stand-in that raises the reason if ONNX Runtime cannot be imported."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ..errors import PackageError
 
 
 def gpu_session_class() -> type[Any]:
-    """``ortgpu.session.GPUSession``, or a class in its place whose constructor raises the :class:`PackageError`.
+    """Return ``ortgpu.session.GPUSession``, or a stand-in whose constructor raises the :class:`PackageError`.
 
-    An application can so import the name anywhere and handle the error where it makes the session.
+    An application can then import the name anywhere and handle the error where it opens the session.
     """
     try:
         from .gpu_session import GPUSession
@@ -20,7 +20,7 @@ def gpu_session_class() -> type[Any]:
 
 
 class _Unavailable:
-    """Stands in for GPUSession; every use tries the import again, so that a mended environment is noticed."""
+    """A stand-in for GPUSession. Each use tries the import again, so that it notices a repaired environment."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         from .gpu_session import GPUSession

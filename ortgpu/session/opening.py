@@ -1,7 +1,7 @@
 """Open an InferenceSession on the GPU and verify it, or raise the reason.
 
-Works on any instance of ``onnxruntime.InferenceSession`` that is being constructed: the caller hands in the original
-constructor. Needs ``onnxruntime`` to be imported already.
+It works on any instance of ``onnxruntime.InferenceSession`` under construction; the caller passes the original
+constructor. ``onnxruntime`` must be imported already.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from .request import SessionRequest, Verified
 
 logger = logging.getLogger("ortgpu")
 
-_has_opened = False  # a session, and ONNX Runtime its provider for it
+_has_opened = False  # True once a session has opened, so the provider is loaded
 
-# Why no session could be opened, whatever the model is; by process, device, variables, and what there is of files
+# Errors that do not depend on the model, by process, device, variables and files
 _known: dict[tuple[Any, ...], GPUError] = {}
 _MANY = 32
-# What the driver and the search for libraries read when they are asked, as opposed to when the process starts
+# Variables that the driver and the search for libraries read at each call, not only at the start of the process
 _DECISIVE = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_HOME", "CUDA_PATH", "CUDNN_HOME",
     "CUDNN_PATH", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PATH",
@@ -64,22 +64,24 @@ _DECISIVE = (
 def open_verified(
     session: Any, construct: Callable[..., None], request: SessionRequest, driver: Task[CudaState] | None = None
 ) -> Verified:
-    """Construct ``session`` on the GPU that the request names and prove that it is there.
+    """Construct ``session`` on the GPU that the request names, and verify that it is there.
 
-    ``construct`` is InferenceSession's own ``__init__``, bound to ``session``; ``driver``, the initialisation of the
-    driver if it is under way already. Placement is judged by
-    :func:`check_cpu_nodes`, which warns: the caller calls it from where the warning should point.
+    Args:
+        construct: InferenceSession's own ``__init__``, bound to ``session``.
+        driver: the initialisation of the driver, if it has begun.
+
+    The caller then calls :func:`check_cpu_nodes`, from where its warning should point.
 
     Raises:
-        GPUError: with the cause. The instance may be half made: the caller lets go of what it holds.
-        Exception: ONNX Runtime's own, for what is not about the GPU.
+        GPUError: the cause. The instance may be half made, and the caller must drop what it holds.
+        Exception: ONNX Runtime's own, if it is not about the GPU.
     """
     global _has_opened
     check_form(request.device)
     _refuse_providers_in(request.sess_options)
     runtime = load_runtime() if _has_opened else look_again()
     if not request.try_again and request.providers is None and request.provider_options is None:
-        _refuse_as_before(request.device, False, runtime)  # at once: such a request names nothing that may be wrong
+        _refuse_as_before(request.device, False, runtime)  # no provider arguments to check first
     requested = requests.parse(request.providers, request.provider_options)
     for name in requested.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
@@ -119,7 +121,7 @@ def open_verified(
 
 
 def _gpu_for(context: OpeningContext, driver: Task[CudaState] | None) -> CudaDevice:
-    """Return the GPU that is asked for, on which sessions of this process can be opened. Raises GPUError."""
+    """Return the requested GPU. Raises GPUError if this process cannot open sessions on it."""
     runtime = context.runtime
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
         raise context.diagnose()
@@ -134,23 +136,23 @@ def _gpu_for(context: OpeningContext, driver: Task[CudaState] | None) -> CudaDev
 
 
 def _refuse_as_before(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> None:
-    """Raise what kept this process from the device before, unless something that decides it has changed."""
+    """Raise the error that kept this process from the device before, unless its surroundings have changed."""
     known = _known.get(_surroundings(device, cudnn_disabled, runtime))
     if known is not None:
         raise lifetime.fresh_copy(known)
 
 
 def _surroundings(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> tuple[Any, ...]:
-    """Return what decides which GPU can be had, as far as it is looked at again for each session."""
+    """Return the facts that decide whether the device can be used, as far as each session reads them again."""
     loaded = len(loader_of_this_process().handles)
     variables = tuple(map(os.environ.get, _DECISIVE))
     return os.getpid(), device, cudnn_disabled, runtime.provider_stamp, loaded, variables
 
 
 def cpu_is_allowed(allow_cpu: bool | None, options: Any, error: GPUError | None = None) -> bool:
-    """Whether a session may be on the CPU where ``error`` keeps it from the GPU; None: where any error does.
+    """Return True if the session may run on the CPU after ``error``, or after any error if it is None.
 
-    A request that is wrong in itself stays an error: the CPU would not mend it.
+    An error of the request itself never allows the CPU, which would not mend it.
     """
     if keeps_cpu_out(options) or (error is not None and _is_of_the_request(error)):
         return False
@@ -158,7 +160,7 @@ def cpu_is_allowed(allow_cpu: bool | None, options: Any, error: GPUError | None 
 
 
 def warn_of_cpu(session: Any, error: GPUError, model: ModelSource) -> None:
-    """Say, in the log too, that a session is on the CPU instead of raising ``error``: a program may hide warnings."""
+    """Warn that a session is on the CPU because of ``error``. Log it too, since a program may hide warnings."""
     warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
     text = "%s runs on the CPU, which was allowed [%s]: %s"
     logger.warning(text, warning.model, error.code, error.summary, extra={"warning": warning})
@@ -171,10 +173,10 @@ def _is_of_the_request(error: GPUError) -> bool:
 
 
 def refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
-    """Raise what ONNX Runtime says of a model that cannot be read, where ``error`` came before it was given the model.
+    """Raise ONNX Runtime's own error for a model that it cannot read, if ``error`` came before it saw the model.
 
-    It is asked only where our own reader finds a problem, since it would parse all of a model. What then opens on the
-    CPU is no broken model.
+    ONNX Runtime is asked only if our own reader finds a problem, since it would parse the whole model. A model that
+    then opens on the CPU is not broken.
     """
     if error.__cause__ is not None or _is_of_the_request(error):
         return
@@ -184,7 +186,7 @@ def refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
     in_file = not isinstance(request.model, bytes)
     options = request.sess_options if request.sess_options is not None else native.get_default_session_options()
     try:
-        # No InferenceSession, which would be one of the process's: for guards, for tracers, in a list of sessions
+        # Not an InferenceSession, which guards, tracers and ortgpu.sessions() would see
         model = os.fspath(request.model) if in_file else request.model
         opened = native.InferenceSession(options, model, in_file, False)
         opened.initialize_session([requests.CPU], [{}], set())
@@ -212,7 +214,7 @@ def _construct(
     gpu: CudaDevice,
     context: OpeningContext,
 ) -> tuple[requests.ProviderList, Constructed]:
-    """What was asked of ONNX Runtime, and what became of it."""
+    """Construct ``session``. Return the providers that were asked of ONNX Runtime, and the result."""
     final = _with_device(requests.cuda_first(with_defaults, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
     if request.cuda_graph:
         from ..running.graph_requests import on_own_stream
@@ -232,15 +234,15 @@ def _construct(
         error = _placement_refused(cause) or _capture_refused(cause, session, construct_with, final, request)
         error = error or context.diagnose(cause)
         if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(gpu.ordinal)):
-            raise  # not about the GPU: ONNX Runtime's own
+            raise  # ONNX Runtime's own error, not about the GPU
         if context_is_active(gpu.ordinal) is False:
-            raise error from cause  # there is no context of this process to be lost
+            raise error from cause  # this process has no CUDA context that could be lost
         raise lifetime.noted(error) from cause
     return final, Constructed({}, _placement_of(session, request))
 
 
 def _choose(device: DeviceRequest, context: OpeningContext) -> CudaDevice:
-    """The device among those that the driver shows; where it answers only ONNX Runtime, nothing but its ordinal."""
+    """Return the requested device. Only its ordinal is known if the driver lists no devices to this process."""
     cuda = context.cuda
     if cuda is None or cuda.devices is None:
         return unlisted(device)
@@ -255,7 +257,7 @@ def _choose(device: DeviceRequest, context: OpeningContext) -> CudaDevice:
 
 
 def _verify_providers(session: Any, final: requests.ProviderList, chosen: CudaDevice, context: OpeningContext) -> None:
-    bound = tuple(InferenceSession.get_providers(session))  # a class that somebody derived may have answers of its own
+    bound = tuple(InferenceSession.get_providers(session))  # a subclass may override it
     if requests.CUDA not in bound:
         raise context.diagnose()
     if bound[: len(final.names)] != final.names:
@@ -273,8 +275,11 @@ def _verify_providers(session: Any, final: requests.ProviderList, chosen: CudaDe
 
 
 def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | None, context: OpeningContext) -> None:
-    """1.28 and newer bind without cuDNN and cuFFT, and fail at the first node that needs them; so does any release with
-    a cuDNN that has no code for the GPU."""
+    """Raise the error that the first node needing cuDNN or cuFFT would raise.
+
+    ONNX Runtime 1.28 and newer bind CUDA without these libraries and fail at that node. Any release fails there if
+    cuDNN has no code for the GPU.
+    """
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
     operators = placements.cudnn_operators(placed)
     if context.cudnn_disabled:
@@ -306,13 +311,13 @@ def _cudnn_lacks_code(report: PreloadReport, capability: tuple[int, int] | None)
     return capability is not None and coverage_by(held, capability, os.environ) == "none"
 
 
-@functools.cache  # the files are loaded: they stay as they are
+@functools.cache  # loaded files do not change
 def _code_of(cudnn: tuple[str, ...]) -> tuple[Architecture, ...] | None:
     return read_architectures_of_cudnn(cudnn)
 
 
 def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bool) -> frozenset[str]:
-    """Stems of the libraries that these operators will have opened."""
+    """Return the stems of the libraries that these operators open."""
     stems: set[str] = set()
     if cudnn or everything:
         stems |= {spec.stem for spec in LIBRARIES if spec.is_cudnn} | {"libnvrtc", "libcudart"}
@@ -324,7 +329,7 @@ def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bo
 
 
 def check_cpu_nodes(placement: Placement, cpu_nodes: CPUNodes, stacklevel: int) -> None:
-    """Warn of nodes that compute on the CPU, or refuse them. ``stacklevel`` counts from the caller, as in warnings."""
+    """Warn of nodes that compute on the CPU, or raise PlacementError. ``stacklevel`` counts from the caller."""
     if cpu_nodes == "forbid":
         refusal = placements.refusal(placement)
         if refusal is not None:
@@ -350,7 +355,7 @@ class OpeningContext:
     def diagnose(self, cause: BaseException | None = None) -> Any:
         """Return the error to raise, or None if ``cause`` has nothing to do with the GPU."""
         operators = self.operators
-        if operators is None:  # reading a model takes longer than all the rest, and only matters to these libraries
+        if operators is None:  # read the model only if these libraries are in doubt: it takes longest
             report = self.runtime.preload
             absent = [stem_of(library.soname) for library in report.missing] if report is not None else []
             in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
@@ -375,7 +380,11 @@ def _all_providers(available: Sequence[str]) -> list[str]:
 
 
 def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -> DeviceRequest:
-    """The device of the argument and of the options of CUDA and TensorRT, which have to work on the same one."""
+    """Return the one device that the argument and the options of CUDA and TensorRT name.
+
+    Raises:
+        ProviderRequestError: they name different GPUs.
+    """
     options = {name: requested.options_of(name).get("device_id", "") for name in (requests.CUDA, *requests.TENSORRT)}
     named = {name: int(text) for name, text in options.items() if text.strip().isdecimal()}
     if not named:
@@ -393,8 +402,10 @@ def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -
 
 
 def _with_device(providers: requests.ProviderList, chosen: CudaDevice) -> requests.ProviderList:
-    """``providers`` with the device's ordinal, left out where it is ONNX Runtime's default: naming it makes 1.31 log a
-    warning about plugin providers."""
+    """Return ``providers`` with the device's ordinal.
+
+    Ordinal 0 is left out unless the caller named it, since naming it makes 1.31 log a warning about plugin providers.
+    """
     named = any("device_id" in options for options in providers.options.values())
     if chosen.ordinal == 0 and not named:
         return providers
@@ -447,9 +458,9 @@ def _capture_refused(
     if not is_refusal(cause):
         return None
     try:
-        construct_with(without_capture(final))  # what cannot be captured opens without, and tells where its nodes are
+        construct_with(without_capture(final))  # open it without capture to learn its placement
         placement = placements.read_placement(session)
-    except Exception:  # noqa: BLE001 - the refusal stands, with less to say about it
+    except Exception:  # noqa: BLE001 - the refusal stands, with fewer details
         placement = placements.UNKNOWN
     return why_not_captured(cause, placement, request.model)
 

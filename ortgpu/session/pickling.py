@@ -1,4 +1,4 @@
-"""Sessions that travel between processes: what opens them again, and the attributes that a subclass gave them."""
+"""Pickling of sessions: the arguments that open them again, and the attributes that a subclass added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FACTS = frozenset(each.name for each in fields(Verified))
 
 
 class Reopened(Protocol):
-    """What is used of a GPUSession, to open it again."""
+    """The attributes of a GPUSession that are needed to open it again."""
 
     _request: SessionRequest
     _verified: Verified
@@ -24,10 +24,9 @@ class Reopened(Protocol):
 
 
 def reduced(session: Reopened) -> tuple[Any, ...]:
-    """For ``__reduce__``: the model and the arguments, and as state what is neither ours nor ONNX Runtime's.
+    """Return the value of ``__reduce__``: model and arguments, with the attributes of the subclass as state.
 
-    A class with ``__getstate__`` and ``__setstate__`` of its own, as classes of InferenceSession are made picklable,
-    opens itself again.
+    A class with its own ``__getstate__`` and ``__setstate__`` opens itself again.
     """
     cls = type(session)
     if has_own_state(cls) and hasattr(cls, "__setstate__"):
@@ -39,7 +38,7 @@ def reduced(session: Reopened) -> tuple[Any, ...]:
 
 
 def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional arguments and the others with which the session was made; SessionOptions as Carried."""
+    """Return the positional and keyword arguments of the session, with the SessionOptions wrapped in Carried."""
     request = session._request
     arguments = (
         request.model,
@@ -59,28 +58,28 @@ def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _is_added(session: Reopened, name: str, value: Any) -> bool:
-    if name in _FACTS:  # under which a class may keep something of its own
+    if name in _FACTS:  # a subclass may use these names for other values
         return value is not getattr(session._verified, name)
     return name not in session._own_names
 
 
 def _in_slots(session: Reopened) -> dict[str, Any]:
-    """What is in the slots of its class and of those that this is derived from, dataclasses with slots for instance."""
+    """Return the values in the slots of its class and base classes, for instance of dataclasses with slots."""
     found: dict[str, Any] = {}
     for cls in type(session).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, MemberDescriptorType):
-                with suppress(AttributeError):  # nothing is in it
+                with suppress(AttributeError):  # the slot is empty
                     found.setdefault(name, member.__get__(session))
     return found
 
 
 def has_own_state(cls: type[Any]) -> bool:
-    return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)  # which came with 3.11
+    return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)  # from Python 3.11
 
 
 def by_its_state(session: Any, cls: type[Any]) -> tuple[Any, ...]:
-    """As Python pickles what has ``__getstate__``; on arrival it is a ``cls``."""
+    """Return a reduction by ``__getstate__``, as Python makes it, which unpickles as a ``cls``."""
     return new, (cls, *getattr(session, "__getnewargs__", tuple)()), session.__getstate__()
 
 

@@ -1,7 +1,7 @@
-"""Why each node of a model is where it is, and where ONNX Runtime copies between devices.
+"""The reasons for the placement of each node, and the copies that ONNX Runtime inserts between devices.
 
-A session knows the provider of each node. The reasons and the copies are only in ONNX Runtime's verbose log and in the
-optimised graph that it can write, so a child process opens the model once more with both switched on.
+A session knows the provider of each node. The reasons and copies appear only in ONNX Runtime's verbose log and in the
+optimised graph that it can write. So a child process opens the model again with both enabled.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from ..provider.requests import CPU, CUDA
 
 Direction = Literal["to CPU", "to GPU"]
 
-# The words of 1.24 to 1.31: cuda_execution_provider.cc, fallback_cpu_capability.cc, transformer_memcpy.cc.
+# The log messages of 1.24 to 1.31: cuda_execution_provider.cc, fallback_cpu_capability.cc, transformer_memcpy.cc.
 _NO_KERNEL = re.compile(
     r"CUDA kernel not (?:found in registries|supported\. Fallback to CPU execution provider) "
     r"for Op type: (\S*) node name: (.*?)\s*$",
     re.MULTILINE,
 )
 _PREFERRED = re.compile(r"Force fallback to CPU execution for node: (.*?) because")
-_MODEL = "model"  # the file for one that was given as bytes
+_MODEL = "model"  # the file for a model passed as bytes
 _COPIES = {"MemcpyToHost": "to CPU", "MemcpyFromHost": "to GPU"}
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A node of the optimised main graph, in an order in which they can run. Copies are nodes of their own."""
+    """A node of the optimised main graph. A copy between devices is a node too."""
 
     name: str
     op_type: str
     domain: str
-    provider: str | None  # None: ONNX Runtime gave the node no name to find it by
+    provider: str | None  # None: unknown, since the node has no name
     kind: NodeKind | None
     reason: str | None  # why it is not on the GPU
     copy: Direction | None
@@ -60,7 +60,11 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class PlacementDetails:
-    """``nodes``: of the main graph. ``placed``: every node, those of subgraphs too, each with its reason or None."""
+    """The placement of a model, with reasons.
+
+    ``nodes`` are those of the main graph, in an order in which they can run. ``placed`` has every node, those of
+    subgraphs too, with the reason why it is not on the GPU, or None.
+    """
 
     model: str
     nodes: tuple[GraphNode, ...]
@@ -75,7 +79,7 @@ class PlacementDetails:
         return tuple(entry for entry in self.placed if entry[0].provider == CPU)
 
     def __str__(self) -> str:
-        """A table of what is not on the GPU, and the number of copies."""
+        """Return a table of the nodes that are not on the GPU, and the number of copies."""
         on_gpu = len(self.placed) - len(self.off_gpu)
         head = f"{len(self.placed)} nodes, {on_gpu} on the GPU, {self.copies} copies between devices"
         if not self.off_gpu:
@@ -97,13 +101,13 @@ def explain_placement(
 ) -> PlacementDetails:
     """Open ``model`` on the GPU in a child process and read why its nodes are where they are.
 
-    Costs as much time and GPU memory as a session. Needs ONNX Runtime 1.24, whose recording names every node. The
-    optimised model, and a model that is given as bytes, are written to a temporary folder that no other user can read,
-    and removed with it.
+    This takes as much time and GPU memory as a session. It needs ONNX Runtime 1.24 or newer, which records every node.
+    The optimised model, and a model passed as bytes, are written to a temporary folder that no other user can read,
+    which is removed afterwards.
 
     Raises:
-        PlacementError: where nodes are placed was not recorded.
-        GPUError: the model cannot be opened on the GPU; of the class that GPUSession raises, where it is about the GPU.
+        PlacementError: ONNX Runtime did not record the placement.
+        GPUError: the model cannot be opened on the GPU, with the error class that GPUSession would raise.
         TimeoutError: it took more than ``timeout`` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="ortgpu-placement-") as folder:
@@ -119,7 +123,7 @@ def explain_placement(
             raise ExecutionError(summary, evidence=[ended.errors])
         log = ended.errors
         graph = os.path.join(folder, "graph.json")
-        # In a process that ignores SIGCHLD, or in which somebody else waits for every child, each has ended with 0
+        # Do not trust exit code 0: it is reported for every child if SIGCHLD is ignored or other code waits for it.
         if not ended.ok or not os.path.exists(graph):
             raise _failure(folder, log)
         with open(graph, encoding="utf-8") as file:
@@ -132,8 +136,12 @@ def explain_placement(
 def details_from(
     model: str, log: str, placed: list[PlacedNode], graph: list[Mapping[str, Any]], *, on_gpu: bool = True
 ) -> PlacementDetails:
-    """Join what log, recording and optimised graph say. ``graph``: name, op_type, domain, inputs and outputs each;
-    ``on_gpu``: of the session, which ORTGPU_ALLOW_CPU lets onto the CPU."""
+    """Combine the log, the recorded placement and the optimised graph.
+
+    Args:
+        graph: name, op_type, domain, inputs and outputs of each node.
+        on_gpu: False if ORTGPU_ALLOW_CPU let the session onto the CPU.
+    """
     log = re.sub(r"\x1b\[[0-9;]*m", "", log)
     without_kernel = set(_NO_KERNEL.findall(log))
     preferred = set(_PREFERRED.findall(log)) - {""}
@@ -200,18 +208,18 @@ child(GPUSession, json.loads(sys.argv[1]))
 
 
 def child(open_session: Callable[..., Any], request: Mapping[str, Any]) -> None:
-    """What the child process does: its stderr is the log, its result a file."""
+    """Run in the child process. Its stderr is the log, and its result is a file."""
     import pickle
     import warnings
 
     import onnxruntime
 
-    os.umask(0o077)  # the optimised model has the weights
-    warnings.simplefilter("ignore")  # of nodes on the CPU: that is what is being asked
+    os.umask(0o077)  # the optimised model contains the weights
+    warnings.simplefilter("ignore")  # of nodes on the CPU, which the result shows anyway
     model = request["model"]
     if model is None:
         with open(os.path.join(request["folder"], _MODEL), "rb") as file:
-            model = file.read()  # and not its path: external data and the format are looked for in other ways
+            model = file.read()  # not its path: ONNX Runtime treats bytes differently
     optimised = os.path.join(request["folder"], "optimised.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0

@@ -1,4 +1,4 @@
-"""Sessions that are opened again: what they were is put back where that fails."""
+"""Restore a session if opening it again fails."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 
 def set_class(session: Any, cls: type[Any]) -> None:
-    """Whatever the class of the session makes of assignments to its attributes."""
+    """Set the class of a session, bypassing a ``__setattr__`` that its class may define."""
     object.__setattr__(session, "__class__", cls)
 
 
 @contextlib.contextmanager
 def unchanged_on_error(session: Any) -> Iterator[None]:
-    """Put an InferenceSession, its class and all that it holds, back as it was if the block raises."""
+    """Restore an InferenceSession, its class and its attributes, if the block raises."""
     cls, held = type(session), dict(vars(session))
-    pinned = vars(session).pop("_pinned", None)  # or it would be closed as soon as another session is open
+    pinned = vars(session).pop("_pinned", None)  # else opening it again would close it
     try:
         yield
     except BaseException:

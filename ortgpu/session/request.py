@@ -1,4 +1,4 @@
-"""What the caller of a constructor asked for, and what became of it."""
+"""The request for a session, and the facts verified after opening it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .arguments import CPUNodes
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What the caller of a constructor asked for."""
+    """The arguments of a constructor, checked."""
 
     model: ModelSource
     sess_options: Any = None
@@ -25,8 +25,7 @@ class SessionRequest:
     cuda_graph: bool = False
     choose_options: bool = True  # set CHOSEN_OPTIONS where the caller does not
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
-    # False: raise at once what kept this process from the device before, as long as the variables, the provider's file
-    # and the loaded libraries are the same
+    # False: raise the earlier error of this process at once, if variables, provider file and libraries are unchanged
     try_again: bool = True
 
 

@@ -1,13 +1,13 @@
-"""Models whose large weights ONNX Runtime takes from where they are, past its parser.
+"""Large weights that ONNX Runtime takes directly from memory, without parsing them.
 
-To parse a file is to copy every weight in pieces of a few KiB, and once more into a tensor; on the way to the GPU each
-is read a third time. Given the structure of a model as bytes, and tensors in the place of its large weights, which are
-the file in memory, ONNX Runtime copies each weight once, to the GPU or into memory of its own. When the session is made
-it reads nothing of them any more, and the memory is given back. The addresses stay taken as long as the session, since
-it holds the tensors (Graph::InjectExternalInitializedTensors in graph.cc).
+Parsing a file copies every weight in pieces of a few KiB, then into a tensor, and then to the GPU. Here ONNX Runtime is
+given the structure of the model as bytes, and tensors that point into the file in memory. It then copies each weight
+once, to the GPU or into its own memory. Once the session is open it reads the weights no more, and their memory is
+freed. The address range stays reserved for the life of the session, which holds the tensors
+(Graph::InjectExternalInitializedTensors in graph.cc).
 
-The file is read and not mapped: where a writer cuts a mapped file short, a look at it ends the process. Several threads
-read it into huge pages: 102 MiB took 11 to 15 ms so, and 55 ms with one thread and small pages.
+The file is read, not mapped: reading a mapped file that a writer has truncated ends the process. Several threads read
+it into huge pages. This takes 11 to 15 ms for 102 MiB, against 55 ms with one thread and small pages.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from ..running import dlpack
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_RELEASES = ((1, 31),)  # in which nothing was read afterwards; a test shows whether that is so in another one
-_FEWEST_BYTES = 8 << 20  # of a model: below, there is little to gain
+_RELEASES = ((1, 31),)  # verified to read nothing afterwards; a test checks another release
+_FEWEST_BYTES = 8 << 20  # of a model; smaller ones gain little
 _LARGE = 64 << 10  # bytes of an initializer
 _READERS = 4  # threads
-_PIECE = 4 << 20  # bytes that one of them reads at a time
-_TICK = 0.01  # seconds, of the clock of a file system
-_WRITTEN = 1e9  # bytes a second; a write of a whole file is slower only where its disk keeps it waiting
+_PIECE = 4 << 20  # bytes that a thread reads at a time
+_TICK = 0.01  # seconds, the resolution of a file system's clock
+_WRITTEN = 1e9  # bytes a second at which a file is assumed to be written
 
-# By TensorProto.DataType, those that NumPy has and hands over
+# NumPy types by TensorProto.DataType, without those that NumPy lacks or cannot pass on
 _DTYPES = {
     number: np.dtype(kind)
     for number, kind in {
@@ -54,43 +54,45 @@ _DTYPES = {
 
 
 class Weights:
-    """What sessions of one model are made with.
+    """A model in two parts: its structure, and its large weights in memory.
 
     Args:
         structure: the model without its large weights.
-        tensors: what describes these.
-        content: where they are. Nobody writes there.
+        tensors: the descriptions of these weights.
+        content: the memory that holds them. Nobody writes to it.
     """
 
     def __init__(self, structure: bytes, tensors: Sequence[MovedTensor], content: bytes | mmap.mmap) -> None:
         self.structure = structure
         self._memory = None if isinstance(content, bytes) else content
         buffer = _writable(content)
-        # What ONNX Runtime holds of a tensor by this way holds the array, and that the memory
+        # Each tensor that ONNX Runtime holds keeps its array alive, and the array keeps the memory.
         values = [dlpack.native_value(_array(buffer, tensor).__dlpack__(), is_bool=False) for tensor in tensors]
         self._values = [onnxruntime.OrtValue(value) for value in values]
         self._names = [tensor.name.decode() for tensor in tensors]
 
     def options(self) -> Any:
-        """For one session."""
+        """Return SessionOptions with the weights, for one session."""
         options = recording_options()
         options.add_external_initializers(self._names, self._values)
         return options
 
     def give_back(self) -> None:
-        """The memory, once the session is made. Of no use afterwards."""
+        """Free the memory once the session is open. The weights cannot be used afterwards."""
         if self._memory is not None:
-            with contextlib.suppress(OSError):  # a program may have locked all of its memory
+            with contextlib.suppress(OSError):  # fails if the program has locked its memory
                 self._memory.madvise(mmap.MADV_DONTNEED)
 
 
 def weights_in_place(model: ModelSource) -> Weights | None:
-    """None for a model that gains nothing by it, has external data already, or is none: ONNX Runtime says what is
-    wrong with it.
+    """Return the weights of a model in memory.
+
+    Returns None for a model that would gain nothing, already has external data, or cannot be read. ONNX Runtime then
+    reads the model itself.
 
     Raises:
-        InvalidProtobuf: of ONNX Runtime: the file changed while it was read.
-        Exception: what a handler of a signal raised meanwhile.
+        InvalidProtobuf: ONNX Runtime's class, if the file changed while it was read.
+        Exception: raised by a signal handler meanwhile.
     """
     try:
         content = _content(model)
@@ -98,14 +100,14 @@ def weights_in_place(model: ModelSource) -> Weights | None:
         return None if content is None or found is None else Weights(*found, content)
     except InvalidProtobuf:
         raise
-    except Exception as error:  # whatever it is, memory that is wanting too: ONNX Runtime has a way of its own
+    except Exception as error:  # also a lack of memory: ONNX Runtime reads the model its own way
         if is_of_a_handler(error):
             raise
         return None
 
 
 def _content(model: ModelSource) -> bytes | mmap.mmap | None:
-    # Elsewhere than on Linux it was not tried
+    # Only tried on Linux
     if sys.platform != "linux" or load_runtime().release not in _RELEASES or is_ort_format(model):
         return None
     if isinstance(model, bytes):
@@ -114,7 +116,7 @@ def _content(model: ModelSource) -> bytes | mmap.mmap | None:
         before = os.fstat(file.fileno())
         if not _FEWEST_BYTES <= before.st_size < LARGEST:
             return None
-        # The time of a file is set when a write begins: one that began before may still be under way
+        # The file's time is set when a write begins, so wait until a write of this size would have ended.
         rest = _TICK + before.st_size / _WRITTEN - abs(time.time() - before.st_mtime)
         if rest > 0:
             time.sleep(rest)
@@ -129,12 +131,12 @@ def _content(model: ModelSource) -> bytes | mmap.mmap | None:
 
 
 def _read_all(file: int, size: int) -> mmap.mmap | None:
-    """None: it is shorter now. The interpreter lock is free meanwhile: a disk may take seconds."""
+    """Read ``size`` bytes, or return None if the file is shorter. Releases the interpreter lock meanwhile."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = memoryview(memory)
-    starts = iter(range(0, size, _PIECE))  # which the threads share
+    starts = iter(range(0, size, _PIECE))  # shared by the threads
     short: list[int] = []
 
     def read() -> None:
@@ -150,18 +152,18 @@ def _read_all(file: int, size: int) -> mmap.mmap | None:
     with contextlib.ExitStack() as threads:
         for _ in range(_READERS - 1):
             threads.callback(Task(read, "ortgpu-reading").result)
-        threads.callback(lambda: list(starts))  # after an interrupt the others are to end soon
+        threads.callback(lambda: list(starts))  # after an interrupt, leave the other threads no work
         read()
     return None if short else memory
 
 
 def _writable(content: bytes | mmap.mmap) -> Any:
-    """Something that has the memory of ``content``, and keeps it. Nobody writes there."""
+    """Return a writable buffer over the memory of ``content``, which it keeps alive. Nobody writes to it."""
     if not isinstance(content, bytes):
         return content
     address = np.frombuffer(content, np.uint8).ctypes.data
     buffer = (ctypes.c_ubyte * len(content)).from_address(address)
-    buffer.owner = content  # type: ignore[attr-defined]  # instances of ctypes have attributes of anyone's
+    buffer.owner = content  # type: ignore[attr-defined]  # ctypes instances accept any attribute
     return buffer
 
 
