@@ -29,7 +29,7 @@ MOST_ENTRIES = 17
 
 # Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `failure` asks
 # once a session could not be opened; `execution` looks around once a run has failed, for what its words do not say.
-WITHOUT_CHECKS = {"__init__", "failure", "probe.parent", "probe.child", "messages.execution"}
+WITHOUT_CHECKS = {"__init__", "failure", "probe.parent", "probe.child", "execution"}
 READS = re.compile(r"(read|inspect|try|run|load|locate|find|list)(_|$)|initialise|processes_on|sessions$|current_rank")
 
 

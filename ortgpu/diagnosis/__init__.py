@@ -35,15 +35,15 @@ from .checks import (
     devices,
     driver,
     driver_absent,
-    driver_library,
     imports,
-    kernel_module,
     libraries,
+    opening,
     package_files,
     packages,
     permissions,
     provider_file,
     this_process,
+    visible,
     windows,
 )
 from .checks import model as model_checks
@@ -85,20 +85,20 @@ CHECKS: tuple[Check, ...] = (
     devices.cudnn_without_code,
     driver_absent.not_found,
     descriptors.exhausted,
-    driver_library.of_linux_in_wsl,
+    driver.of_linux_in_wsl,
     driver.too_old,
     device_files.not_accessible,
-    kernel_module.not_ready,
+    driver.not_ready,
     devices.none_visible,
-    driver.unusable,
+    opening.unusable,
     devices.busy,
     attempts.died,
-    attempts.session_failed,
+    opening.session_failed,
     model_checks.unreadable,
     model_checks.unjudged,
     model_checks.data_missing,
     model_checks.custom_domains,
-    attempts.model_failed,
+    opening.model_failed,
     model_checks.on_cpu,
 )
 
@@ -168,7 +168,7 @@ def _is_of_missing_libraries(error: GPUError) -> bool:
 def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
     if isinstance(root, UnsupportedPlatformError) and packages.has_cuda(root.system, root.machine):
         return False  # its C library is too old, which is no reason for anything else
-    if isinstance(error, NoDeviceError) and devices.are_hidden(facts.environment):
+    if isinstance(error, NoDeviceError) and visible.are_hidden(facts.environment):
         return False  # a variable does that, with whatever driver
     if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
         return None in (root.package, error.package) or root.package == error.package

@@ -16,9 +16,8 @@ from ..errors import (
 )
 from ..provider.living import sessions
 from . import find_problems
-from .checks import descriptors
+from .checks import descriptors, opening
 from .facts import Facts, Observed, Request
-from .messages import texts as messages
 from .messages.library_status import OF_WHEELS
 from .remedies.windows_advice import advise_for_windows
 
@@ -51,7 +50,7 @@ def why_unusable(
     fatal = [problem for problem in problems if problem.severity == "fatal"]
     # Files that are not those of the package seemed to do no harm. They are a better guess than that no check knows.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
-    said = messages.of_construction(str(cause), facts) if cause is not None else None
+    said = opening.of_construction(str(cause), facts) if cause is not None else None
     if said is not None and facts.environment.host.system == "Windows":
         advise_for_windows([said])
     if said is None and cause is not None:

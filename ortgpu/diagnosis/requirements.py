@@ -16,7 +16,7 @@ from ..environment.gpu.driver import GPU
 from ..environment.inspection import Environment
 from ..environment.libraries.catalogue import major_of
 from ..environment.libraries.search import Resolution
-from .checks.devices import visible_gpus
+from .checks.visible import visible_gpus
 from .remedies import system as system_remedies
 from .remedies.releases import FOR_CUDA_13
 

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..diagnosis import Facts
-from ..diagnosis.checks import driver
+from ..diagnosis.checks import opening
 from ..diagnosis.remedies import commands as remedies
 from ..environment.inspection import inspect_environment
 from ..environment.libraries.catalogue import BY_STEM
@@ -99,4 +99,4 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except CudaCallError as failure:
-        raise driver.for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure
+        raise opening.for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure

@@ -24,7 +24,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from ..diagnosis.messages import texts as messages
+from ..diagnosis.messages import runtime_words as messages
 from ..errors import GPUError, ProviderRequestError, manual
 from ..process.background import fork_safe_lock
 from ..process.threads import Executor, Outcome

@@ -9,7 +9,7 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..diagnosis.messages import texts as messages
+from ..diagnosis.messages import runtime_words as messages
 from ..errors import GPUError, PlacementError, ProviderRequestError, manual
 from ..model.contents import read_model
 from ..model.tensor_types import DTYPES

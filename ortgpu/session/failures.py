@@ -29,7 +29,7 @@ def explained(session: Any, error: Exception) -> Exception:
         lifetime.refuse_all(forked_unseen)
         forked_unseen.__cause__ = error
         return forked_unseen
-    from ..diagnosis.messages.texts import telling_line
+    from ..diagnosis.messages.runtime_words import telling_line
 
     text = str(error)
     found = lifetime.context_is_gone(session, telling_line(text)) or _found(session, text, type(error).__name__)
@@ -43,7 +43,7 @@ def explained(session: Any, error: Exception) -> Exception:
 def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
     if not lifetime.is_on_gpu(session):  # on the CPU the same words are about host memory
         return None
-    from ..diagnosis.messages import execution
+    from ..diagnosis import execution
 
     error = execution.of_run(text, exception, lifetime.device_of(session))
     if isinstance(error, PoisonedContextError) and lifetime.gpu_works(lifetime.device_of(session).ordinal):
@@ -63,7 +63,7 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
 
 def note_text(session: Any, text: str) -> None:
     """Note a failure, as :func:`lifetime.noted` does, that ONNX Runtime reports only as text."""
-    from ..diagnosis.messages.texts import telling_line
+    from ..diagnosis.messages.runtime_words import telling_line
 
     found = lifetime.context_is_gone(session, telling_line(text)) or _found(session, text, None)
     if found is not None:

@@ -284,9 +284,9 @@ def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | Non
     operators = placements.cudnn_operators(placed)
     if context.cudnn_disabled:
         if operators:
-            from ..diagnosis.messages import texts as messages
+            from ..diagnosis.checks.opening import cudnn_disabled
 
-            raise messages.cudnn_disabled(operators, [])
+            raise cudnn_disabled(operators, [])
         return
     transforms = placements.cufft_operators(placed)
     if operators or transforms or not placement.known:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis.messages.execution import of_run
-from ortgpu.diagnosis.messages.texts import of_construction
+from ortgpu.diagnosis.checks.opening import of_construction
+from ortgpu.diagnosis.execution import of_run
 from ortgpu.environment.gpu import driver
 from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError, UnsupportedDeviceError
 from ortgpu.provider.devices import CPU, Device

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import ortgpu
 from ortgpu.diagnosis import Facts, Observed, Request
-from ortgpu.diagnosis.messages.texts import of_construction
+from ortgpu.diagnosis.checks.opening import of_construction
 from ortgpu.environment.inspection import inspect_environment
 from ortgpu.errors import CollectiveOpsUnavailableError, DeviceNotFoundError
 from ortgpu.model.contents import read_collective_operators

@@ -211,7 +211,7 @@ def test_w02_what_is_earlier_on_path_is_not_taken(machine: Machine) -> None:
 
 
 def test_w03_cuda_path_set_is_no_fault_and_no_cause(machine: Machine) -> None:
-    from ortgpu.diagnosis.messages.texts import of_construction
+    from ortgpu.diagnosis.checks.opening import of_construction
 
     machine.changes["variables"] = {"CUDA_PATH": str(machine.tmp_path / TOOLKITS / "v12.9")}
     facts = machine.facts()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...errors import DriverUnusableError, Fix, manual, python
 from ..facts import Facts
 from ..messages.cuda_codes import returned_by_cuinit
-from .devices import hides_everything
+from .visible import hides_everything
 
 _NEEDED = 48  # that are left, to be sure: the driver opens its devices some 30 times for a first session
 _ENOUGH = 65_536

@@ -12,8 +12,8 @@ from ...errors import DriverNotFoundError, Fix, GPUError, manual, shell
 from ..facts import Facts
 from ..messages import loader_words
 from ..remedies import system as system_remedies
-from . import driver_library, surroundings
-from .devices import given_to_container
+from . import surroundings
+from .visible import given_to_container
 
 
 def not_found(facts: Facts) -> GPUError | None:
@@ -96,7 +96,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
                 needs="host",
             )
         )
-    if environment.host.container and not driver_library.is_enough(environment.driver.version, major or 13):
+    if environment.host.container and not system_remedies.is_enough(environment.driver.version, major or 13):
         fixes.append(manual(f"and {system_remedies.update_driver(environment)}", needs="driver"))
     return fixes
 
@@ -128,7 +128,7 @@ def _rest_of_the_driver(facts: Facts) -> Fix | None:
     """Distributions have its parts in packages of their own, and that of the display needs no CUDA."""
     environment = facts.environment
     version, major = environment.driver.version, environment.cuda_major
-    if major is None or not driver_library.is_enough(version, major):
+    if major is None or not system_remedies.is_enough(version, major):
         return None
     return manual(
         f"install the part of driver {version} that has libcuda.so.1, in that version (Ubuntu: libnvidia-compute-*, "

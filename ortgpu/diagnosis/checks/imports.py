@@ -14,7 +14,7 @@ from ..messages import loader_words
 from ..remedies import commands as remedies
 from ..remedies import system as system_remedies
 from . import windows
-from .library_symbols import c_library_too_old, of_another_version
+from .libraries import c_library_too_old, of_another_version
 
 
 def failed(facts: Facts) -> GPUError | None:
@@ -85,7 +85,7 @@ def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None, blocked: s
         what = "remove what puts something else in the place of onnxruntime: the package itself is not imported"
         return [manual(what)]
     again = remedies.reinstall_onnxruntime(environment)
-    if environment.host.system == "Windows" and windows.may_be_visual_c(text):
+    if environment.host.system == "Windows" and loader_words.may_be_visual_c(text):
         return [system_remedies.update_visual_c(), again]
     return [again]
 

@@ -7,11 +7,11 @@ import re
 
 from ...environment.files.elf import wrong_machine
 from ...environment.packages.installed import Distribution, OnnxRuntime
-from ...errors import BrokenPackageError, Fix, GPUError, ProviderFallbackError
+from ...errors import BrokenPackageError, Fix, GPUError
 from ...provider.requests import CUDA
 from ..facts import Facts
 from ..messages import loader_words
-from ..messages.texts import of_construction
+from ..messages.runtime_words import says_why
 from ..remedies import commands as remedies
 from ..remedies import system as system_remedies
 
@@ -101,8 +101,7 @@ def did_its_work(facts: Facts, name: str) -> bool:
     observed = facts.observed
     session, preload = observed.step("session"), observed.preload
     if session is not None and not session.ok:  # with words that say why, it is none of the package's doing
-        said = of_construction(session.detail, facts)
-        return said is not None and not isinstance(said, ProviderFallbackError)
+        return says_why(session.detail)
     if session is not None:
         return True
     imported = CUDA in (observed.available_providers or ())

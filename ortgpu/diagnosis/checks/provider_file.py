@@ -11,9 +11,8 @@ from ..facts import Facts
 from ..messages import loader_words
 from ..remedies import commands as remedies
 from ..remedies import system as system_remedies
-from . import driver, windows
-from .libraries import judge_missing
-from .library_symbols import c_library_too_old, of_another_version
+from . import driver
+from .libraries import c_library_too_old, judge_missing, of_another_version
 
 
 def unloadable(facts: Facts) -> GPUError | None:
@@ -29,7 +28,7 @@ def unloadable(facts: Facts) -> GPUError | None:
         wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
         missing = MissingLibrary(absent, True, wheel, ())
         return judge_missing(facts, (missing,), "the CUDA provider needs", "fatal")
-    if (lacked := windows.lacks_function(text)) is not None:
+    if (lacked := loader_words.lacks_function(text)) is not None:
         return of_another_version(text, "the CUDA provider", facts) or LibraryVersionError(
             f"a loaded library lacks {lacked[0]}, which the CUDA provider was built against",
             evidence=[text],
@@ -55,7 +54,7 @@ def unloadable(facts: Facts) -> GPUError | None:
         fixes = [system_remedies.unblock(facts.environment, provider.path)]
     elif (late := loader_words.lacks_thread_storage(text)) is not None:
         fixes = [system_remedies.load_at_start(facts.environment, [late])]
-    elif windows.may_be_visual_c(text):
+    elif loader_words.may_be_visual_c(text):
         fixes.insert(0, system_remedies.update_visual_c())
     return BrokenPackageError(
         "the dynamic loader refuses the CUDA provider library",

@@ -9,18 +9,6 @@ from ..facts import Facts
 from ..remedies import system as system_remedies
 
 
-def lacks_function(words: str) -> tuple[str, str] | None:
-    """A function, and the DLL of another version that lacks it, in the words of environment/loader_windows.py."""
-    match = re.match(r"it takes (\S+) from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
-    return (match[1], match[2]) if match else None
-
-
-def may_be_visual_c(words: str) -> bool:
-    """Words behind which an old or absent Visual C++ Redistributable may be: those of Windows name no file."""
-    of_the_file = r"Access is denied|not a valid Win32 application"
-    return re.search(rf"\(error (126|127|1114)\)|DLL load failed(?!.*({of_the_file}))", words) is not None
-
-
 def runtime_missing(facts: Facts) -> GPUError | None:
     """ONNX Runtime's files link libraries of Visual C++ that are not here: LoadLibrary says 126 to that, and no name.
 

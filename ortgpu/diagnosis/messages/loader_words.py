@@ -69,3 +69,15 @@ def not_found_for(words: str) -> str | None:
     """The library that the loader did not find, or would not, when it opened the file that links it."""
     match = _NOT_FOUND.match(words)
     return match[1] or match[2] or match[3] if match else None
+
+
+def lacks_function(words: str) -> tuple[str, str] | None:
+    """A function, and the DLL of another version that lacks it, in the words of environment/loader_windows.py."""
+    match = re.match(r"it takes (\S+) from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
+    return (match[1], match[2]) if match else None
+
+
+def may_be_visual_c(words: str) -> bool:
+    """Words behind which an old or absent Visual C++ Redistributable may be: those of Windows name no file."""
+    of_the_file = r"Access is denied|not a valid Win32 application"
+    return re.search(rf"\(error (126|127|1114)\)|DLL load failed(?!.*({of_the_file}))", words) is not None

@@ -17,11 +17,8 @@ from ...errors import (
     manual,
     shell,
 )
-from ..checks import driver_library
-from ..checks.model import custom_domains, not_loaded, unreadable
+from ..checks import driver
 from ..facts import Facts
-from ..messages import loader_words
-from ..messages.texts import of_construction
 from ..remedies import commands as remedies
 from ..remedies import system as system_remedies
 from ..remedies.releases import FOR_CUDA_12, FOR_CUDA_13
@@ -54,7 +51,7 @@ def died(facts: Facts) -> GPUError | None:
     if probe.died_in == "driver":
         evidence.append(f"libcuda: {facts.environment.driver.libcuda or 'not found'}")
         evidence += [f"loaded before it: {path}" for path in facts.environment.driver.interposed]
-        first += driver_library.do_without_interposed(facts)
+        first += driver.do_without_interposed(facts)
         again = [manual("reboot, or reload the nvidia kernel modules", needs="reboot")]
         return DriverUnusableError(
             f"asking NVML {how}" if probe.opening == NVML else summary,
@@ -167,31 +164,3 @@ def _another_release(environment: Environment) -> Fix | None:
 
 def ending(probe: ProbeResult) -> str:
     return probe.signal or f"exit status {probe.returncode}"
-
-
-def session_failed(facts: Facts) -> GPUError | None:
-    """Driver, libraries and provider are there, and the session of a model of one node still failed."""
-    step = facts.observed.failed("session")
-    if step is None:
-        return None
-    lacks = loader_words.lacks_threads(step.detail)
-    stack = system_remedies.stack_that_is_too_large(facts.environment) if lacks else None
-    return of_construction(step.detail, facts) or ProviderFallbackError(
-        "a session on the GPU could not be opened and run",
-        evidence=[step.detail, *([stack] if stack else [])],
-        fixes=system_remedies.let_it_have_threads(facts.environment) if lacks else [],
-    )
-
-
-def model_failed(facts: Facts) -> GPUError | None:
-    """The small session works and that of the caller's model does not; or no session does, and the model cannot even be
-    read by ONNX Runtime."""
-    step = facts.observed.failed("load")
-    if step is not None:
-        # Of what has a finding of its own: a file that is none, operators that a registered library may bring
-        known = unreadable(facts) or ("not a registered function/op" in step.detail and custom_domains(facts))
-        return None if known else of_construction(step.detail, facts) or not_loaded(step.detail)
-    step = facts.observed.failed("model")
-    if step is None or facts.observed.failed("session") is not None:
-        return None
-    return of_construction(step.detail, facts) or not_loaded(step.detail)

@@ -34,6 +34,16 @@ def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
     return [*(fix for fix in fixes if fix.needs is None), manual(restart, needs="host")]
 
 
+def is_enough(version: str | None, cuda_major: int) -> bool:
+    """Whether a driver is known, and as new as a CUDA major needs."""
+    lowest = LOWEST_DRIVER.get(cuda_major)
+    return version is not None and lowest is not None and numbers_of(version) >= numbers_of(lowest)
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
 def update_driver(environment: Environment) -> Fix:
     """One for the CUDA of the installed ONNX Runtime; where the driver is that of another system, to be installed
     there: in WSL one for Linux would hide the one that works."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...diagnosis.checks.devices import visible_gpus
+from ...diagnosis.checks.visible import visible_gpus
 from ...diagnosis.requirements import Requirement, Status, at_least, dotted, numbers_of
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from ...diagnosis.checks import devices, driver, driver_absent, packages
+from ...diagnosis.checks import devices, driver_absent, opening, packages
 from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe import attempts
 from ...diagnosis.probe.result import ProbeStep
@@ -66,7 +66,7 @@ def checks_for(training: TrainingFacts) -> tuple[Check, ...]:
         *map(of_packages, training_packages.CHECKS),
         driver_absent.not_found,
         devices.none_visible,
-        driver.unusable,
+        opening.unusable,
         devices.busy,
         attempts.died,
         *map(

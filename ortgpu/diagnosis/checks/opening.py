@@ -1,7 +1,6 @@
-"""What ONNX Runtime's words mean when a session could not be opened.
+"""Why did the driver, or a session, not open: by the code that CUDA gave, or in the words of ONNX Runtime.
 
-Its provider reports by text; the texts here were taken from releases 1.18.1 to 1.31.1. A text that says nothing of the
-GPU is not translated: the exception stays ONNX Runtime's own.
+A text that says nothing of the GPU is not translated: the exception stays ONNX Runtime's own.
 """
 
 from __future__ import annotations
@@ -12,7 +11,10 @@ from typing import TYPE_CHECKING
 from ...environment.libraries.catalogue import BY_STEM
 from ...environment.libraries.search import SYSTEM
 from ...errors import (
+    DeviceBusyError,
     DeviceNotFoundError,
+    DriverTooOldError,
+    DriverUnusableError,
     GPUError,
     InsufficientDeviceMemoryError,
     LibraryNotFoundError,
@@ -25,61 +27,190 @@ from ...errors import (
 )
 from ...provider.devices import not_found
 from ...provider.requests import CUDA
-from ..checks import driver, libraries
-from ..checks.devices import described, gpu_asked_for, lacks_memory, named_device, none_visible, without_code
-from ..checks.model import collective_ops_missing
 from ..facts import Facts
+from ..messages import loader_words
+from ..messages.cuda_codes import (
+    CAPTURING,
+    DEVICE_UNAVAILABLE,
+    INSUFFICIENT_DRIVER,
+    INVALID_DEVICE,
+    NO_CODE,
+    NO_DEVICE,
+    OF_A_DRIVER_TO_RESTART,
+    OF_ANOTHER_DRIVER,
+    OF_ANOTHER_LIBRARY,
+    OPERATING_SYSTEM,
+    OUT_OF_MEMORY,
+    STICKY,
+    UNKNOWN,
+    captured_meanwhile,
+    meaning_of,
+    name_of,
+    poisoned,
+    returned_by_cuinit,
+)
+from ..messages.library_status import LibraryStatus, read_library_status
+from ..messages.runtime_errors import code_in
+from ..messages.runtime_words import (
+    ALLOCATION,
+    GENERATION,
+    GRAPH_REFUSED,
+    LIMIT,
+    NOT_LOADED,
+    OPTION_NAME,
+    OPTION_VALUE,
+    PINNED,
+    TENSORRT,
+    WITHOUT_CUDNN,
+    is_of_the_model,
+    telling_line,
+    without_given_names,
+)
 from ..remedies import commands as remedies
-from .cuda_codes import INVALID_DEVICE, NO_DEVICE, OUT_OF_MEMORY, meaning_of
-from .library_status import LibraryStatus, read_library_status
-from .runtime_errors import code_in
+from ..remedies import system as system_remedies
+from . import descriptors, device_files, driver, driver_absent
+from .devices import (
+    described,
+    gpu_asked_for,
+    kernel_without_code,
+    lacks_memory,
+    named_device,
+    none_visible,
+    unsupported,
+    without_code,
+)
+from .libraries import mixed
+from .model import collective_ops_missing, custom_domains, not_loaded, unreadable
 
 if TYPE_CHECKING:
     from ...environment.gpu.driver import GPU
     from ...provider.devices import Device
 
-_OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')
-_OPTION_VALUE = re.compile(
-    r'Failed to (?:parse|map).*?(?:provider option|option) "([^"]*)"|Failed to parse provider option "([^"]*)"'
-)
-ALLOCATION = re.compile(r"requested (?:buffer of size|bytes of) (\d+)")
-# Kernels that ask for a generation of GPUs, in the words of releases 1.17 (issue 19259) to 1.31
-_GENERATION = re.compile(
-    r"Was the plugin compiled on a compatible CUDA and SM version|compute capability (?:<|>=) ?\d|requires Ampere"
-    r"|requires SM ?\d|requires sm ?>= ?\d|need sm\d|only supported on Ampere",
-    re.IGNORECASE,
-)
-_PINNED = re.compile(r"expr=cuda(?:MallocHost|HostAlloc)\(")
-LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
-# The second is said where its plugins are registered (onnxruntime_pybind_state.cc), before the provider itself is made
-TENSORRT = re.compile(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps")
-# provider_bridge_ort.cc, where it does not log this only; on Windows the provider is given up with an exception where
-# CUDA_PATH is set.
-_NOT_LOADED = re.compile(
-    r"(?:Failed to load library|LoadLibrary failed|Error loading)\b.*onnxruntime_providers_(cuda|tensorrt)\b"
-    r"|CUDA_PATH is set but CUDA"
-)
 
-# Found before a provider is asked. These texts quote the path, and nodes by their names, which may say anything.
-_OF_THE_MODEL = re.compile(
-    r"\[ONNXRuntimeError\] : \d+ : (?:NO_SUCHFILE|NO_MODEL|INVALID_PROTOBUF|INVALID_GRAPH"
-    r"|\w+ : (?:Load model|This is an invalid model|Invalid model|External data path|Type Error|Node(?= \()"
-    r"|Error: Duplicate definition-site|\S+[/\\]core[/\\]graph))\b"
-)
-# Folders and nodes are named by those who made the model: for a provider, for instance
-_GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|\S*[/\\]\S*")
+def unusable(facts: Facts) -> GPUError | None:
+    """``cuInit`` was called and failed."""
+    cuda = facts.observed.cuda
+    explained = (device_files.not_accessible, driver.of_linux_in_wsl, driver.not_ready)
+    if cuda is None or not cuda.code or cuda.code == NO_DEVICE or any(check(facts) for check in explained):
+        return None  # devices.none_visible judges that code
+    evidence = [returned_by_cuinit(cuda.code), *_printed_by_it(facts)]
+    return _lacks_host_memory(facts, evidence) if cuda.code == OUT_OF_MEMORY else for_code(cuda.code, facts, evidence)
+
+
+def _printed_by_it(facts: Facts) -> list[str]:
+    """What the driver says for itself, as that of a Jetson does: "NvRmMemInitNvmap failed with Permission denied"."""
+    return [f"it printed: {line}" for line in facts.observed.printed("driver")[-5:]]
+
+
+def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
+    """``cuInit`` makes no context and asks for no memory of the GPU."""
+    if system_remedies.limit_on_memory(facts.environment) is not None:
+        fix = system_remedies.let_it_be_mapped(facts.environment, "")
+    else:
+        fix = manual(
+            "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "
+            "vm.overcommit_memory=2, with which CUDA cannot reserve its address space",
+            needs="host",
+        )
+    return DriverUnusableError(
+        "the NVIDIA driver gets too little host memory or address space in this process (CUDA_ERROR_OUT_OF_MEMORY)",
+        evidence=evidence,
+        fixes=[fix],
+        cuda_code=OUT_OF_MEMORY,
+    )
+
+
+def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
+    """The error that a CUDA code stands for, whoever reported it while a session was being opened."""
+    found = facts.environment.driver
+    opens_files = code in (DEVICE_UNAVAILABLE, OPERATING_SYSTEM, UNKNOWN)
+    if opens_files and (too_few := descriptors.too_few_for(code, facts, evidence)) is not None:
+        return too_few
+    if code == INSUFFICIENT_DRIVER:  # what the CUDA runtime also says where there is no driver at all
+        better = driver_absent.not_found(facts) or driver.too_old(facts)
+        if better is not None:
+            return better
+        major = facts.environment.cuda_major
+        return DriverTooOldError(
+            "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with",
+            evidence=evidence,
+            fixes=[system_remedies.update_driver(facts.environment)],
+            driver_version=found.version,
+            driver_cuda=found.cuda_version,
+            needed_cuda=(major, 0) if major else None,
+        )
+    if code == INVALID_DEVICE and (better := named_device(facts) or none_visible(facts)) is not None:
+        return better
+    if code in NO_CODE:
+        return unsupported(facts) or kernel_without_code(gpu_asked_for(facts), evidence)
+    if code == DEVICE_UNAVAILABLE:
+        gpu = gpu_asked_for(facts)
+        return DeviceBusyError(
+            "the GPU accepts no further process",
+            evidence=evidence,
+            fixes=[manual("stop the process that holds the GPU, or choose another one with device=")],
+            uuid=gpu.uuid if gpu is not None else None,
+        )
+    if code == OUT_OF_MEMORY:
+        return lacks_memory(facts, evidence)
+    if code in STICKY:
+        return poisoned(code, evidence)
+    if code in CAPTURING:
+        return captured_meanwhile(code, evidence)
+    if code in OF_ANOTHER_DRIVER and (other := driver.of_another_driver(code, facts, evidence)) is not None:
+        return other
+    meaning = meaning_of(code)
+    evidence = [*evidence, f"driver {found.version or 'of unknown version'}"]
+    if found.libcuda:
+        evidence.append(f"libcuda: {found.libcuda}")
+    if found.nvml.error:
+        evidence.append(f"NVML: {found.nvml.error}")
+    fixes = list(meaning.fixes)
+    if code in OF_ANOTHER_LIBRARY and (off := driver.off_the_path(facts)) is not None:
+        fixes = [off]
+    elif code in OF_A_DRIVER_TO_RESTART:
+        fixes = system_remedies.restart_driver(facts.environment, fixes)
+    return DriverUnusableError(f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
+
+
+def session_failed(facts: Facts) -> GPUError | None:
+    """Driver, libraries and provider are there, and the session of a model of one node still failed."""
+    step = facts.observed.failed("session")
+    if step is None:
+        return None
+    lacks = loader_words.lacks_threads(step.detail)
+    stack = system_remedies.stack_that_is_too_large(facts.environment) if lacks else None
+    return of_construction(step.detail, facts) or ProviderFallbackError(
+        "a session on the GPU could not be opened and run",
+        evidence=[step.detail, *([stack] if stack else [])],
+        fixes=system_remedies.let_it_have_threads(facts.environment) if lacks else [],
+    )
+
+
+def model_failed(facts: Facts) -> GPUError | None:
+    """The small session works and that of the caller's model does not; or no session does, and the model cannot even be
+    read by ONNX Runtime."""
+    step = facts.observed.failed("load")
+    if step is not None:
+        # Of what has a finding of its own: a file that is none, operators that a registered library may bring
+        known = unreadable(facts) or ("not a registered function/op" in step.detail and custom_domains(facts))
+        return None if known else of_construction(step.detail, facts) or not_loaded(step.detail)
+    step = facts.observed.failed("model")
+    if step is None or facts.observed.failed("session") is not None:
+        return None
+    return of_construction(step.detail, facts) or not_loaded(step.detail)
 
 
 def of_construction(text: str, facts: Facts) -> GPUError | None:
     """The error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
-    if _OF_THE_MODEL.match(text):
+    if is_of_the_model(text):
         return None
-    words = _GIVEN_NAMES.sub("", text)
+    words = without_given_names(text)
     if (code := code_in(words)) is not None:  # also inside of a failure to parse device_id
         return _of_code(code, text, facts)
-    if "cannot use the graph capture feature" in text or "cannot use the CUDA Graph feature" in text:
+    if GRAPH_REFUSED.search(text):
         return _graph_refused(text)
     if (refused := _of_option(text)) is not None:
         return refused
@@ -98,12 +229,12 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return tensorrt_failed(text)
     if facts.request.cudnn_disabled and ("cuDNN is unavailable" in words or "cuDNN handle is required" in words):
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
-    if re.search("cuDNN handle is required|cuDNN is unavailable|cuDNN is not available", words):
+    if WITHOUT_CUDNN.search(words):
         return _cudnn_unavailable(text, facts)
     gpu = gpu_asked_for(facts)
     if (found := of_generation(words, telling_line(text), gpu)) is not None:
         return found
-    if match := _NOT_LOADED.search(text):
+    if match := NOT_LOADED.search(text):
         if match[1] == "tensorrt":
             return tensorrt_failed(text)
         return ProviderFallbackError("ONNX Runtime could not load its CUDA provider", evidence=[telling_line(text)])
@@ -136,11 +267,11 @@ def _of_code(code: int, text: str, facts: Facts) -> GPUError:
             requested=None,
             available=(),
         )
-    return driver.for_code(code, facts, evidence)
+    return for_code(code, facts, evidence)
 
 
 def _of_option(text: str) -> ProviderOptionError | None:
-    if match := _OPTION_NAME.search(text):
+    if match := OPTION_NAME.search(text):
         return ProviderOptionError(
             f"the CUDA provider knows no option {match[1]!r}",
             evidence=[telling_line(text)],
@@ -148,7 +279,7 @@ def _of_option(text: str) -> ProviderOptionError | None:
             provider=CUDA,
             option=match[1],
         )
-    if match := _OPTION_VALUE.search(text):
+    if match := OPTION_VALUE.search(text):
         option = match[1] or match[2]
         return ProviderOptionError(
             f"the CUDA provider refuses the value of its option {option!r}",
@@ -165,7 +296,7 @@ def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
     if failed.lacks_memory(gpu.memory_free if gpu is not None else None):
         return lacks_memory(facts, [telling_line(text)])
     if failed.is_mixture:
-        return libraries.mixed([telling_line(text)])
+        return mixed([telling_line(text)])
     if failed.is_incomplete:
         return _cudnn_unavailable(text, facts)
     if failed.is_creation:
@@ -180,7 +311,7 @@ def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
 
 def of_generation(text: str, line: str, gpu: GPU | Device | None) -> UnsupportedDeviceError | None:
     """The error for an operator whose kernels are for other generations of GPUs, which says so itself."""
-    if _GENERATION.search(text) is None:
+    if GENERATION.search(text) is None:
         return None
     shown = described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
     return without_code(
@@ -196,7 +327,7 @@ def of_generation(text: str, line: str, gpu: GPU | Device | None) -> Unsupported
 
 def lacks_pinned_memory(text: str) -> ProviderFailureError | None:
     """The error for a CUDA that is out of memory, and means the memory of the host that it locks for copies."""
-    if _PINNED.search(text) is None:
+    if PINNED.search(text) is None:
         return None
     return ProviderFailureError(
         "CUDA gets no page-locked memory of the host, through which arrays are copied to the GPU and back",
@@ -265,18 +396,3 @@ def _cudnn_unavailable(text: str, facts: Facts) -> GPUError:
 
 def tensorrt_failed(text: str) -> ProviderFailureError:
     return ProviderFailureError("TensorRT failed", evidence=[telling_line(text)], library="TensorRT")
-
-
-_TELLING = re.compile(
-    r"(?:CUDA|CUDNN|CUDNN_FE|CUBLAS|CUFFT|CURAND) failure \d+|CUDA error cudaError|Unknown provider option"
-    r"|Failed to allocate memory for requested|Available memory of|cudaMallocFromPoolAsync failed|TensorRT EP "
-    r"|Please install TensorRT libraries"
-)
-
-
-def telling_line(text: str) -> str:
-    """The part of ONNX Runtime's text that says something, without the C++ signatures before it."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    telling = [match.start() for match in _TELLING.finditer(line)]
-    line = line[telling[-1] :] if telling else re.sub(r"^/\S+\.(cc|h):\d+ ", "", line)
-    return line if len(line) <= 300 else line[:297] + "..."

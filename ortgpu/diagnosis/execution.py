@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 
-from ...environment.files.mapped import read_mapped_libraries
-from ...environment.libraries.catalogue import BY_STEM, CUDNN_CODE
-from ...environment.libraries.search import SYSTEM
-from ...environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
-from ...environment.ranks import current_rank
-from ...errors import (
+from ..environment.files.mapped import read_mapped_libraries
+from ..environment.libraries.catalogue import BY_STEM, CUDNN_CODE
+from ..environment.libraries.search import SYSTEM
+from ..environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
+from ..environment.ranks import current_rank
+from ..errors import (
     DriverTooOldError,
     DriverUnusableError,
     GPUError,
@@ -26,13 +26,14 @@ from ...errors import (
     UnsupportedDeviceError,
     manual,
 )
-from ...provider import contexts
-from ...provider.devices import Device
-from ...provider.preloading import is_of_cudnn
-from ..checks import memory
-from ..checks.devices import described, kernel_without_code, without_code
-from ..checks.libraries import by_folder, mixed
-from .cuda_codes import (
+from ..provider import contexts
+from ..provider.devices import Device
+from ..provider.preloading import is_of_cudnn
+from .checks import memory
+from .checks.devices import described, kernel_without_code, without_code
+from .checks.libraries import by_folder, mixed
+from .checks.opening import lacks_pinned_memory, not_created, of_generation, tensorrt_failed
+from .messages.cuda_codes import (
     CALL_REQUIRES_NEWER_DRIVER,
     CAPTURING,
     ECC_UNCORRECTABLE,
@@ -48,18 +49,9 @@ from .cuda_codes import (
     name_of,
     poisoned,
 )
-from .library_status import LibraryStatus, read_library_status
-from .runtime_errors import code_in
-from .texts import (
-    ALLOCATION,
-    LIMIT,
-    TENSORRT,
-    lacks_pinned_memory,
-    not_created,
-    of_generation,
-    telling_line,
-    tensorrt_failed,
-)
+from .messages.library_status import LibraryStatus, read_library_status
+from .messages.runtime_errors import code_in
+from .messages.runtime_words import ALLOCATION, LIMIT, TENSORRT, WITHOUT_CUDNN, telling_line
 
 _MIB = 1 << 20
 
@@ -93,7 +85,7 @@ def of_run(text: str, exception: str | None, device: Device | None) -> GPUError 
         return _of_code(number, text, device)
     if failed := read_library_status(text):
         return _of_library(failed, text, device)
-    if re.search(r"cuDNN is unavailable|cuDNN handle is required|cuDNN is not available", text):
+    if WITHOUT_CUDNN.search(text):
         return _not_opened("cuDNN", SYSTEM.name(BY_STEM["libcudnn"], 9), text)
     if "cuFFT is unavailable" in text:
         return _not_opened("cuFFT", SYSTEM.name(BY_STEM["libcufft"], 12), text)
@@ -135,7 +127,7 @@ def _of_library(failed: LibraryStatus, text: str, device: Device | None) -> GPUE
 def _free_memory_of(device: Device | None) -> int | None:
     if device is None or device.uuid is None:
         return None
-    from ...environment.gpu.driver import read_gpu_memory
+    from ..environment.gpu.driver import read_gpu_memory
 
     known = read_gpu_memory(device.uuid)
     return known[0] if known is not None else None
@@ -226,11 +218,11 @@ def _own_rank() -> list[str]:
 
 
 def out_of_memory(requested: int | None, text: str, device: Device | None) -> GPUOutOfMemoryError:
-    from ...provider.living import sessions
+    from ..provider.living import sessions
 
     free, total, evidence = None, None, [*_own_rank(), telling_line(text)]
     if device is not None and device.uuid is not None:
-        from ...environment.gpu.driver import processes_on, read_gpu_memory
+        from ..environment.gpu.driver import processes_on, read_gpu_memory
 
         known = read_gpu_memory(device.uuid)
         if known is not None:
