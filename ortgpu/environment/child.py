@@ -1,4 +1,4 @@
-"""Another program, run with a deadline, with all of its output."""
+"""Run another program with a deadline, and collect all of its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEATH = 2.0  # seconds that a killed process may take to be gone; one that is s
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended. ``returncode`` None: it could not be started, or had to be killed at the deadline."""
+    """The end of a child. ``returncode`` None: it could not be started, or was killed at the deadline."""
 
     returncode: int | None
     output: str  # what it wrote to its standard output
@@ -39,12 +39,12 @@ def run(
     grace: float = 0.0,
     together: bool = False,
 ) -> Ended:
-    """Run a program and wait for it, at most ``timeout`` seconds. Nothing is raised for what becomes of it.
+    """Run a program and wait for it, at most ``timeout`` seconds. A failure of the program raises nothing.
 
-    It leads a process group that is killed at the deadline, and after its end: nothing that it started in that group
-    survives. With ``grace`` it is first asked to end (SIGTERM) and given that many seconds: mpirun has its processes
-    in groups of their own, and only mpirun can end them. ``together``: what it writes to its standard error is in
-    ``output``, in the order in which it was written.
+    It leads a process group, which is killed at the deadline or after its end: nothing that it started in that group
+    survives. With ``grace`` it first gets SIGTERM and that many seconds to end: mpirun has its processes in groups of
+    their own, and only mpirun can end them. With ``together`` its standard error goes into ``output``, in the order of
+    writing.
     """
     try:
         child = subprocess.Popen(
@@ -77,7 +77,7 @@ def run(
 
 
 def _rest(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What an ended child wrote. Not waited for: what left its group lives on, and may hold the pipes for ever."""
+    """Return the output of an ended child, without a long wait: a process that left its group may hold the pipes."""
     try:
         return child.communicate(timeout=1.0)
     except subprocess.TimeoutExpired as expired:
@@ -88,7 +88,7 @@ def _rest(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 
 
 def interpreter() -> str:
-    """The program that runs the Python code of a child.
+    """Return the path of the Python interpreter for children.
 
     Raises:
         FileNotFoundError: there is none. A frozen program stands in its place and would start itself again, and again
@@ -109,7 +109,7 @@ def run_python(
     environ: Mapping[str, str] | None = None,
     together: bool = False,
 ) -> Ended:
-    """Run code in another process of this interpreter, with this search path; else as :func:`run`."""
+    """Run code in another process of this interpreter, with this search path. The rest is as for :func:`run`."""
     try:
         command = python_command(code, *arguments)
     except FileNotFoundError as error:
@@ -155,8 +155,10 @@ def _isolation() -> list[str]:
 
 
 def parse_answer(output: str) -> Any:
-    """What a child's code printed as one line of JSON, a list: the last such line, since libraries print too, also when
-    the process ends. None where there is none."""
+    """Return the last line of ``output`` that is a JSON list, or None.
+
+    Libraries print too, also when the process ends.
+    """
     for line in reversed(output.splitlines()):
         try:
             found = json.loads(line)
@@ -168,12 +170,12 @@ def parse_answer(output: str) -> Any:
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV for 11."""
+    """Return the name of a signal: SIGSEGV for 11."""
     return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:
-    """End a child that leads a process group, and the whole group. What is stuck in the driver is left."""
+    """Kill a child that leads a process group, and the whole group. A process stuck in the driver is left."""
     try:
         if hasattr(os, "killpg"):
             os.killpg(child.pid, signal.SIGKILL)

@@ -23,14 +23,14 @@ _CGROUP_CONTAINERS: Final = (
     ("containerd", re.compile(r"cri-containerd|/containerd/")),
 )
 _DISPLAY_CLASS: Final = 0x03
-# By what the system says of a machine: what Python is built for, where it is for 32 bits all the same
+# The machine of a 32-bit Python, by the machine that the system reports
 _OF_32_BITS: Final = {"x86_64": "i686", "AMD64": "x86", "aarch64": "armv7l", "ARM64": "arm"}
 _NO_LIMIT: Final = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
-    """File descriptors of this process: how many it has, may have, and may allow itself (ulimit -n, -Hn)."""
+    """File descriptors of this process: number in use, soft limit and hard limit (ulimit -n, -Hn)."""
 
     used: int
     limit: int
@@ -131,7 +131,7 @@ _MOST_FILES: Final = 1 << 20  # that Linux allows anybody: /proc/sys/fs/nr_open,
 
 
 def _read_open_files() -> OpenFiles | None:
-    """None: there is no limit, or nobody to ask."""
+    """Return the use and the limits of file descriptors, or None if there is no limit or it is unknown."""
     try:
         import resource
     except ImportError:  # Windows
@@ -149,19 +149,19 @@ def _read_open_files() -> OpenFiles | None:
 
 
 def parse_os_release(text: str) -> str | None:
-    """PRETTY_NAME of an os-release file."""
+    """Return PRETTY_NAME of an os-release file, or None."""
     match = re.search(r"""^PRETTY_NAME=(["']?)(.*?)\1\s*$""", text, re.MULTILINE)
     return (match[2].strip() or None) if match else None
 
 
 def parse_meminfo(text: str) -> int | None:
-    """MemTotal of /proc/meminfo in bytes."""
+    """Return MemTotal of /proc/meminfo in bytes, or None."""
     match = re.search(r"^MemTotal:\s*([0-9]{1,18}) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
 def parse_memory_limit(text: str) -> int | None:
-    """A cgroup's memory.max or memory.limit_in_bytes. None: no limit, or not a number."""
+    """Return the bytes of a cgroup's memory.max or memory.limit_in_bytes. None: no limit, or not a number."""
     text = text.strip()
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         return None
@@ -170,7 +170,7 @@ def parse_memory_limit(text: str) -> int | None:
 
 
 def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
-    """The paths of /proc/self/cgroup that bound memory: in the v2 hierarchy, and in v1's memory controller."""
+    """Return the paths in /proc/self/cgroup that bound memory: of the v2 hierarchy and of v1's memory controller."""
     unified = memory = None
     for line in text.splitlines():
         _, _, rest = line.partition(":")
@@ -185,7 +185,7 @@ def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
 
 
 def parse_cgroup_container(text: str) -> str | None:
-    """The container runtime that a cgroup path names, if it names one."""
+    """Return the container runtime that a cgroup path names, or None."""
     return next((name for name, pattern in _CGROUP_CONTAINERS if pattern.search(text)), None)
 
 

@@ -24,7 +24,7 @@ from .variables import Variables, read_variables
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything that decides whether ONNX Runtime reaches a GPU."""
+    """All facts that decide whether ONNX Runtime reaches a GPU."""
 
     host: Host
     installer: Installer
@@ -43,22 +43,24 @@ class Environment:
 
     @property
     def cuda_major(self) -> int | None:
-        """Of the CUDA that the provider file links; None: there is none, or it does not say."""
+        """The major version of the CUDA that the provider file links; None if there is none, or it does not say."""
         return self.provider.cuda_major if self.provider is not None else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return the facts as plain data, for JSON."""
         plain: dict[str, Any] = as_plain(self)
         return plain
 
 
 @untranslated()
 def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bool = False) -> Environment:
-    """Read all facts. Takes some tens of milliseconds; creates no CUDA context and loads no CUDA library but the
-    driver's own: libcuda and NVML, where "libcuda" and "nvml" are not among the ``unasked``. With ``compare_contents``
-    it takes as long as reading the libraries of all packages does. What cannot be read is None.
+    """Read all facts, in some tens of milliseconds. A fact that cannot be read is None.
 
-    Not promised: that a defective driver returns from that. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
+    No CUDA context is created. The only CUDA libraries loaded are the driver's own, libcuda and NVML, unless "libcuda"
+    or "nvml" is among the ``unasked``. With ``compare_contents`` all libraries of all packages are read, which takes
+    that long.
+
+    A defective driver may not return from this. ``ortgpu.diagnose(probe=True)`` asks it in a child first.
     """
     packages = read_packages(compare_contents=compare_contents)
     installed = packages.onnxruntime
@@ -103,7 +105,7 @@ def _missing_from_the_system(
     if sys.platform != "win32":
         return ()
     from .libraries.loader_windows import folders_searched
-    from .libraries.windows_runtime import missing_from_the_system
+    from .libraries.windows_system import missing_from_the_system
 
     linked = [(file.path, file.needed) for file in files if file is not None]
     return missing_from_the_system(linked, mapped, folders_searched(os.environ))
@@ -115,7 +117,7 @@ def _read_cudnn_architectures(libraries: Iterable[Resolution]) -> tuple[Architec
 
 
 def as_plain(value: Any) -> Any:
-    """A record, and all that is in it, as plain data for JSON."""
+    """Return a record and all that is in it as plain data, for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (tuple, list, set, frozenset)):

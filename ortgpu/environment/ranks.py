@@ -1,4 +1,4 @@
-"""Which process of how many this is, from the variables of the launcher that started it.
+"""The rank and world size of this process, from the variables of the launcher that started it.
 
 Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher of
 DeepSpeed 0.19.8. Not seen: what Cray's PALS calls the local numbers, which is read as programs for it do; and what srun
@@ -36,7 +36,7 @@ class Rank:
     master_address: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for numbers that contradict each other, or are more than there can be."""
+        """Check the numbers. Raises ValueError if they contradict each other, or are too large."""
         if self.world_size > MOST_RANKS:
             raise ValueError(f"{self.world_size} ranks are more than {MOST_RANKS}, the most that ortgpu counts")
         if not (0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size <= self.world_size):
@@ -52,7 +52,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """The names by which a launcher says each number; ``else_local``: those of a relative of it for the local ones."""
+    """A launcher's variables for each number; ``else_local``: those of a related launcher for the local numbers."""
 
     launcher: Launcher
     rank: str
@@ -103,7 +103,7 @@ _UNNUMBERED_STEPS = 0xFFFF_FFF0  # ids from here on are the batch script's, an i
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one launcher's variables say. Local numbers are None where it leaves them to another one."""
+    """The numbers in one launcher's variables. Local numbers are None if it leaves them to another launcher."""
 
     launcher: Launcher
     rank: int
@@ -115,10 +115,10 @@ class _Said:
 
 
 def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
-    """The rank of this process, by the launcher's variables in ``environ`` (``os.environ``). Reads nothing else.
+    """Return the rank of this process, by the launcher's variables in ``environ`` (``os.environ``) alone.
 
-    Without any it is a world of one. torchrun or mpirun started by srun, once per host, is recognised as what it is,
-    and counts; whatever else says two things is refused.
+    Without any it is a world of one. If srun started torchrun or mpirun once per host, those count. Any other
+    contradiction is refused.
 
     Raises:
         LauncherConflictError: launchers contradict each other, or variables are missing or no numbers. ``evidence``
@@ -184,7 +184,7 @@ def _read(names: _Variables, variables: Mapping[str, str]) -> _Said | None:
 
 
 def _srun(variables: Mapping[str, str]) -> _Said | None:
-    """A batch script has SLURM_PROCID=0 beside the number of its tasks: only a numbered step was started by srun."""
+    """Read srun's variables. Only a numbered step was started by srun: a batch script has SLURM_PROCID=0, too."""
     step = variables.get("SLURM_STEP_ID", variables.get("SLURM_STEPID", ""))
     if "SLURM_PROCID" not in variables or not step.isdecimal() or int(step) >= _UNNUMBERED_STEPS:
         return None
@@ -208,7 +208,7 @@ def _srun(variables: Mapping[str, str]) -> _Said | None:
 
 
 def _refuse_part_of_srun(variables: Mapping[str, str]) -> None:
-    """A container may be given some of srun's variables. A batch script, which has no step either, is number 0."""
+    """Raise if only some of srun's variables are here, as in a container. A batch script has no step, but number 0."""
     names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_JOB_ID")
     if variables.get("SLURM_PROCID", "0") != "0" and not {"SLURM_STEP_ID", "SLURM_STEPID"} & variables.keys():
         evidence = [f"{name}={variables[name]}" for name in names if name in variables]
@@ -216,7 +216,7 @@ def _refuse_part_of_srun(variables: Mapping[str, str]) -> None:
 
 
 def parse_tasks_per_node(text: str) -> list[int] | None:
-    """Slurm's "2(x3),1" is 2, 2, 2, 1. None for what is no such list."""
+    """Return the numbers of tasks in Slurm's list: "2(x3),1" is 2, 2, 2, 1. None if it is no such list."""
     tasks: list[int] = []
     for entry in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", entry.strip())
@@ -227,19 +227,19 @@ def parse_tasks_per_node(text: str) -> list[int] | None:
 
 
 def first_host(nodelist: str) -> str | None:
-    """The first host of Slurm's "node[03-05,9],login", node03: task 0 is there unless --distribution says otherwise."""
+    """Return the first host of Slurm's list: node03 of "node[03-05,9],login". By default task 0 is there."""
     first = re.match(r"(?:[^,\[\]]|\[[^\]]*\])+", nodelist.strip())
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else None
 
 
 def _is_pmi_of(srun: _Said, said: _Said) -> bool:
-    """srun --mpi=pmi2 has variables of MPICH say who its tasks are. Hydra, if it was that, would add local numbers."""
+    """Return True for the variables of MPICH that srun --mpi=pmi2 sets: Hydra's would have local numbers, too."""
     ranks_alike = (said.rank, said.world_size) == (srun.rank, srun.world_size)
     return said.launcher == "mpich" and said.local_rank is None and said.local_world_size is None and ranks_alike
 
 
 def _was_started_by(srun: _Said, inner: _Said, variables: Mapping[str, str]) -> bool:
-    """Whether srun's variables are those of the launcher's own process on this host, and not of its ranks.
+    """Return True if srun started the launcher's own process on this host, and not its ranks.
 
     torchrun says how many agents there are. mpirun has srun start one daemon on each host but, with Open MPI, its own.
     The shell of ``srun --pty`` starts anything.
@@ -252,7 +252,7 @@ def _was_started_by(srun: _Said, inner: _Said, variables: Mapping[str, str]) -> 
 
 
 def _refuse_others(variables: Mapping[str, str], said: list[_Said]) -> None:
-    """Raise where a launcher that is not read started this process, and who it is was not said in another way."""
+    """Raise if an unknown launcher started this process, and no other variables tell its rank."""
     for launcher, (rank, size) in _OTHERS.items():
         count = variables.get(size) if size is not None else None
         if rank not in variables or count == "1":

@@ -62,7 +62,7 @@ class Variables:
 
 
 def entries_of(variable: str, value: str) -> list[str]:
-    """What a search path has in it, or LD_PRELOAD, in which spaces separate too: ld.so(8)."""
+    """Return the entries of a search path, or of LD_PRELOAD, in which spaces separate too: ld.so(8)."""
     return re.split("[: ]", value) if variable == "LD_PRELOAD" else value.split(os.pathsep)
 
 

@@ -15,7 +15,7 @@ from ortgpu.environment.libraries.places import SearchPlaces
 from ortgpu.environment.libraries.places_windows import folders_of_windows
 from ortgpu.environment.libraries.search import resolve
 from ortgpu.environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
-from ortgpu.environment.libraries.windows_runtime import missing_from_the_system
+from ortgpu.environment.libraries.windows_system import missing_from_the_system
 from ortgpu.provider.preloading import NOTHING, Plan, PreloadReport, load
 from tests.support.made_dlls import X86_64, dll, put
 from tests.support.made_facts import HEALTHY

@@ -1,4 +1,4 @@
-"""What an ELF file says of itself: its needs, its name, its sections, and whether all of it is there.
+"""Read ELF files: the libraries that they need, their name, their sections, and whether they are complete.
 
 A reader of a few structures of the System V ABI, not a general one: a library must be judged before it is opened
 (the loader dies of SIGBUS on a truncated file), in well under a millisecond, and any file at all may be offered.
@@ -58,7 +58,7 @@ def read_elf(path: str | os.PathLike[str]) -> ElfFile:
 
 
 def this_machine() -> str:
-    """What code in this process runs on: on Windows that of Python, which may be translated from another's."""
+    """Return the machine that code in this process is for: on Windows that of Python, which may be emulated."""
     if hasattr(os, "uname"):
         return os.uname().machine
     import sysconfig  # a millisecond, of which Linux has no need
@@ -68,7 +68,7 @@ def this_machine() -> str:
 
 
 def wrong_machine(machine: str | None, here: str) -> str | None:
-    """Why code for one machine does not run on another, as ``os.uname`` names it; None: it does, or who knows."""
+    """Return why code for ``machine`` does not run on ``here`` (``os.uname``), or None if it does or is unknown."""
     here = _MACHINE_ALIASES.get(here.lower(), here)
     if machine in (None, here) or here not in MACHINES.values():
         return None
@@ -76,7 +76,7 @@ def wrong_machine(machine: str | None, here: str) -> str | None:
 
 
 def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] | None:
-    """Offset and size in bytes of a section, or None when the file has none, or no readable section table."""
+    """Return offset and size in bytes of a section, or None if the file has no such section or table."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -95,7 +95,7 @@ def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] |
 
 
 def defines(path: str | os.PathLike[str], names: Collection[str]) -> bool:
-    """Whether a library has one of these functions of its own, for others to call. False where that cannot be read."""
+    """Return True if a library exports one of these functions of its own. False if that cannot be read."""
     symbols, strings = find_section(path, ".dynsym"), find_section(path, ".dynstr")
     if symbols is None or strings is None or max(symbols[1], strings[1]) > _MAX_TABLE:
         return False

@@ -1,4 +1,4 @@
-"""What a library's file says of itself, whichever system it is for."""
+"""Read library files of any system."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LibraryFile = ElfFile | PeFile
 
 
 def read_library(path: str | os.PathLike[str]) -> LibraryFile:
-    """Never raises: see ``problem`` of either."""
+    """Read a library file. Never raises: see ``problem`` of the result."""
     name = os.fspath(path)
     return read_pe(name) if is_dll(name) or name[-4:].lower() == ".pyd" else read_elf(name)
 
 
 def needed_by(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The libraries without which the loader opens this one not."""
+    """Return the libraries that the loader needs to open this one."""
     return read_library(path).needed

@@ -16,7 +16,7 @@ _FOREIGN = {0x0000, 0x0800}  # i386 and x32 libraries on an x86-64 system (FLAG_
 
 
 def read_loader_cache(path: Path) -> dict[str, str]:
-    """Base name to path; empty when the file is absent or of a form that is not known."""
+    """Return paths by base name; empty if the file is absent or of an unknown form."""
     try:
         return parse_loader_cache(path.read_bytes())
     except OSError:

@@ -10,7 +10,7 @@ from .elf import read_elf
 
 
 def mapped_libraries(maps: str) -> tuple[str, ...]:
-    """Paths of the shared objects named in the text of /proc/self/maps, in order, each once."""
+    """Return the paths of the shared objects in the text of /proc/self/maps, in order, each once."""
     paths = (line.split(None, 5)[5].strip() for line in maps.splitlines() if line.count("/") and ".so" in line)
     return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
 
@@ -28,8 +28,11 @@ def read_mapped_libraries() -> tuple[str, ...]:
 
 
 def only_loaded(paths: Iterable[str]) -> tuple[str, ...]:
-    """Without those that the loader does not have: a program may map a file to read it, and of a library that it
-    refused in the middle, for want of memory say, glibc leaves the mappings. Nothing is loaded to find out."""
+    """Return ``paths`` without those that the loader has not loaded. This loads nothing.
+
+    A program may map a file just to read it, and glibc leaves the mappings of a library that it refused midway, for
+    want of memory say.
+    """
     mode = getattr(os, "RTLD_NOLOAD", None)
     found = tuple(paths)
     if mode is None or not found:

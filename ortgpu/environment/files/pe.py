@@ -1,4 +1,4 @@
-"""What a PE file (a DLL of Windows) says of itself: its machine, its needs, its name, and whether all of it is there.
+"""Read PE files (DLLs of Windows): machine, needed libraries, name, and whether they are complete.
 
 A reader of a few structures of Microsoft's "PE Format", not a general one, as :mod:`.elf` is for Linux: in well under a
 millisecond, without a dependency, and any file at all may be offered. It runs on every system.
@@ -64,7 +64,7 @@ def read_pe(path: str | os.PathLike[str]) -> PeFile:
 
 
 def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] | None:
-    """Offset and size in bytes of a section, or None when the file has none of this name, or is damaged."""
+    """Return offset and size in bytes of a section, or None if the file has no such section, or is damaged."""
     try:
         with open(path, "rb") as file:
             return next(
@@ -76,7 +76,7 @@ def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] |
 
 
 def imported_names(path: str | os.PathLike[str], library: str) -> frozenset[str] | None:
-    """The functions that a DLL takes from another one by name; None where that cannot be read."""
+    """Return the functions that a DLL imports by name from ``library``; None if that cannot be read."""
     try:
         with open(path, "rb") as file:
             image = _Image(file)
@@ -87,7 +87,7 @@ def imported_names(path: str | os.PathLike[str], library: str) -> frozenset[str]
 
 
 def exported_names(path: str | os.PathLike[str]) -> frozenset[str] | None:
-    """The functions that a DLL has by name; None where that cannot be read."""
+    """Return the functions that a DLL exports by name; None if that cannot be read."""
     try:
         with open(path, "rb") as file:
             return frozenset(_Image(file).exports())
@@ -150,7 +150,7 @@ class _Image:
         return self._string(struct.unpack_from("<I", self._at(address, 40), 12)[0]) if address else None
 
     def imports(self) -> Iterator[tuple[str, int]]:
-        """Name of a library, and address of the table of what is taken from it."""
+        """Yield the name of each imported library, and the address of the table of its functions."""
         address, _ = self._directory(_IMPORTS)
         for at in range(address, address + 20 * _MAX_ENTRIES, 20) if address else ():
             lookup, _, _, name, bound = struct.unpack("<IIIII", self._at(at, 20))
@@ -196,7 +196,7 @@ class _Image:
         return data
 
     def _mapped(self, address: int, length: int) -> bytes:
-        """What the file has at an address: fewer bytes, where the section ends before."""
+        """Return the bytes at an address; fewer than ``length`` if the section ends before."""
         for one in self.sections:
             if one.address <= address < one.address + one.size:
                 within = address - one.address

@@ -1,4 +1,4 @@
-"""What is there and this user may not read: installed by root under a strict umask, say. Nothing here raises.
+"""Find installed files that this user may not read: root installed them under a strict umask, say. Never raises.
 
 To the import system, and to a search, a folder that cannot be listed is an empty one: without these facts a package
 that is whole looks absent, or like what an uninstall left behind.
@@ -22,7 +22,7 @@ class RefusedPath:
 
 
 def read_refused(places: Iterable[str], package: str | None) -> tuple[RefusedPath, ...]:
-    """Of the folders of the search path, the NVIDIA wheels in them, and one package with its folder ``capi``."""
+    """Return the unreadable paths among the search path, its NVIDIA wheels, and one package with its ``capi``."""
     return tuple(found for path in dict.fromkeys(_looked_at(places, package)) if (found := _refused(path)) is not None)
 
 

@@ -1,4 +1,4 @@
-"""Whether the files of a distribution are on disk as its RECORD lists them."""
+"""Compare the files of a distribution on disk with its RECORD."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HASHED_BELOW: Final = 64 * 1024  # bytes
 def missing_and_altered(
     entries: Iterable[RecordEntry], one: MetadataFolder, *, by_content: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The paths of the files that are, in the order of the entries, each compared as :func:`_state_of` says."""
+    """Return the paths of missing and of altered files, in the order of the entries. See :func:`_state_of`."""
     states = {entry.path: _state_of(entry, one, by_content=by_content) for entry in entries}
     missing = tuple(path for path, state in states.items() if state == "missing")
     altered = tuple(path for path, state in states.items() if state == "altered")
@@ -29,10 +29,10 @@ def missing_and_altered(
 
 
 def _state_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> FileState:
-    """One file of ``one``, compared by its size, and by its hash if it is a small Python file of ONNX Runtime's.
+    """Compare one file of ``one`` by its size, and by its hash if it is a small Python file of ONNX Runtime's.
 
-    ``by_content``: by the hash of every library too, which may take seconds. "unknown" is a file that may not be looked
-    at, and what is not compared: scripts, caches, metadata.
+    ``by_content``: by the hash of every library too, which may take seconds. "unknown" is the state of a file that may
+    not be read, and of files that are not compared: scripts, caches, metadata.
     """
     path = entry.path
     # Scripts lie outside: images are often built by copying site-packages alone, and nothing here needs them.
@@ -59,7 +59,7 @@ def _state_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> F
 
 
 def _is_library_of_its_maker(path: str, one: MetadataFolder) -> bool:
-    """conda edits libraries after it has written RECORD."""
+    """Return True for a library outside of conda's packages: conda edits libraries after it has written RECORD."""
     return any(end in path for end in _LIBRARIES) and b"conda" not in (one.read("INSTALLER") or b"")
 
 

@@ -1,4 +1,4 @@
-"""What the CUDA driver says once it is asked to work: ``cuInit`` and the devices, in the order of their ordinals.
+"""The state of the CUDA driver after ``cuInit``, and its devices in the order of their ordinals.
 
 Unlike the probes of :mod:`ortgpu.environment.gpu.driver` this initialises the driver, which a fork does not survive; it
 creates no context and takes no GPU memory. Sessions call it where ONNX Runtime would call it a moment later anyway.
@@ -77,7 +77,7 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class CudaState:
-    """``code``: what ``cuInit`` returned, 0 for success; None when there is no driver to ask.
+    """The answer of ``cuInit``. ``code``: its result, 0 for success; None if there is no driver to ask.
 
     ``devices`` None: the driver could not be asked for them.
     """
@@ -89,7 +89,7 @@ class CudaState:
 
     @classmethod
     def seen_by_child(cls, code: int | None, devices: tuple[CudaDevice, ...] | None) -> CudaState:
-        """A child's answer, as if it had been given to this process, whose variables the child had."""
+        """Return a child's answer as that of this process, whose variables the child had."""
         return cls(code, devices, os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -112,15 +112,17 @@ def initialise() -> CudaState:
 
 
 def initialising() -> Task[CudaState] | None:
-    """:func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock. None when it was done, or
-    has failed before: then there may be no need to ask again."""
+    """Start :func:`initialise` in a thread: it takes a tenth of a second and no interpreter lock.
+
+    Return None if it was done or failed before: then there may be no need to ask again.
+    """
     if _has_failed or (_state is not None and _state.pid == os.getpid()):
         return None
     return Task(initialise, "ortgpu-driver")
 
 
 def initialised_in() -> int | None:
-    """The process that initialised CUDA through :func:`initialise`: after a fork, the parent."""
+    """Return the id of the process that called :func:`initialise`: after a fork, the parent's."""
     return _state.pid if _state is not None else None
 
 
@@ -144,7 +146,7 @@ def _ask() -> CudaState:
 
 @functools.cache
 def _driver() -> ctypes.CDLL:
-    """Raises OSError, and tries again the next time."""
+    """Return the driver's library. Raises OSError; the next call tries again."""
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
@@ -187,14 +189,16 @@ def _call(driver: ctypes.CDLL, function: str, *arguments: object) -> bool:
 
 
 def context_is_active(ordinal: int) -> bool | None:
-    """Whether this process has CUDA's primary context on a device, which a bound session cannot do without."""
+    """Return True if this process has CUDA's primary context on a device, as for a bound session; None if unknown."""
     context = _primary_context(ordinal)
     return context if context is None else context[1]
 
 
 def context_id(ordinal: int) -> int | None:
-    """Which primary context this process has on a device: a number that no other of its contexts has or had, 0 for
-    none. None: the driver cannot be asked, or is older than CUDA 12."""
+    """Return a number that is unique to the primary context of this process on a device, or 0 without a context.
+
+    None: the driver cannot be asked, or is older than CUDA 12.
+    """
     context = _primary_context(ordinal)
     if context is None:
         return None
@@ -252,7 +256,7 @@ def _error_in_current_context(driver: ctypes.CDLL) -> int:
 
 
 def _primary_context(ordinal: int) -> tuple[ctypes.c_int, bool] | None:
-    """The driver's handle of a device, and whether this process has its primary context."""
+    """Return the driver's handle of a device, and True if this process has its primary context."""
     try:
         driver = _driver()
     except OSError:

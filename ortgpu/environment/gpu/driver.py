@@ -52,7 +52,7 @@ class RefusedNode:
 
 @dataclass(frozen=True, slots=True)
 class Nvml:
-    """What NVML says. ``available`` False with ``error`` is one fact, a machine without GPUs another."""
+    """The answers of NVML. ``available`` False with ``error`` is one fact, a machine without GPUs another."""
 
     available: bool
     error: str | None  # why not available, or why it opens no GPU of some; in NVML's words or the loader's
@@ -79,23 +79,26 @@ class Driver:
 
     @property
     def version(self) -> str | None:
-        """Of the driver in the kernel, whatever libcuda is loaded."""
+        """The version of the driver in the kernel, whatever libcuda is loaded."""
         return self.kernel_version or self.nvml.driver_version
 
     @property
     def supported_cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA that it supports. libcuda's own word counts before NVML's: a forward-compatibility libcuda is
-        newer than the driver in the kernel."""
+        """The newest CUDA that the driver supports.
+
+        libcuda's own answer counts before NVML's: a forward-compatibility libcuda is newer than the driver in the
+        kernel.
+        """
         return self.cuda_version or self.nvml.cuda_version
 
     @property
     def libcuda_version(self) -> str | None:
-        """Of the driver that the loaded libcuda belongs to, which its file is named after."""
+        """The version of the driver that the loaded libcuda belongs to, from its file name."""
         return parse_library_version(self.libcuda or "")
 
     @property
     def is_tegra(self) -> bool:
-        """A Jetson: its memory is opened through /dev/nvmap, and there need not be a /dev/nvidia-uvm."""
+        """True on a Jetson: its memory is opened through /dev/nvmap, and there need not be a /dev/nvidia-uvm."""
         return TEGRA_MEMORY in self.device_nodes
 
 
@@ -150,7 +153,7 @@ def read_nvml() -> Nvml:
 
 
 def read_gpu_memory(uuid: str) -> tuple[int, int] | None:
-    """Free and total bytes of one GPU or MIG instance, now. None: no such device, or NVML does not say."""
+    """Return free and total bytes of one GPU or MIG instance, now. None: no such device, or NVML does not say."""
     try:
         with _nvml() as nvml:
             memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -160,7 +163,7 @@ def read_gpu_memory(uuid: str) -> tuple[int, int] | None:
 
 
 def processes_on(uuid: str) -> dict[int, int | None]:
-    """Compute processes on one GPU: their ids, and the bytes that each uses (None: not said).
+    """Return the compute processes on one GPU: their ids, and the bytes that each uses (None: unknown).
 
     Empty also where nothing is known. In a container the ids are those of the host, or nothing is shown at all.
     """
@@ -177,26 +180,26 @@ def processes_on(uuid: str) -> dict[int, int | None]:
 
 
 def parse_cuda_number(number: object) -> tuple[int, int] | None:
-    """CUDA's way to write a version: 13000 is (13, 0), 12080 is (12, 8). None for what is no version."""
+    """Return the version that CUDA writes as one number: (12, 8) for 12080. None if it is no version."""
     if not isinstance(number, int) or number < 1000:
         return None
     return number // 1000, number % 1000 // 10
 
 
 def parse_kernel_version(text: str) -> str | None:
-    """The version in /proc/driver/nvidia/version, as the proprietary and the open kernel module write it."""
+    """Return the version in /proc/driver/nvidia/version, as the proprietary and the open kernel module write it."""
     match = re.search(r"^NVRM version:[^\n]*?\s(\d+\.\d+(?:\.\d+)*)(?=\s|$)", text, re.MULTILINE)
     return match[1] if match else None
 
 
 def parse_library_version(path: str) -> str | None:
-    """The driver that a libcuda belongs to: "580.65.06" of libcuda.so.580.65.06, None of WSL's libcuda.so.1.1."""
+    """Return the driver version of a libcuda: "580.65.06" of libcuda.so.580.65.06, None of WSL's libcuda.so.1.1."""
     match = re.search(r"libcuda\.so\.(\d{3,}\.\d+(?:\.\d+)*)$", path)
     return match[1] if match else None
 
 
 def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str | None:
-    """The file that /proc/self/maps shows at ``address``, else the first whose name starts with ``name``.
+    """Return the file that /proc/self/maps shows at ``address``, else the first whose name starts with ``name``.
 
     The address decides because two files of one name can be mapped (WSL's libcuda opens another of the driver store).
     """
@@ -218,7 +221,7 @@ def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str |
 
 
 def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
-    """The path of the driver's library; the loader's words, where it cannot be loaded; the CUDA that it supports."""
+    """Load libcuda. Return its path, or else the loader's words, and the CUDA that it supports."""
     if sys.platform == "darwin":
         return None, "no CUDA on macOS", None
     try:
@@ -242,7 +245,7 @@ def load_libcuda() -> tuple[str | None, str | None, tuple[int, int] | None]:
 
 
 def _entry_of(path: str | None, variable: str, name: str = "") -> str | None:
-    """The entry that leads to a library: a folder that holds it by its name, or the file itself."""
+    """Return the entry of a variable that leads to a library: a folder that holds ``name``, or the file itself."""
     if path is None or not os.path.isabs(path):
         return None
     entries = entries_of(variable, os.environ.get(variable, ""))
@@ -263,7 +266,7 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
 
 @functools.cache
 def read_driver_version() -> str | None:
-    """The driver's version as "580.159.04", from the kernel module where it says so, else from NVML."""
+    """Return the driver's version as "580.159.04", from the kernel module if it says so, else from NVML."""
     return _read_kernel_version(Path("/")) or read_nvml().driver_version
 
 

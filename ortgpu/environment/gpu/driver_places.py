@@ -1,4 +1,4 @@
-"""Where libcuda.so.1 lies, when the loader does not find it, and what answers in its place."""
+"""Find libcuda.so.1 where the loader does not look, and libraries that answer in its place."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ _OF_A_DRIVER: Final = re.compile(r"libcuda\.so\.\d{3,}(\.\d+)+")
 
 @dataclass(frozen=True, slots=True)
 class UnlinkedFile:
-    """A libcuda.so.580.65.06 in a folder that the loader searches, without the link libcuda.so.1 to it. ldconfig makes
-    that, after an installation and as a hook of the container runtime, which fails where the root is read-only."""
+    """A libcuda.so.580.65.06 in a folder that the loader searches, without the link libcuda.so.1 to it.
+
+    ldconfig makes the link after an installation, and as a hook of container engines, which fails if the root is
+    read-only.
+    """
 
     path: str
     writable: bool  # its folder is, by this user
@@ -46,7 +49,10 @@ def find_elsewhere(root: Path, name: str) -> tuple[str, ...]:
 
 
 def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
-    """One a folder; also where the link leads to nothing. An empty file is what a container runtime mounts one over."""
+    """Return at most one file for each folder, also if its link is broken.
+
+    Empty files do not count: container engines mount files over them.
+    """
     entries = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(entry)]
     found: dict[str, UnlinkedFile] = {}
     for folder in (*map(Path, entries), *(root / each for each in _FOLDERS_OF_THE_LOADER)):
@@ -62,8 +68,10 @@ def find_unlinked(root: Path, name: str) -> tuple[UnlinkedFile, ...]:
 
 
 def find_interposed(root: Path) -> tuple[str, ...]:
-    """Libraries that are loaded before the program, and give it other functions than those of the driver: so do those
-    that share out a GPU, HAMi's libvgpu.so for one."""
+    """Return the libraries that are loaded before the program and replace functions of the driver.
+
+    Libraries that share out a GPU do so, such as HAMi's libvgpu.so.
+    """
     try:
         text = (root / "etc/ld.so.preload").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

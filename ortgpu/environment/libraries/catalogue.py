@@ -118,14 +118,14 @@ CUDNN_CODE = ("libcudnn_ops", "libcudnn_cnn")
 
 @functools.lru_cache(maxsize=1024)  # each session asks again for the same few
 def spec_for(name: str) -> LibrarySpec | None:
-    """The table's entry for a soname or a DLL of any version, or None for a library that is not CUDA's."""
+    """Return the table's entry for a soname or a DLL of any version, or None for a library that is not CUDA's."""
     if is_dll(name):
         return _BY_DLL_STEM.get(_parts_of_dll(name)[0].lower())
     return BY_STEM.get(name.split(".so", 1)[0])
 
 
 def stem_of(name: str) -> str:
-    """``libcudnn_ops`` of libcudnn_ops.so.9 and of cudnn_ops64_9.dll; empty for a library that is not CUDA's."""
+    """Return ``libcudnn_ops`` for libcudnn_ops.so.9 and cudnn_ops64_9.dll; empty if the library is not CUDA's."""
     spec = spec_for(name)
     return spec.stem if spec is not None else ""
 
@@ -135,13 +135,13 @@ def is_dll(name: str) -> bool:
 
 
 def canonical(name: str) -> str:
-    """A file name as this table spells it: Windows does not tell CUBLAS64_13.DLL from cublas64_13.dll."""
+    """Return a file name in the table's spelling: Windows does not tell CUBLAS64_13.DLL from cublas64_13.dll."""
     spec = spec_for(name) if is_dll(name) else None
     return f"{spec.dll_stem}{_parts_of_dll(name)[1]}.dll" if spec is not None else name
 
 
 def major_of(name: str) -> int | None:
-    """The major version in a name: 13 for libcublas.so.13, 11 for libcudart.so.11.0, 12 for nvrtc64_120_0.dll."""
+    """Return the major version in a name: 13 of libcublas.so.13, 11 of libcudart.so.11.0, 12 of nvrtc64_120_0.dll."""
     if is_dll(name):
         digits = _parts_of_dll(name)[1].split("_")[0]
         return int(digits[:-1] if len(digits) > 2 else digits) if digits else None  # 110 is 11.0
@@ -150,11 +150,11 @@ def major_of(name: str) -> int | None:
 
 
 def _parts_of_dll(name: str) -> tuple[str, str]:
-    """What comes before the version in the name of a DLL, and the version: ``cudart64_`` and ``110``."""
+    """Split the name of a DLL into the part before the version, and the version: ``cudart64_`` and ``110``."""
     match = re.fullmatch(r"(.*?_)([0-9]+(?:_[0-9]+)?)\.dll", name, re.IGNORECASE)
     return (match[1], match[2]) if match else ("", "")
 
 
 def wheel_name(requirement: str) -> str:
-    """``nvidia-cublas~=13.0`` is ``nvidia-cublas``."""
+    """Return the name in a requirement: ``nvidia-cublas`` of ``nvidia-cublas~=13.0``."""
     return requirement.split("~", 1)[0]

@@ -1,4 +1,4 @@
-"""The loader of libraries of this process: what opening, listing and asking them takes on each operating system."""
+"""The loader of libraries of this process: open, list and query them on each operating system."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from ..files.mapped import read_mapped_libraries
 
 
 class Loader(Protocol):
-    """``handles`` are kept for the life of the process: libraries that registered with the driver cannot be closed."""
+    """The interface of a loader.
+
+    ``handles`` live as long as the process: libraries that registered with the driver cannot be closed.
+    """
 
     driver: str  # the name of the driver's library
     handles: dict[str, Any]
 
     def open(self, path: str, mode: int = 0) -> str | None:
-        """Open a library by path, or by a name that the system looks for; None, or why it is refused."""
+        """Open a library by path, or by a name that the system looks for. Return None, or the reason of a refusal."""
         ...
 
     def loaded(self) -> tuple[str, ...]:
-        """Paths of the libraries of this process."""
+        """Return the paths of the libraries of this process."""
         ...
 
     def ask(self, path: str, function: str) -> int | None:
-        """What a function without arguments of an opened library returns; None: it has no such function."""
+        """Call a function without arguments of an opened library. Return its result; None if there is no function."""
         ...
 
     def lacking(self, words: str) -> str | None:
-        """The library that, by these words of ``open``, has not what another one takes from it."""
+        """Return the library that, by these words of ``open``, lacks a symbol that another one needs."""
         ...
 
 
 class PosixLoader:
-    """dlopen and dlerror."""
+    """The loader of POSIX systems: dlopen and dlerror."""
 
     driver = "libcuda.so.1"
 
@@ -70,7 +73,7 @@ class PosixLoader:
 
 
 def _load_without_interpreter_lock(path: str, mode: int) -> str | None:
-    """Let the C library load it first: ctypes.CDLL holds the interpreter lock for as long as loading takes."""
+    """Load a library through libc, and return the error. ctypes.CDLL would hold the interpreter lock meanwhile."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""How libraries are opened on Windows, and what its error codes mean, in words that name the file at fault.
+"""Open libraries on Windows, and explain its error codes in words that name the file at fault.
 
 LoadLibrary says by a number that a dependency is missing or of another version, and never which one: the files
 themselves tell that. Runs on every system; the calls that only Windows has are in :mod:`.windows_kernel`.
@@ -25,7 +25,7 @@ _VIRUS_INFECTED, _DISABLED_BY_POLICY, _INTEGRITY_POLICY_VIOLATION = 225, 1260, 4
 
 
 class Kernel(Protocol):
-    """What Windows is asked for."""
+    """The calls of Windows that the loader needs."""
 
     def load(self, path: str) -> int: ...
     def modules(self) -> tuple[str, ...]: ...
@@ -62,12 +62,12 @@ class WindowsLoader:
 
 
 def folders_searched(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Where the loader looks for what a DLL links, beside its own folder: not along PATH."""
+    """Return the folders that the loader searches for linked DLLs, beside their own: not those of PATH."""
     return (os.path.dirname(sys.executable), sys.base_prefix, *folders_of_windows(variables))
 
 
 def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]) -> str:
-    """What an error of LoadLibrary means for this file."""
+    """Return the meaning of an error of LoadLibrary for this file."""
     number = f"(error {code})"
     if code in (_MODULE_NOT_FOUND, _FILE_NOT_FOUND):
         if not os.path.exists(path):
@@ -96,7 +96,7 @@ def words_of(code: int, path: str, loaded: Iterable[str], folders: Iterable[str]
 
 
 def missing_dependency(path: str, loaded: Iterable[str], folders: Iterable[str]) -> str | None:
-    """The first DLL that this file, or one that it links, links and that the loader finds nowhere."""
+    """Return the first DLL that the loader does not find, of all that this file links, directly or not."""
     names = {_name(file) for file in loaded}
     seen: set[str] = set()
     waiting, everywhere = [path], tuple(folders)
@@ -114,7 +114,7 @@ def missing_dependency(path: str, loaded: Iterable[str], folders: Iterable[str])
 
 
 def lacking_functions(path: str, loaded: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """A function, the DLL that this file takes it from, and the loaded file of that name, which does not have it."""
+    """Yield a function that is missing, the DLL that this file imports it from, and the loaded file of that name."""
     by_name = {_name(file): file for file in loaded}
     for library in read_pe(path).needed:
         where = by_name.get(library.lower())
@@ -125,12 +125,12 @@ def lacking_functions(path: str, loaded: Iterable[str]) -> Iterator[tuple[str, s
 
 
 def is_of_the_system(name: str) -> bool:
-    """Names that Windows resolves itself, without a file: its API sets."""
+    """Return True for API sets: Windows resolves these names itself, without a file."""
     return name.lower().startswith(("api-ms-", "ext-ms-"))
 
 
 def find_beside(name: str, folders: Iterable[str]) -> str | None:
-    """The file of this name in the first of these folders that has it."""
+    """Return the path of the first file of this name in these folders, or None."""
     paths = (os.path.join(folder, name) for folder in folders)
     return next((path for path in paths if os.path.isfile(path)), None)
 

@@ -1,6 +1,6 @@
-"""What the search for the CUDA libraries is made of: places, roots, and what an operating system decides.
+"""The parts of the search for the CUDA libraries: places, roots, and the rules of an operating system.
 
-The places of Linux are in :mod:`.library_places_linux`, those of Windows in :mod:`.library_places_windows`.
+The places of Linux are in :mod:`.places_linux`, those of Windows in :mod:`.places_windows`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Step = Callable[["SearchPlaces", int], Iterator[Root]]  # the roots of one kind,
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What an operating system decides in the search."""
+    """The rules of an operating system for the search."""
 
     names: Callable[[LibrarySpec], Mapping[int, str]]  # of a library, by CUDA major
     stem: Callable[[LibrarySpec], str]  # what comes before the version in these names
@@ -120,7 +120,7 @@ def listed(folder: str) -> list[str]:
 
 
 def newest_first(folder: str, pattern: str) -> list[str]:
-    """The names in a folder that match, by the version in them."""
+    """Return the matching names in a folder, the highest version first."""
     return sorted((n for n in listed(folder) if re.fullmatch(pattern, n, re.IGNORECASE)), key=version_in, reverse=True)
 
 
@@ -138,7 +138,7 @@ def distinct(paths: Iterable[str]) -> Iterator[str]:
 
 
 def absolute(path: str) -> str:
-    """What is found here is opened later, whatever the working directory is then; empty if that is gone already."""
+    """Return an absolute path, since the working directory may change; empty if that directory is gone."""
     if os.path.isabs(path):
         return path
     try:

@@ -1,4 +1,4 @@
-"""Where the CUDA libraries are on Linux, and what their files say of themselves.
+"""The places of the CUDA libraries on Linux, and the check of their files.
 
 The search order, first to last:
 
@@ -46,7 +46,7 @@ def is_library(name: str) -> bool:
 
 
 def judge_file(path: str, soname: str, machine: str) -> str | None:
-    """Why this file must not be opened as ``soname``, or None. Reads headers only."""
+    """Return why this file must not be opened as ``soname``, or None. Reads headers only."""
     elf = read_elf(path)
     if elf.problem:
         return elf.problem

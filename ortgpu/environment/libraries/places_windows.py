@@ -1,4 +1,4 @@
-"""Where the CUDA libraries are on Windows, and what their files say of themselves.
+"""The places of the CUDA libraries on Windows, and the check of their files.
 
 The search order, first to last:
 
@@ -13,7 +13,7 @@ The search order, first to last:
 7. the system loader: the folders of Windows, then PATH as it is now;
 8. the folders of CUDA libraries that this process has loaded from none of these.
 
-Everything depends on what it is given, and on files: it runs on any system, where the tests of it do. The layouts are
+Everything depends on arguments and files alone, so it runs on any system, and so do its tests. The layouts are
 those of the wheels for Windows (CUDA 11.8 to 13.5, cuDNN 8.9 to 9.28), of the toolkit's installer (``bin``; ``bin/x64``
 from CUDA 13 on) and of cuDNN's, which has a folder for each CUDA (``CUDNN/v9.12/bin/13.0``).
 """
@@ -52,7 +52,7 @@ _INNER = ("", "bin", "bin/x64", "bin/x86_64", "lib", "lib/x64", "Library/bin", "
 
 
 def judge_file(path: str, name: str, machine: str) -> str | None:
-    """Why this file must not be opened as ``name``, or None. Reads headers only."""
+    """Return why this file must not be opened as ``name``, or None. Reads headers only."""
     file = read_pe(path)
     if file.problem:
         return file.problem
@@ -63,13 +63,13 @@ def judge_file(path: str, name: str, machine: str) -> str | None:
 
 
 def folders_of_windows(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Where its loader looks before PATH, and programs put DLLs that are for all."""
+    """Return the folders of Windows that its loader searches before PATH."""
     windows = variables.get("SYSTEMROOT") or variables.get("WINDIR") or r"C:\Windows"
     return os.path.join(windows, "System32"), windows
 
 
 def path_of(variables: Mapping[str, str]) -> list[str]:
-    """The folders of PATH. Some programs write quotes around one that has a semicolon in its name, or none."""
+    """Return the folders of PATH, without the quotes that some programs write around them."""
     return [folder for entry in variables.get("PATH", "").split(";") if (folder := entry.strip().strip('"'))]
 
 
@@ -106,7 +106,7 @@ def _default_toolkits(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
 
 
 def _installed(source: Source, prefix: str, places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
-    """What an installer or an archive put below a folder; a cuDNN for another CUDA has the same name, and is told."""
+    """Yield the roots that an installer or archive put below a folder. A cuDNN for another CUDA is marked unfit."""
     own = [os.path.join(prefix, inner) if inner else prefix for inner in _INNER]
     own += [os.path.join(prefix, name, inner) for name in sorted(listed(prefix)) for inner in ("bin", "bin/x86_64")]
     others: list[Root] = []

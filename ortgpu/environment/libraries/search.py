@@ -1,7 +1,6 @@
-"""Where each CUDA library would come from. Looks at files; opens none of them as a library.
+"""Find the files of each CUDA library. Reads files, and opens none of them as a library.
 
-The places, and their order, are those of the operating system: :mod:`.library_places_linux`,
-:mod:`.library_places_windows`.
+The places, and their order, are those of the operating system: :mod:`.places_linux`, :mod:`.places_windows`.
 
 Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
 the root of a toolkit library that is already loaded comes first. cuDNN is taken from that root too, where it has one (a
@@ -49,7 +48,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What the search found for one soname: what to open, in order, and what was passed over and why."""
+    """The result of the search for one soname: the files to open, in order, and the rejected files with reasons."""
 
     spec: LibrarySpec
     soname: str
@@ -75,7 +74,7 @@ def find_roots(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
 def resolve(
     places: SearchPlaces, needed: Sequence[str], cuda_major: int, *, thorough: bool = True
 ) -> tuple[Resolution, ...]:
-    """For each library of the provider, dependencies first: the files to try, and those passed over.
+    """Find the files to try, and the rejected ones, for each library of the provider, dependencies first.
 
     ``needed`` is the provider's DT_NEEDED; libraries that the table knows and the provider does not link are
     resolved as not required. A soname of the provider that no table entry knows is left to the system loader.
@@ -108,8 +107,10 @@ def resolve(
 
 
 def _soname_there(roots: Iterable[Root], spec: LibrarySpec, cuda_major: int, system: System) -> str | None:
-    """For a CUDA newer than the table, of a library that is opened lazily: the version that the first root has; where
-    it has several, the one beside the CUDA runtime."""
+    """Return the soname of a lazily opened library for a CUDA newer than the table: that in the first root with one.
+
+    If the root has several, the one beside libcudart counts.
+    """
     for root in roots:
         beside = os.path.dirname(root.files.get(system.name(BY_STEM["libcudart"], cuda_major), ""))
         names = [name for name in root.files if name.startswith(system.stem(spec))]
@@ -119,7 +120,7 @@ def _soname_there(roots: Iterable[Root], spec: LibrarySpec, cuda_major: int, sys
 
 
 def _first_roots(places: SearchPlaces, cuda_major: int, toolkit: set[str], cudnn_major: int | None) -> tuple[Root, ...]:
-    """The roots down to the first that is enough; all, when part of the toolkit is loaded and its root is wanted."""
+    """Return the roots up to the first sufficient one; all, if part of the toolkit is loaded and its root is wanted."""
     enough = {*toolkit, places.system.name(BY_STEM["libcudnn"], cudnn_major or 9)}
     roots: list[Root] = []
     for root in find_roots(places, cuda_major):
@@ -170,7 +171,7 @@ def _judge(root: Root, name: str, places: SearchPlaces, soname: str | None = Non
 
 
 def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchPlaces) -> tuple[Root, ...]:
-    """The roots with the one that should serve the whole toolkit moved to just behind what is loaded already."""
+    """Return the roots with the one for the whole toolkit moved to just behind the loaded libraries."""
 
     def serves_all(root: Root) -> bool:
         return all(soname in root.files and _judge(root, soname, places) is None for soname in toolkit)
@@ -190,7 +191,7 @@ def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchP
 
 
 def _names_soname(name: str, soname: str) -> bool:
-    """Whether a file name is this soname or a longer version of it: libcublas.so.13.1.0 is libcublas.so.13."""
+    """Return True if a file name is this soname or a longer version of it: libcublas.so.13.1.0 is libcublas.so.13."""
     return name == soname or name.startswith(soname + ".")
 
 
@@ -199,7 +200,7 @@ def _name_of(path: str) -> str:
 
 
 def folders_of(path: str) -> set[str]:
-    """The folder that a path names and the one that the file behind its links is in."""
+    """Return the folder that a path names, and that of the file behind its links."""
     return {os.path.realpath(os.path.dirname(path)), os.path.dirname(os.path.realpath(path))}
 
 
@@ -210,7 +211,7 @@ def places_for(
     *,
     cuda_major: int | None = None,
 ) -> SearchPlaces:
-    """The places of this process, as they are now, for the libraries of a provider. Without one: of ``cuda_major``."""
+    """Return the current places of this process for the libraries of a provider, or of ``cuda_major`` without one."""
     if provider is not None:
         cuda_major = provider.cuda_major
     same_major = torch is not None and torch.cuda_version is not None and torch.cuda_version[0] == cuda_major
@@ -223,7 +224,7 @@ def places_for(
 
 
 def places_of_this_process() -> SearchPlaces:
-    """The places that do not depend on what is looked for."""
+    """Return the places that do not depend on a provider."""
     at_start = read_variables().at_start
     return SearchPlaces(
         sys_path=tuple(search_path()),

@@ -1,4 +1,4 @@
-"""What the installed provider library needs and which GPUs it holds code for, read from the file itself.
+"""Read from the installed provider library the libraries that it needs and the GPUs that it holds code for.
 
 Tables per release go stale; the file cannot. The architectures come from the headers of the first container of the
 section ``.nv_fatbin``: in every wheel for Linux examined (1.18.1, 1.22.0, 1.26.0, 1.27.0, 1.31.1; checked against
@@ -49,8 +49,10 @@ class Architecture:
         return f"{'compute' if self.ptx else 'sm'}_{self.major}{self.minor}{suffix}"
 
     def covers(self, capability: tuple[int, int]) -> bool:
-        """Whether a GPU of this compute capability can use it (CUDA C++ Programming Guide, "Binary Compatibility" and
-        "Feature Set Compiler Targets")."""
+        """Return True if a GPU of this compute capability can use the code.
+
+        See the CUDA C++ Programming Guide, "Binary Compatibility" and "Feature Set Compiler Targets".
+        """
         own = (self.major, self.minor)
         if self.specific:
             return own == capability
@@ -74,7 +76,7 @@ class ProviderLibrary:
         return cuda_major_of(self.needed)
 
     def coverage(self, capability: tuple[int, int], variables: Mapping[str, str] | None = None) -> Coverage | None:
-        """``native``: machine code; ``jit``: PTX that the driver compiles at first use; None: unknown.
+        """Return ``native`` for machine code, ``jit`` for PTX that the driver compiles at first use, None if unknown.
 
         ``variables``: of the process, where those by which CUDA passes over one of the two are to count (CUDA
         Programming Guide, "CUDA Environment Variables").
@@ -87,7 +89,7 @@ def coverage_by(
     capability: tuple[int, int],
     variables: Mapping[str, str] | None = None,
 ) -> Coverage | None:
-    """As :meth:`ProviderLibrary.coverage`, of any library that holds code for these."""
+    """Return :meth:`ProviderLibrary.coverage` of any library that holds code for these architectures."""
     if not architectures:
         return None
     ignored = {code for name, code in PASSED_OVER.items() if (variables or {}).get(name) == "1"}
@@ -96,8 +98,10 @@ def coverage_by(
 
 
 def cuda_major_of(needed: tuple[str, ...]) -> int | None:
-    """The CUDA major version of the runtime library among these names; on Windows, where providers may have it built
-    in (ONNX Runtime 1.27 and newer), that of cuBLAS, which has the same."""
+    """Return the CUDA major version of libcudart among these names, or None.
+
+    On Windows, where providers may have it built in (ONNX Runtime 1.27 and newer), cuBLAS tells the same version.
+    """
     for soname in needed:
         if (spec := spec_for(soname)) is not None and spec.stem == "libcudart":
             return major_of(soname)
@@ -114,18 +118,18 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
 
 
 def bridge_of(provider: str) -> str:
-    """Path of the library that stands between ONNX Runtime and its providers, beside them."""
+    """Return the path of the library between ONNX Runtime and its providers, beside them."""
     return provider_beside(provider, "shared")
 
 
 def provider_beside(provider: str, name: str) -> str:
-    """Path of another of ONNX Runtime's provider libraries, in the folder of this one and for the same system."""
+    """Return the path of another provider library of ONNX Runtime, in the same folder and for the same system."""
     system = "Windows" if is_dll(provider) else "Linux"
     return os.path.join(os.path.dirname(provider), provider_file_name(name, system))
 
 
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
-    """Of the provider file."""
+    """Return the architectures of the provider file, or None if it cannot be read."""
     # The linker of Windows keeps eight letters of a section's name
     section = pe.find_section(path, ".nv_fatb") if is_dll(path) else elf.find_section(path, ".nv_fatbin")
     if section is None:
@@ -138,7 +142,7 @@ def read_architectures(path: str) -> tuple[Architecture, ...] | None:
 
 
 def read_architectures_of_cudnn(paths: Iterable[str]) -> tuple[Architecture, ...] | None:
-    """Of its parts in CUDNN_CODE; None where one is not there, or says nothing.
+    """Return the architectures of cuDNN's parts in CUDNN_CODE; None if one is missing, or does not tell.
 
     In 9.1.0, 9.3.0, 9.5.1, 9.10.2, 9.11.0, 9.20.0 and 9.28.0 they name what the release notes do; other parts begin
     with containers for one generation each. Of those for Windows, which were not examined, nothing is known.
@@ -155,7 +159,7 @@ def _read_at(descriptor: int, offset: int, length: int) -> bytes:
 
 
 def parse_container(read: _Reader, start: int, length: int) -> tuple[Architecture, ...] | None:
-    """The entries of the first fat binary container at ``start``; None if there is no container."""
+    """Return the entries of the first fat binary container at ``start``; None if there is no container."""
     magic, version, header_size, body_size = struct.unpack("<IHHQ", read(start, 16))
     if magic != _FATBIN_MAGIC or version != 1 or header_size + body_size > length:
         return None

@@ -1,4 +1,4 @@
-"""The calls that only Windows has. No more than the calls: what follows from them is in :mod:`.loader_windows`.
+"""The calls that only Windows has, and nothing else: their users are in :mod:`.loader_windows`.
 
 Documented in Microsoft's "Win32 API": libloaderapi.h and psapi.h. It was never run on Windows.
 """
@@ -18,7 +18,7 @@ _LONGEST_PATH = 32768
 
 
 class Kernel32:
-    """``kernel`` is kernel32.dll with its errors kept, as ``ctypes.WinDLL("kernel32", use_last_error=True)`` gives."""
+    """Calls of kernel32.dll. ``kernel``: ``ctypes.WinDLL("kernel32", use_last_error=True)``, which keeps its errors."""
 
     def __init__(self, kernel: Any = None, last_error: Callable[[], int] | None = None) -> None:
         if sys.platform == "win32":
@@ -35,14 +35,14 @@ class Kernel32:
         kernel.K32EnumProcessModules.restype = ctypes.c_int
 
     def load(self, path: str) -> int:
-        """Load a DLL, and leave it loaded; 0, or the code of the error. Other threads run meanwhile."""
+        """Load a DLL for good. Return 0, or the code of the error. Other threads run meanwhile."""
         flags = _DEFAULT_FOLDERS | (_ITS_OWN_FOLDER if os.path.isabs(path) else 0)
         if self._kernel.LoadLibraryExW(path, None, flags):
             return 0
         return self._last_error() or -1
 
     def modules(self) -> tuple[str, ...]:
-        """Paths of everything that is loaded in this process."""
+        """Return the paths of all modules that are loaded in this process."""
         process, size = self._kernel.GetCurrentProcess(), ctypes.c_uint32(0)
         if not self._kernel.K32EnumProcessModules(process, None, 0, ctypes.byref(size)):
             return ()
@@ -59,7 +59,7 @@ class Kernel32:
         return text.value if self._kernel.GetModuleFileNameW(module, text, _LONGEST_PATH) else ""
 
     def search_also(self, folder: str) -> None:
-        """Let DLLs that are opened by name be found there too: cuDNN and NVRTC open parts of their own so."""
+        """Search a folder, too, for DLLs that are opened by name: cuDNN and NVRTC open their parts so."""
         add = getattr(os, "add_dll_directory", None)  # of Windows alone
         if add is None or folder in self._folders:
             return

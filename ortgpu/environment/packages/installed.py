@@ -61,7 +61,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class OnnxRuntime:
-    """What `import onnxruntime` would find."""
+    """The package that `import onnxruntime` would find."""
 
     folder: str | None  # of the package that would be imported; None: nothing would be
     importable: bool  # folder has an __init__.py (False: the namespace leftover of an uninstall)
@@ -81,7 +81,7 @@ class OnnxRuntime:
 
     @property
     def version(self) -> str | None:
-        """As the build says it, else as the metadata does: 1.18.1 has no file that would say it."""
+        """The version by the build, else by the metadata: 1.18.1 has no file that tells it."""
         return self.build_version or next((owner.version for owner in self.owners), None)
 
     @property
@@ -91,7 +91,7 @@ class OnnxRuntime:
 
     @property
     def is_of_another_release(self) -> bool:
-        """Than what this process imported: its provider would meet a module that it was not made for."""
+        """True if this process imported another release, for whose module this provider was not made."""
         return self.imported_as is not None and self.imported_as[1] != self.build_version
 
 
@@ -115,7 +115,7 @@ class Packages:
     requirers: tuple[str, ...] = ()
 
     def other(self, name: str) -> Distribution | None:
-        """The first of this name on the search path, of ``others``."""
+        """Return the first of ``others`` with this name on the search path, or None."""
         return next((one for one in self.others if one.name == name), None)
 
 
@@ -168,9 +168,9 @@ def _spec_of(name: str, search_path: Sequence[str] | None) -> importlib.machiner
 
 
 def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
-    """As :func:`read_packages`, without any distribution: only where ONNX Runtime's files and torch are.
+    """Locate the files of ONNX Runtime and torch: :func:`read_packages` without any distribution.
 
-    That is all a session needs, and does not grow with the number of installed distributions.
+    A session needs no more. The time does not grow with the number of installed distributions.
     """
     places, package = _arrive(search_path)
     return Packages(_read_onnxruntime(package, (), False), _read_torch(places, ()), (), ())
@@ -192,7 +192,7 @@ def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
 
 
 def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: bool) -> Distribution:
-    """A wheel of libraries. What is missing is not said: images are trimmed, and the search sees what is needed."""
+    """Describe a wheel of libraries. It lists no missing files: images are trimmed, and the search finds the rest."""
     record = (one.read("RECORD") or b"") if compare_files else b""
     lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]
     entries = parse_record(b"".join(lines)) or ()
@@ -202,7 +202,7 @@ def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: 
 
 @dataclass(frozen=True, slots=True)
 class _Package:
-    """Where `import onnxruntime` arrives."""
+    """The place that `import onnxruntime` finds."""
 
     folder: str | None
     importable: bool
@@ -219,7 +219,7 @@ class _Claim:
 
 
 def _find_onnxruntime(places: Sequence[Place]) -> _Package:
-    """Walk like the import system: in each place a package, then a module file; a bare folder only at the very end."""
+    """Search like the import system: in each place a package, then a module file; at the very end a bare folder."""
     leftover = shadow = None
     for place in places:
         if "onnxruntime" in place.names:
@@ -317,7 +317,7 @@ def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | No
 
 
 def provider_file_name(provider: str, system: str) -> str:
-    """The library of a provider, on one operating system as ``platform.system()`` names it."""
+    """Return the file name of a provider's library on a system, as ``platform.system()`` names it."""
     return _PROVIDERS.get(system, _PROVIDERS["Linux"]).format(f"onnxruntime_providers_{provider}")
 
 
@@ -369,7 +369,7 @@ def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Dis
 
 
 def _extension_names(names: Iterable[str]) -> list[str]:
-    """Names of the Python extension, one that this interpreter can import first."""
+    """Return the names of the Python extension, those that this interpreter can import first."""
     stem = "onnxruntime_pybind11_state"
     fitting = [stem + ending for ending in importlib.machinery.EXTENSION_SUFFIXES]
     return fitting + sorted(one for one in names if one.startswith(stem + ".") and one.endswith((".so", ".pyd")))

@@ -21,11 +21,11 @@ _of_sysconfig = fork_safe_lock()  # which has none before Python 3.13: who comes
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """``install`` and ``uninstall`` are shell words to put requirements behind; they name this very interpreter.
+    """The installer of this environment. ``install`` and ``uninstall``: shell words before requirements.
 
-    An installer has folders of its own. What lies elsewhere it leaves as it is, and ends with success all the same:
-    in a folder of PYTHONPATH, and in the packages that a virtual environment shares with the interpreter that it was
-    made from. The folders here are absolute, and their links are followed.
+    They name this very interpreter. An installer has folders of its own; it leaves packages elsewhere alone, and ends
+    with success all the same. Elsewhere is a folder of PYTHONPATH, for example, or the packages that a virtual
+    environment shares with its base interpreter. The folders here are absolute, and their links are followed.
     """
 
     name: str  # "pip" or "uv"
@@ -99,7 +99,7 @@ def _folder_of(kind: str) -> str:
 
 
 def _hidden_by(folder: str) -> tuple[str, ...]:
-    """The folders of the search path behind this one."""
+    """Return the folders of the search path behind this one."""
     path = _resolved(*search_path())
     # The user's folder is put on the path, ahead of the others, once it is there.
     return path[path.index(folder) + 1 :] if folder in path else _resolved(*site.getsitepackages())
@@ -130,6 +130,6 @@ def _is_virtual() -> bool:
 
 
 def _is_managed_by_the_system() -> bool:
-    """PEP 668: a distribution's own interpreter, into which pip and uv install only when told to all the same."""
+    """Return True for a system's own interpreter (PEP 668): pip and uv install into it only with an option."""
     marker = os.path.join(_folder_of("stdlib"), "EXTERNALLY-MANAGED")
     return not _is_virtual() and os.path.exists(marker)

@@ -11,11 +11,11 @@ IN_SUB_INTERPRETER: Final = "ImportError: not tried: this is a sub-interpreter o
 
 
 def this_interpreter() -> str:
-    """Its path; empty where it is not known.
+    """Return the path of the interpreter; empty if it is not known.
 
     A program that holds Python in it, such as uWSGI, QGIS or Apache, may say that it is the interpreter itself: started
-    as one it would do something else. And with a virtual environment that it was given, by uWSGI's option ``--home``
-    or activate_this.py, sys.executable may be the interpreter that the environment was made from, whose packages are
+    as one it would do something else. And with a virtual environment of uWSGI's option ``--home`` or of
+    activate_this.py, sys.executable may be the interpreter that the environment was made from, whose packages are
     others.
     """
     said = sys.executable or ""
@@ -40,22 +40,26 @@ def _is_in(path: str, folder: str) -> bool:
 
 
 def is_frozen() -> bool:
-    """Whether a program stands in the place of the interpreter: PyInstaller and others set sys.frozen, and Nuitka gives
-    a name to each module that it compiles. What it compiles without ``--standalone`` runs in an environment."""
+    """Return True if a program stands in the place of the interpreter.
+
+    PyInstaller and others set sys.frozen; Nuitka gives a name to each module that it compiles. A program that Nuitka
+    compiled without ``--standalone`` runs in an environment.
+    """
     compiled = globals().get("__compiled__")
     return bool(getattr(sys, "frozen", False) or getattr(compiled, "standalone", False))
 
 
 def is_pex() -> bool:
-    """Whether packages come from a pex, which is made of what it was built from again wherever it is unpacked: what pip
-    puts into the interpreter it does not see, or only until then. Each has this file: docs.pex-tool.org, "PEX-INFO"."""
+    """Return True if packages come from a pex, by its file: docs.pex-tool.org, "PEX-INFO".
+
+    A pex unpacks the packages that it was built from. It does not see those that pip installs, or only until then.
+    """
     folders = (each for each in (sys.prefix, *sys.path) if each and isinstance(each, str))
     return any(os.path.isfile(os.path.join(folder, "PEX-INFO")) for folder in folders)
 
 
 def is_sub_interpreter() -> bool:
-    """Whether this code runs in another than the main interpreter of its process, as mod_wsgi has it unless told
-    otherwise. False where nobody can tell."""
+    """Return True if this is not the main interpreter of the process, as by default in mod_wsgi. False if unknown."""
     try:
         import ctypes
 

@@ -1,4 +1,4 @@
-"""Which program makes this environment agree with its project's lock file, and takes back what pip does to it."""
+"""Find the program that makes this environment agree with its project's lock file, and undoes pip's changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Manager:
-    """``add`` is shell words to put requirements behind, which the lock file then names and the environment has."""
+    """A manager of environments. ``add``: shell words before requirements, to add them to lock and environment."""
 
     name: str
     lock: str
@@ -23,7 +23,7 @@ class Manager:
 
 
 def read_manager() -> Manager | None:
-    """None where there is none, where it cannot be started, and where several could be meant."""
+    """Return the manager of this environment; None if there is none, it cannot be started, or several may be meant."""
     if sys.prefix == sys.base_prefix:
         return None
     prefix, here = os.path.realpath(sys.prefix), _working_folder()
@@ -41,7 +41,7 @@ def read_manager() -> Manager | None:
 
 
 def is_for_one_run() -> bool:
-    """`uv run --with` makes an environment over another one, and removes it: docs.astral.sh/uv, "Running commands"."""
+    """Return True in the temporary environment that `uv run --with` makes: docs.astral.sh/uv, "Running commands"."""
     return any(line.startswith("extends-environment") for line in _read(sys.prefix, "pyvenv.cfg").splitlines())
 
 
@@ -58,7 +58,7 @@ def _is_of_uv(project: str, prefix: str) -> bool:
 
 
 def _is_of_poetry(project: str, prefix: str) -> bool:
-    """As EnvManager.generate_env_name in poetry/utils/env/env_manager.py names it."""
+    """Return True if the name is that of EnvManager.generate_env_name in poetry/utils/env/env_manager.py."""
     digest = hashlib.sha256(os.path.normcase(os.path.realpath(project)).encode()).digest()
     return f"-{base64.urlsafe_b64encode(digest).decode()[:8]}-py" in os.path.basename(prefix)
 

@@ -1,4 +1,4 @@
-"""How installed distributions describe themselves on disk: metadata folders, RECORD. Nothing here raises."""
+"""Read the metadata of installed distributions from disk: metadata folders, RECORD. Never raises."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class MetadataFolder:
     folder: str  # its own name, below location
 
     def read(self, file: str) -> bytes | None:
-        """The content of one of its files; None where it cannot be read."""
+        """Return the content of one of its files; None if it cannot be read."""
         return read_file(os.path.join(self.location, self.folder, file))
 
     def read_version(self) -> str | None:
-        """The version in the folder's name, else in the metadata."""
+        """Return the version in the folder's name, else in the metadata."""
         return self.version or parse_metadata_version(self.read("METADATA") or self.read("PKG-INFO") or b"")
 
 
@@ -46,12 +46,12 @@ class RecordEntry(NamedTuple):
 
 
 def search_path(entries: Iterable[object] | None = None) -> list[str]:
-    """``sys.path``, or another, without what is no string: the import system passes over that too."""
+    """Return the strings of ``sys.path``, or of ``entries``: the import system passes over the rest, too."""
     return [entry for entry in (sys.path if entries is None else entries) if isinstance(entry, str)]
 
 
 def list_places(search_path: Iterable[object]) -> list[Place]:
-    """The folders of a search path that can be read, each once, in order. Never raises, whatever the entries are."""
+    """Return the readable folders of a search path, each once, in order. Never raises, whatever the entries are."""
     places: dict[str, Place] = {}
     for entry in search_path:
         if not isinstance(entry, str):
@@ -67,7 +67,7 @@ def list_places(search_path: Iterable[object]) -> list[Place]:
 
 
 def list_distributions(place: Place) -> Iterator[MetadataFolder]:
-    """What is installed in one folder, by name."""
+    """Yield the distributions installed in one folder, by name."""
     for name in sorted(place.names):
         parsed = parse_metadata_name(name)
         if parsed is not None:
@@ -75,7 +75,7 @@ def list_distributions(place: Place) -> Iterator[MetadataFolder]:
 
 
 def parse_metadata_name(folder: str) -> tuple[str, str | None] | None:
-    """Normalised name and version in the name of a dist-info or egg-info folder; None for any other name."""
+    """Return the normalised name and version in the name of a metadata folder; None for any other name."""
     stem, ending = os.path.splitext(folder)
     if ending not in (".dist-info", ".egg-info") or not stem[:1].isalnum():
         return None  # "~nnxruntime-1.dist-info": what an interrupted pip left, which pip itself ignores
@@ -86,14 +86,14 @@ def parse_metadata_name(folder: str) -> tuple[str, str | None] | None:
 
 
 def parse_metadata_version(data: bytes) -> str | None:
-    """The Version field of a METADATA or PKG-INFO file."""
+    """Return the Version field of a METADATA or PKG-INFO file."""
     head = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[0]
     match = re.search(rb"^Version:[ \t]*([!-~]{1,100})[ \t\r]*$", head, re.MULTILINE | re.IGNORECASE)
     return match[1].decode("ascii") if match else None
 
 
 def parse_record(data: bytes) -> tuple[RecordEntry, ...] | None:
-    """The entries of a RECORD. None: it is not one, and a part of it is not to be believed either."""
+    """Return the entries of a RECORD, or None if any part of it is malformed."""
     if b"\0" in data:
         return None
     entries = []
@@ -113,25 +113,25 @@ def parse_record(data: bytes) -> tuple[RecordEntry, ...] | None:
 
 
 def parse_assignments(text: str) -> dict[str, str]:
-    """Strings that a Python file assigns at its top level: ``name = 'value'``, annotated or not."""
+    """Return strings that a Python file assigns at its top level: ``name = 'value'``, annotated or not."""
     pattern = r"""^(\w+)[ \t]*(?::[^=\n]*)?=[ \t]*(["'])([^"'\n]*)\2"""
     return {match[1]: match[3] for match in re.finditer(pattern, text, re.MULTILINE)}
 
 
 def parse_cuda_version(text: str | None) -> tuple[int, int] | None:
-    """Two numbers of "13.0" or "12.8.1"."""
+    """Return the first two numbers of "13.0" or "12.8.1"."""
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", text or "")
     return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_local_cuda_version(version: str | None) -> tuple[int, int] | None:
-    """The CUDA in a local version such as "2.4.0+cu121"."""
+    """Return the CUDA in a local version such as "2.4.0+cu121"."""
     match = re.search(r"\+cu([0-9]{2,3})([0-9])$", version or "") or re.search(r"\+cu([0-9])([0-9])$", version or "")
     return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_editable_project(data: bytes) -> str | None:
-    """The project folder that a direct_url.json names, if the install is an editable one."""
+    """Return the project folder in a direct_url.json, if the install is an editable one."""
     from urllib.parse import unquote, urlsplit  # 2 ms to import, for what hardly anybody has
 
     try:
@@ -146,12 +146,12 @@ def parse_editable_project(data: bytes) -> str | None:
 
 
 def read_text(path: str) -> str:
-    """A file's text, with what is not UTF-8 replaced; empty where it cannot be read."""
+    """Return a file's text, with invalid UTF-8 replaced; empty if it cannot be read."""
     return (read_file(path) or b"").decode("utf-8", "replace")
 
 
 def read_file(path: str) -> bytes | None:
-    """A file's bytes; None where it cannot be read."""
+    """Return a file's bytes; None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -1,4 +1,4 @@
-"""The DLLs of Windows and of Visual C++ that a file links, and that are not here."""
+"""Find missing DLLs of Windows and of Visual C++ that a file links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .loader_windows import DRIVER, find_beside, is_of_the_system
 def missing_from_the_system(
     files: Iterable[tuple[str, tuple[str, ...]]], loaded: Iterable[str], folders: Iterable[str]
 ) -> tuple[str, ...]:
-    """``files``: path of each, and what it links. ``folders``: where the loader looks beside the file's own.
+    """Return the DLLs that are missing. ``files``: path and linked DLLs of each. ``folders``: those of the loader.
 
     Empty, too, where these folders are not those of Windows: then nothing is known. CUDA's libraries and ONNX Runtime's
     own are found or missed elsewhere.
