@@ -23,7 +23,6 @@ ROOMS = (
 # Each is an import inside a function, for what is seldom asked for, or for type checkers.
 UPWARDS = {
     ("diagnosis", "distributed.diagnosis.training"),  # diagnose(profile="training") asks the wing
-    ("session.gpu_session", "distributed.rank_devices"),  # GPUSession.for_rank
 }
 MOST_ENTRIES = 17
 

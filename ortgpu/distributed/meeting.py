@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..environment.child import parse_answer, run_python
-from ..environment.ranks import Rank
-from ..errors import RendezvousError, manual
-from .jobs import (
+from ..environment.jobs import (
     FOLDER_NEEDED,
     identity_between_hosts,
     identity_of,
@@ -33,6 +31,8 @@ from .jobs import (
     runtime_folder,
     short_name,
 )
+from ..environment.ranks import Rank
+from ..errors import RendezvousError, manual
 
 _PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports that Linux gives out by itself
 _TRIED = 8  # ports of a job: the first that is free serves

@@ -29,9 +29,9 @@ from ..errors import (
     NCCLError,
     manual,
 )
+from ..provider.rank_devices import own_device
 from . import nccl
 from .cuda_runtime import DeviceQueue
-from .rank_devices import own_device
 from .reports import Collective, RankFacts
 from .wire import FROM_A_RANK, Decoder, Message, encode, error_to_message
 

@@ -212,7 +212,7 @@ class GPUSession(SessionFacts):
         Not promised: ranks in separate containers that share no folder for temporary files do not notice that they use
         the same GPU. ``ortgpu.distributed.preflight`` does.
         """
-        from ..distributed.rank_devices import claimed_ordinal
+        from ..provider.rank_devices import claimed_ordinal
 
         if "device" in kwargs:
             raise TypeError("for_rank() takes no device: the rank decides")

@@ -13,7 +13,7 @@ import pytest
 
 import ortgpu
 from ortgpu.distributed import Rank, current_rank
-from ortgpu.distributed.jobs import identity_of
+from ortgpu.environment.jobs import identity_of
 from ortgpu.environment.ranks import first_host, parse_tasks_per_node
 from ortgpu.errors import LauncherConflictError
 from tests.lab import launchers

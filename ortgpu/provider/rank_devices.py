@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from ..environment.gpu.cuda import CudaDevice, initialise
 from ..environment.ranks import Rank, current_rank, visibility
 from ..errors import RankDeviceError, manual
-from ..provider import lifetime
-from ..provider.devices import describe
+from . import lifetime
+from .devices import describe
 
 
 def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str | None) -> CudaDevice:

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..environment.ranks import Rank
 from ..errors import manual
+from .ranks import Rank
 
 FOLDER_NEEDED = manual(
     "set XDG_RUNTIME_DIR or TMPDIR to a folder that this user may write to, the same for each rank of a host"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.distributed.jobs import runtime_folder
-from ortgpu.distributed.rank_devices import own_device
 from ortgpu.environment.gpu.cuda import CudaDevice
+from ortgpu.environment.jobs import runtime_folder
 from ortgpu.environment.ranks import Rank
 from ortgpu.errors import RankDeviceError
+from ortgpu.provider.rank_devices import own_device
 from tests.lab import launchers
 from tests.lab.fixtures import Lab, with_gpus
 from tests.lab.launchers import launch
@@ -118,7 +118,7 @@ def test_two_ranks_claim_one_gpu(lab: Lab, launcher: str) -> None:
 
 CLAIM = """
 import os, sys
-from ortgpu.distributed.claims import claim
+from ortgpu.provider.claims import claim
 from ortgpu.environment.ranks import Rank
 from ortgpu.errors import RankDeviceError
 def take(rank, uuid):

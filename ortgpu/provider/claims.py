@@ -12,10 +12,10 @@ import os
 import re
 from pathlib import Path
 
+from ..environment.jobs import FOLDER_NEEDED, identity_of, runtime_folder, short_name
 from ..environment.ranks import Rank, visibility
 from ..errors import RankDeviceError, manual
 from ..process.background import fork_safe_lock
-from .jobs import FOLDER_NEEDED, identity_of, runtime_folder, short_name
 
 _held: dict[Path, int] = {}  # by path, its descriptor: open for the life of this process
 _lock = fork_safe_lock()
