@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+PROBE = Path(__file__).resolve().parents[1] / "lab" / "probe.py"
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "SLURM_PROCID")
 
 
@@ -233,7 +233,7 @@ def main() -> None:
     try:
         outcome["returned"] = ACTIONS[task["action"]](**task["arguments"])
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the test asks about
-        outcome["error"] = runpy.run_path(str(HERE / "lab" / "probe.py"))["describe"](error)
+        outcome["error"] = runpy.run_path(str(PROBE))["describe"](error)
     outcome["seconds"] = time.monotonic() - started
     path = Path(os.environ["RANK_REPORTS"], f"{outcome['rank']}.json")
     partial = path.with_suffix(f".{os.getpid()}.partial")
