@@ -127,7 +127,7 @@ def _read_limit(name: str) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-_MOST_FILES: Final = 1 << 20  # that Linux allows anybody: /proc/sys/fs/nr_open, where nobody changed it
+_MOST_FILES: Final = 1 << 20  # the most that Linux allows: the default of /proc/sys/fs/nr_open
 
 
 def _read_open_files() -> OpenFiles | None:

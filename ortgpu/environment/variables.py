@@ -52,7 +52,7 @@ NAMES: Final[tuple[str, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """``now`` and ``at_start`` hold only the variables that matter here. ``at_start`` None: unknown.
+    """The variables that matter here, now and at the start of the process. ``at_start`` None: unknown.
 
     The dynamic loader reads LD_LIBRARY_PATH once, at start: what a program writes to os.environ later changes nothing.
     """

@@ -147,7 +147,7 @@ class _Found(NamedTuple):
 
 
 class _Flow:
-    """Follows values through a model from where they come."""
+    """The walk of values through a model, from their sources."""
 
     def __init__(self, inputs: Iterable[str], placed: Mapping[Key, Places]) -> None:
         self._inputs = [name.encode() for name in inputs]

@@ -38,7 +38,7 @@ def in_memory(model: ModelSource) -> ModelSource:
             if os.fstat(file.fileno()).st_size <= _SMALL:
                 return file.read()
             return without_weights(FileContent(file), _MOST_READ)
-    except (OSError, ValueError, IndexError, TypeError):  # whoever opens it next says so
+    except (OSError, ValueError, IndexError, TypeError):  # the next one to open it reports that
         return model
 
 

@@ -113,7 +113,7 @@ class FutureOutcome(Outcome[Result]):
 
     def _tell(self, tell: Callable[[Any], None], what: object) -> None:
         def do() -> None:
-            with contextlib.suppress(InvalidStateError):  # it was cancelled while nobody could ask it
+            with contextlib.suppress(InvalidStateError):  # it was cancelled while its lock was held
                 tell(what)
 
         if self._is_free():
@@ -135,7 +135,7 @@ class Threads:
     def start(self, count: int = 1, first: Call | None = None) -> None:
         """Start ``count`` more threads; each calls ``first`` at its start. Raises RuntimeError if it cannot."""
         for _ in range(count):
-            # Daemons: whoever forgets to end them must not wait for them at the end of the program.
+            # Daemons: a forgotten thread must not keep the program from ending.
             thread = Thread(functools.partial(_work, self._calls, first), f"{self._name}_{len(self.threads)}")
             thread.start(self.threads.append)
 
@@ -211,7 +211,7 @@ class _Call:
         try:
             if outcome.begin():
                 result = self._function(*arguments)
-                arguments = ()  # who waits for the result may count on their memory
+                arguments = ()  # the waiting thread may count on their memory
                 outcome.give(result)
         except BaseException as error:  # noqa: BLE001 - the outcome's to raise
             arguments = ()
@@ -228,7 +228,7 @@ def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
             call()
         except BaseException:  # SystemExit, say, of a callback of a future: others wait for this thread
             logger.exception("what a thread was given raised")
-        del call  # it holds who gave it, and arrays
+        del call  # it holds its sender, and arrays
     calls.put(None)  # for the next one
 
 

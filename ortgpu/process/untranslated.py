@@ -1,4 +1,4 @@
-"""Messages of the C library in English, whatever language the program has chosen: diagnoses read them."""
+"""English messages of the C library, which diagnoses read, in a program of any language."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _recorders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  #
 
 
 class Carried:
-    """SessionOptions on their way: into a copy as they are, into another process without what cannot be read back."""
+    """A carrier of SessionOptions: a copy keeps them as they are, a pickle only the readable settings."""
 
     def __init__(self, options: Any) -> None:
         self.options = options

@@ -139,7 +139,7 @@ class Plan:
 
 @untranslated()
 def plan(packages: Packages, directory: str | os.PathLike[str] | None = None, *, thorough: bool = True) -> Plan:
-    """Look for the libraries that the provider needs. ``thorough`` as for ``resolve``."""
+    """Find the libraries that the provider needs. ``thorough`` is that of ``resolve``."""
     path = packages.onnxruntime.provider_library
     provider = read_provider(path) if path else None
     if provider is None or provider.problem or provider.cuda_major is None:

@@ -232,7 +232,7 @@ def _why_numpy_fails() -> str | None:
     try:
         with untranslated():
             importlib.import_module("numpy")
-    except Exception as error:  # noqa: BLE001 - whatever NumPy and what it imports may raise
+    except Exception as error:  # noqa: BLE001 - NumPy and its imports may raise anything
         cause: BaseException = error
         while (earlier := cause.__cause__ or cause.__context__) is not None:
             cause = earlier

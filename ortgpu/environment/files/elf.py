@@ -26,7 +26,7 @@ _MAX_TABLE = 64 << 20  # bytes; the longest string table seen is that of libcudn
 
 @dataclass(frozen=True, slots=True)
 class ElfFile:
-    """``problem`` is why the file cannot be opened as a library, in a few words, or None."""
+    """An ELF file. ``problem`` is why it cannot be opened as a library, in a few words, or None."""
 
     path: str
     problem: str | None = None

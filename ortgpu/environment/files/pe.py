@@ -26,7 +26,7 @@ _DAMAGED = "damaged PE file"
 
 @dataclass(frozen=True, slots=True)
 class PeFile:
-    """``problem`` is why the file cannot be opened as a library, in a few words, or None."""
+    """A DLL. ``problem`` is why it cannot be opened as a library, in a few words, or None."""
 
     path: str
     problem: str | None = None

@@ -41,7 +41,7 @@ class System:
     stem: Callable[[LibrarySpec], str]  # what comes before the version in these names
     suffix: str  # what comes behind it
     is_library: Callable[[str], bool]  # whether a base name is that of a CUDA library, of any version
-    own_name: Callable[[str], str | None]  # that a file gives itself, whatever it is called
+    own_name: Callable[[str], str | None]  # the name inside a file, which its file name may not be
     judge: Callable[[str, str, str], str | None]  # why a file must not be opened under a name on a machine; or None
     steps: tuple[Step, ...]  # in the documented order
 
@@ -51,7 +51,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class SearchPlaces:
-    """Everything that the search depends on, so that it can be pointed at a prepared tree."""
+    """The inputs of the search, which can also point at a prepared tree."""
 
     sys_path: tuple[str, ...]
     variables: Mapping[str, str]  # as they are now

@@ -16,7 +16,7 @@ from .interpreter import this_interpreter
 from .managers import Manager, is_for_one_run, read_manager
 from .metadata import search_path
 
-_of_sysconfig = fork_safe_lock()  # which has none before Python 3.13: who comes while it fills its variables fails
+_of_sysconfig = fork_safe_lock()  # sysconfig has no lock before Python 3.13, and fails in a second thread
 
 
 @dataclass(frozen=True, slots=True)
