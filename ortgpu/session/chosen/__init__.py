@@ -1,1 +1,1 @@
-"""Options that are chosen for a model by rules: layout, handles of cuDNN, threads for the CPU."""
+"""Options that are chosen for a model by rules: image layout, cuDNN handles, CPU threads."""

@@ -1,8 +1,8 @@
-"""Which models need no handle of cuDNN, so that their sessions do without.
+"""Sessions without cuDNN handles, for models that need none.
 
-A provider that finds cuDNN makes handles of it for each session, whatever the model is. With cuDNN 9.19 on an H200 that
-was half of the time of a small session (2.7 of 5.5 ms), and 10 KB of the GPU's memory that cudnnDestroy did not give
-back: 100 MB after ten thousand sessions, of plain ONNX Runtime as well.
+A provider that finds cuDNN creates cuDNN handles for each session, whatever the model is. With cuDNN 9.19 on an H200
+this took half of the time to open a small session (2.7 of 5.5 ms). It also leaked 10 KB of GPU memory for each session,
+in plain ONNX Runtime too, because cudnnDestroy does not free it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CHOSEN = {HANDLES: ("0", _REASON)}
 
 _RELEASE = (1, 31)  # where it was measured
 
-# Operators of the standard domain that compute the same bits with cuDNN and without (tests/gpu/test_cudnn_handles.py).
-# Whatever ONNX Runtime fuses of these needs cuDNN as little. Not Softmax and the parts of normalisations: it makes
-# attention of those, and that has a way through cuDNN.
+# Operators of the standard domain whose results are bitwise equal with and without cuDNN
+# (tests/gpu/test_cudnn_handles.py). Fusions of these do not need cuDNN either. Softmax and the parts of normalisations
+# are left out: ONNX Runtime fuses them into attention, which may use cuDNN.
 OPERATORS = frozenset(
     name.encode()
     for line in (
@@ -38,11 +38,11 @@ OPERATORS = frozenset(
     )
     for name in line.split(" ")
 )
-_MOST_READ = 2_000  # fields of the file, some 2 ms: what a larger one would gain is little of what it takes
+_MOST_READ = 2_000  # fields of the file, about 2 ms; a larger model gains too little
 
 
 def options_without_handles(model: ModelSource, requested: ProviderList, options: Any) -> dict[str, tuple[str, str]]:
-    """``CHOSEN`` for a session that needs no handle, else nothing.
+    """Return ``CHOSEN`` if the session needs no cuDNN handle, else nothing.
 
     ``requested`` and ``options``, which may be None, are what its caller asked for.
     """
@@ -56,19 +56,21 @@ def options_without_handles(model: ModelSource, requested: ProviderList, options
 
 
 def needs_no_cudnn(model: ModelSource) -> bool:
-    """Whether all operators of a model are known to compute without cuDNN. False for what is no model, and for one with
-    more parts than are read here."""
+    """Return True if all operators of a model are known to run without cuDNN.
+
+    False for an unreadable model, and for one with more fields than are read here.
+    """
     return has_only(model, OPERATORS, _MOST_READ)
 
 
 def needs_none(placement: Placement) -> bool:
-    """Whether nothing that ONNX Runtime made of the model needs cuDNN after all."""
+    """Return True if in fact no node of the optimised model needs cuDNN."""
     placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
     return placement.known and not cudnn_operators(placed)
 
 
 def with_a_handle(error: LibraryNotFoundError) -> ProviderOptionError:
-    """For a session of these options, what the failure of an operator for want of cuDNN means: OPERATORS is wrong."""
+    """Return the error for a session without a handle that needed one after all. Then OPERATORS is wrong."""
     return ProviderOptionError(
         "the model reached an operator that needs cuDNN, and this session was opened without a handle of it",
         evidence=[f"chosen for speed: {HANDLES}=0", *error.evidence],

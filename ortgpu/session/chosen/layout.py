@@ -1,16 +1,16 @@
-"""Which models run faster when the CUDA provider keeps images channels-last (NHWC) and adds biases inside convolutions.
+"""The choice of channels-last images (NHWC) with fused biases, for models that run faster with them.
 
-Measured on an H200 with the networks of torchvision (benchmarks/layouts.py measures again): in batches of 64 ResNet,
-ResNeXt, VGG, GoogLeNet, Inception, DenseNet and RegNet take 0.54 to 0.81 of the time. Those with depthwise convolutions
-(MobileNet, EfficientNet, ConvNeXt) take up to 2.6 times as long, those that reshape or transpose on the way
-(ShuffleNet, ViT, Swin) up to 1.8 times.
+Measured on an H200 with the networks of torchvision, in batches of 64 (benchmarks/layouts.py measures again): ResNet,
+ResNeXt, VGG, GoogLeNet, Inception, DenseNet and RegNet take 0.54 to 0.81 of the time. Networks with depthwise
+convolutions (MobileNet, EfficientNet, ConvNeXt) take up to 2.6 times as long. Those that reshape or transpose inside
+(ShuffleNet, ViT, Swin) take up to 1.8 times as long.
 
-What is chosen is therefore narrow. And it is only what ONNX Runtime 1.31 converts in full: where it does not know the
-rank of an image, or the version of the operators, it leaves convolutions as they are (layout_transformation.cc). With
-biases inside these compute nonsense, since their output is cleared on another stream (cudaMemset in conv.cc). Weights
-are converted when a session opens, if they are constant (PrePack in conv.cc). What is no image cannot be normalised in
-this layout (batch_norm.cc), convolutions of doubles do not open, and those of float16 with their biases inside ended in
-an illegal instruction (error 715, cuDNN 9.19).
+So the choice is narrow, and only for models that ONNX Runtime 1.31 converts in full. If it does not know the rank of an
+image or the version of the operators, it leaves convolutions as they are (layout_transformation.cc). With fused biases
+these give wrong results, since their output is cleared on another stream (cudaMemset in conv.cc). Constant weights are
+converted when a session opens (PrePack in conv.cc). BatchNormalization in this layout takes images only
+(batch_norm.cc). Convolutions of doubles do not open. Those of float16 with fused biases ended in an illegal instruction
+(error 715, cuDNN 9.19).
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ _RELEASE = (1, 31)
 _FEWEST_CONVOLUTIONS = 8
 _FEWEST_CHANNELS = 4  # of a group
 
-# What a caller can have set without a say in how convolutions are computed
+# Options of the caller that do not affect how convolutions are computed
 _UNRELATED = frozenset(
     ("device_id", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream", "enable_cuda_graph")
 )
-# Entries of session options with which weights stay as they are, or the graph was not measured
+# Entries of session options that keep weights unconverted, or with which nothing was measured
 _CONTRARY_ENTRIES = ("session.disable_prepacking", "optimization.disable_specified_optimizers")
 
 _OPERATOR_SETS = range(11, 22)  # Conv and the pools have other versions before and after
 
-# What is converted, and computes images from images
+# Operators that are converted, with images as input and output
 _CONVERTED = frozenset(("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "BatchNormalization"))
 _SAME_RANK = frozenset(
     ("Relu", "LeakyRelu", "PRelu", "Clip", "Sigmoid", "Mul", "Add", "Concat", "Resize", "Slice", "Identity", "Dropout")
 )
 _BODY = _CONVERTED | _SAME_RANK | {"Shape", "Gather", "Unsqueeze", "Constant"}
-# Where no convolution comes after them
+# Allowed only after the last convolution
 _HEAD = frozenset(("Flatten", "Reshape", "Squeeze", "ReduceMean", "Gemm", "MatMul", "Softmax"))
 OPERATORS = _BODY | _HEAD  # of a model that gains
-# The attributes that matter, of which operators
+# Operators whose attributes are read, and the attributes that matter
 _READ_CLOSELY = _CONVERTED | {"Resize"}
 _ATTRIBUTES = frozenset((b"group", b"pads", b"auto_pad", b"mode"))
 _FLOAT = 1  # TensorProto.DataType
 _RANK_OF_IMAGES = 4
 _CHANNELS_OF_A_PICTURE = 3
-# Fields of the file, a tenth of a second: a DenseNet-201, with the most nodes of those measured, has a quarter of them.
+# Fields of the file, a tenth of a second. DenseNet-201, the largest network measured, has a quarter of them.
 _MOST_READ = 100_000
 _SOON_SEARCHED = 1 << 20  # bytes, a tenth of a millisecond
 
@@ -68,7 +68,7 @@ _SOON_SEARCHED = 1 << 20  # bytes, a tenth of a millisecond
 def options_for_layout(
     model: ModelSource, requested: ProviderList, options: Any, capability: tuple[int, int] | None
 ) -> dict[str, tuple[str, str]]:
-    """``LAYOUT_OPTIONS`` for a session that gains by them on a GPU of this capability, else nothing.
+    """Return ``LAYOUT_OPTIONS`` if the session gains by them on a GPU of this capability, else nothing.
 
     ``requested`` and ``options``, which may be None, are what its caller asked for.
     """
@@ -90,16 +90,16 @@ def _leave_it_open(options: Any) -> bool:
 
 
 def gains_channels_last(model: ModelSource) -> bool:
-    """Whether a model is one of those that gain. False for what is no model: ONNX Runtime says what is wrong with it.
+    """Return True if a model gains by channels-last images. False if the model cannot be read.
 
-    Reads no weights: a few milliseconds for a network of which a session takes a hundred.
+    Reads no weights. This takes a few milliseconds for a network whose session takes a hundred to open.
     """
     if isinstance(model, bytes) and len(model) <= _SOON_SEARCHED and model.count(b"Conv") < _FEWEST_CONVOLUTIONS:
         return False
     return matches(model, _model_gains, _MOST_READ)
 
 
-# Numbers of fields are those of onnx.proto
+# The numbers of fields are those of onnx.proto.
 
 
 def _model_gains(reader: Reader) -> bool:
@@ -111,7 +111,7 @@ def _model_gains(reader: Reader) -> bool:
         elif number == 8:
             domain, version = _read_operator_set(reader, extent)
             versions += [version] if domain in STANDARD else []
-        elif number == 25:  # a function of its own, which may have the name of an operator
+        elif number == 25:  # a local function, which may have the name of an operator
             return False
     return len(graphs) == len(versions) == 1 and versions[0] in _OPERATOR_SETS and _graph_gains(reader, graphs[0])
 
@@ -140,10 +140,10 @@ def _graph_gains(reader: Reader, graph: Extent) -> bool:
 
 
 def _nodes_gain(nodes: list[_Node], inputs: dict[bytes, int], constants: dict[bytes, _Tensor]) -> bool:
-    """Whether there are enough convolutions, and ONNX Runtime can convert all of them.
+    """Return True if there are enough convolutions, and ONNX Runtime can convert all of them.
 
-    For that it must know the rank of what they work on. It does not behind operators of the head, nor where Unsqueeze
-    has axes that are computed. Nodes are taken in the order of the file: what is computed after its use is not known.
+    It must know the rank of their inputs. It does not know the rank after operators of the head, or after Unsqueeze
+    with computed axes. Nodes are read in the order of the file, and a tensor used before its node is unknown.
     """
     fixed = {b"", *constants}  # b"": an input that is left out
     known = {*fixed, *inputs}
@@ -175,25 +175,27 @@ def _nodes_gain(nodes: list[_Node], inputs: dict[bytes, int], constants: dict[by
 
 
 def _convolution_gains(node: _Node, weights: _Tensor | None) -> bool:
-    """Whether it is of images, with constant weights, and channels as those measured: neither depthwise nor nearly so,
-    and of an even number, but for the three of a picture."""
+    """Return True for a convolution of images with constant weights and channels like those measured.
+
+    It is neither depthwise nor nearly so, and its numbers of channels are even; three input channels are allowed too.
+    """
     if weights is None or weights.element_type != _FLOAT or len(weights.shape) != _RANK_OF_IMAGES:
         return False
-    outputs, inputs = weights.shape[:2]  # the latter of a group
+    outputs, inputs = weights.shape[:2]  # the input channels of a group
     if outputs % 2 != 0 or (inputs % 2 != 0 and inputs != _CHANNELS_OF_A_PICTURE):
         return False
     return node.attribute(b"group").integer in (0, 1) or inputs >= _FEWEST_CHANNELS
 
 
 def _is_padded_alike(node: _Node) -> bool:
-    """Whether there is as much on either side. Else cuDNN's plans fail when a session runs (issue 26274)."""
+    """Return True if the padding is symmetric. Otherwise cuDNN's plans fail during a run (issue 26274)."""
     pads = node.attribute(b"pads").integers
     half = len(pads) // 2
     return pads[:half] == pads[half:] and node.attribute(b"auto_pad").text in (b"", b"NOTSET", b"VALID")
 
 
 class _Attribute(NamedTuple):
-    """Of the values that it can have, the one that it has; all are as here where it is left out."""
+    """The value of an attribute. Fields that it does not set keep these defaults."""
 
     integer: int = 0
     text: bytes = b""
@@ -216,7 +218,7 @@ class _Tensor(NamedTuple):
 
 
 def _read_operator_set(reader: Reader, message: Extent) -> tuple[bytes, int]:
-    """Domain and version."""
+    """Return domain and version."""
     domain, version = b"", 0
     for number, value, extent in reader.fields(message):
         if number == 1:
@@ -264,7 +266,7 @@ def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, _Attribute]
 
 
 def _read_input(reader: Reader, message: Extent) -> tuple[bytes, int | None, int | None]:
-    """Name, element type and rank; None for what is no tensor, or is not said."""
+    """Return name, element type and rank, which are None if unknown or if the input is no tensor."""
     name, element_type, rank = b"", None, None
     for number, _, extent in reader.fields(message):
         if number == 1:

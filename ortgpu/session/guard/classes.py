@@ -1,4 +1,4 @@
-"""The classes of sessions that the guard has opened: what they were, and a GPUSession."""
+"""Classes for sessions that the guard opened: subclasses of both the original class and GPUSession."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _lock = fork_safe_lock()
 
 
 class GuardedSession(GPUSession):
-    """A GPUSession that was asked for as an InferenceSession: it answers as the library that made it expects."""
+    """A GPUSession that was requested as an InferenceSession and behaves as the library that made it expects."""
 
-    _guards: type[Any]  # the class that was asked for
-    _chooses_options = False  # its maker chose, and may have measured with them
+    _guards: type[Any]  # the class that was requested
+    _chooses_options = False  # the library chose its options, and may have measured with them
 
-    def __init__(  # a subclass may run its constructor again, to unpickle itself for instance
+    def __init__(  # a subclass may run its constructor again, for instance to unpickle itself
         self,
         path_or_bytes: Any,
         sess_options: Any = None,
@@ -44,17 +44,17 @@ class GuardedSession(GPUSession):
 
 
 class _Front(InferenceSession):  # type: ignore[misc]  # a session's class can only be changed to one with this base
-    """Comes before the class that was guarded."""
+    """The first base class of a guarded class, before the class that was requested."""
 
     _guards: type[Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Not that of the guarded class, which may keep a list of its subclasses, or want arguments."""
+        """Do nothing. The method of the requested class may register subclasses or need arguments."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As the guarded class pickles itself, under the name by which that class is found.
+        """Reduce the session as the requested class does, under the name of that class.
 
-        A plain InferenceSession, which cannot be pickled, becomes a GPUSession on arrival, and is verified there.
+        A plain InferenceSession cannot be pickled. It unpickles as a GPUSession, which is verified again.
         """
         cls = self._guards
         for name, arguments in (("__reduce_ex__", (protocol,)), ("__reduce__", ())):
@@ -72,15 +72,15 @@ def _renamed(reduced: Any, before: type[Any], after: type[Any]) -> Any:
         return reduced
     function, arguments, *rest = reduced
     if getattr(function, "__name__", "") == "__newobj__":
-        function = new  # pickle insists that the other one gets the very class of the object
+        function = new  # pickle accepts __newobj__ only with the object's own class
     function, *arguments = (after if one is before else one for one in (function, *arguments))
     return function, tuple(arguments), *rest
 
 
 def guarded_class(cls: type[Any]) -> type[Any]:
-    """The class of a session of class ``cls`` that the guard opens: named like it, a subclass of it and of GPUSession.
+    """Return the guarded class for ``cls``: a subclass of ``cls`` and GPUSession, with the name of ``cls``.
 
-    Made once for each, and forgotten with the last session of it.
+    It is made once for each class and dropped with its last session.
     """
     if issubclass(cls, GuardedSession):
         return cls
@@ -98,8 +98,11 @@ def guarded_class(cls: type[Any]) -> type[Any]:
 
 
 def _is_laid_out_as_onnxruntimes(cls: type[Any]) -> bool:
-    """Where not, Python would not change an object of it to a class that begins with _Front. So it is with abstract and
-    generic classes before InferenceSession: what adds ``__dict__`` is not derived from ``object`` itself."""
+    """Return True if Python can change an object of ``cls`` to a class that begins with _Front.
+
+    It cannot if an abstract or generic class comes before InferenceSession, because the class that adds ``__dict__``
+    is then not derived from ``object`` directly.
+    """
     adding: Any = cls
     while adding.__base__.__dictoffset__:
         adding = adding.__base__
@@ -109,10 +112,10 @@ def _is_laid_out_as_onnxruntimes(cls: type[Any]) -> bool:
 def open_verified(
     session: Any, model: Any, sess_options: Any, providers: Any, provider_options: Any, **kwargs: Any
 ) -> None:
-    """Open ``session``, an InferenceSession or of a subclass, as a GPUSession, which it is afterwards.
+    """Open ``session``, an instance of InferenceSession or a subclass, and make it a GPUSession.
 
     Raises:
-        GPUError: as GPUSession; the session then has the class that it had, and nothing else.
+        GPUError: as GPUSession raises. The session then has its original class again, and holds nothing.
     """
     from ..arguments import OWN, misspelt
     from ..gpu_session import GPUSession
@@ -121,8 +124,8 @@ def open_verified(
     from .policy import attainable
 
     for name in (*OWN, *misspelt(kwargs)):
-        kwargs.pop(name, None)  # an InferenceSession ignores them
-    kwargs.pop("enable_fallback", None)  # 1 is what an InferenceSession has where nothing is said
+        kwargs.pop(name, None)  # as InferenceSession does
+    kwargs.pop("enable_fallback", None)  # 1 is the default of InferenceSession
     providers, provider_options = attainable(providers, provider_options)
     before = type(session)
     set_class(session, guarded_class(before))
@@ -134,7 +137,7 @@ def open_verified(
 
 
 def open_again(session: Any, providers: Any, provider_options: Any) -> None:
-    """Open the model of ``session`` again with other providers, verified; after an error it is as it was."""
+    """Open the model of ``session`` again with other providers, and verify it. An error leaves it unchanged."""
     from ...provider.lifetime import refuse_if_unusable
     from ..reopening import unchanged_on_error
 

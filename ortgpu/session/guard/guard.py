@@ -3,31 +3,31 @@
     ortgpu.install()            # at the start of a program; or ORTGPU_ENFORCE=1, or `ortgpu exec`
     library_that_makes_its_own_sessions()
 
-It reaches every session that the process makes from then on. ``with ortgpu.enforce():`` and ``@ortgpu.enforce()`` reach
-those that are made while the block or function runs, and not those that a library makes later, at its first call for
-instance. The class itself is changed, until :func:`uninstall`. So it does not matter by what name it was imported,
-when, or whether a subclass of it was defined before. While a guard is in force, what a session asks for decides:
+``install`` reaches every session that the process makes from then on. ``with ortgpu.enforce():`` and
+``@ortgpu.enforce()`` reach the sessions made while the block or function runs. They do not reach sessions that a
+library makes later, for instance at its first call. The guard changes the class InferenceSession itself until
+:func:`uninstall`, so it does not matter how or when the class was imported or subclassed. While a guard is in force,
+the providers that a session requests decide:
 
-1. CUDA or TensorRT, alone or with others; nothing at all (``providers`` None or empty); or all that
-   ``get_available_providers()`` returns, which is asking for nothing in more words: it is opened and verified as a
-   GPUSession is, and becomes one (of a class of the same name, so that ``isinstance`` holds for both); or the
-   constructor raises the error that names the cause. What stands beside CUDA in the list and cannot be had, as
-   TensorRT where it is not installed, is left out, and so is ``enable_fallback``.
-2. A name that is no provider, or a malformed list: refused with :class:`ProviderRequestError`.
-3. Only the CPU, or only other providers (OpenVINO, say): passes unchanged, and is listed by ``ortgpu.sessions()``.
-4. Providers that its SessionOptions carry, those of plugins: passes without ONNX Runtime's fallback, and is refused
-   where they leave it on the CPU alone.
+1. CUDA or TensorRT, alone or with others; no providers at all; or all that ``get_available_providers()`` returns. The
+   session is opened and verified as a GPUSession and becomes one, of a class with the same name, so that
+   ``isinstance`` holds for both. Otherwise the constructor raises the error that names the cause. Providers beside
+   CUDA that cannot be used here, such as TensorRT if it is not installed, are left out; so is ``enable_fallback``.
+2. An unknown provider or a malformed list: the constructor raises :class:`ProviderRequestError`.
+3. Only the CPU, or only other providers, such as OpenVINO: the session opens unchanged. ``ortgpu.sessions()`` lists it.
+4. Providers set in its SessionOptions, by plugins: the session opens without ONNX Runtime's fallback. It is refused if
+   these providers leave it on the CPU alone.
 
-``set_providers`` of a session follows the same rule, and a session that was verified refuses what would take it off
-CUDA. Importing this module imports nothing heavy, and not ONNX Runtime, which is changed when it is imported.
+``set_providers`` of a session follows the same rules. A verified session refuses providers that would take it off CUDA.
+Importing this module imports nothing heavy and not ONNX Runtime, whose class it changes once that is imported.
 
-After a block or function, sessions are made as if there were no guard; ``ortgpu.sessions()`` tells which of them asked
+After the block or function, sessions are made as if there were no guard. ``ortgpu.sessions()`` lists those that asked
 for CUDA, or for nothing, and are not on CUDA.
 
-In force means for the whole process, all threads and tasks, also with ``enforce()``: a library that loads its model in
-a worker thread would otherwise escape. Not covered: sessions made before, other processes unless ``ortgpu exec``
-started them, and what does not go through the constructor of the Python class (``onnxruntime.capi``'s native one,
-onnxruntime-genai, the model packages of 1.32).
+A guard is in force for the whole process, in all threads and tasks, also with ``enforce()``, because a library may load
+its model in a worker thread. Not covered: sessions made before, other processes unless ``ortgpu exec`` started them,
+and sessions made without the constructor of the Python class (``onnxruntime.capi``'s native class, onnxruntime-genai,
+the model packages of 1.32).
 """
 
 from __future__ import annotations
@@ -54,43 +54,44 @@ _ABSENT = object()
 _lock = fork_safe_lock()
 _installed = False
 _entered = 0
-_noting = False  # once a guard was in force, until uninstall()
-_requests = 0  # constructors of sessions that were called under a guard
-_warned: set[tuple[str, int]] = set()  # file and line of a `with`
-_changed: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []  # class: name: what was there, what is there now
+_noting = False  # True from the first guard until uninstall()
+_requests = 0  # number of session constructors called under a guard
+_warned: set[tuple[str, int]] = set()  # file and line of each `with` that has warned
+_changed: list[tuple[Any, dict[str, tuple[Any, Any]]]] = []  # class, {name: (value before, value now)}
 
 
 def install() -> None:
-    """Put the guard in force until :func:`uninstall`, or the end of the process. Calling it twice is fine.
+    """Put the guard in force until :func:`uninstall` or the end of the process. Calling it twice is fine.
 
-    While it is in force, every ``onnxruntime.InferenceSession`` that this process makes and that asks for CUDA, or for
-    nothing, is a GPUSession, or its constructor raises what GPUSession raises. One that asks for the CPU alone, or for
-    other providers alone, is let through, and listed by :func:`ortgpu.sessions`. This is the form for a library that
-    makes its sessions when it likes: call it at the start of the program.
+    From then on every ``onnxruntime.InferenceSession`` of this process that asks for CUDA, or for nothing, is a
+    GPUSession, or its constructor raises what GPUSession raises. A session that asks only for the CPU or for other
+    providers opens unchanged, and :func:`ortgpu.sessions` lists it. Call this at the start of a program that uses
+    libraries which make their own sessions.
 
-    Not promised: anything about sessions made before, other processes, and sessions that do not come from that class.
+    Not promised: the guard does not reach sessions made before, other processes, or sessions that are not made with the
+    constructor of that class.
     """
     _set(installed=True)
 
 
 def uninstall() -> None:
-    """Undo :func:`install`, however often it was called; ``with enforce()`` blocks that are open stay in force.
+    """Undo :func:`install`, however often it was called. Open ``with enforce()`` blocks stay in force.
 
-    Sessions that were verified stay what they are.
+    Verified sessions stay GPUSessions.
     """
     _set(installed=False)
 
 
 def is_enforced() -> bool:
-    """Whether a guard is in force in this process."""
+    """Return True if a guard is in force in this process."""
     return _installed or _entered > 0
 
 
 class Enforcement:
-    """What :func:`enforce` returns: a context manager and a decorator, which can be used any number of times."""
+    """The context manager and decorator that :func:`enforce` returns. It can be used any number of times."""
 
     def __init__(self) -> None:
-        self._before: list[int] = []  # requests before each block that is open
+        self._before: list[int] = []  # the value of _requests at the start of each open block
 
     def __enter__(self) -> Enforcement:
         before = _requests
@@ -126,7 +127,7 @@ class Enforcement:
             def guarded(*args: Any, **kwargs: Any) -> Any:
                 with _InForce():
                     result = function(*args, **kwargs)
-                # A coroutine function behind another decorator, or a callable object: nothing of it has run yet.
+                # A coroutine function behind another decorator, or a callable object, has not run yet.
                 return self._guarding(result) if inspect.iscoroutine(result) else result
 
         decorated: F = guarded
@@ -138,7 +139,7 @@ class Enforcement:
 
 
 class _InForce:
-    """The guard, for a function that is called: whether it makes sessions is its own business."""
+    """The guard during a call of a function. It does not warn if the function makes no session."""
 
     def __enter__(self) -> None:
         _set(entered=1)
@@ -171,13 +172,13 @@ def enforce(function: F) -> F: ...
 def enforce(function: Any = None) -> Any:
     """Put the guard in force for a block or a function: ``with enforce():``, ``@enforce()``, ``@enforce``.
 
-    It reaches sessions that are made, anywhere in the process, while the block or function runs; with several open at
-    once, until the last one ends. A coroutine function is guarded until its coroutine ends. Sessions that a library
-    makes later it does not reach: use :func:`install` for those. A block that ends without an exception, and in which
-    no session was made, warns of that, once for each ``with`` in the source.
+    It reaches all sessions made anywhere in the process while the block or function runs. If several blocks are open,
+    it stays in force until the last one ends. A coroutine function is guarded until its coroutine ends. It does not
+    reach sessions that a library makes later; use :func:`install` for those. A block in which no session was made
+    warns when it ends without an exception, once for each ``with`` in the source.
 
     Raises:
-        TypeError: what is decorated is a class or a generator, or cannot be called.
+        TypeError: the decorated object is a class or a generator, or is not callable.
     """
     return Enforcement() if function is None else Enforcement()(function)
 
@@ -198,27 +199,26 @@ def _set(*, installed: bool | None = None, entered: int = 0) -> None:
             return
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
-    # Not under the lock: when another thread is importing ONNX Runtime, this waits for it, and it for the lock.
+    # Not under the lock: this may wait for a thread that imports ONNX Runtime, and that thread waits for the lock.
     try:
         module = _imported()
         if module is not None:
             _change(module)
-    except BaseException:  # an interrupt: nobody leaves a block that was not entered
+    except BaseException:  # after an interrupt __exit__ is not called, so undo it here
         if entered > 0:
             _set(entered=-1)
         raise
 
 
 def _imported() -> ModuleType | None:
-    """The module that defines the class, if something in this process has begun to import ONNX Runtime."""
+    """Return the module that defines InferenceSession, or None if nothing here has begun to import ONNX Runtime."""
     if "onnxruntime" not in sys.modules:
         return None
     try:
-        # By itself first: who waits for the package with the import lock of a part of it, which the thread that imports
-        # the package comes to, is let through half-way by Python, and one of them fails.
+        # Import the package before its submodule, or two importing threads can collide.
         importlib.import_module("onnxruntime")
         return importlib.import_module(_HOME)
-    except Exception:  # noqa: BLE001 - a package that cannot be imported makes no session
+    except Exception:  # noqa: BLE001 - a package that fails to import makes no session
         return None
 
 
@@ -237,7 +237,7 @@ def _change(module: ModuleType) -> None:
 
 
 def _restore() -> None:
-    """Put back what was there, except where somebody else has put something over it: that calls through."""
+    """Restore the original methods. A method that other code has wrapped meanwhile stays, and calls through."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for cls, changes in _changed:
@@ -252,10 +252,10 @@ def _restore() -> None:
 
 
 class _Finder:
-    """Changes the class as soon as the module that defines it has been executed, whoever imports it, also again.
+    """An import hook that changes InferenceSession each time the module that defines it has been executed.
 
-    Nothing is imported by it: Python holds the lock of all imports meanwhile, and another thread that is importing what
-    is wanted here would wait for that one for ever.
+    ``find_spec`` imports nothing itself. Python holds the global import lock meanwhile, so another thread that imports
+    the same module could deadlock.
     """
 
     def find_spec(
@@ -269,12 +269,12 @@ class _Finder:
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec)
-                return spec  # type: ignore[no-any-return]  # a finder may be anybody's
+                return spec  # type: ignore[no-any-return]  # other finders are untyped
         return None
 
 
 class _Loader:
-    """The loader that was found; what prepares for the native module before it, and :func:`_change` after it."""
+    """A wrapper of the original loader. It prepares the import of the native module, and calls :func:`_change`."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         self._spec = spec
@@ -306,7 +306,7 @@ _finder: Any = _Finder()
 
 def _guarded_init(original: Any) -> Any:
     @functools.wraps(original)
-    def __init__(  # noqa: N807 - what a traceback shows, and wraps() leaves as it is
+    def __init__(  # noqa: N807 - tracebacks show this name
         self: Any,
         path_or_bytes: Any,
         sess_options: Any = None,
@@ -317,7 +317,7 @@ def _guarded_init(original: Any) -> Any:
         global _requests
         guarded = is_enforced()
         if guarded:
-            with _lock:  # or a thread could put back the number that another has read
+            with _lock:  # the increment is not atomic
                 _requests += 1
         if not guarded or _is_gpu_session(self):
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
@@ -360,8 +360,8 @@ def _guarded_set_providers(original: Any) -> Any:
 
 
 def _note(session: Any, *request: Any) -> None:
-    """Let ortgpu.sessions() know of an unguarded session that asked for CUDA, or for nothing."""
-    if not _noting or _is_gpu_session(session):  # uninstalled, where somebody else still calls what was there
+    """List an unguarded session that asked for CUDA, or for nothing, in ortgpu.sessions()."""
+    if not _noting or _is_gpu_session(session):  # uninstalled, but other code still calls our method
         return
     from ...provider.living import register
     from .policy import judge
@@ -371,6 +371,6 @@ def _note(session: Any, *request: Any) -> None:
 
 
 def _is_gpu_session(session: Any) -> bool:
-    """Also a session that the guard has opened, or is opening."""
+    """Return True for a GPUSession, also for one that the guard has opened or is opening."""
     found = getattr(sys.modules.get("ortgpu.session.gpu_session"), "GPUSession", None)
     return found is not None and isinstance(session, found)

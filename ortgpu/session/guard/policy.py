@@ -1,4 +1,4 @@
-"""What an InferenceSession was asked for, and what the guard makes of it. Needs ``onnxruntime`` to be imported."""
+"""The rules by which the guard treats a session. ``onnxruntime`` must be imported already."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Verdict = Literal["guarded", "cpu", "other", "carried"]
 
 
 def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Verdict:
-    """What the guard does with a session of these arguments.
+    """Return how the guard treats a session with these arguments.
 
-    "guarded", it is opened and verified, or refused: CUDA or TensorRT, nothing, all that
-    ``get_available_providers()`` returns in any order, names that no provider has, malformed lists. "cpu" and "other",
-    it passes: the CPU alone; other providers without CUDA. "carried": providers of the SessionOptions, which ONNX
-    Runtime uses where none are named; which ones only the session can say.
+    "guarded": the session is verified or refused. The arguments name CUDA or TensorRT, nothing, all that
+    ``get_available_providers()`` returns in any order, or an unknown provider, or they are malformed. "cpu" and
+    "other": the session passes, with the CPU alone or with other providers without CUDA. "carried": the SessionOptions
+    carry providers, which ONNX Runtime uses if the arguments name none. Only the open session shows which.
     """
     if not providers and not provider_options and carries_providers(sess_options):
         return "carried"
@@ -43,11 +43,11 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
 
 
 def check_carried(session: Any) -> None:
-    """Of a session whose providers its SessionOptions chose, and that is open.
+    """Check an open session whose providers were chosen by its SessionOptions.
 
     Raises:
-        ProviderRequestError: only the CPU was chosen, as a policy that prefers a GPU does where it knows none. With
-            ORTGPU_ALLOW_CPU that is a CPUExecutionWarning.
+        ProviderRequestError: only the CPU was chosen, as a policy that prefers a GPU does if it knows none. With
+            ORTGPU_ALLOW_CPU this is a CPUExecutionWarning instead.
     """
     if tuple(InferenceSession.get_providers(session)) != (CPU,):
         return
@@ -76,10 +76,10 @@ def _left_on_cpu() -> ProviderRequestError:
 
 
 def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
-    """The two arguments without what ONNX Runtime would leave out itself, as long as CUDA is among the rest.
+    """Return both arguments without the providers that ONNX Runtime would leave out itself, if CUDA is among the rest.
 
-    Libraries list every provider that they could use. What this build does not have, and TensorRT where its libraries
-    are not installed, is no reason to refuse a session that names CUDA as well.
+    Libraries list every provider that they could use. A provider that this build lacks, or TensorRT without its
+    libraries, is no reason to refuse a session that also names CUDA.
     """
     try:
         requested = parse(providers, provider_options)
@@ -104,14 +104,14 @@ def _available() -> tuple[str, ...]:
 
 
 def _known() -> set[str]:
-    """Names that any build has, and those of plugins that were registered."""
+    """Return the names of the providers of all builds and of registered plugins."""
     onnxruntime: Any = importlib.import_module("onnxruntime")
     built: Any = getattr(onnxruntime, "get_all_providers", tuple)()
     return {*built, *_names_of_devices()}
 
 
 def _names_of_devices() -> list[str]:
-    """Providers that have a device here, those of registered plugins among them."""
+    """Return the providers that have a device here, with those of registered plugins."""
     onnxruntime: Any = importlib.import_module("onnxruntime")
     devices: Any = getattr(onnxruntime, "get_ep_devices", tuple)()
     return list(dict.fromkeys(device.ep_name for device in devices))
@@ -124,7 +124,7 @@ def _tensorrt_is_loadable() -> bool:
     library = load_runtime().provider_library
     try:
         if library is not None:
-            check_loadable(library, in_wheels=False)  # where ONNX Runtime would not find it: it is slow to start
+            check_loadable(library, in_wheels=False)  # not in wheels, where ONNX Runtime does not look
     except GPUError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""GPUSessionPool: one process, sessions on several GPUs, each request to the session that is least busy."""
+"""GPUSessionPool: sessions on several GPUs in one process, with each request sent to the least busy session."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logger = logging.getLogger("ortgpu.pool")
 
 @dataclass(frozen=True, slots=True)
 class LostDevice:
-    """A GPU that was taken out of a pool, and the error that showed it to be lost."""
+    """A GPU that was removed from a pool, and the error that showed that it was lost."""
 
     device: Device
     error: GPUError
@@ -53,39 +53,39 @@ class _Request:
 
 
 class GPUSessionPool:
-    """Sessions on several GPUs in one process, behind one ``run``.
+    """A pool of sessions on several GPUs in one process, behind one ``run``.
 
-    A request goes to the session that has the fewest. Each GPU is served by three threads or more: while it computes
-    for one, the inputs and outputs of others are copied, through pinned memory as in GPUSession.map.
+    Each request goes to the session with the fewest requests. Three threads or more serve each GPU. While the GPU
+    computes one request, the inputs and outputs of others are copied through pinned memory, as in GPUSession.map.
 
     Args:
         model: path or bytes, as for GPUSession.
-        devices: "all" that CUDA shows this process, or those to use: ordinals, "cuda:1", UUIDs.
-        sessions_per_device: each has weights of its own in the memory of the GPU.
-        options: what GPUSession takes beside ``device`` and ``cuda_graph``, by name, for every session. With
-            ``allow_cpu``, where no GPU can be had, as many are opened on the CPU.
+        devices: "all" GPUs that CUDA shows this process, or a sequence of ordinals, "cuda:1" or UUIDs.
+        sessions_per_device: number of sessions on each GPU; each holds its own copy of the weights in GPU memory.
+        options: other arguments of GPUSession, by name, for every session; not ``device`` or ``cuda_graph``. With
+            ``allow_cpu`` the sessions open on the CPU if no GPU can be used.
 
     Raises:
-        GPUError: one of the sessions could not be opened; the others are closed again.
-        DeviceNotFoundError, ProviderRequestError: ``devices`` names a GPU that is not there, or one twice; or
-            ``cuda_graph`` was asked for, which sessions that work side by side cannot have.
-        TypeError, ValueError: an argument means nothing, or is nearly the name of one.
-        Exception: ONNX Runtime's own, for what is not about the GPU.
+        GPUError: a session could not be opened. The others are closed.
+        DeviceNotFoundError: ``devices`` names a GPU that is not there.
+        ProviderRequestError: ``devices`` names a GPU twice or none at all, or ``cuda_graph`` is set, which a pool
+            cannot use.
+        TypeError, ValueError: an argument is invalid, or its name looks misspelt.
+        Exception: ONNX Runtime's own, if the GPU is not the cause.
 
-    A GPU that is lost while it works is taken out: :attr:`lost` says why, and so does the log. Its requests are run
-    once more, on another GPU. Lost is a GPU that an error says to be lost (memory beyond correction, a GPU that is not
-    there any more), and one that fails a request with an error of the provider where another GPU then does not, as long
-    as another is left. A request that fails on both is raised, and takes out neither.
+    The pool removes a GPU that is lost. :attr:`lost` and the log say why. Its requests run once more on another GPU. A
+    GPU is lost if an error says so (uncorrectable memory, a GPU that has gone). It also counts as lost if a request
+    fails there with an error of the provider and then succeeds on another GPU, as long as another GPU is left. If the
+    request fails on both GPUs, it raises its error, and neither GPU is removed.
 
-    Requests that are at work on a GPU at the same time each need some of its memory for what they compute. Feeds hold
-    arrays of the host, which may be written to again as soon as :meth:`submit` returns, or :meth:`map` asks for the
-    next: they are copied, into pinned memory that counts toward the ``pinned_memory_limit`` of a session. A pool does
-    not pickle, and in a forked child it raises ForkedSessionError.
+    Requests that run on a GPU at the same time each need GPU memory. Feeds hold host arrays. The pool copies them, so
+    you may write to them again once :meth:`submit` returns or :meth:`map` asks for the next feed. The copies are in
+    pinned memory, which counts toward the ``pinned_memory_limit`` of a session. A pool does not pickle. In a forked
+    child it raises ForkedSessionError.
 
-    Not promised: to survive a sticky CUDA error, such as an illegal memory access. CUDA's word for that is that the
-    process has to be restarted, whichever of its GPUs the error came from: every session refuses from then on, and so
-    does the pool, with a PoisonedContextError. What must survive it needs a process for each GPU. Nor is there an order
-    among requests, but that of the results of :meth:`map`.
+    Not promised: a pool does not survive a sticky CUDA error, such as an illegal memory access. CUDA requires a restart
+    of the process, whichever GPU caused the error. From then on every session and the pool raise PoisonedContextError.
+    To survive it, run a process for each GPU. Requests run in no fixed order; only the results of :meth:`map` have one.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class GPUSessionPool:
         **options: Any,
     ) -> None:
         self._pid = os.getpid()
-        self._turn = threading.RLock()  # of who waits for a place: the garbage collector may make a request meanwhile
-        self._room: SimpleQueue[None] = SimpleQueue()  # not empty when there may be a place
-        self._lock = threading.RLock()  # guards all below, and is held for moments
+        self._turn = threading.RLock()  # for waiting; reentrant, as the garbage collector may submit
+        self._room: SimpleQueue[None] = SimpleQueue()  # has an item if there may be a place
+        self._lock = threading.RLock()  # guards all below; held only briefly
         self._waiting: deque[_Request] = deque()
         self._serving: tuple[Worker, ...] = ()
         self._lost: tuple[LostDevice, ...] = ()
@@ -109,7 +109,7 @@ class GPUSessionPool:
         arguments.refuse_misspelt("GPUSessionPool", options.keys() - set(arguments.NAMES), ("sessions_per_device",))
         self._copies: FeedCopies | None = None
         self._workers: list[Worker] = []
-        # Also where the pool is dropped without close(), or the interpreter ends.
+        # Close too if the pool is dropped without close(), or the interpreter ends.
         self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
         try:
             open_workers(self._workers, model, devices, operator.index(sessions_per_device), options)
@@ -119,31 +119,31 @@ class GPUSessionPool:
         self._serving = tuple(self._workers)
         self._threads = frozenset(thread for worker in self._workers for thread in worker.threads)
         self._limit = len(self._threads)
-        # The last ones: at work, and waiting
+        # The latest requests, running and waiting
         self._submitted: deque[weakref.ref[Outcome[Any]]] = deque(maxlen=2 * self._limit)
 
     @property
     def sessions(self) -> tuple[Any, ...]:
-        """The GPUSessions that serve."""
+        """The open GPUSessions that serve requests."""
         return tuple(worker.session for worker in self._serving)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The GPUs that serve, each once, in the order in which they were named."""
+        """The GPUs that serve requests, each once, in the order of ``devices``."""
         by_place = {worker.place: worker.session.device for worker in self._serving}
         return tuple(by_place[place] for place in sorted(by_place))
 
     @property
     def lost(self) -> tuple[LostDevice, ...]:
-        """The GPUs that were taken out, in the order in which that happened."""
+        """The GPUs that were removed, in the order of their removal."""
         return self._lost
 
     def __len__(self) -> int:
-        """How many sessions serve."""
+        """Return the number of sessions that serve requests."""
         return len(self._serving)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Any:
-        """As InferenceSession.run, on the session that is least busy; see the class for what is raised."""
+        """Run the model on the least busy session, as InferenceSession.run does; the class says what is raised."""
         outcome: Outcome[Any] = Outcome()
         try:
             self._ask(output_names, self._as_it_is_now(input_feed), outcome)
@@ -155,26 +155,26 @@ class GPUSessionPool:
             del outcome  # it holds the exception, and that this frame
 
     def submit(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Future[Any]:
-        """Ask for a run; the future has its outputs, or what it raised.
+        """Submit a run and return a future of its outputs.
 
-        The arrays of ``input_feed`` are copied, and may be filled again at once. Where something of it cannot be
-        copied, this returns when the run has ended; not so in a callback of a future.
-        Where every thread has a request and as many are waiting, this waits for a place among them, and where pinned
-        memory is full, for a run that was submitted. A request that has
-        not begun can be cancelled. Callbacks of the future run in a thread that serves, and must not wait for requests.
+        The arrays of ``input_feed`` are copied, so you may fill them again at once. If an entry cannot be copied, this
+        call returns only when the run has ended, unless it is made in a callback of a future. If every thread is busy
+        and as many requests are waiting, this call waits for a place. If pinned memory is full, it waits for an earlier
+        run. A request that has not begun can be cancelled. Callbacks of the future run in a serving thread and must not
+        wait for requests.
 
-        The future is the standard library's, and so is what an interrupt (Ctrl-C, a time limit) does to
-        ``future.result()``: it may leave the future's lock held by the thread that was interrupted, and who else waits
-        for this one future then waits for ever. The pool works on. :meth:`run` and :meth:`map` have no such moment.
+        The future is a ``concurrent.futures.Future``. An interrupt (Ctrl-C, a time limit) during ``future.result()``
+        may leave its lock held, and other threads that wait for this future then wait forever. The pool itself goes on
+        working. :meth:`run` and :meth:`map` are not affected.
 
         Raises:
-            ExecutionError: the pool is closed, or none of its GPUs is left; also for a request that was waiting then,
-                as the result of its future. PoisonedContextError, where a sticky CUDA error ended them.
-            ForkedSessionError: this process was forked from that of the pool.
+            ExecutionError: the pool is closed or has no GPU left. A request that was waiting then gets it as the result
+                of its future. It is PoisonedContextError after a sticky CUDA error.
+            ForkedSessionError: the pool was opened in a parent process.
             ProviderRequestError: an array of ``input_feed`` is on a GPU.
         """
         self._refuse_after_fork()
-        # A callback of a future runs in a thread that serves: it would wait for itself.
+        # A callback of a future runs in a serving thread, which would wait for itself.
         waits = threading.current_thread() not in self._threads
         ends = [functools.partial(_wait_for, each) for each in list(self._submitted)] if waits else []
         feed, is_copied = self._copied(input_feed, ends)
@@ -190,14 +190,14 @@ class GPUSessionPool:
         return outcome.future
 
     def _copied(self, feed: Any, waits: Iterable[Callable[[], object]]) -> tuple[Any, bool]:
-        """See :meth:`ortgpu.running.feed_copies.FeedCopies.of`."""
+        """Copy a feed, as :meth:`ortgpu.running.feed_copies.FeedCopies.of` does."""
         from ...running.device_arrays import refuse_on_gpu, with_values
         from ...running.feed_copies import FeedCopies
 
         refuse_on_gpu(feed)
         if self._copies is None:
             session = self._workers[0].session
-            # Threads that a session also has would keep it waiting.
+            # Use copying threads of our own, since those of a session are busy with its runs.
             ordinal = -1 if lifetime.device_of(session).is_gpu else None
             self._copies = FeedCopies(self._memories, session._pinned_memory_limit, ordinal)
         serving = self._serving
@@ -206,7 +206,7 @@ class GPUSessionPool:
         except Exception as error:
             if is_of_a_handler(error):
                 raise
-            # else the run will say
+            # otherwise the run raises it
         return self._copies.of(feed, waits)
 
     def _as_it_is_now(self, feed: Any) -> Any:
@@ -229,16 +229,16 @@ class GPUSessionPool:
         in_flight: int | None = None,
         output_names: Sequence[str] | None = None,
     ) -> Iterator[Any]:
-        """What ``run(output_names, feed)`` gives for each of ``feeds``, in their order, computed on all GPUs at once.
+        """Yield ``run(output_names, feed)`` for each of ``feeds``, in their order, computed on all GPUs at once.
 
-        As GPUSession.map: ``feeds`` may be a generator without end, which may fill the same arrays again, and of a
-        ``list`` or ``tuple`` nothing is copied; ``in_flight`` is how many may have been taken whose results were not
-        handed out, two for each thread of the pool unless given; the first exception comes out at its place and ends
-        the iteration; ending it early waits for what is under way, and leaves nothing running.
+        It works as GPUSession.map. ``feeds`` may be an endless generator that fills the same arrays again. The feeds of
+        a ``list`` or ``tuple`` are not copied. ``in_flight`` limits the feeds that were taken and whose results were
+        not yielded yet; the default is two for each thread of the pool. The first exception is raised in its place and
+        ends the iteration. Ending the iteration early waits for the running requests and leaves nothing running.
 
         Raises:
-            TypeError, ValueError: ``feeds`` is not iterable, or one feed; ``in_flight`` is not a positive int.
-            GPUError: as :meth:`submit`.
+            TypeError, ValueError: ``feeds`` is not iterable or is a single feed; ``in_flight`` is not a positive int.
+            GPUError: as :meth:`submit` raises.
         """
         from ...running.pipeline import check_arguments, for_many_runs, may_be_written_to, results_of
 
@@ -252,8 +252,10 @@ class GPUSessionPool:
         return results_of(submit, map(self._as_it_is_now, source), ahead, None)
 
     def close(self) -> None:
-        """Give up the sessions and their GPU memory. What is running is waited for; what was waiting gets an
-        ExecutionError as its result, and so does any later use. Closing twice is fine."""
+        """Close the sessions and free their GPU memory. Closing twice is fine.
+
+        Waits for running requests. Waiting requests, and any later use, get an ExecutionError.
+        """
         if os.getpid() != self._pid:
             return
         self._refuse_all()
@@ -261,7 +263,7 @@ class GPUSessionPool:
             self._copies.close()
         try:
             self._stop()
-        except BaseException:  # an interrupt while it waits: what is left is done when the pool is dropped
+        except BaseException:  # an interrupt during the wait: finish when the pool is dropped
             self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
             raise
 
@@ -280,22 +282,22 @@ class GPUSessionPool:
     def _is_over(self) -> bool:
         return self._closed or not self._serving
 
-    # Whatever changes more than one thing is called in threads of the pool alone, where no interrupt comes: half of it
-    # done, a request of somebody else would never be answered.
+    # Changes of several fields happen only in threads of the pool. An interrupt, which comes in the main thread, could
+    # leave such a change half done and a request unanswered.
 
     def _ask(self, output_names: Sequence[str] | None, feed: Any, outcome: Outcome[Any]) -> None:
-        """:meth:`submit`, of what stays as it is until the run has ended."""
+        """Queue a request whose feed does not change until its run has ended."""
         self._refuse_after_fork()
         request = _Request(output_names, feed, outcome)
-        if threading.current_thread() in self._threads:  # a callback of a future: it would wait for itself
+        if threading.current_thread() in self._threads:  # a callback of a future, which would wait for itself
             self._append(request, sys.maxsize)
             return
-        with self._turn:  # one at a time: who is interrupted leaves nobody behind who was not told
+        with self._turn:  # one waiter at a time, so an interrupted waiter never keeps a notice from another
             while not self._append(request, self._limit):
                 self._room.get()
 
     def _append(self, request: _Request, limit: int) -> bool:
-        """Give it to the least busy session, or let it wait until a thread is free; False where ``limit`` do."""
+        """Assign the request to the least busy session, or queue it. False if ``limit`` requests wait already."""
         with self._lock:
             if self._is_over:
                 raise self._why_over()
@@ -303,27 +305,27 @@ class GPUSessionPool:
                 return False
             worker = min(self._serving, key=_by_load)
             if self._waiting or _by_load(worker) >= worker.capacity:
-                self._waiting.append(request)  # each thread that has answered looks for more
+                self._waiting.append(request)  # a thread that has answered takes the next one
             else:
-                self._wake(worker)  # first: who is woken for nothing does nothing
+                self._wake(worker)  # first: a thread woken too early just finds no request
                 worker.assigned.append(request)
             return True
 
     def _wake(self, worker: Worker) -> None:
         worker.put(functools.partial(self._serve, worker))
 
-    # In a worker's thread
+    # Called in the thread of a worker
 
     def _serve(self, worker: Worker) -> None:
         try:
             while (request := self._take(worker)) is not None:
                 self._answer(worker, request)
-        except BaseException:  # SystemExit, say, of a callback of a future: others may be waiting
+        except BaseException:  # for instance SystemExit in a callback of a future; other requests may be waiting
             self._wake(worker)
             raise
 
     def _take(self, worker: Worker) -> _Request | None:
-        """A request for a thread of ``worker``, which is counted as busy."""
+        """Take a request for a thread of ``worker``, and count the thread as busy. None if there is no request."""
         found: deque[_Request]
         with self._lock:
             if worker.assigned:
@@ -349,20 +351,20 @@ class GPUSessionPool:
             return
         try:
             outputs, error = self._run_on(worker, request.output_names, request.feed), None
-        except BaseException as raised:  # noqa: BLE001 - the outcome's to raise
+        except BaseException as raised:  # noqa: BLE001 - the outcome raises it
             outputs, error = None, raised
-        request.feed = None  # who waits for the result may count on its memory
+        request.feed = None  # free its memory before the waiting thread goes on
         self._release(worker)
-        # After the thread counts as free, and without the lock: a callback of a future may submit.
+        # Answer after the thread counts as free, and without the lock, because a callback of a future may submit.
         if error is None:
             outcome.give(outputs)
         else:
             outcome.fail(error)
-            del request, outcome, error  # the outcome holds the exception, and that this frame
+            del request, outcome, error  # break the cycle: outcome, exception, this frame
 
     def _run_on(self, worker: Worker, output_names: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
-        """The outputs; where the GPU is, or may be, at fault, those of another GPU."""
-        from ...running.pipeline import staged_run  # not above: it imports numpy, whose absence a session diagnoses
+        """Return the outputs. If the GPU may be at fault, run on another GPU."""
+        from ...running.pipeline import staged_run  # not above: it imports numpy, and a session diagnoses its absence
 
         try:
             return staged_run(worker.session, output_names, feed)
@@ -381,13 +383,13 @@ class GPUSessionPool:
                 raise
             finally:
                 self._release(other)
-                self._wake(other)  # nobody was, while it counted as busy
-            if not lost:  # so it was not the request
+                self._wake(other)  # no thread was woken while it counted as busy
+            if not lost:  # the request succeeded elsewhere, so this GPU is at fault
                 self._take_out(worker, error, lost=lost)
             return outputs
 
     def _borrow_other_than(self, worker: Worker) -> Worker | None:
-        """The least busy worker of another GPU; to be released."""
+        """Return the least busy worker of another GPU, counted as busy until it is released. None if there is none."""
         with self._lock:
             others = [each for each in self._serving if each.place != worker.place]
             other = min(others, key=_by_load) if others else None
@@ -400,7 +402,7 @@ class GPUSessionPool:
             worker.busy -= 1
 
     def _take_out(self, worker: Worker, error: ExecutionError, *, lost: bool) -> None:
-        """Let the GPU of ``worker`` serve no more, nor any whose sessions refuse because of the same error."""
+        """Remove the GPU of ``worker`` from the pool, and GPUs whose sessions refuse because of the same error."""
         poisoned = isinstance(error, PoisonedContextError)
         with self._lock:
             gone = [
@@ -409,13 +411,13 @@ class GPUSessionPool:
                 if each.place == worker.place or (poisoned and lifetime.refuses(each.session))
             ]
             if not lost and len(gone) == len(self._serving):
-                return  # the last one: failures that come and go must not empty the pool
+                return  # keep the last GPU: a passing failure must not empty the pool
             if lost:
                 for each in gone:
                     lifetime.refuse(each.session, error)
             devices = {each.place: each.session.device for each in gone}
             self._serving = tuple(each for each in self._serving if each not in gone)
-            # A copy: the traceback of the original holds the arrays of a request.
+            # Keep a copy, because the traceback of the original holds the arrays of a request.
             self._lost += tuple(LostDevice(device, lifetime.fresh_copy(error)) for device in devices.values())
         for device in devices.values():
             logger.warning("%s is out of the pool [%s]: %s", device, error.code, error.summary)
@@ -434,12 +436,12 @@ class GPUSessionPool:
                 request.outcome.drop()
 
     def _refuse_all(self) -> None:
-        """What is waiting, and what is asked for from now on."""
+        """Refuse the waiting requests and all later ones."""
         self._closed = True
         uninterrupted(self._refuse_waiting)
 
     def _close_itself(self) -> None:
-        """At the end of the program, when callbacks of atexit may still use it."""
+        """Refuse requests at the end of the program, when atexit callbacks may still use the pool."""
         self._closed_itself = not self._closed
         self._refuse_all()
 
@@ -476,7 +478,7 @@ class GPUSessionPool:
 
 
 def _end(pool: weakref.ref[GPUSessionPool], workers: Sequence[Worker], pid: int) -> None:
-    """It was closed, nobody refers to it any more, or the program has come to its end."""
+    """End the pool: it was closed or dropped, or the program ends."""
     ending = pool()
     if ending is not None and os.getpid() == pid:
         ending._close_itself()
@@ -484,7 +486,7 @@ def _end(pool: weakref.ref[GPUSessionPool], workers: Sequence[Worker], pid: int)
 
 
 def _wait_for(reference: weakref.ref[Outcome[Any]]) -> None:
-    """Nobody refers to an outcome whose run has ended."""
+    """Wait for an outcome. One that nobody refers to has ended already."""
     outcome = reference()
     if outcome is not None:
         outcome.wait()
@@ -495,7 +497,7 @@ def _by_load(worker: Worker) -> int:
 
 
 def _is_lost(worker: Worker, error: ExecutionError) -> bool:
-    """Whether the error says that the GPU, or the process's use of it, is at its end, and the driver does not deny."""
+    """Return True if the error says that the GPU or its context is lost, and the driver does not contradict it."""
     from ...diagnosis.messages import cuda_codes
 
     if isinstance(error, ProviderFailureError):

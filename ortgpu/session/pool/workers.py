@@ -1,4 +1,4 @@
-"""The sessions of a pool, each with the threads that call it: opened together, and closed together."""
+"""The sessions of a pool with the threads that call them, opened together and closed together."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _THREADS_PER_DEVICE = 3
 
 
 class Worker(Threads):
-    """A session, and the threads that call it. ``place``: which of the pool's devices it is on."""
+    """A session and the threads that call it. ``place`` is the index of its GPU among those of the pool."""
 
     def __init__(self, session: Any, place: int) -> None:
         super().__init__(f"ortgpu-pool-{place}")
         self.session = session
         self.place = place
-        self.assigned: deque[Any] = deque()  # requests for whose sake threads were woken
-        self.busy = 0  # requests at work
+        self.assigned: deque[Any] = deque()  # requests for which threads were woken
+        self.busy = 0  # running requests
 
     @property
     def capacity(self) -> int:
-        """How many requests it can work at."""
+        """The number of requests that it can run at a time."""
         return len(self.threads)
 
 
@@ -44,15 +44,14 @@ def open_workers(
     sessions_per_device: int,
     options: dict[str, Any],
 ) -> None:
-    """Fill ``workers``: one for each session, those of one round over the devices after those of the one before.
+    """Fill ``workers`` with one worker for each session, going round the devices ``sessions_per_device`` times.
 
-    Whatever is raised, the caller stops those that are there. The first session is opened here, so that its warnings
-    name the caller, and what keeps every GPU from being used is diagnosed once. The others follow at the same time, in
-    threads.
+    The first session opens in this thread, so that its warnings name the caller and a general fault is diagnosed only
+    once. The others then open at the same time, in threads. After any error the caller stops the workers that exist.
 
     Raises:
-        TypeError, ValueError: the arguments have no meaning.
-        GPUError, Exception: as GPUSession raises; no session is left open that is not among ``workers``.
+        TypeError, ValueError: an argument is invalid.
+        GPUError, Exception: as GPUSession raises. No session stays open that is not among ``workers``.
     """
     if sessions_per_device < 1:
         raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
@@ -76,14 +75,14 @@ def open_workers(
 
 
 def stop(workers: Sequence[Worker], pid: int) -> None:
-    """End the threads of all workers, then close their sessions. In a child forked from process ``pid``: nothing."""
+    """End the threads of all workers, then close their sessions. Does nothing in a child forked from ``pid``."""
     if os.getpid() == pid:
         for worker in workers:
             worker.stop()
         try:
             for worker in workers:
                 worker.wait()
-        finally:  # of an interrupt: the threads end all the same
+        finally:  # after an interrupt the threads end all the same
             _close(worker.session for worker in workers)
 
 
@@ -93,8 +92,8 @@ def _close(sessions: Iterable[Any]) -> None:
 
 
 def _choose(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest]:
-    """The devices to ask GPUSession for, as ordinals where the driver shows any, else as they were named."""
-    everything = isinstance(devices, str) and devices == "all"  # an array would compare each of its elements
+    """Return the devices to open sessions on: ordinals if the driver lists any, else as they were named."""
+    everything = isinstance(devices, str) and devices == "all"  # an array compares elementwise
     if not everything and (isinstance(devices, (str, bytes)) or not isinstance(devices, Iterable)):
         raise TypeError(f'devices must be "all" or a sequence of devices, such as [0, 1], not {devices!r}')
     named: list[DeviceRequest] = [] if everything else [as_request(device) for device in devices]
@@ -108,7 +107,7 @@ def _choose(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceReque
         return [device.ordinal for device in shown or ()] or [None]
     if shown:
         requests: list[DeviceRequest] = [choose_visible(device, cuda).ordinal for device in named]
-    else:  # a session will say why, or be opened on the CPU
+    else:  # a session raises the reason, or opens on the CPU
         requests = named
     keys = [str(each).lower() if ordinal_of(each) is None else ordinal_of(each) for each in requests]
     for position, key in enumerate(keys):
@@ -128,7 +127,7 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
     session_class: Any = gpu_session_class()
     open_session = functools.partial(session_class, model)
     sessions = [open_session(device=devices[0], **options)]
-    if not sessions[0].device.is_gpu:  # by allow_cpu; one after the other, so that each warns the caller
+    if not sessions[0].device.is_gpu:  # allow_cpu: open one after the other, so that each warns the caller
         try:
             for device in devices[1:]:
                 sessions.append(open_session(device=device, **options))  # noqa: PERF401 - closed if the next one fails
@@ -136,12 +135,12 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
             _close(sessions)
             raise
         return sessions
-    # Of nodes on the CPU the first has warned: placement is a matter of the model and of ONNX Runtime's build. Where it
-    # is on a GPU, none goes to the CPU: that would be given its share of requests, and hold up those behind them.
+    # The first session has warned of nodes on the CPU, and placement is the same for all. If it is on a GPU, the others
+    # must not go to the CPU, where their share of the requests would hold up the rest.
     options = {**options, "allow_cpu": False}
     if options.get("cpu_nodes", "warn") == "warn":
         options["cpu_nodes"] = "allow"
-    opened: dict[int, Any] = {}  # by the threads themselves: an interrupt of who waits for them must lose none
+    opened: dict[int, Any] = {}  # filled by the threads: an interrupt here loses no session
 
     def open_one(number: int) -> None:
         opened[number] = open_session(device=devices[number], **options)
@@ -159,7 +158,7 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
         try:
             raise _one_of(errors)
         finally:
-            del errors, task, tasks  # this frame is in its traceback
+            del errors, task, tasks  # its traceback holds this frame
     sessions += [opened[number] for number in others]
     for session in sessions[1:]:
         registry.attribute(session, to=sessions[0])
@@ -167,7 +166,7 @@ def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[s
 
 
 def _one_of(errors: Sequence[BaseException]) -> BaseException:
-    """An interrupt, or the first with the others."""
+    """Return the error to raise: an interrupt if there is one, else the first error with the others attached."""
     interrupt = next((error for error in errors if not isinstance(error, Exception)), None)
     first, *others = errors
     if interrupt is None and isinstance(first, GPUError):

@@ -1,1 +1,1 @@
-"""The folder that `ortgpu exec` puts on PYTHONPATH: it leaves ``sys.path`` before ONNX Runtime is imported."""
+"""The folder that `ortgpu exec` puts on PYTHONPATH. It leaves ``sys.path`` before ONNX Runtime is imported."""

@@ -1,10 +1,10 @@
-"""The guard of a process with ORTGPU_ENFORCE=1: it comes into force when somebody imports ONNX Runtime.
+"""A hook for ORTGPU_ENFORCE=1 that puts the guard in force when the process imports ONNX Runtime.
 
-Imported at the start of an interpreter, so nothing is imported here that it does not have already; the guard arrives
-with ``onnxruntime``. Any Python 3 can read this file, also one that is too old for the guard; it says so if it imports
-ONNX Runtime. A copy lies beside the installed package, for ``ortgpu_enforce.pth``; see build_backend.py.
+Every interpreter imports this module at its start, so it imports only modules that are loaded already. The guard is
+loaded with ``onnxruntime``. Any Python 3 can read this file; one too old for the guard gets an ImportError when it
+imports ONNX Runtime. A copy lies beside the installed package, for ``ortgpu_enforce.pth``; see build_backend.py.
 
-PYTEST_DONT_REWRITE (a word to pytest: it compiles the files of plugins anew, and warns where one is there already)
+PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that the module is imported already)
 """
 
 import os
@@ -18,10 +18,10 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Waiting:
-    """Puts the guard in force when somebody imports ONNX Runtime.
+    """An import hook that puts the guard in force when ONNX Runtime is imported.
 
-    Not while it is looked for: Python holds the lock of all imports meanwhile, and another thread that is importing
-    what the guard imports would wait for that one for ever.
+    It does so in ``create_module``, not in ``find_spec``. Python holds the global import lock during ``find_spec``, so
+    another thread that imports the same modules as the guard could deadlock.
     """
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
@@ -38,7 +38,7 @@ class _Waiting:
 
 
 class _Loader:
-    """The loader that was found, and the guard before it."""
+    """A wrapper of the original loader that installs the guard first."""
 
     def __init__(self, waiting: "_Waiting", loader: "Any") -> None:
         self._waiting = waiting
@@ -73,11 +73,11 @@ def _install() -> None:
         if error.name != "ortgpu":
             raise
         ortgpu = _import_ours()
-    ortgpu.install()  # a public name: copies of this file outlive the module that has it
+    ortgpu.install()  # a public name, since old copies of this file stay installed
 
 
 def _import_ours() -> "Any":
-    """The ortgpu that this file is part of, in an environment that has none; nothing else of where it lies."""
+    """Import the ortgpu that contains this file, without adding its folder to ``sys.path``."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

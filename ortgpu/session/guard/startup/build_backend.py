@@ -1,7 +1,7 @@
-"""Builds the package with setuptools, and adds what setuptools cannot: a file that Python reads when it starts.
+"""A build backend on top of setuptools that adds a file which Python reads when it starts.
 
-``ortgpu_enforce.pth`` makes ORTGPU_ENFORCE=1 hold in programs that never import ortgpu, with the help of a module
-beside it. Without the variable it looks it up and does nothing else.
+``ortgpu_enforce.pth``, with a module beside it, makes ORTGPU_ENFORCE=1 work in programs that never import ortgpu. If
+the variable is not set, it does nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LINE = (
 )
 
 
-# Of all files in a wheel, unless the variable says so: two builds of the same source are the same bytes.
-os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, where the time of ZIP files begins
+# The time of all files in a wheel, so that two builds of the same source are equal.
+os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the earliest time in a ZIP file
 
 
 def build_wheel(folder: str, settings: Any = None, metadata_folder: str | None = None) -> str:
@@ -43,7 +43,7 @@ def build_editable(folder: str, settings: Any = None, metadata_folder: str | Non
 
 
 def _with_start_files(folder: str, name: str) -> str:
-    """Add them to a wheel, and to its RECORD, without which an uninstall would leave them behind."""
+    """Add the start files to a wheel and to its RECORD, so that an uninstall removes them."""
     path = os.path.join(folder, name)
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{WAITING}.py"), "rb") as file:
         added = {"ortgpu_enforce.pth": LINE.encode(), f"{WAITING}.py": file.read()}
@@ -56,7 +56,7 @@ def _with_start_files(folder: str, name: str) -> str:
             new.writestr(entry, content)
         for each, data in added.items():
             info = zipfile.ZipInfo(each, date_time)
-            info.external_attr = (stat.S_IFREG | 0o644) << 16  # by its name alone it would be for its owner only
+            info.external_attr = (stat.S_IFREG | 0o644) << 16  # the default would be readable by its owner only
             new.writestr(info, data, zipfile.ZIP_DEFLATED)
     os.replace(path + ".new", path)
     return name

@@ -1,7 +1,7 @@
-"""Found in the place of ONNX Runtime where the ``sitecustomize`` beside this file did not run.
+"""A stand-in for ONNX Runtime, used if the ``sitecustomize`` beside this file did not run.
 
-So it is where a launcher put a folder with a ``sitecustomize`` of its own before this one. Whoever imports this module
-gets ONNX Runtime, and the guard with it.
+That happens if a launcher puts a folder with its own ``sitecustomize`` before this one. Importing this module gives
+ONNX Runtime with the guard in force.
 """
 
 import os
@@ -9,8 +9,8 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
-import _ortgpu_waiting  # noqa: E402, F401 - beside this file, and not of a package
+import _ortgpu_waiting  # noqa: E402, F401 - a module beside this file
 
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 del sys.modules[__name__]
-__import__(__name__)  # ONNX Runtime; Python hands out what is in sys.modules then
+__import__(__name__)  # ONNX Runtime, which Python then returns from sys.modules

@@ -1,6 +1,6 @@
-"""Run by every Python that `ortgpu exec` starts, and by those that they start: the guard waits for ONNX Runtime.
+"""Start-up code of every Python under `ortgpu exec`. It makes the guard wait for ONNX Runtime.
 
-The environment's own ``sitecustomize`` is run afterwards, as if this one were not there.
+It then runs the environment's own ``sitecustomize``.
 """
 
 import os
@@ -20,7 +20,7 @@ def _run_the_next() -> None:
         spec.loader.exec_module(module)
 
 
-import _ortgpu_waiting  # noqa: E402, F401 - beside this file, and not of a package
+import _ortgpu_waiting  # noqa: E402, F401 - a module beside this file
 
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 _run_the_next()
