@@ -18,7 +18,7 @@ from ortgpu.diagnosis.remedies.windows_advice import quoted, translated
 from ortgpu.diagnosis.requirements import check_inference
 from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.environment.inspection import as_plain
-from ortgpu.errors import GPUError, LibraryNotFoundError, ProviderRequestError, Severity, manual, shell
+from ortgpu.errors import GPUError, LibraryNotFoundError, ProviderRequestError, Severity, manual, on_linux, shell
 from ortgpu.provider.preloading import open_library
 from ortgpu.provider.tensorrt import check_loadable
 from tests.support.diagnosis_cases import CASES, Case
@@ -396,13 +396,13 @@ def test_no_advice_for_linux(case: Case) -> None:
         (shell("sudo chmod -R a+rX /x", needs="root"),
          manual("let this user read /x (Properties, Security)", needs="root")),
         (manual("once it is mended, run pip install 'a<2'"), manual('once it is mended, run pip install "a<2"')),
-        (manual("install an NVIDIA driver for CUDA 12: 525.60 or newer", needs="driver"),
-         manual("install an NVIDIA driver for CUDA 12", needs="driver")),
         (shell("sudo modprobe nvidia", needs="root"), None),
-        (manual("in a container: give it the GPU", needs="host"), None),
+        (shell("export LD_LIBRARY_PATH=/x", needs="host"), None),
+        (on_linux("in a container: give it the GPU", needs="host"), None),
+        (manual("take this container's GPU", needs="host"), manual("take this container's GPU", needs="host")),
     ],
-    ids=["pip", "rm", "unset", "export", "chmod", "a sentence", "a number of Linux", "a module",
-         "a container"],
+    ids=["pip", "rm", "unset", "export", "chmod", "a sentence", "a module",
+         "a variable of Linux", "a container", "a word of Linux"],
 )  # fmt: skip
 def test_translations(fix: Any, expected: Any) -> None:
     found = translated(fix)

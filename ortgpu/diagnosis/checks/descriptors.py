@@ -5,7 +5,7 @@ With fewer than 30 descriptors left, driver 580 on an H100 gave 304, 999, 100 an
 
 from __future__ import annotations
 
-from ...errors import DriverUnusableError, Fix, manual, python
+from ...errors import DriverUnusableError, Fix, on_linux, python
 from ..facts import Facts
 from ..messages.cuda_codes import returned_by_cuinit
 from .visible import hides_everything
@@ -33,7 +33,7 @@ def too_few_for(code: int | None, facts: Facts, evidence: list[str]) -> DriverUn
         may = f"({higher}, resource.getrlimit(resource.RLIMIT_NOFILE)[1])"
         fixes.append(python(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {may})"))
     fixes.append(
-        manual(
+        on_linux(
             ("first of all in the program, or " if fixes else "")
             + "raise the limit of this process (ulimit -n, LimitNOFILE= of a service, docker run --ulimit "
             "nofile=65536), or let it close what it does not need; and restart it: the driver does not try again",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...environment.gpu.driver import TEGRA_MEMORY, RefusedNode
-from ...errors import DriverUnusableError, Fix, GPUError, manual, shell
+from ...errors import DriverUnusableError, Fix, GPUError, manual, on_linux, shell
 from ..facts import Facts
 from . import surroundings
 
@@ -42,7 +42,7 @@ def not_accessible(facts: Facts) -> GPUError | None:
             "the NVIDIA kernel module is loaded, and this process sees none of its device files",
             evidence=[f"kernel module: {driver.kernel_version}", "device files: none"],
             fixes=[
-                manual(f"in a service of systemd: PrivateDevices=no in its unit, and {_ALLOWED}", needs="root"),
+                on_linux(f"in a service of systemd: PrivateDevices=no in its unit, and {_ALLOWED}", needs="root"),
                 shell("sudo nvidia-modprobe -u -c=0", needs="root"),
             ],
             cuda_code=code,
@@ -50,7 +50,7 @@ def not_accessible(facts: Facts) -> GPUError | None:
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     if has_own and not facts.environment.host.wsl and not driver.is_tegra:
         whole = surroundings.how(facts.environment)
-        in_container = manual(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
+        in_container = on_linux(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
         made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
         return DriverUnusableError(
             f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",
@@ -75,7 +75,7 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     container = facts.environment.host.container
     if container == "lxc" and any(node.error == "EPERM" for node in nodes):  # linuxcontainers.org, lxc.container.conf
         return [
-            manual(
+            on_linux(
                 "let this container open them: lxc.cgroup2.devices.allow = c MAJOR:* rwm in its configuration, for "
                 "each major number that ls -l shows (that of /dev/nvidia-uvm may be another after a reboot), or in "
                 "Proxmox, pct set ID --dev0 /dev/nvidia-uvm and so on",
@@ -89,25 +89,25 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
                 "`systemctl daemon-reload` on the host does",
                 needs="host",
             ),
-            *([manual(f"in a service of systemd: {_ALLOWED}", needs="root")] if container is None else []),
+            *([on_linux(f"in a service of systemd: {_ALLOWED}", needs="root")] if container is None else []),
         ]
     if not any(node.by_mode for node in nodes):
         return [_let_selinux_allow_it(container)]
     groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
     if _UNMAPPED.intersection(groups):
         return [
-            manual(
+            on_linux(
                 "let this container keep the groups of the user who starts it, one that may open these files: "
                 "podman run --group-add keep-groups ...",
                 needs="host",
             )
         ]
     if groups and container is not None:
-        return [manual(surroundings.join_groups(facts.environment, groups), needs="host")]
+        return [on_linux(surroundings.join_groups(facts.environment, groups), needs="host")]
     if groups:
         return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
     return [
-        manual(
+        on_linux(
             "let this user read and write these files: nvidia-modprobe makes them so"
             + (" on the host of this container" if container is not None else ""),
             needs="host" if container is not None else "root",
@@ -119,9 +119,9 @@ def _let_selinux_allow_it(container: str | None) -> Fix:
     """docs.nvidia.com, "Troubleshooting the NVIDIA Container Toolkit", NVML: Insufficient Permissions and SELinux."""
     what = "their mode allows it, so that SELinux, or what else guards this system, has to: "
     if container is None:
-        return manual(f"{what}sudo ausearch -m avc -ts recent says what it refused", needs="root")
+        return on_linux(f"{what}sudo ausearch -m avc -ts recent says what it refused", needs="root")
     run = "podman run" if container == "podman" else "docker run"
-    return manual(
+    return on_linux(
         f"{what}{run} --security-opt label=disable ..., or on the host sudo setsebool -P container_use_devices on",
         needs="host",
     )

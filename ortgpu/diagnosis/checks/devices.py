@@ -17,6 +17,7 @@ from ...errors import (
     NoDeviceError,
     UnsupportedDeviceError,
     manual,
+    on_linux,
     shell,
 )
 from ...provider import devices
@@ -111,7 +112,7 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     if nvml.available and nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
         return ["MIG is enabled, and no GPU has an instance: CUDA then has no device"], [
             shell("sudo nvidia-smi -mig 0", needs="root"),
-            manual("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"),
+            on_linux("or make instances: sudo nvidia-smi mig -cgi PROFILE -C", needs="root"),
         ]
     if (rented := of_service(environment)) is not None:
         return [rented[0]], [rented[1]]
@@ -130,7 +131,7 @@ def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
     if environment.host.container:
         again = f"start this container again with its GPU ({how(environment)})"
         look = f"if CUDA sees none then either, look into the kernel's log on its host: {log}"
-        return [manual(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
+        return [on_linux(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
     restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
     return system_remedies.restart_driver(environment, [shell(log, needs="root"), restart])
 

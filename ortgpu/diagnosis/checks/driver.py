@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from ...errors import DriverTooOldError, DriverUnusableError, Fix, GPUError, manual, shell
+from ...errors import DriverTooOldError, DriverUnusableError, Fix, GPUError, manual, on_linux, shell
 from ..facts import Facts
 from ..messages.cuda_codes import UNUSABLE, Meaning, name_of, returned_by_cuinit
 from ..remedies import commands as remedies
@@ -163,7 +163,7 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
     host, driver = facts.environment.host, facts.environment.driver
     if _is_compat(facts):
         everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
-        return [off_the_path(facts) or manual(everywhere, needs="root"), *_update(facts)]
+        return [off_the_path(facts) or on_linux(everywhere, needs="root"), *_update(facts)]
     if host.container == "lxc":  # into which nothing is mounted unless it is told to
         return [
             manual(
@@ -200,7 +200,7 @@ _VAGUE = frozenset({1, 3, 100, 101, 304, 801, 999})
 
 _NOT_LOADED, _LOST, _DIFFERS = 9, 15, 18  # nvmlReturn_t, nvml.h
 
-_IN_WSL = manual("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host")
+_IN_WSL = on_linux("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host")
 
 _SAID_BY_NVML: dict[int, Meaning] = {
     8: Meaning(
@@ -262,7 +262,7 @@ def _ways_to_load_it(facts: Facts) -> tuple[Fix, ...]:
         )
     return (
         shell("sudo modprobe nvidia", needs="root"),
-        manual(
+        on_linux(
             "if that fails, install the driver again for this kernel (uname -r): a kernel that was upgraded has no "
             "module of it, Secure Boot refuses one that is not signed, nouveau may hold the GPU, and drivers from 590 "
             "on leave out GPUs before the RTX 20 series (sudo dmesg | grep -i nvrm)",

@@ -8,7 +8,7 @@ import shlex
 
 from ...environment.gpu.driver import Driver
 from ...environment.gpu.driver_places import UnlinkedFile
-from ...errors import DriverNotFoundError, Fix, GPUError, manual, shell
+from ...errors import DriverNotFoundError, Fix, GPUError, manual, on_linux, shell
 from ..facts import Facts
 from ..messages import loader_words
 from ..remedies import system as system_remedies
@@ -75,7 +75,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     if environment.host.wsl and not environment.host.container:
         return [
             system_remedies.look_first_in(system_remedies.WSL_DRIVER),
-            manual("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
+            on_linux("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
     fixes = []
     if not environment.host.container:
@@ -114,7 +114,7 @@ def _ways_to_its_link(facts: Facts, file: UnlinkedFile) -> list[Fix]:
     ]
     if facts.environment.host.container:
         fixes.append(
-            manual(
+            on_linux(
                 "for good: let its runtime make the link, as nvidia-container-toolkit does by ldconfig, for which the "
                 "root file system must not be read-only (docker run --read-only, readOnlyRootFilesystem) and the "
                 "ldconfig of /etc/nvidia-container-runtime/config.toml has to be there on the host",

@@ -24,6 +24,7 @@ from ...errors import (
     ProviderOptionError,
     UnsupportedDeviceError,
     manual,
+    on_linux,
 )
 from ...provider.devices import not_found
 from ...provider.requests import CUDA
@@ -107,7 +108,7 @@ def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError
     if system_remedies.limit_on_memory(facts.environment) is not None:
         fix = system_remedies.let_it_be_mapped(facts.environment, "")
     else:
-        fix = manual(
+        fix = on_linux(
             "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "
             "vm.overcommit_memory=2, with which CUDA cannot reserve its address space",
             needs="host",
@@ -333,7 +334,7 @@ def lacks_pinned_memory(text: str) -> ProviderFailureError | None:
         "CUDA gets no page-locked memory of the host, through which arrays are copied to the GPU and back",
         evidence=[telling_line(text)],
         fixes=[
-            manual("free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"),
+            on_linux("free memory of the host, or give its container or job more; in WSL, see memory= in .wslconfig"),
             manual("or use a smaller batch"),
         ],
         library="CUDA",
@@ -353,7 +354,7 @@ def not_created(failed: LibraryStatus, text: str) -> ProviderFailureError:
                 "is too old"
             ),
             manual("or whether another part of this process is capturing a CUDA graph: use the session before it"),
-            manual("or whether this process has reached its limit of open files (ulimit -n)"),
+            on_linux("or whether this process has reached its limit of open files (ulimit -n)"),
         ],
         library=failed.library,
         status=failed.status,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...environment.inspection import Environment
-from ...errors import Fix, manual
+from ...errors import Fix, manual, on_linux
 
 # Of the runtimes that environment/host.py knows. docs.nvidia.com/datacenter/cloud-native, "CDI Support" and "NVIDIA
 # device plugin"; apptainer.org/docs, "GPU Support"; documentation.ubuntu.com/lxd, "gpu" and "nvidia.runtime";
@@ -40,7 +40,7 @@ _AMD, _NVIDIA = 0x1002, 0x10DE  # PCI vendors
 
 def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
     """To a container, of whatever runtime; ``and_also`` is for those that go by variables, as Docker does."""
-    return manual(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
+    return on_linux(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
 
 
 def how(environment: Environment) -> str:
@@ -98,7 +98,7 @@ def of_wsl(environment: Environment) -> Fix | None:
     host = environment.host
     if not host.wsl or host.container or "/dev/dxg" in environment.driver.device_nodes:
         return None
-    return manual(
+    return on_linux(
         "let WSL have the GPU, of which there is no /dev/dxg here: WSL 2 has it (wsl --set-version NAME 2), with "
         "NVIDIA's driver installed in Windows, unless /etc/wsl.conf says enabled=false under [gpu]",
         needs="host",

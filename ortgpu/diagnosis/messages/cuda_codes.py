@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...environment.gpu.cuda import RESULT_NAMES
-from ...errors import Fix, PoisonedContextError, ProviderFailureError, manual, shell
+from ...errors import Fix, PoisonedContextError, ProviderFailureError, manual, on_linux, shell
 from .runtime_errors import NAMES
 
 # The codes that a check tells from the others
@@ -39,7 +39,9 @@ UNUSABLE: dict[int, Meaning] = {
     3: Meaning(
         "the driver could not initialise in this process",
         (
-            manual("if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"),
+            on_linux(
+                "if this process was forked from one that used CUDA, start it with multiprocessing's spawn method"
+            ),
             # NVIDIA/open-gpu-kernel-modules issues 797, 901 and 947; release notes of CUDA 13, "known issues"
             shell(
                 "echo options nvidia_uvm uvm_disable_hmm=1 | sudo tee /etc/modprobe.d/nvidia-uvm.conf && "
@@ -50,7 +52,7 @@ UNUSABLE: dict[int, Meaning] = {
     ),
     34: Meaning(
         "the libcuda.so.1 that was loaded is the toolkit's linking stub, not a driver",
-        (manual("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
+        (on_linux("take the toolkit's folder lib64/stubs out of LD_LIBRARY_PATH"),),
     ),
     102: Meaning(
         "this virtual GPU has no license, without which it computes nothing",
@@ -62,12 +64,16 @@ UNUSABLE: dict[int, Meaning] = {
     ),
     304: Meaning(
         "a call of the operating system failed in the driver: a limit of this process, or what its sandbox forbids",
-        (manual("raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"),),
+        (
+            on_linux(
+                "raise the limits of this process (ulimit -a), and look at what its container refuses", needs="host"
+            ),
+        ),
     ),
     500: Meaning(  # NVIDIA/nvidia-container-toolkit issue 520
         "the driver's library does not find a part of itself, as in a container that was given only some of its files",
         (
-            manual(
+            on_linux(
                 "in a container: start it again with nvidia-container-toolkit 1.14.4 or newer, on Windows with Docker "
                 "Desktop 4.31 or newer",
                 needs="host",
@@ -79,7 +85,7 @@ UNUSABLE: dict[int, Meaning] = {
         "the NVSwitch fabric is not ready: the fabric manager is not running, or of another version than the driver",
         (
             shell("sudo systemctl restart nvidia-fabricmanager", needs="root"),
-            manual(
+            on_linux(
                 "where there is no such service, install nvidia-fabricmanager of the driver's very version; a GPU in "
                 "confidential computing is made ready by nvidia-smi conf-compute -srs 1",
                 needs="root",
@@ -93,7 +99,7 @@ UNUSABLE: dict[int, Meaning] = {
     ),
     804: Meaning(
         "a forward-compatibility libcuda (package cuda-compat) is loaded, which this GPU does not support",
-        (manual("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
+        (on_linux("take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration", needs="root"),),
     ),
     **dict.fromkeys(
         range(805, 810),
@@ -132,7 +138,7 @@ OF_THE_DEVICE: dict[int, Meaning] = {
     221: Meaning(
         "code for this GPU has to be compiled, and the driver's libnvidia-ptxjitcompiler.so.1 is not there",
         (
-            manual("in a container: give it the capability compute (NVIDIA_DRIVER_CAPABILITIES)", needs="host"),
+            on_linux("in a container: give it the capability compute (NVIDIA_DRIVER_CAPABILITIES)", needs="host"),
             manual("else install the driver again, whole", needs="driver"),
         ),
     ),

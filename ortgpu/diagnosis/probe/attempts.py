@@ -15,6 +15,7 @@ from ...errors import (
     ProviderError,
     ProviderFallbackError,
     manual,
+    on_linux,
     shell,
 )
 from ..checks import driver
@@ -103,17 +104,17 @@ class _FromOutside:
 _FROM_OUTSIDE = {
     "SIGKILL": _FromOutside(
         "the system, as it does when memory runs out (OOM)",
-        manual(
+        on_linux(
             "give this process more host memory (docker run --memory, the limit of its pod or job)",
             needs="host",
         ),
     ),
     "SIGXCPU": _FromOutside(
-        "the limit on its processor time", manual("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")
+        "the limit on its processor time", on_linux("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")
     ),
     "SIGSYS": _FromOutside(
         "a sandbox (seccomp), for a system call that it forbids",
-        manual("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
+        on_linux("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
     ),
     "SIGILL": _FromOutside(
         "the processor, which has no such instruction",

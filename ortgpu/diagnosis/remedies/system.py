@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import is_dll
-from ...errors import Fix, manual, shell
+from ...errors import Fix, manual, on_linux, shell
 
 # Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
@@ -31,7 +31,7 @@ def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
     if not environment.host.wsl:
         return list(fixes)
     restart = "restart WSL (wsl --shutdown, in Windows); if that does not help, update the NVIDIA driver of Windows"
-    return [*(fix for fix in fixes if fix.needs is None), manual(restart, needs="host")]
+    return [*(fix for fix in fixes if fix.needs is None), on_linux(restart, needs="host")]
 
 
 def is_enough(version: str | None, cuda_major: int) -> bool:
@@ -50,14 +50,15 @@ def update_driver(environment: Environment) -> Fix:
     host, cuda_major = environment.host, environment.cuda_major or 13
     wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", LOWEST_DRIVER.get(cuda_major)
     if host.wsl:
-        return manual(f"{wanted} in Windows, and none inside WSL", needs="driver")
+        return on_linux(f"{wanted} in Windows, and none inside WSL", needs="driver")
     if environment.driver.is_tegra:
         return manual(
             f"install a JetPack with CUDA {cuda_major}, or NVIDIA's build of ONNX Runtime for the one that is there",
             needs="driver",
         )
     wanted += " on the host of this container" if host.container else ""
-    return manual(wanted + (f": {version} or newer" if version else ""), needs="driver")
+    known = version and host.system != "Windows"  # where drivers have other numbers
+    return manual(wanted + (f": {version} or newer" if known else ""), needs="driver")
 
 
 def serve_the_gpu() -> list[Fix]:
@@ -100,7 +101,7 @@ def stack_that_is_too_large(environment: Environment) -> str | None:
 def let_it_have_threads(environment: Environment) -> list[Fix]:
     return [
         *([shell("ulimit -s 8192")] if stack_that_is_too_large(environment) is not None else []),
-        manual(
+        on_linux(
             "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "
             "fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions",
             needs="host",
@@ -166,7 +167,7 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
         )
     if limit is not None:
         return manual(f"raise {limit}", needs="host")
-    return manual(
+    return on_linux(
         f"give this process more memory, mount the file system of {folder} without noexec, or let SELinux allow it",
         needs="host",
     )

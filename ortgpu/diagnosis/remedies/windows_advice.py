@@ -12,13 +12,7 @@ from collections.abc import Iterable
 
 from ...errors import Fix, GPUError, manual, shell
 
-_OF_LINUX = re.compile(
-    r"^(?:and )?(?:in a container|on its host)\b|ulimit|docker|podman|dmesg|modprobe|rmmod|apt-get|/dev/|WSL|\bforked\b"
-    r"|LD_LIBRARY_PATH|LD_PRELOAD|cuda-compat|the loader's configuration|fabricmanager|SELinux|systemd"
-    r"|^or make instances"
-)
 _QUOTED = re.compile(r"'([^'\s]+)'")
-_LOWEST = re.compile(r"(install an NVIDIA driver for CUDA \d+): [\d.]+ or newer")  # the number is that of Linux
 _LAST_RESORT = "restart Windows, and where that does not help install the NVIDIA driver again"
 
 
@@ -31,10 +25,10 @@ def advise_for_windows(errors: Iterable[GPUError]) -> None:
 
 def translated(fix: Fix) -> Fix | None:
     """The same for Windows; None: it has no such thing."""
-    if _OF_LINUX.search(fix):
+    if fix.linux_only:
         return None
     if fix.kind == "manual":
-        return manual(_QUOTED.sub(lambda match: quoted(match[1]), _LOWEST.sub(r"\1", fix)), needs=fix.needs)
+        return manual(_QUOTED.sub(lambda match: quoted(match[1]), fix), needs=fix.needs)
     if fix.kind != "shell":
         return fix
     steps = [_step(words) for words in fix.split(" && ")]
@@ -52,7 +46,7 @@ def _step(command: str) -> tuple[str, bool] | None:
     first, rest = (words[0], words[1:]) if words else ("", [])
     if first == "sudo" and rest[:1] == ["chmod"]:
         first, rest = "chmod", rest[1:]
-    if first in ("sudo", "nvidia-smi", "echo"):
+    if first in ("sudo", "nvidia-smi", "echo", "ulimit") or any(word.startswith("LD_") for word in rest):
         return None
     if first == "export":
         return "set " + " and ".join("{} to {}".format(*word.split("=", 1)) for word in rest), False

@@ -65,13 +65,16 @@ def _uv(python: str) -> Installer:
     return Installer("uv", f"uv pip install {words}", f"uv pip uninstall {words}", folder=packages[0], own=packages)
 
 
+_HOW_ON_LINUX = "" if sys.platform == "win32" else " (apt-get install python3-pip)"
+
+
 def _pip(python: str, is_there: bool) -> Installer:
     managed, packages = _all_the_same(), _package_folders()
     folder, pip, obstacle = packages[0], f"{python} -m pip", None
     if not is_there and not managed and PathFinder.find_spec("ensurepip") is not None:
         pip = f"{python} -m ensurepip && {pip}"  # a virtual environment without pip, and no uv to fill it
     elif not is_there:  # a Python of Debian has no ensurepip, or one that refuses
-        obstacle = f"{python} has no pip: once its system has brought it (apt-get install python3-pip)"
+        obstacle = f"{python} has no pip: once its system has brought it{_HOW_ON_LINUX}"
     if not _is_virtual() and site.ENABLE_USER_SITE and not os.access(folder, os.W_OK):
         folder = os.path.realpath(site.getusersitepackages())  # as pip does then, and says
     # pip sees what a new process of this interpreter would import, and takes it for its own below its prefix, or
