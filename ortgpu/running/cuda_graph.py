@@ -1,11 +1,11 @@
-"""Sessions that capture their runs as CUDA graphs, one for each shape of inputs, and replay them.
+"""Sessions that capture their runs as CUDA graphs, one for each shape of the inputs, and replay them.
 
-What ONNX Runtime does, as of 1.31 (inference_session.cc, cuda_execution_provider.cc, cuda_graph.cc): a run with the run
-option ``gpu_graph_id`` runs twice, is captured and replayed, all in one call; later runs with that number replay it,
-which reads and writes the addresses of the capture, whatever is bound by then. -1 captures nothing. Graphs belong to
-the thread that captured them, and none is given up before the session is. With ``user_compute_stream`` all of that
-happens in that stream; a replay ends without waiting for it where the run option
-``disable_synchronize_execution_providers`` says so (pull request 28686; before that it waits all the same).
+ONNX Runtime 1.31 works as follows (inference_session.cc, cuda_execution_provider.cc, cuda_graph.cc). A run with the run
+option ``gpu_graph_id`` runs the model twice, captures it and replays it, all in one call. Later runs with that number
+replay the graph, which reads and writes the addresses of the capture, whatever is bound then. -1 captures nothing. A
+graph belongs to the thread that captured it and is kept until the session ends. With ``user_compute_stream`` all of
+this happens in that stream. With the run option ``disable_synchronize_execution_providers`` a replay returns without
+waiting for the stream (pull request 28686; before that it waits all the same).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Result = TypeVar("Result")
 
 logger = logging.getLogger("ortgpu")
 
-# Whoever captures, or makes ONNX Runtime take memory for it, holds this: one capture spoils another.
+# Held during a capture and while ONNX Runtime allocates memory for one, because concurrent captures fail.
 _capturing = fork_safe_lock()
 
 MAX_SHAPES = 16
 
-# ONNX Runtime keeps every graph: more are not captured, however many shapes come by.
+# The most graphs that a session captures, since ONNX Runtime keeps every one.
 MAX_CAPTURES = 64
 
 _ID = "gpu_graph_id"
@@ -63,7 +63,7 @@ LEAVE_OUT = manual("leave cuda_graph out")
 
 
 class _Graph:
-    """What is bound for one shape of inputs: their addresses are those of the captured graph."""
+    """The binding and buffers for one shape of the inputs. The captured graph uses their addresses."""
 
     def __init__(self, number: int, inner: Any, inputs: list[Input], outputs: dict[str, Output | Constant]) -> None:
         self.number = number
@@ -74,18 +74,18 @@ class _Graph:
         self.replay = _run_options(str(number))
         self.replay.add_run_config_entry(_NO_WAIT, "1")
         self.binding = native.SessionIOBinding(inner)
-        self.inner = inner  # the binding refers to it, and may not hold it
+        self.inner = inner  # the binding refers to it and may not keep it alive
 
 
 class CapturingSession:
-    """Takes the place of the C++ session inside a GPUSession: ``run`` replays graphs, other ways to run are refused.
+    """A replacement of the C++ session inside a GPUSession. ``run`` replays graphs; other ways to run are refused.
 
-    A graph has one set of buffers, so runs are made one after the other, whatever threads they come from. The main
-    thread's are made in it, those of all others in one thread that the session keeps: each thread that runs costs
-    ONNX Runtime a context and captured graphs of its own, for the life of the session.
+    A graph has one set of buffers, so only one run is made at a time. Runs of the main thread are made in it. Those of
+    all other threads are made in one thread that the session keeps, because ONNX Runtime keeps a context and graphs for
+    each thread until the session ends.
 
-    ``stream`` is the one that ``inner`` runs in, ``memory`` for what is pinned beside it, ``stands_in_for`` the ``run``
-    for which :meth:`replay` may be called, if there is one.
+    ``inner`` is the C++ session and runs in ``stream``. ``memory`` pins host memory. ``stands_in_for`` is the ``run``
+    that :meth:`replay` may replace, or None.
     """
 
     def __init__(
@@ -112,16 +112,16 @@ class CapturingSession:
             for each, memory in zip(inner.outputs_meta, inner.output_meminfos, strict=True)
             if memory.name.lower() != device.kind
         )
-        self._graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()  # the longest unused first
+        self._graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()  # least recently used first
         self._captures = 0
         self._uncaptured = _run_options("-1")
         self._lock = threading.Lock()
         self._unusable: GPUError | None = None
-        # The thread must not refer to this object: it would not be let go.
+        # The thread must not refer to this object, or it would never be freed.
         self._run_in = run_in = {threading.main_thread().ident}
         self._executor = Executor(1, "ortgpu-graph", lambda: run_in.add(threading.get_ident()))
         self._stream = stream.handle
-        # The C++ session uses it to its end, which metadata that a caller keeps may delay.
+        # The C++ session uses the stream until its end, which metadata kept by the caller may delay.
         weakref.finalize(inner, _let_go_of, stream).atexit = False
 
     @property
@@ -155,17 +155,17 @@ class CapturingSession:
         raise _unsupported("io_binding")
 
     def close(self, error: GPUError) -> None:
-        """Wait for the run under way, and give the buffers back; later runs raise ``error``."""
+        """Wait for the running run and free the buffers. Later runs raise ``error``."""
         with self._lock:
             self._unusable = error
         self._executor.close()
         self._let_go()
 
     def _let_go(self) -> None:
-        """Of the C++ session, whose end destroys graphs.
+        """Drop the C++ session in the relaxed capture mode.
 
-        CUDA refuses that to a thread in the global mode while another captures, and ONNX Runtime then ends the process
-        (pull request 32081).
+        Its end destroys graphs. CUDA refuses that in the global mode while another thread captures, and ONNX Runtime
+        then ends the process (pull request 32081).
         """
         try:
             before = self._runtime.exchange_capture_mode(CAPTURE_MODE_RELAXED)
@@ -177,7 +177,7 @@ class CapturingSession:
             self._runtime.exchange_capture_mode(before)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if "_stream" in self.__dict__ and not is_finalizing():  # by argument: this module has no names left then
+        if "_stream" in self.__dict__ and not is_finalizing():  # an argument, as this module's names may be gone
             self._let_go()
 
     def submit(self, outcome: Outcome[Result], function: Callable[..., Result], *arguments: Any) -> None:
@@ -200,7 +200,7 @@ class CapturingSession:
         try:
             return outcome.result()
         finally:
-            del outcome  # it holds the exception, and that this frame
+            del outcome  # break the cycle: outcome, exception, this frame
 
     def _run_uncaptured(self, output_names: Any, feed: Any, run_options: Any) -> Any:
         with self._lock:
@@ -208,7 +208,7 @@ class CapturingSession:
             return self._inner.run(output_names, feed, run_options or self._uncaptured)
 
     def replay(self, output_names: Any, feed: Any) -> list[Any] | None:
-        """What ``run`` of an InferenceSession gives, for arrays of shapes that are known; None: that has to do it."""
+        """Replay the graph for NumPy arrays of known shapes and return the results. None: ``run`` has to do it."""
         names = self._input_names
         if threading.get_ident() not in self._run_in or type(feed) is not dict or len(feed) != len(names):
             return None
@@ -240,7 +240,7 @@ class CapturingSession:
             if graph is None:
                 if self._captures == MAX_CAPTURES:
                     return self._inner.run(output_names, feed, self._uncaptured)
-                # Without capturing, to learn the shapes of the outputs; wrong feeds end here, as in any session.
+                # Run without capturing, to learn the shapes of the outputs. Wrong feeds raise here, as in any session.
                 with _capturing:
                     first = self._inner.run(self._output_names, feed, self._uncaptured)
                 if not all(map(size_of, kinds)) or not all(value.size for value in first):
@@ -258,7 +258,7 @@ class CapturingSession:
         on_device = {name: (value.shape, value.dtype) for name, value in values.items() if name not in self._on_cpu}
         inputs, written = buffers(self._runtime, self._stream, self._memory, kinds, on_device)
         outputs = {name: written[name] if name in written else Constant(value) for name, value in values.items()}
-        self._captures += 1  # as a number, too: 0 is what ONNX Runtime takes where none is given
+        self._captures += 1  # numbers begin at 1: 0 is ONNX Runtime's default
         if self._captures == MAX_CAPTURES:
             logger.warning("%d shapes were captured: other shapes run without a CUDA graph from now on", MAX_CAPTURES)
         graph = _Graph(self._captures, self._inner, inputs, outputs)
@@ -269,15 +269,15 @@ class CapturingSession:
         return graph
 
     def _give_up(self, graph: _Graph) -> None:
-        """Its buffers go with it; the captured graph stays with ONNX Runtime, whose 1.31 releases none of CUDA's."""
+        """Release the captured graph where ONNX Runtime can. Version 1.31 cannot release graphs of CUDA."""
         release = getattr(self._inner, "release_captured_graph", None)
         if release is not None:
             release(graph.number)
 
     def _run_captured(self, graph: _Graph, values: list[Any], output_names: list[str]) -> list[Any]:
-        # On the device, as ONNX Runtime is for any run but a replay. Another session may capture at this moment.
+        # Set the device, which ONNX Runtime does not do for a replay, and the mode, since another session may capture.
         with self._relaxed:
-            kept, begun = [], []  # by loops: with so few elements a comprehension takes twice the time
+            kept, begun = [], []  # plain loops: comprehensions took twice the time
             try:
                 for each, value in zip(graph.inputs, values, strict=True):
                     kept.append(each.take(value))
@@ -288,7 +288,7 @@ class CapturingSession:
                 self._runtime.synchronise(self._stream)
             except BaseException:
                 with contextlib.suppress(CudaCallError):
-                    self._runtime.synchronise(self._stream)  # nothing reads the caller's arrays any more
+                    self._runtime.synchronise(self._stream)  # so that nothing reads the caller's arrays any more
                 raise
         return [output.result(array) for output, array in begun]
 
@@ -298,12 +298,12 @@ class CapturingSession:
             self._inner.run_with_iobinding(graph.binding, graph.replay)
             return
         with _capturing:
-            # An operator that does what no graph can hold must fail: in the relaxed mode a replay would leave it out.
+            # Use the global mode, in which an operator that cannot be captured fails. The relaxed mode would skip it.
             relaxed = self._runtime.exchange_capture_mode(CAPTURE_MODE_GLOBAL)
             try:
                 self._inner.run_with_iobinding(graph.binding, graph.capture)
             except Exception as error:
-                # ONNX Runtime may leave it open, and until its end CUDA refuses memory to other threads.
+                # ONNX Runtime may leave the capture open, and until it ends CUDA refuses memory to other threads.
                 self._runtime.end_capture(self._stream)
                 if not _CAPTURE_FAILED.search(str(error)):
                     raise
@@ -325,7 +325,7 @@ def _run_options(number: str) -> Any:
 
 
 def _let_go_of(_: object) -> None:
-    """Called with what was kept until now."""
+    """Do nothing. A finalizer calls it with an object that it kept alive."""
 
 
 def _failed(cause: BaseException) -> ProviderRequestError:
@@ -352,6 +352,6 @@ def _unsupported(what: str) -> ProviderRequestError:
 def _graph_id_of(run_options: Any) -> str | None:
     try:
         number: str = run_options.get_run_config_entry(_ID)
-    except Exception:  # noqa: BLE001 - an entry that is not set raises, of a class that differs between releases
+    except Exception:  # noqa: BLE001 - an unset entry raises a class that depends on the release
         return None
     return number

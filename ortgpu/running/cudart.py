@@ -1,7 +1,7 @@
-"""The CUDA runtime that ONNX Runtime's provider is linked to, called through ctypes.
+"""The CUDA runtime library (cudart) of ONNX Runtime's provider, called through ctypes.
 
-It is in the process before a session is; the same copy must be used, because streams, the current device of a thread
-and its last error belong to one copy of the runtime. Values and signatures: driver_types.h and cuda_runtime_api.h.
+It is loaded before any session opens. The same copy must be used, because streams, a thread's current device and its
+last error belong to one copy of cudart. Values and signatures are those of driver_types.h and cuda_runtime_api.h.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _Library = TypeVar("_Library", bound=ctypes.CDLL)
 _HOST_ALLOC_PORTABLE = 1  # pinned for every device of the process
 _MEMORY_TYPE_HOST = 1
 _MEMORY_TYPE_DEVICE = 2
-_MEMCPY_DEFAULT = 4  # from where to where is told by the addresses
+_MEMCPY_DEFAULT = 4  # the addresses tell the direction
 _STREAM_NON_BLOCKING = 1
 _EVENT_DISABLE_TIMING = 2
 _NOT_READY = 600  # cudaErrorNotReady
 LEGACY_STREAM = 1  # cudaStreamLegacy; DLPack has the same number for it
 
-# How a thread keeps away from graphs that are being captured. ONNX Runtime captures in the global mode (cuda_graph.cc):
-# CUDA then refuses memory to threads in theirs, which is where each begins, and the capture is lost. What is done here
-# belongs to no graph, and is let pass in the relaxed mode (cudaThreadExchangeStreamCaptureMode in cuda_runtime_api.h).
+# Capture modes of a thread. ONNX Runtime captures in the global mode (cuda_graph.cc). During a capture, CUDA refuses
+# memory to threads in the global mode, their default, and the capture fails. The calls of this module belong to no
+# graph and are allowed in the relaxed mode (cudaThreadExchangeStreamCaptureMode in cuda_runtime_api.h).
 CAPTURE_MODE_GLOBAL = 0
 CAPTURE_MODE_RELAXED = 2
 
@@ -49,7 +49,7 @@ class _PointerAttributes(ctypes.Structure):
 
 
 class CudaCallError(RuntimeError):
-    """In the words of ONNX Runtime, "CUDA failure 2: ...", so that a session explains it like its own."""
+    """A failed CUDA call. Its text is like ONNX Runtime's, "CUDA failure 2: ...", so that a session explains it."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(f"CUDA failure {code}: {words}")
@@ -60,19 +60,21 @@ class CudaCallError(RuntimeError):
 
 
 class CudaRuntime:
-    """Calls on behalf of one device, from any thread. Each raises CudaCallError."""
+    """The calls of cudart for one device. Any thread may use it. Each call raises CudaCallError."""
 
     def __init__(self, path: str, ordinal: int) -> None:
         self.ordinal = ordinal
-        # The same functions twice. CDLL gives the interpreter lock to other threads for each call, as it must for those
-        # that may wait; a thread that computes gives it back after up to 5 ms (sys.setswitchinterval). PyDLL keeps it,
-        # for calls that take less than a microsecond on a device in use.
+        # The same functions twice. CDLL releases the interpreter lock during a call, as calls that may wait must. But
+        # another thread may then keep the lock for up to 5 ms (sys.setswitchinterval). PyDLL keeps the lock, for calls
+        # that take less than a microsecond.
         self._library = _declared(ctypes.CDLL(path))
         self._quick = _declared(ctypes.PyDLL(path))
 
     def allocate_pinned(self, size: int, address: ctypes.c_void_p) -> None:
-        """Write the address of ``size`` bytes of page-locked host memory to ``address``, also where an interrupt comes
-        meanwhile: it takes as long as a copy of that size."""
+        """Allocate ``size`` bytes of page-locked host memory and write their address to ``address``.
+
+        The address is written even if an interrupt comes meanwhile. The call takes as long as a copy of that size.
+        """
         with self._device_guard(self._library):
             self._call(self._library.cudaHostAlloc, ctypes.byref(address), size, _HOST_ALLOC_PORTABLE)
 
@@ -81,11 +83,11 @@ class CudaRuntime:
             self._call(self._library.cudaFreeHost, address)
 
     def is_pinned(self, address: int) -> bool:
-        """Whether whoever allocated this host memory had it page-locked."""
+        """Return True if this is page-locked host memory."""
         return bool(self._attributes_of(address).type == _MEMORY_TYPE_HOST)
 
     def is_on_device(self, address: int) -> bool:
-        """Whether this is memory of the device, and of no other."""
+        """Return True if this is memory of this device."""
         found = self._attributes_of(address)
         return bool(found.type == _MEMORY_TYPE_DEVICE and found.device == self.ordinal)
 
@@ -96,7 +98,7 @@ class CudaRuntime:
         return found
 
     def allocate(self, size: int) -> int:
-        """Address of ``size`` bytes on the device."""
+        """Allocate ``size`` bytes on the device and return their address."""
         address = ctypes.c_void_p()
         with self._device_guard(self._library):
             self._call(self._library.cudaMalloc, ctypes.byref(address), size)
@@ -107,7 +109,7 @@ class CudaRuntime:
             self._call(self._library.cudaFree, address)
 
     def new_stream(self) -> int:
-        """A stream that waits for no other."""
+        """Create a non-blocking stream and return its handle."""
         stream = ctypes.c_void_p()
         with self._device_guard(self._library):
             self._call(self._library.cudaStreamCreateWithFlags, ctypes.byref(stream), _STREAM_NON_BLOCKING)
@@ -118,31 +120,31 @@ class CudaRuntime:
             self._call(self._library.cudaStreamDestroy, stream)
 
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
-        """Between any memory of host and device. Done when ``stream`` has been synchronised, and not before."""
+        """Copy ``size`` bytes between any host or device memory. The copy is done once ``stream`` is synchronised."""
         self._call(self._library.cudaMemcpyAsync, to, source, size, _MEMCPY_DEFAULT, stream)
 
     def copy_pinned(self, to: int, source: int, size: int, stream: int) -> None:
-        """As :meth:`copy`, between pinned memory and the device, which only begins when it is called."""
+        """Begin a copy between pinned memory and the device. Like :meth:`copy`, but the call never waits."""
         self._call(self._quick.cudaMemcpyAsync, to, source, size, _MEMCPY_DEFAULT, stream)
 
     def prepared_copy_pinned(self, to: int, source: int, size: int, stream: int) -> Callable[[], None]:
-        """:meth:`copy_pinned` with these arguments, in half of its time."""
+        """Return a function that calls :meth:`copy_pinned` with these arguments in half the time."""
         pointer = ctypes.c_void_p
         arguments = pointer(to), pointer(source), ctypes.c_size_t(size), _MEMCPY_DEFAULT, pointer(stream)
         return self._prepared("cudaMemcpyAsync", *arguments)
 
     def relaxed(self) -> Relaxed:
-        """:meth:`use_device` and the relaxed mode, for what one thread at a time does over and over."""
+        """Return a context for :meth:`use_device` and the relaxed mode, which one thread at a time may enter often."""
         mode = ctypes.c_int()
         exchange = self._prepared("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         return Relaxed(mode, self.prepared_use_device(), exchange)
 
     def synchronise(self, stream: int) -> None:
-        """Wait for what was put into ``stream``."""
+        """Wait for all work in ``stream``."""
         self._call(self._library.cudaStreamSynchronize, stream)
 
     def synchronise_legacy_stream(self) -> None:
-        """Wait for what was put into LEGACY_STREAM, which each device has one of."""
+        """Wait for all work in LEGACY_STREAM of this device."""
         self.use_device()
         before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)
         try:
@@ -151,7 +153,7 @@ class CudaRuntime:
             self.exchange_capture_mode(before)
 
     def end_capture(self, stream: int) -> None:
-        """Drop what the calling thread is capturing from ``stream``, if it is. Raises nothing."""
+        """End and drop a capture of the calling thread from ``stream``, if there is one. Raises nothing."""
         graph = ctypes.c_void_p()
         with contextlib.suppress(CudaCallError):  # a capture that failed has no graph, and this call says so
             self._call(self._library.cudaStreamEndCapture, stream, ctypes.byref(graph))
@@ -160,7 +162,7 @@ class CudaRuntime:
                 self._call(self._library.cudaGraphDestroy, graph)
 
     def is_done(self, stream: int) -> bool:
-        """Whether all is done that was put into ``stream``."""
+        """Return True if all work in ``stream`` is done."""
         return self._is_ready(self._library.cudaStreamQuery, stream)
 
     def _is_ready(self, query: Any, handle: int) -> bool:
@@ -172,7 +174,7 @@ class CudaRuntime:
         return not code
 
     def new_event_without_time(self) -> int:
-        """An event that costs less than one of :meth:`new_event`."""
+        """Create an event without timing, which is cheaper than :meth:`new_event`. Return its handle."""
         event = ctypes.c_void_p()
         self._call(self._library.cudaEventCreateWithFlags, ctypes.byref(event), _EVENT_DISABLE_TIMING)
         return event.value or 0
@@ -182,14 +184,14 @@ class CudaRuntime:
             self._call(self._library.cudaEventDestroy, event)
 
     def record_now(self, event: int, stream: int) -> None:
-        """:meth:`record`, for a stream whose copies only begin when they are put there."""
+        """Record the event like :meth:`record`. For streams whose copies never block the calling thread."""
         self._call(self._quick.cudaEventRecord, event, stream)
 
     def has_passed(self, event: int) -> bool:
         return self._is_ready(self._quick.cudaEventQuery, event)
 
     def wait_for(self, event: int) -> None:
-        """Until it has passed."""
+        """Wait until the event has passed."""
         self._call(self._library.cudaEventSynchronize, event)
 
     def new_event(self) -> int:
@@ -198,11 +200,11 @@ class CudaRuntime:
         return event.value or 0
 
     def record(self, event: int, stream: int) -> None:
-        """The event passes when what is in ``stream`` by now is done."""
+        """Make the event pass once all present work in ``stream`` is done."""
         self._call(self._library.cudaEventRecord, event, stream)
 
     def seconds_between(self, start: int, end: int) -> float:
-        """Of events that have passed."""
+        """Return the seconds between two events that have passed."""
         milliseconds = ctypes.c_float()
         self._call(self._library.cudaEventElapsedTime, ctypes.byref(milliseconds), start, end)
         return milliseconds.value / 1000
@@ -212,11 +214,11 @@ class CudaRuntime:
         self._call(self._library.cudaSetDevice, self.ordinal)
 
     def prepared_use_device(self) -> Callable[[], None]:
-        """:meth:`use_device`, of a device that has a context, in half of its time."""
+        """Return a function that calls :meth:`use_device` in half the time. The device must have a context."""
         return self._prepared("cudaSetDevice", ctypes.c_int(self.ordinal))
 
     def exchange_capture_mode(self, mode: int) -> int:
-        """Set how the calling thread keeps away from captures. Returns what it was, to be set again."""
+        """Set the capture mode of the calling thread. Return the previous mode."""
         return self._exchange_capture_mode(self._library, mode)
 
     def _exchange_capture_mode(self, library: ctypes.CDLL, mode: int) -> int:
@@ -250,7 +252,7 @@ class CudaRuntime:
                 self._call(library.cudaSetDevice, current.value)
 
     def _prepared(self, name: str, *arguments: object) -> Callable[[], None]:
-        function = self._quick[name]  # a new one, without argtypes: these are C's values already
+        function = self._quick[name]  # a new object without argtypes, as the arguments are C values already
         call = functools.partial(function, *arguments)
 
         def prepared() -> None:
@@ -266,16 +268,16 @@ class CudaRuntime:
             self._raise(function, code)
 
     def _raise(self, function: Any, code: int) -> NoReturn:
-        self._library.cudaGetLastError()  # else ONNX Runtime finds it after its next kernel, and blames that
+        self._library.cudaGetLastError()  # clear the error, or ONNX Runtime blames its next kernel
         words = self._library.cudaGetErrorString(code)
         name = function.__name__
         raise CudaCallError(code, f"{(words or b'').decode()} ; GPU={self.ordinal} ; expr={name}")
 
 
 class Relaxed:
-    """A context in which the thread is on the device and in the relaxed mode; see :meth:`CudaRuntime.relaxed`.
+    """A context that sets the thread's device and the relaxed mode; see :meth:`CudaRuntime.relaxed`.
 
-    What the calls take is made once, which saves two thirds of their time.
+    The arguments of the calls are made once, which saves two thirds of their time.
     """
 
     def __init__(self, mode: ctypes.c_int, use_device: Callable[[], None], exchange: Callable[[], None]) -> None:
@@ -286,7 +288,7 @@ class Relaxed:
     def __enter__(self) -> None:
         self._use_device()
         self._mode.value = CAPTURE_MODE_RELAXED
-        self._exchange()  # the mode of before takes the place of this one, to be set again
+        self._exchange()  # stores the previous mode, for __exit__
 
     def __exit__(self, *_: object) -> None:
         self._exchange()
@@ -326,7 +328,7 @@ class DeviceBuffer:
 
 
 class Stream:
-    """A stream that waits for no other, destroyed with this object."""
+    """A non-blocking stream, destroyed with this object."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.handle = runtime.new_stream()
@@ -334,7 +336,7 @@ class Stream:
 
 
 class Event:
-    """What passes when the work before it in a stream is done, destroyed with this object. It has no time."""
+    """An event without timing, destroyed with this object. It passes once the work before it in a stream is done."""
 
     def __init__(self, runtime: CudaRuntime) -> None:
         self.handle = runtime.new_event_without_time()
@@ -347,20 +349,20 @@ def _free_with(owner: object, free: Callable[[int], None], handle: int) -> None:
 
 def _free(free: Callable[[int], None], handle: int, pid: int) -> None:
     if os.getpid() != pid:
-        return  # CUDA does not survive a fork: it is the parent's
+        return  # after a fork it belongs to the parent, since CUDA does not survive the fork
     try:
         free(handle)
     except RuntimeError:
-        pass  # a CUDA that is lost has lost this too
+        pass  # a lost context has freed it already
 
 
 def runtime_of(device: Device) -> CudaRuntime | None:
-    """The CUDA runtime for a session on ``device``; None on the CPU, and where the provider links no shared one."""
+    """Return cudart for a session on ``device``. None on the CPU, or if the provider links no shared cudart."""
     return runtime_on(device.ordinal) if device.is_gpu and device.ordinal is not None else None
 
 
 def runtime_on(ordinal: int) -> CudaRuntime | None:
-    """The CUDA runtime for a session on this GPU; None where the provider links no shared one."""
+    """Return cudart for a session on this GPU. None if the provider links no shared cudart."""
     report = load_runtime().preload
     path = report.path_of("libcudart", linked=True) if report is not None else None
     return _runtime(path, ordinal) if path is not None else None
@@ -368,5 +370,5 @@ def runtime_on(ordinal: int) -> CudaRuntime | None:
 
 @functools.cache
 def _runtime(path: str, ordinal: int) -> CudaRuntime:
-    """Made once: a run with arrays of other libraries asks for it each time."""
+    """Return cudart for a device. Cached, since each run with arrays of other libraries asks for it."""
     return CudaRuntime(path, ordinal)

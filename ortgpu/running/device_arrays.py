@@ -1,6 +1,7 @@
-"""Arrays of other libraries, without a copy: anything with ``__dlpack__`` goes into a run, results can stay on the GPU.
+"""Arrays of other libraries as inputs, without a copy, and results that stay on the GPU.
 
-The protocol and its numbers: https://dmlc.github.io/dlpack/latest/ (dlpack.h, python_spec.html).
+An input may be anything with ``__dlpack__``. The protocol and its numbers:
+https://dmlc.github.io/dlpack/latest/ (dlpack.h, python_spec.html).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .cudart import LEGACY_STREAM, runtime_of
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
-_UNUSED = b"dltensor"  # the name of a capsule until somebody consumes it
+_UNUSED = b"dltensor"  # the name of a capsule that is not consumed yet
 
 
 class _DLTensor(ctypes.Structure):
@@ -33,12 +34,12 @@ class _DLTensor(ctypes.Structure):
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in elements; NULL: one after the other
+        ("strides", ctypes.POINTER(ctypes.c_int64)),  # in elements; NULL if contiguous
         ("byte_offset", ctypes.c_uint64),
     )
 
     def is_contiguous(self) -> bool:
-        """Whether its elements are one after the other, in the order of NumPy's."""
+        """Return True if its elements are contiguous in C order."""
         expected = 1
         for axis in reversed(range(self.ndim if self.strides else 0)):
             size = self.shape[axis]
@@ -51,10 +52,10 @@ class _DLTensor(ctypes.Structure):
 
 
 def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
-    """``feed`` with the arrays of other libraries as OrtValues that share their memory; None where it has none.
+    """Return ``feed`` with arrays of other libraries as OrtValues that share their memory. None if it has none.
 
-    What their libraries still compute on the GPU is waited for: ONNX Runtime reads in a stream of its own. Of an array
-    on the CPU that is not contiguous, as a transposed one, there is a NumPy array.
+    Waits for pending GPU work on these arrays, since ONNX Runtime reads them in its own stream. A non-contiguous array
+    on the CPU becomes a NumPy array.
 
     Raises:
         ProviderRequestError: an array is on another device than the session, or on the GPU and not contiguous.
@@ -76,14 +77,14 @@ def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
 
 
 def refuse_on_gpu(feed: Any) -> None:
-    """For who does not know yet which GPU will read the arrays.
+    """Refuse arrays on a GPU, because a pool has not chosen the GPU yet.
 
     Raises:
         ProviderRequestError: an array is on a GPU.
     """
     for name, value in feed.items() if isinstance(feed, Mapping) else ():
         if isinstance(value, onnxruntime.OrtValue):
-            has_device = value.is_tensor() or value.is_sparse_tensor()  # of others ONNX Runtime raises
+            has_device = value.is_tensor() or value.is_sparse_tensor()  # ONNX Runtime raises for other values
             on_gpu = has_device and value.device_name() not in ("cpu", "cuda_pinned")
         else:
             on_gpu = _is_foreign(value) and _device_of(value)[0] not in (_CPU, _CUDA_HOST)
@@ -95,19 +96,19 @@ def refuse_on_gpu(feed: Any) -> None:
 
 
 def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
-    """See GPUSession.run_on_device."""
+    """Run the model and keep the results on the device; see GPUSession.run_on_device."""
     binding = session.io_binding()
-    # A binding says of an input that is missing only what some node says of it; None would be taken for NaN
+    # Check names first: a binding reports a missing input only through some node, and takes None for NaN.
     given = {name: value for name, value in feed.items() if value is not None}
     session._validate_input(list(given))
     overridable = {each.name for each in session._overridable_initializers}
-    kept = []  # a binding on the CPU has no more than the address of an array
+    kept = []  # a binding on the CPU keeps only the address of an array
     for name, value in (with_values(session, given) or given).items():
         if isinstance(value, onnxruntime.OrtValue):
             binding.bind_ortvalue_input(name, value)
             continue
         array = np.asarray(value, _dtype_of(session, name, value), order="C")
-        if name in overridable:  # of which bind_cpu_input does not know
+        if name in overridable:  # bind_cpu_input does not know these
             kept.append(onnxruntime.OrtValue.ortvalue_from_numpy(array))
             binding.bind_ortvalue_input(name, kept[-1])
         else:
@@ -117,13 +118,13 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
     for name in names:
         binding.bind_output(name, device.kind, device.ordinal or 0)
     session.run_with_iobinding(binding, run_options)
-    # A binding has one place for an output, however often it is named
+    # A binding has one entry for an output, however often it is named.
     outputs = dict(zip(dict.fromkeys(names), binding.get_outputs(), strict=True))
     return [outputs[name] for name in names]
 
 
 def _dtype_of(session: Any, name: str, value: Any) -> Any:
-    """As which numbers that are in no array are meant, which ``run`` knows: the type that the model declares."""
+    """Return the type that the model declares for a value that is no array, as ``run`` does. None for arrays."""
     if isinstance(value, np.ndarray):
         return None
     declared = (*session._inputs_meta, *session._overridable_initializers)
@@ -155,16 +156,16 @@ def _value(session: Any, name: str, array: Any) -> Any:
             fixes=[manual(f"move it to {device.kind}:{device.ordinal}" if device.is_gpu else "move it to the CPU")],
             requested=where,
         )
-    # On the legacy stream, which every producer can be made to wait for and which the caller synchronises
+    # Use the legacy stream, which every producer supports and which the caller synchronises.
     capsule = array.__dlpack__(stream=LEGACY_STREAM) if on_gpu else array.__dlpack__()
     tensor = _tensor_in(capsule)
     if not tensor.is_contiguous():
         return _in_order(name, array, on_gpu)
     original = bytes(tensor)
-    tensor.data = (tensor.data or 0) + tensor.byte_offset or None  # which ONNX Runtime does not look at
+    tensor.data = (tensor.data or 0) + tensor.byte_offset or None  # ONNX Runtime ignores byte_offset
     tensor.byte_offset = 0
     if kind != _CUDA:
-        tensor.device_type = _CUDA if kind == _CUDA_MANAGED else _CPU  # all that ONNX Runtime knows
+        tensor.device_type = _CUDA if kind == _CUDA_MANAGED else _CPU  # ONNX Runtime knows only these
     is_bool = tensor.code == _BOOL
     if is_bool and dlpack.BOOLEANS_ARE_BYTES:
         tensor.code = _UNSIGNED
@@ -173,7 +174,7 @@ def _value(session: Any, name: str, array: Any) -> Any:
         value = onnxruntime.OrtValue(dlpack.native_value(capsule, is_bool=is_bool))
         return value
     finally:
-        # Whoever made it finds it as it was when it is given back, which a capsule that was consumed has been already
+        # Restore the tensor for its producer, unless the capsule was consumed and so given back already.
         if value is not None or ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(capsule), _UNUSED):
             ctypes.memmove(ctypes.byref(tensor), original, len(original))
 
@@ -182,8 +183,8 @@ def _in_order(name: str, array: Any, on_gpu: bool) -> Any:
     kind = type(array).__name__
     if not on_gpu:
         try:
-            return np.from_dlpack(array)  # which ONNX Runtime makes contiguous itself
-        except (BufferError, RuntimeError, TypeError, ValueError):  # types of elements that NumPy does not know
+            return np.from_dlpack(array)  # ONNX Runtime makes it contiguous
+        except (BufferError, RuntimeError, TypeError, ValueError):  # element types that NumPy does not know
             pass
     raise ProviderRequestError(
         f"input {name!r} is a {kind} that is not contiguous, as a transposed one or a slice of columns is",
@@ -193,7 +194,7 @@ def _in_order(name: str, array: Any, on_gpu: bool) -> Any:
 
 
 def _tensor_in(capsule: Any) -> _DLTensor:
-    """The description of the tensor, which belongs to this capsule alone."""
+    """Return the description of the tensor, which belongs to this capsule alone."""
     address = ctypes.pythonapi.PyCapsule_GetPointer
     address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     return _DLTensor.from_address(address(capsule, _UNUSED))

@@ -1,7 +1,7 @@
-"""How ONNX Runtime takes a tensor by DLPack, which has changed.
+"""ONNX Runtime's import of DLPack tensors, which differs between releases.
 
-Until 1.31 its function is told of booleans, which it expects as bytes, as DLPack had them before 0.8. Since 1.32 it
-takes DLPack's own booleans, and nothing beside the tensor.
+Until 1.31 the function is told whether the tensor is boolean, and expects booleans as bytes, as in DLPack before 0.8.
+Since 1.32 it takes DLPack's own booleans and only the tensor.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ BOOLEANS_ARE_BYTES = "is_bool_tensor" in (getattr(_from_dlpack, "__doc__", None)
 
 
 def native_value(capsule: Any, *, is_bool: bool) -> Any:
-    """ONNX Runtime's value over the memory of a tensor; it consumes the capsule."""
+    """Return ONNX Runtime's value over the memory of a tensor. Consumes the capsule."""
     assert _from_dlpack is not None, "asked for by IS_TAKEN before"
     return _from_dlpack(capsule, is_bool) if BOOLEANS_ARE_BYTES else _from_dlpack(capsule)

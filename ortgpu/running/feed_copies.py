@@ -1,6 +1,7 @@
-"""Copies of feeds that a caller may write to again before they are run, as a generator does that fills one array again.
+"""Copies of feeds, for callers that may write to their arrays again before the run.
 
-From where the GPU copies at full speed, so that a run need not copy them once more.
+A generator that fills the same array for each feed does this. The copies are in pinned memory where possible, so that
+the run need not copy them once more.
 """
 
 from __future__ import annotations
@@ -30,24 +31,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ortgpu")
 
-# Each waits until a run that is under way has ended, the oldest first.
+# Functions that each wait for the end of a run, the oldest run first.
 Waits = Iterable[Callable[[], object]]
 
 _IMMUTABLE = (str, bytes, int, float, complex, type(None), np.number, np.bool_, np.character)
 
 
 class _NotCopiedError(Exception):
-    """It is not known how to copy something, or there is no memory for it."""
+    """An entry of a feed cannot be copied, or there is no memory for it."""
 
 
 class FeedCopies:
-    """Threads may share it, where ``on_device`` is None.
+    """Copies feeds. Threads may share it if ``on_device`` is None.
 
     Args:
-        memories: gives the pinned memory of the sessions that may read a feed, for each array that is large.
-        limit: bytes of ordinary memory that is kept for the next copy.
-        ordinal: of whose threads copy large arrays, as for parallel_copy; None: the caller alone does.
-        on_device: copies what is on the GPU.
+        memories: returns the pinned memories of the sessions that may read a feed; called for each large array.
+        limit: bytes of ordinary memory to keep for later copies.
+        ordinal: the device whose copying threads are used for large arrays, as for parallel_copy. With None the calling
+            thread copies alone.
+        on_device: copies OrtValues on the GPU.
     """
 
     def __init__(
@@ -62,13 +64,15 @@ class FeedCopies:
         self._ordinary = OrdinaryMemory(limit)
         self._ordinal = ordinal
         self._threads: ParallelCopy | None = None
-        self._pinned: list[weakref.ref[NDArray[Any]]] = []  # copies of ours that exist
+        self._pinned: list[weakref.ref[NDArray[Any]]] = []  # our copies that still exist
 
     def of(self, feed: Any, waits: Waits = ()) -> tuple[Any, bool]:
-        """``feed`` with copies of what it has, and whether nothing of it is the caller's: else its run must have ended
-        before the caller goes on. Where pinned memory is full, runs are waited for."""
+        """Return a copy of ``feed``, and True if everything in it was copied.
+
+        If not, its run must end before the caller goes on. If pinned memory is full, this waits for runs by ``waits``.
+        """
         if not isinstance(feed, Mapping):
-            return feed, True  # which is refused
+            return feed, True  # the run refuses it
         copied, is_whole = dict(feed), True
         for name, value in copied.items():
             try:
@@ -78,12 +82,12 @@ class FeedCopies:
         return copied, is_whole
 
     def close(self) -> None:
-        """Give back what no copy uses."""
+        """Free the memory that no copy uses."""
         self._ordinary.close()
 
     def _copy(self, value: Any, waits: Waits) -> Any:
         if isinstance(value, np.ndarray):
-            return self._copy_of_array(np.asarray(value), waits)  # a subclass may have ideas of its own of copies
+            return self._copy_of_array(np.asarray(value), waits)  # a subclass may copy differently
         if isinstance(value, onnxruntime.OrtValue):
             array = _array_in(value)
             if array is not None:
@@ -108,7 +112,7 @@ class FeedCopies:
             return array.copy()
         order = _order_in_memory(array)
         if order is not None:
-            # A copy in another order takes many times as long: left to the threads that run, each with its own feed
+            # Keep the order in memory: reordering takes many times as long, and the threads that run do it in parallel.
             source = array.transpose(order)
             copy = self._ordinary_empty(source.shape, source.dtype)
             self._fill(copy, source)
@@ -118,12 +122,12 @@ class FeedCopies:
         return copy
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], waits: Waits) -> NDArray[Any]:
-        """In pinned memory, for which it waits as long as that helps, or in ordinary memory."""
+        """Return an empty array in pinned memory, waiting for runs while that helps, or in ordinary memory."""
         waits, size = iter(waits), math.prod(shape) * dtype.itemsize
         while True:
             fits = False
             for memory in self._memories():
-                # The other half is for results, and for whoever asks for pinned arrays.
+                # Use half of the limit. The rest is for results and for pinned_empty.
                 most = memory.limit // 2
                 fits = fits or size <= most
                 found = memory.try_empty(shape, dtype, leaving=memory.limit - most)
@@ -145,7 +149,7 @@ class FeedCopies:
         if array.nbytes >= COPIED_IN_THREADS_FROM and array.flags.c_contiguous:
             threads = self._copying_threads()
         if threads is None:
-            np.copyto(copy, array)  # without the interpreter lock
+            np.copyto(copy, array)  # releases the interpreter lock
         else:
             threads.copy(_address_of(copy), _address_of(array), array.nbytes)
 
@@ -162,14 +166,14 @@ class FeedCopies:
 
 
 def copies_for(session: Any) -> FeedCopies:
-    """For the feeds of a GPUSession."""
+    """Return the FeedCopies for a GPUSession."""
     runtime = runtime_of(device_of(session))
     ordinal, on_device = (None, None) if runtime is None else (runtime.ordinal, CopiesOnDevice(session, runtime))
     return FeedCopies(lambda: (memory_of(session),), session._pinned_memory_limit, ordinal, on_device)
 
 
 class CopiesOnDevice:
-    """Of OrtValues, in memory of a GPUSession."""
+    """Copies OrtValues on the GPU into memory of a GPUSession."""
 
     def __init__(self, session: Any, runtime: CudaRuntime) -> None:
         self._session = session
@@ -184,7 +188,7 @@ class CopiesOnDevice:
         device, shape = device_of(session), value.shape()
         place = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         try:
-            # ONNX Runtime takes memory for it, which must not spoil what another session captures
+            # ONNX Runtime allocates memory here, which must not spoil a capture of another session.
             with runtime.device_guard():
                 copy = session._sess.create_ortvalue_from_shape_and_type(shape, dtype.type, place)
                 if self._stream is None:
@@ -194,7 +198,7 @@ class CopiesOnDevice:
                     runtime.copy(copy.data_ptr(), value.data_ptr(), math.prod(shape) * dtype.itemsize, stream)
                 finally:
                     runtime.synchronise(stream)
-        except RuntimeError as error:  # no memory is left for it; of anything worse the run will say more
+        except RuntimeError as error:  # usually no memory is left; the run reports anything worse
             if is_of_a_handler(error):
                 raise
             logger.debug("an array on the GPU is not copied: %s", str(error))
@@ -203,12 +207,12 @@ class CopiesOnDevice:
 
 
 def _dtype_of(value: Any) -> np.dtype[Any] | None:
-    """None of what is no tensor of numbers."""
+    """Return the NumPy type of a value. None if it is no tensor of numbers."""
     return DTYPES.get(value.data_type()) if value.has_value() and value.is_tensor() else None
 
 
 def _array_in(value: Any) -> NDArray[Any] | None:
-    """The memory of an OrtValue that is on the host."""
+    """Return an array over the memory of an OrtValue on the host. None for others."""
     dtype = _dtype_of(value)
     if dtype is None or value.device_name() not in ("cpu", "cuda_pinned"):
         return None
@@ -221,8 +225,10 @@ def _array_in(value: Any) -> NDArray[Any] | None:
 
 
 def _order_in_memory(array: NDArray[Any]) -> tuple[int, ...] | None:
-    """The axes of a transposed array such that its elements are one after the other; None where they are already, or
-    have gaps in any order."""
+    """Return the order of axes in which a transposed array is contiguous.
+
+    None if it is contiguous already, or if it has gaps in any order.
+    """
     if array.flags.c_contiguous:
         return None
     order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))

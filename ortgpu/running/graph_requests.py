@@ -1,6 +1,6 @@
-"""What a session that captures CUDA graphs asks of ONNX Runtime, and which models and sessions cannot be captured.
+"""Requests for sessions that capture CUDA graphs, and the checks of models and sessions that cannot be captured.
 
-How captured sessions run: :mod:`ortgpu.running.cuda_graph`.
+:mod:`ortgpu.running.cuda_graph` runs the captured sessions.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ logger = logging.getLogger("ortgpu")
 
 _OPTION = "enable_cuda_graph"
 _STREAM = "user_compute_stream"
-# The kernels of these fetch a number from the GPU and go on by it. A capture computes nothing, so they go on by what is
-# there by chance, and a replay writes to where the number was once kept: nonzero_op.cc, compress.cc.
+# The kernels of these operators read a count from the GPU. A capture computes nothing, so the count is random, and a
+# replay writes to memory where the count was once kept (nonzero_op.cc, compress.cc).
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 _REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
 
 
 def with_capture(requested: ProviderList) -> ProviderList:
-    """``requested`` with the provider option that switches capturing on.
+    """Return ``requested`` with the provider option that enables capturing.
 
     Raises:
-        ProviderRequestError: the caller switched it off, or has another stream.
+        ProviderRequestError: the caller disabled it, or set a stream of their own.
     """
     options = requested.options_of(CUDA)
     if options.get(_OPTION, "1").lower() in ("0", "false"):
@@ -78,12 +78,12 @@ def without_capture(requested: ProviderList) -> ProviderList:
 
 
 def is_refusal(cause: BaseException) -> bool:
-    """Whether ONNX Runtime refused a model because it cannot capture it."""
+    """Return True if ONNX Runtime refused a model because it cannot be captured."""
     return _REFUSAL.search(str(cause)) is not None
 
 
 def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> GPUError:
-    """The error for such a refusal."""
+    """Return the error for such a refusal."""
     summary = "this model cannot be captured as a CUDA graph: "
     if "control flow" in str(cause):
         operators = sorted({"If", "Loop", "Scan"} & {name for name, _ in read_model(model).operators})
@@ -102,10 +102,10 @@ def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> 
 
 
 def captured(session: Any) -> CapturingSession:
-    """What is to take the place of the C++ session inside ``session``, which was opened with capturing on.
+    """Return a replacement of the C++ session of ``session``, which was opened with capturing enabled.
 
     Raises:
-        ProviderRequestError: it has inputs or outputs that cannot be captured, or this process lacks what it takes.
+        ProviderRequestError: inputs, outputs or operators cannot be captured, or this process lacks cudart.
     """
     inner, device = session._sess, device_of(session)
     runtime = runtime_of(device)
@@ -118,7 +118,7 @@ def captured(session: Any) -> CapturingSession:
         if memory.name.lower() != device.kind:
             raise _impossible(f"its input {value.name!r} is read on the CPU, or by no node: no graph takes it")
     if handed_on := {value.name for value in inner.inputs_meta} & {value.name for value in inner.outputs_meta}:
-        # execution_frame.cc copies it before the run: a replay leaves it out
+        # execution_frame.cc copies it before the run, which a replay does not repeat
         raise _impossible(f"its output {min(handed_on)!r} is its input, which no node computes")
     for value in (*inner.inputs_meta, *inner.outputs_meta):
         if value.type not in DTYPES:
@@ -129,7 +129,7 @@ def captured(session: Any) -> CapturingSession:
         raise _impossible("no stream could be made on the GPU")
     run = onnxruntimes_run(session)
     session_on_device = CapturingSession(inner, runtime, device, session._stream, memory_of(session), run)
-    session._stream = None  # from now on it lives as long as the C++ session
+    session._stream = None  # the C++ session keeps it alive from now on
     if session_on_device.computes_nothing:
         raise _impossible("all its outputs are computed on the CPU")
     return session_on_device

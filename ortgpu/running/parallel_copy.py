@@ -1,8 +1,8 @@
-"""Copies from host memory to host memory, by several threads that do without the interpreter.
+"""Copies between host memory by several threads, without the interpreter lock.
 
-Threads of Python wait for the interpreter lock before each piece that they copy, and are woken late: 16 MB took four of
-them twice as long as here. ONNX Runtime copies the slices that a Gather selects in the threads of its session
-(GatherCopyData in gather.cc), and lets go of the lock meanwhile.
+Python threads wait for the interpreter lock before each piece and wake late: four of them took twice as long for 16 MB.
+Here a small ONNX Runtime session copies. Its threads copy the slices that a Gather selects (GatherCopyData in
+gather.cc), with the interpreter lock released.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from ..provider.runtime import load_runtime
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
-_SLICES_OF_A_THREAD = 4  # so that one that is woken late has less to do
-_ALIGNMENT = 64  # bytes, a line of the cache
-_AWAKE = 500  # µs in which a thread looks for work; to be woken takes one 80 µs on an H200's host
+_SLICES_OF_A_THREAD = 4  # small slices, so that a thread that wakes late has less to do
+_ALIGNMENT = 64  # bytes, a cache line
+_AWAKE = 500  # µs for which a thread spins; waking it takes 80 µs on the host of an H200
 
 _creating = fork_safe_lock()
 _shared: weakref.WeakValueDictionary[tuple[int, int, int], ParallelCopy] = weakref.WeakValueDictionary()
 
 
 class ParallelCopy:
-    """Threads of Python may share it, each of which takes part in its own copies. The threads end with it.
+    """A pool of threads that copy host memory. The threads end with this object.
+
+    Python threads may share it. Each calling thread takes part in its own copies.
 
     Args:
-        threads: at most, for one copy, with the one that asks for it.
+        threads: the most threads for one copy, the calling one included.
 
     Raises:
-        RuntimeError: the system does not give so many threads.
+        RuntimeError: the system cannot start as many threads.
         Exception: ONNX Runtime's own.
     """
 
@@ -51,21 +53,21 @@ class ParallelCopy:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        options.enable_mem_pattern = False  # one would be kept for each size that is ever copied, and none is used
-        # Awake until the next piece, and not for longer: idle, they must not take a core each
-        spins = load_runtime().release >= (1, 31)  # which knows the second of these
+        options.enable_mem_pattern = False  # it would keep an unused pattern for each size
+        # Threads spin until the next piece but not longer, since idle threads must not occupy a core each.
+        spins = load_runtime().release >= (1, 31)  # which knows spin_duration_us
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_AWAKE))
         self._indices = np.arange(threads * _SLICES_OF_A_THREAD, dtype=np.int64)
         self._on_host = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self._bindings: deque[Any] = deque()
-        # No InferenceSession, which would be one of the process's: for guards, for tracers, in a list of sessions
+        # Not an InferenceSession, which guards, tracers and ortgpu.sessions() would see
         self._sess = native.InferenceSession(options, _gather(), False, False)
         self._sess.initialize_session([CPU], [{}], set())
         lifetime.watch(self)
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """``size`` bytes between addresses, of memory that does not overlap."""
+        """Copy ``size`` bytes from address ``source`` to address ``to``. The memory must not overlap."""
         count = len(self._indices)
         slice_size = size // count // _ALIGNMENT * _ALIGNMENT
         done = count * slice_size
@@ -87,10 +89,13 @@ class ParallelCopy:
 
 
 def parallel_copy(threads: int, ordinal: int) -> ParallelCopy:
-    """That of a device, whose threads end when nobody refers to it any more: GPUs that shared one would wait for one
-    another. Raises what :class:`ParallelCopy` raises."""
+    """Return the ParallelCopy of a device, shared while anything refers to it.
+
+    Each device has its own, so that copies for different GPUs do not wait for one another. Raises what
+    :class:`ParallelCopy` raises.
+    """
     with _creating:
-        key = os.getpid(), ordinal, threads  # threads of a parent process are not in its child
+        key = os.getpid(), ordinal, threads  # a forked child does not have the threads of its parent
         found = _shared.get(key)
         if found is None:
             found = _shared[key] = ParallelCopy(threads)
@@ -98,8 +103,10 @@ def parallel_copy(threads: int, ordinal: int) -> ParallelCopy:
 
 
 def _check_that_there_can_be(threads: int) -> None:
-    """Raises RuntimeError where there can not. ONNX Runtime, given a part of them, waits for these for ever, with the
-    interpreter lock."""
+    """Raise RuntimeError if as many threads cannot be started.
+
+    If ONNX Runtime can start only some of its threads, it waits forever, with the interpreter lock held.
+    """
     over: SimpleQueue[None] = SimpleQueue()
     made: list[Thread] = []
     try:
@@ -113,13 +120,13 @@ def _check_that_there_can_be(threads: int) -> None:
 
 
 def _gather() -> bytes:
-    """A model whose output has those parts of its first input that its second one says. See onnx.proto for numbers."""
+    """Return a model with one Gather, which copies rows of its first input. The field numbers are of onnx.proto."""
 
     def text(number: int, value: str) -> bytes:
         return length_delimited(number, value.encode())
 
     def value_info(name: str, element_type: int, rank: int) -> bytes:
-        shape = length_delimited(1, b"") * rank  # dimensions of which nothing is said
+        shape = length_delimited(1, b"") * rank  # unknown dimensions
         tensor_type = whole_number(1, element_type) + length_delimited(2, shape)
         return text(1, name) + length_delimited(2, length_delimited(1, tensor_type))
 

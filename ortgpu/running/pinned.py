@@ -1,7 +1,7 @@
-"""Pinned (page-locked) host memory, from which the GPU copies at full speed, kept and used again.
+"""Pinned (page-locked) host memory that is kept and reused.
 
-From ordinary memory an H200 was fed at 9 GB/s, from pinned memory at 55. Pinning itself is slow, and takes memory from
-the rest of the machine: so blocks are used again, and a session pins no more than its limit.
+An H200 reads ordinary memory at 9 GB/s and pinned memory at 55. Pinning itself is slow and takes memory from the rest
+of the machine. So blocks are reused, and a session pins no more than its limit.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeli
 
 logger = logging.getLogger("ortgpu")
 
-# Bytes. Up to this size CUDA itself copies ordinary memory aside before a transfer, and returns ("API synchronization
-# behavior" in the documentation of the CUDA runtime): a copy of ours would be a second one.
+# Bytes. Below this size CUDA itself stages ordinary memory before a transfer and returns ("API synchronization
+# behavior" in the documentation of the CUDA runtime), so our copy would be a second one.
 STAGED_FROM = (64 << 10) + 1
 
 _creating = fork_safe_lock()
 
 
 class PinnedMemory(RecycledMemory):
-    """Blocks of pinned memory of one session.
+    """The pinned memory of one session.
 
-    What does not fit into ``limit``, or cannot be pinned, is ordinary memory, and a debug message says so. ``runtime``
-    None: all of it is.
+    An array that does not fit into ``limit``, or cannot be pinned, gets ordinary memory, and a debug message says so.
+    If ``runtime`` is None, all memory is ordinary.
     """
 
     _taken = "pinned"
@@ -47,19 +47,19 @@ class PinnedMemory(RecycledMemory):
 
     @property
     def bytes_pinned(self) -> int:
-        """Of arrays that exist, and kept for the next."""
+        """The pinned bytes, both used by arrays and kept for later ones."""
         return self.bytes_held
 
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-        """As numpy.empty, in pinned memory where possible.
+        """Return an empty array, as numpy.empty does, in pinned memory where possible.
 
         Raises:
-            TypeError: for an array of Python objects.
+            TypeError: ``dtype`` is that of Python objects.
         """
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise TypeError("an array of Python objects cannot be in pinned memory")
-        shape = np.empty(shape, "V0").shape  # as NumPy reads it; no bytes are taken
+        shape = np.empty(shape, "V0").shape  # let NumPy parse the shape; V0 allocates nothing
         found = self.try_empty(shape, kind)
         return np.empty(shape, kind) if found is None else found
 
@@ -67,7 +67,7 @@ class PinnedMemory(RecycledMemory):
         return None if self._runtime is None else super().try_empty(shape, dtype, leaving)
 
     def is_pinned(self, array: NDArray[Any]) -> bool:
-        """Whether the GPU can copy from this array as it is."""
+        """Return True if the GPU can copy from this array directly."""
         if self._runtime is None or not array.flags.c_contiguous:
             return False  # ONNX Runtime would copy an array with gaps into ordinary memory
         try:
@@ -76,11 +76,11 @@ class PinnedMemory(RecycledMemory):
             return False
 
     def staged(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        """``feed`` with its arrays copied into pinned memory, but for those that are pinned, small or no arrays."""
+        """Return ``feed`` with its large arrays copied into pinned memory, unless they are pinned already."""
         return {name: self._staged(value) for name, value in feed.items()}
 
     def would_stage(self, feed: Any) -> bool:
-        """Whether :meth:`staged` would copy an array of ``feed``."""
+        """Return True if :meth:`staged` would copy an array of ``feed``."""
         return isinstance(feed, Mapping) and any(map(self._is_to_be_staged, feed.values()))
 
     def _is_to_be_staged(self, value: Any) -> bool:
@@ -94,7 +94,7 @@ class PinnedMemory(RecycledMemory):
         copy = self.try_empty(value.shape, value.dtype)
         if copy is None:
             return value
-        np.copyto(copy, np.asarray(value))  # without the interpreter lock, and whatever a subclass makes of copies
+        np.copyto(copy, np.asarray(value))  # releases the interpreter lock; asarray, as a subclass may copy differently
         return copy
 
     def _allocate(self, block: Block) -> None:
@@ -107,7 +107,7 @@ class PinnedMemory(RecycledMemory):
 
 
 def memory_of(session: Any) -> PinnedMemory:
-    """The pinned memory of a GPUSession, made at the first use.
+    """Return the pinned memory of a GPUSession, made at the first use.
 
     Raises:
         ExecutionError: the session is closed, or lost the GPU.
@@ -120,7 +120,7 @@ def memory_of(session: Any) -> PinnedMemory:
             if runtime is None:
                 logger.debug("nothing is pinned for a session on %s", device)
             session._pinned = PinnedMemory(runtime, session._pinned_memory_limit)
-            # Results outlive a session, and refer to all of this: what no array uses goes with the session.
+            # Results outlive the session and keep this object, so free the unused memory with the session.
             weakref.finalize(session, session._pinned.close).atexit = False
         memory: PinnedMemory = session._pinned
         return memory

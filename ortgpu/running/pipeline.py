@@ -1,7 +1,7 @@
-"""Many feeds through a session at a time, results in order: what ``GPUSession.map`` does.
+"""The implementation of ``GPUSession.map``: many feeds at a time, with results in order.
 
-Concurrent runs of one session each have a stream of their own, so while one computes, others copy in and out. Threads
-that call ``run`` are therefore all it takes; pinned memory lets the copies run at full speed.
+Concurrent runs of a session use separate streams, so some runs copy while another computes. Threads that call ``run``
+are therefore enough. Pinned memory lets the copies run at full speed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Copy = Callable[[Feed, Iterable[Callable[[], object]]], tuple[Feed, bool]]
 # Two threads with pinned arrays reach what an H200 can do with batches of 8 and more; batches of 1 gain up to four.
 THREADS = 4
 
-# Bytes of an array from which on `run` copies it in threads. Smaller ones each of our threads copies for its own feed.
+# Bytes of an array from which on `run` copies it in threads. Each thread copies smaller arrays of its own feed itself.
 _COPIED_BY_RUN_FROM = 32 << 20
 
 
 def map_session(
     session: Any, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
 ) -> Iterator[Any]:
-    """See GPUSession.map."""
+    """Yield the results of ``session`` for ``feeds``; see GPUSession.map."""
     from .device_arrays import with_values
     from .feed_copies import copies_for
 
@@ -49,8 +49,8 @@ def map_session(
         return with_values(session, feed) or as_it_is_now(feed)
 
     copy = copies_for(session).of if may_be_written_to(feeds, ahead) else None
-    # Arrays of other libraries are converted here: only the thread that made them knows the stream that it used. Not in
-    # a generator, which keeps a feed until it is asked for the next.
+    # Convert arrays of other libraries in this thread, since only the thread that made them knows their stream. Use
+    # map, not a generator, which would keep a feed until the next is requested.
     converted = map(convert, source)
     run = functools.partial(staged_run, session, output_names)
     if session._capturing is None:
@@ -59,23 +59,26 @@ def map_session(
 
 
 def may_be_written_to(feeds: Any, in_flight: int) -> bool:
-    """Whether the caller may write to a feed that has been taken before it is run: who makes one when he is asked for
-    it, and is asked before."""
+    """Return True if the caller may write to a feed after it was taken and before it runs.
+
+    A generator may do this if it is asked for the next feed before the last one has run.
+    """
     return type(feeds) not in (list, tuple) and in_flight > 1
 
 
 def as_it_is_now(feed: Any) -> Any:
-    """The same arrays in a dict of our own: a caller may fill his again for the next feed, before this one is run."""
+    """Return a new dict with the same arrays, since the caller may reuse the dict before this feed runs."""
     return dict(feed) if isinstance(feed, Mapping) else feed
 
 
 def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
-    """``session.run`` with the arrays of the feed in pinned memory: copied there by this thread, where ``run`` does not
-    copy them in several.
+    """Call ``session.run`` with the arrays of the feed in pinned memory.
+
+    This thread copies them there, unless ``run`` copies them itself in several threads.
 
     Raises:
         TypeError: the feed is no mapping.
-        Exception: as ``run``.
+        Exception: as ``run`` raises.
     """
     if not isinstance(feed, Mapping):
         raise TypeError(f"a feed is a mapping of input names to arrays, not {type(feed).__name__}")
@@ -87,9 +90,9 @@ def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
 def _captured_in_order(
     session: Any, run: Callable[[Any], Result], feeds: Iterator[Any], in_flight: int, copy: Copy[Any] | None
 ) -> Iterator[Result]:
-    """As :func:`in_order`, of a session whose runs come one after the other in a thread that it keeps.
+    """Yield results in order, for a session that captures CUDA graphs and runs in one thread of its own.
 
-    What is not to be staged goes straight there: the way through two threads takes longer than many a replay.
+    Feeds that need no staging go directly to that thread, since passing two threads takes longer than many replays.
     """
     with _threads(THREADS) as executor:
 
@@ -104,16 +107,16 @@ def _captured_in_order(
 def in_order(
     function: Callable[[Feed], Result], feeds: Iterable[Feed], in_flight: int | None, threads: int
 ) -> Iterator[Result]:
-    """Results of ``function`` for each of ``feeds``, in their order, computed in up to ``threads`` threads.
+    """Yield the result of ``function`` for each of ``feeds``, in their order, computed in up to ``threads`` threads.
 
-    See :func:`results_of`; ``in_flight`` None is twice the threads.
+    See :func:`results_of`. The default of ``in_flight`` is twice the threads.
     """
     source, ahead = check_arguments(feeds, in_flight, 2 * threads)
     return _in_threads(function, source, ahead, min(threads, ahead), None)
 
 
 def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) -> tuple[Iterator[Feed], int]:
-    """The feeds, and how many of them may be in flight. Raises TypeError, ValueError."""
+    """Return an iterator of the feeds and the number that may be in flight. Raises TypeError, ValueError."""
     most = default if in_flight is None else operator.index(in_flight)
     if most < 1:
         raise ValueError(f"in_flight must be at least 1, not {most}")
@@ -123,7 +126,7 @@ def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) 
 
 
 def for_many_runs(output_names: Any) -> Any:
-    """The names of an iterator as a list: the first run would leave none for the second."""
+    """Return the names of an iterator as a list, since the first run would use the iterator up."""
     return list(output_names) if isinstance(output_names, Iterator) else output_names
 
 
@@ -141,12 +144,12 @@ def results_of(
     copy: Copy[Feed] | None,
     is_finalizing: Callable[[], bool] = sys.is_finalizing,
 ) -> Iterator[Result]:
-    """Results of what ``submit`` starts for each of ``feeds``, in their order. It is called with an outcome to fill.
+    """Yield a result for each of ``feeds``, in their order. ``submit`` starts a run that fills the given outcome.
 
-    At most ``in_flight`` feeds have been taken and their results not handed out. Feeds are taken in the thread that
-    iterates, and copied there by ``copy`` if there is one; the next is then not asked for while a run may read what is
-    the caller's. An exception, of a run or of the feeds, comes out at its place, and ends the iteration. However that
-    ends, what has not begun is cancelled, and what has is waited for.
+    At most ``in_flight`` feeds have been taken without their results being yielded. The iterating thread takes the
+    feeds and copies them by ``copy`` if it is given. It asks for no further feed while a run may read an array of the
+    caller. An exception of a run or of the feeds is raised in its place and ends the iteration. When the iteration
+    ends, runs that have not begun are cancelled, and the others are waited for.
     """
     pid = os.getpid()
     pending: deque[Outcome[Result]] = deque()
@@ -161,7 +164,7 @@ def results_of(
                 )
             while not ended and len(pending) < in_flight:
                 outcome: Outcome[Result] = Outcome()
-                pending.append(outcome)  # before it is started: what an interrupt comes after is waited for at the end
+                pending.append(outcome)  # first, so that the end waits for it even after an interrupt
                 try:
                     feed, is_copied = next(feeds), True
                     if copy is not None:
@@ -174,17 +177,17 @@ def results_of(
                     ended = True
                     pending.pop()
                 except Exception as raised:
-                    if is_of_a_handler(raised):  # a time limit may be up long before its place
+                    if is_of_a_handler(raised):  # a time limit must not wait for its place
                         raise
                     ended = True
                     outcome.fail(raised)  # after the results of the feeds before it
                 del outcome
             if not pending:
                 break
-            pending[0].wait()  # an interrupt meanwhile leaves it among those that are waited for at the end
+            pending[0].wait()  # stays pending meanwhile, so that after an interrupt the end waits for it
             yield pending.popleft().result()
     finally:
-        # By argument: at the end of the interpreter this module has no names left. Its threads have ended by then.
+        # An argument, since at the end of the interpreter the names of this module are gone; so are its threads.
         if not is_finalizing() and os.getpid() == pid:
             begun = [outcome for outcome in pending if not outcome.cancel()]
             if _may_wait():
@@ -206,10 +209,10 @@ def _threads(most: int, is_finalizing: Callable[[], bool] = sys.is_finalizing) -
 
 
 def _may_wait() -> bool:
-    """Whether this thread may wait for those of an iteration.
+    """Return True if this thread may wait for the threads of an iteration.
 
-    The garbage collector ends one that was dropped in whatever thread it works, and wherever that is: one that runs a
-    feed would wait for itself, and with a lock held for who waits for that.
+    The garbage collector may end a dropped iteration in any thread, at any point. A thread that runs a feed would wait
+    for itself. A thread that holds a lock would wait for a thread that needs the lock.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and not frame.f_globals.get("_WORKS_AT_FEEDS"):

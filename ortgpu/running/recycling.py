@@ -1,7 +1,7 @@
-"""Host memory for arrays that is kept, and used again when an array and all views of it are gone.
+"""Host memory for arrays that is kept, and reused once an array and all its views are gone.
 
-Filling a fresh array of 256 MB took 48 ms on the host of an H200, since the system clears each page when it is touched
-first: more than the copy itself. Pinning memory takes longer still.
+Filling a new array of 256 MB took 48 ms on the host of an H200, more than the copy itself, because the system clears
+each page at its first use. Pinning memory takes longer still.
 """
 
 from __future__ import annotations
@@ -34,29 +34,28 @@ def _nobody() -> None:
 
 
 class Block:
-    """Memory of one size. Nothing has to be done for it to be idle again: that is seen by who looks, so that no
-    interrupt can lose it."""
+    """A block of memory. It is idle once its user is gone; no call marks it, so that an interrupt cannot lose it."""
 
     __slots__ = ("address", "last_taken", "owner", "size", "user")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.address = ctypes.c_void_p()  # null until there is memory
-        self.owner: object = None  # keeps the memory, where it is of Python's
-        self.last_taken = 0  # by when, in a count
-        self.user: Callable[[], Any] = _nobody  # a reference to what the array refers to that has the memory, or had it
+        self.owner: object = None  # keeps the memory, if Python owns it
+        self.last_taken = 0  # a counter value
+        self.user: Callable[[], Any] = _nobody  # a weak reference to the base object of the array in it
 
     def is_in_use(self) -> bool:
         return self.user() is not None
 
 
 class RecycledMemory:
-    """Blocks of memory for arrays. Threads may share it. A subclass says where memory comes from.
+    """A store of memory blocks for arrays. Threads may share it. A subclass allocates the memory.
 
-    ``limit`` counts all that is taken here, in bytes: what arrays use, and what is kept for the next.
+    ``limit`` is the most bytes, both used by arrays and kept for later ones.
     """
 
-    _taken = "taken"  # what was done to the memory, for messages
+    _taken = "taken"  # a participle for messages
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -68,29 +67,29 @@ class RecycledMemory:
 
     @property
     def bytes_in_use(self) -> int:
-        """Of arrays that exist."""
+        """The bytes used by arrays."""
         return sum(block.size for block in self._there() if block.is_in_use())
 
     @property
     def bytes_held(self) -> int:
-        """Of arrays that exist, and kept for the next."""
+        """The bytes used by arrays and kept for later ones."""
         return sum(block.size for block in self._there())
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], leaving: int = 0) -> NDArray[Any] | None:
-        """Return what numpy.empty does; None if it does not fit into the limit, cannot be had, or has no elements.
+        """Return an empty array, or None if it has no elements, exceeds the limit or cannot be allocated.
 
-        ``leaving``: so many bytes of the limit must not be in use afterwards.
+        ``leaving`` bytes of the limit must stay unused.
         """
         count = math.prod(shape)
         memory = self._take(count * dtype.itemsize, leaving) if count > 0 and dtype.itemsize else None
-        # Which reads types with a shape of their own as numpy.empty does. Views refer to the array, the array to
-        # `memory`: when that goes, nobody can reach the block any more.
+        # np.ndarray treats subarray types as numpy.empty does. Views refer to the array and the array to `memory`, so
+        # once `memory` is gone, nothing can reach the block.
         return None if memory is None else np.ndarray(shape, dtype, memory)
 
     def close(self) -> None:
-        """Give the memory back: at once what no array uses, the rest when its array is collected."""
+        """Free the unused memory now, and the rest when its arrays are collected."""
         self._closed = True
-        if os.getpid() == self._pid:  # a child does not know who held the lock when it was forked
+        if os.getpid() == self._pid:  # in a forked child the lock may be held forever
             with self._lock:
                 for block in self._there():
                     memory = block.user()
@@ -101,15 +100,15 @@ class RecycledMemory:
                         del memory
 
     def abandon(self) -> None:
-        """Give nothing back, and nothing out: the memory was lost, and its addresses may be somebody else's."""
-        self._closed, self._pid = True, -1  # which is no process, this one neither
+        """Never free or hand out memory again, because it was lost and its addresses may be reused."""
+        self._closed, self._pid = True, -1  # no process has this id
 
     def _allocate(self, block: Block) -> None:
         """Write the address of memory to the block. Raises RuntimeError, MemoryError."""
         raise NotImplementedError
 
     def _free(self, address: int) -> None:
-        """Raises RuntimeError."""
+        """Free memory. Raises RuntimeError."""
 
     def _there(self) -> list[Block]:
         return [block for block in list(self._blocks) if block.address.value]
@@ -134,7 +133,7 @@ class RecycledMemory:
                 return None
             block.last_taken = next(self._count)
             memory: Any = (ctypes.c_char * block.size).from_address(block.address.value or 0)
-            memory.owner = self  # whose end gives the memory back
+            memory.owner = self  # keep the store, whose end frees the memory
             block.user = weakref.ref(memory)
             return memory
 
@@ -145,11 +144,11 @@ class RecycledMemory:
             logger.debug(message, size, self._taken, self.limit, free)
             return None
         if self.bytes_held + size > self.limit:
-            for idle in sorted(self._there(), key=lambda each: each.last_taken):  # the longest unused first
+            for idle in sorted(self._there(), key=lambda each: each.last_taken):  # least recently used first
                 if not idle.is_in_use() and self.bytes_held + size > self.limit:
                     self._release(idle)
         block = Block(size)
-        self._blocks = {*self._there(), block}  # before it has memory: an interrupt comes when that was allocated
+        self._blocks = {*self._there(), block}  # before allocating, as an interrupt may come right after
         try:
             self._allocate(block)
         except (RuntimeError, MemoryError) as error:
@@ -158,25 +157,25 @@ class RecycledMemory:
         return block
 
     def _release(self, block: Block) -> None:
-        """Free it. Called by the garbage collector too, in any thread: takes no lock."""
+        """Free a block. Takes no lock, because the garbage collector may call it in any thread."""
         if os.getpid() != self._pid:
-            return  # CUDA does not survive a fork: the memory is the parent's
+            return  # after a fork the memory belongs to the parent
         try:
             self._blocks.remove(block)
-        except KeyError:  # it was freed in another thread
+        except KeyError:  # another thread freed it
             return
         try:
             self._free(block.address.value or 0)
-        except RuntimeError as error:  # a CUDA that is lost has no memory either
+        except RuntimeError as error:  # a lost context has freed it already
             logger.debug("%d %s bytes cannot be freed: %s", block.size, self._taken, error)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():  # by argument: this module has no names left then
+        if not is_finalizing():  # an argument, as this module's names may be gone
             self.close()
 
 
 class OrdinaryMemory(RecycledMemory):
-    """Memory as NumPy takes it, whose pages have been touched once when it is used again."""
+    """Ordinary memory from NumPy. When it is reused, the system has cleared its pages already."""
 
     _taken = "kept"
 

@@ -1,10 +1,10 @@
-"""Runs whose large arrays are copied in threads through pinned memory, with results in memory that is used again.
+"""Runs whose large arrays are copied by threads through pinned memory, with results in reused memory.
 
-What plain ``run`` does with an array in ordinary memory: the CUDA driver copies it aside piece by piece, in one thread,
-and each result is a fresh array whose pages the system clears first. Here inputs go into memory of the device before
-the run, outputs stay there, and both are copied by :mod:`ortgpu.running.copying`. The run is ONNX Runtime's
-``run_with_ortvaluevector``, which ends in the same C++ function as ``run``, and differs in that it is told on which
-device outputs are wanted (onnxruntime_pybind_state.cc; InferenceSession::Run in inference_session.cc).
+In a plain ``run`` the CUDA driver stages ordinary memory piece by piece, in one thread, and each result is a new array
+whose pages the system clears first. Here :mod:`ortgpu.running.copying` copies inputs to the device before the run, and
+outputs from the device after it. The run is ONNX Runtime's ``run_with_ortvaluevector``. It calls the same C++ function
+as ``run``, with the devices of the outputs as a further argument (onnxruntime_pybind_state.cc; InferenceSession::Run in
+inference_session.cc).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeli
 
 _KINDS = frozenset(DTYPES.values())
 
-# Runs on the GPU at a time, while others copy. More of them share it, end together, and leave it idle while all copy:
-# batches of 256 of ResNet-50, in three threads, took 23.8 ms each on an H200, and take 20.6.
+# The number of runs that compute at a time, while others copy. More runs would share the GPU, end together and leave it
+# idle while all copy: in three threads, batches of 256 of ResNet-50 took 23.8 ms on an H200, and take 20.6 with this.
 _AT_A_TIME = 2
 
 
 class StagedRuns:
-    """Of one session. Threads may share it."""
+    """The staged runs of one session. Threads may share it."""
 
     def __init__(self, session: Any, runtime: CudaRuntime, staged_from: int, threads: int, piece: int) -> None:
         inner, device = session._sess, device_of(session)
@@ -59,12 +59,12 @@ class StagedRuns:
             self._turns.put(True)
 
     def run(self, session: Any, output_names: Any, feed: Any) -> list[Any] | None:
-        """What ``run`` gives; None where only plain ``run`` knows what to make of the arguments. Raises anything."""
+        """Run the model and return the results. None if the arguments need plain ``run``. May raise anything."""
         if output_names is not None and not isinstance(output_names, (list, tuple)):
             return None
         names = list(output_names or self._outputs)
-        given = dict(feed)  # another thread may change it, and small values share the memory of its arrays
-        # ONNX Runtime takes memory for it, which must not spoil what another session captures
+        given = dict(feed)  # a copy, since another thread may change it, and small values share its arrays' memory
+        # ONNX Runtime allocates memory here, which must not spoil a capture of another session.
         with self._runtime.device_guard():
             return self._run(session._sess, memory_of(session), names, given)
 
@@ -74,11 +74,11 @@ class StagedRuns:
             return None
         fetched = native.OrtValueVector()
         places = [self._places[self._outputs[name]] for name in names]
-        # A semaphore loses a turn to an interrupt, since it is taken in Python, and with the last one everybody waits
-        # for ever. A step of a loop is one of C: the interpreter looks for signals after calls, not between it and try.
+        # SimpleQueue, not Semaphore: an interrupt before `try` would lose the slot. The step of this loop is in C, and
+        # the interpreter checks for signals after calls, not between the step and `try`.
         for turn in iter(self._turns.get, None):
             try:
-                # Ends when the outputs are complete: disable_synchronize_execution_providers, a run option, is not set.
+                # Returns with complete outputs, as the run option disable_synchronize_execution_providers is not set.
                 inner.run_with_ortvaluevector(self._options, list(given), values, names, fetched, places)
             finally:
                 self._turns.put(turn)
@@ -86,22 +86,22 @@ class StagedRuns:
         return self._results(memory, names, fetched)
 
     def close(self) -> None:
-        """Give back what no array uses."""
+        """Free the memory that no array uses."""
         self._ordinary.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Results outlive this, and keep the memory that they are in, but not what is idle beside it. By argument: at
-        # the end of the interpreter this module has no names left.
+        # Free the idle memory; results keep the memory that they use. is_finalizing is an argument, since at the end of
+        # the interpreter the names of this module are gone.
         if "_ordinary" in self.__dict__ and not is_finalizing():
             self.close()
 
     def _feed(self, inner: Any, memory: PinnedMemory, given: dict[str, Any]) -> Any:
-        """ONNX Runtime's values, complete on the device."""
+        """Copy the inputs to the device and return them as ONNX Runtime's values. None if they need plain ``run``."""
         values, transfers = native.OrtValueVector(), []
         for name, array in given.items():
             if not isinstance(array, np.ndarray) or array.dtype not in _KINDS:
                 return None
-            array = np.asarray(array)  # a subclass may have ideas of its own of copies
+            array = np.asarray(array)  # a subclass may copy differently
             host, is_ready = None, False
             if array.nbytes >= self._staged_from and self._inputs.get(name, False):
                 is_ready = memory.is_pinned(array)
@@ -109,10 +109,10 @@ class StagedRuns:
             if host is None:
                 values.push_back(native.OrtValue.ortvalue_from_numpy(array, self._places[False]))
                 continue
-            # From the session's arena, like the copy that plain run makes: memory and limits are the same. Without a
-            # stream it gives only memory that no run still uses (safe_to_use in bfc_arena.cc).
+            # Allocate from the session's arena, as plain run does, so memory use and limits are the same. Without a
+            # stream it only returns memory that no run still uses (safe_to_use in bfc_arena.cc).
             value = inner.create_ortvalue_from_shape_and_type(array.shape, array.dtype.type, self._places[True])
-            # In a stream of its own also from pinned memory: there it overlaps with what other runs compute.
+            # Copy in a separate stream, also from pinned memory, so that it overlaps with other runs.
             transfers.append(Transfer(value.data_ptr(), host, None if is_ready else array, value, is_pinned=True))
             values.push_back(value)
         self._copier.to_device(transfers)
@@ -120,7 +120,7 @@ class StagedRuns:
 
     def _results(self, memory: PinnedMemory, names: list[str], values: Any) -> list[Any]:
         results, transfers = [], []
-        for number, name in enumerate(names):  # the vector's own iterator ends with a C++ exception, of 50 µs
+        for number, name in enumerate(names):  # the vector's iterator ends with a C++ exception, which takes 50 µs
             value = values[number]
             result, transfer = self._result(memory, value) if self._outputs[name] else (value.numpy(), None)
             results.append(result)
@@ -130,14 +130,14 @@ class StagedRuns:
         return results
 
     def _result(self, memory: PinnedMemory, value: Any) -> tuple[NDArray[Any], Transfer | None]:
-        """The array for an output, and what must be copied for it."""
+        """Return the array for an output and the transfer that fills it."""
         dtype, shape = DTYPES[value.data_type()], tuple(value.shape())
         size = math.prod(shape) * dtype.itemsize
         if size < self._staged_from:
             result = np.empty(shape, dtype)
             return result, Transfer(value.data_ptr(), result, None, value, is_pinned=False) if size else None
-        # Not in pinned memory, which would save a copy: a forked child shares that with its parent, and would see its
-        # results change when the parent uses the memory again.
+        # Not in pinned memory, which would save a copy. A forked child shares pinned memory with its parent, so its
+        # results would change when the parent reuses the memory.
         kept = self._ordinary.try_empty(shape, dtype)
         result = np.empty(shape, dtype) if kept is None else kept
         host = memory.try_empty(shape, dtype)

@@ -1,6 +1,6 @@
-"""Which runs are made by :mod:`ortgpu.running.staged_runs`: those with arrays large enough to pay for it.
+"""The decision which runs are staged by :mod:`ortgpu.running.staged_runs`: those with large arrays.
 
-Made with each session, and asked before each run; what does the work is imported for the first run that needs it.
+Each session asks before each run. The module that does the work is imported for the first run that needs it.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeli
 
 logger = logging.getLogger("ortgpu")
 
-# On an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with as much out as in gain from
-# 2 MiB on, with 8 MiB 0.7 of the time; those with next to nothing out from 8 MiB on. Those whose results need new
-# memory, because the caller keeps more of them than the limit has room for, took 1.4 times as long with 4 MiB, as long
-# with 8, and 0.85 with 12.
+# Measured on an H200 with 16 cores (benchmarks/results/thresholds-h200-2026-11-20.json). Runs with outputs as large as
+# the inputs gain from 2 MiB on and take 0.7 of the time with 8 MiB. Runs with small outputs gain from 8 MiB on. Runs
+# whose results need new memory, because the caller keeps many, took 1.4 times as long with 4 MiB, as long with 8, and
+# 0.85 of the time with 12.
 STAGED_FROM = 12 << 20  # bytes of one array
 PIECE = 32 << 20  # bytes
-# Up to a fifth faster than 8, and 16 little faster, on 16 cores and on 32 (thresholds-h200-*-387da57.json, in the same
-# folder).
+# Up to a fifth faster than 8 threads; 16 are hardly faster, on 16 cores and on 32 (thresholds-h200-*-387da57.json, in
+# the same folder).
 COPY_THREADS = 12  # fewer where the process has fewer cores
 
-# Captured graphs have rules of their own for the addresses of inputs; with a stream of the caller's, memory may be free
-# in the order of that stream alone.
+# Not staged: captured graphs have their own rules for the addresses of inputs. With a stream of the caller, memory may
+# be free only in the order of that stream.
 _REFUSED = ("enable_cuda_graph", "has_user_compute_stream")
 
 _creating = fork_safe_lock()
 
 
 class Staging:
-    """For one session, which is passed to each call: a reference to it would keep its GPU memory.
+    """The decision for one session.
+
+    The session is passed to each call, because a reference to it would keep its GPU memory.
 
     Args:
-        session: a GPUSession; see :func:`staging_of` for which.
-        staged_from: bytes of an array from which on it is staged.
+        session: a GPUSession that :func:`staging_of` accepts.
+        staged_from: the smallest size in bytes of an array that is staged.
         threads, piece: see :class:`ortgpu.running.copying.Copier`.
     """
 
@@ -56,43 +58,45 @@ class Staging:
         self.staged_from = staged_from
         self._threads = threads or min(COPY_THREADS, cores())
         self._piece = piece
-        # Whatever the inputs are: dimensions that are not known are at least 1
+        # For any inputs, since unknown dimensions are at least 1
         self.has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
         self._runs: StagedRuns | None = None
         self.stands_in_for = InferenceSession.run
 
     def has_input_of(self, feed: Any, limit: int | None = None) -> bool:
-        """Whether an array has so many bytes, or more; without ``limit``, enough to be staged. Called before each run:
-        it costs a fraction of a microsecond."""
+        """Return True if an array has at least ``limit`` bytes; by default, enough to be staged.
+
+        Called before each run, it takes a fraction of a microsecond.
+        """
         if limit is None:
             limit = self.staged_from
         try:
             for value in feed.values():
                 if value.nbytes >= limit:
                     return True
-        except (AttributeError, TypeError):  # no arrays, or no mapping: ONNX Runtime's to judge
+        except (AttributeError, TypeError):  # no arrays or no mapping: ONNX Runtime raises for these
             pass
         return False
 
     def run(self, session: Any, output_names: Any, feed: Any) -> list[Any] | None:
-        """What ``run`` gives, or None: then ONNX Runtime has to do it, or to say what is wrong.
+        """Run the model and return the results. None: plain ``run`` has to do it, or to raise what is wrong.
 
         Raises:
             ExecutionError: the session lost its context, and with it the pinned memory.
-            Exception: what a handler of a signal raised meanwhile.
+            Exception: raised by a signal handler meanwhile.
         """
         refuse_if_unusable(session)
         try:
             runs = self._runs or self._make_runs(session)
             return runs.run(session, output_names, feed) if runs is not None else None
-        except Exception as error:  # plain run raises what a caller may expect
+        except Exception as error:  # plain run raises the error that the caller expects
             if is_of_a_handler(error):
                 raise
-            logger.debug("a run is not staged: %s", str(error))  # the text alone: an error keeps all that was at work
+            logger.debug("a run is not staged: %s", str(error))  # the text alone, as an error keeps its frames
             return None
 
     def close(self) -> None:
-        """Give back what no array uses. A run under way ends as if nothing had happened."""
+        """Free the memory that no array uses. A running run ends normally."""
         runs, self._runs = self._runs, None
         if runs is not None:
             runs.close()
@@ -110,9 +114,9 @@ class Staging:
 
 
 def staging_of(session: Any) -> Staging | None:
-    """For a session that was opened; None where all its arrays are small, or staging would not do what ``run`` does."""
+    """Return the Staging of an open session. None if its arrays are small or staging cannot do what ``run`` does."""
     inner = session._sess
-    # ONNX Runtime has the first since 1.23.
+    # ONNX Runtime has input_meminfos since 1.23.
     if not hasattr(inner, "input_meminfos") or not session._pinned_memory_limit or onnxruntimes_run(session) is None:
         return None
     if not gives_memory(session):
@@ -122,27 +126,27 @@ def staging_of(session: Any) -> Staging | None:
         return None
     try:
         are_small = all(_bytes(each, unknown=STAGED_FROM) < STAGED_FROM for each in values)
-    except UnicodeDecodeError:  # names of dimensions, which plain run does not read
+    except UnicodeDecodeError:  # in names of dimensions, which plain run does not read
         return None
     return None if are_small else Staging(session)
 
 
 def gives_memory(session: Any) -> bool:
-    """Whether inputs may be put into memory of the session on its GPU."""
+    """Return True if inputs may be copied into GPU memory of the session."""
     if not hasattr(session._sess, "create_ortvalue_from_shape_and_type") or not device_of(session).is_gpu:
         return False  # before 1.30, or on the CPU
     providers = InferenceSession.get_provider_options(session)  # and methods of its own
     if not {CUDA, CPU}.issuperset(providers):
-        return False  # TensorRT has rules of its own for the addresses of inputs
+        return False  # TensorRT has its own rules for the addresses of inputs
     return all(providers[CUDA].get(option, "0") == "0" for option in _REFUSED)
 
 
 def _bytes(value: Any, unknown: int) -> int:
-    """Of an input or output as the model declares it."""
+    """Return the bytes of an input or output as the model declares it."""
     sizes = (size if isinstance(size, int) else unknown for size in value.shape)
     return math.prod(sizes) * DTYPES[value.type].itemsize
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
