@@ -83,7 +83,8 @@ def test_a_room_imports_those_below_it() -> None:
 
 
 def test_whoever_opens_the_package_sees_a_few_rooms() -> None:
-    entries = [each.name for each in PACKAGE.iterdir() if each.name != "__pycache__"]
+    # A build leaves folders without modules behind where a room has moved.
+    entries = [each.name for each in PACKAGE.iterdir() if each.is_file() or any(each.rglob("*.py"))]
     assert len(entries) <= MOST_ENTRIES, entries
     assert {Path(each).stem for each in entries} - {"ERRORS", "py"} == set(ROOMS)
 
