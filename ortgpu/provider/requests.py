@@ -6,12 +6,13 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..environment.files.elf import find_section
 from ..errors import ProviderOptionError, ProviderRequestError, manual
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+CPUNodes = Literal["allow", "warn", "forbid"]  # what to do about nodes that compute on the CPU
 TENSORRT = ("TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
 
 _ENUMERATED = {

@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import ProviderRequestError, manual
 from ..provider.devices import DeviceRequest, as_request, check_form, is_cpu
-
-CPUNodes = Literal["allow", "warn", "forbid"]
+from ..provider.requests import CPUNodes
 
 #: Arguments that GPUSession takes and InferenceSession ignores.
 OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")

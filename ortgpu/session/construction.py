@@ -19,9 +19,16 @@ from ..provider.options import recording, recording_options
 from ..provider.placement import Placement, read_placement
 from ..provider.requests import CPU, CUDA, ProviderList
 from ..running.onnxruntimes import is_onnxruntimes
-from .chosen.cpu_threads import COUNT, THREADS, needs_no_more, options_with_few_threads
-from .chosen.cudnn_handles import HANDLES, needs_none, options_without_handles
 from .chosen.layout import options_for_layout
+from .chosen.unneeded import (
+    COUNT,
+    HANDLES,
+    THREADS,
+    needs_no_handles,
+    needs_no_more_threads,
+    options_with_few_threads,
+    options_without_handles,
+)
 from .weights import Weights, weights_in_place
 
 if TYPE_CHECKING:
@@ -85,7 +92,7 @@ def _file_of(model: ModelSource) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-_FITS = {HANDLES: needs_none, THREADS: needs_no_more}
+_FITS = {HANDLES: needs_no_handles, THREADS: needs_no_more_threads}
 
 
 def _construct(

@@ -23,10 +23,10 @@ from ..environment.gpu.cuda import initialising
 from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest
+from ..provider.requests import CPUNodes  # for typing.get_type_hints
 from ..running.direct_runs import DirectRuns, direct_runs_of
 from ..running.onnxruntimes import InferenceSession
 from . import arguments, failures
-from .arguments import CPUNodes  # for typing.get_type_hints
 from .facts import SessionFacts
 
 if TYPE_CHECKING:

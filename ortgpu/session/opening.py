@@ -41,9 +41,10 @@ from ..provider.living import stacklevel
 from ..provider.options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
 from ..provider.placement import CPUNodesWarning, Placement
 from ..provider.preloading import PreloadReport
+from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..running.onnxruntimes import InferenceSession
-from .arguments import CPUNodes, cpu_is_allowed_by_variable
+from .arguments import cpu_is_allowed_by_variable
 from .construction import Constructed, construct_recording, constructed_as_chosen
 from .request import SessionRequest, Verified
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..model.structure import ModelSource
 from ..provider.devices import Device, DeviceRequest
 from ..provider.placement import Placement
-from .arguments import CPUNodes
+from ..provider.requests import CPUNodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import GPUs
-from ortgpu.session.chosen.cpu_threads import THREADS
+from ortgpu.session.chosen.unneeded import THREADS
 
 from .children import Report, run_program
 

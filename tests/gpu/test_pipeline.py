@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common import GPUs
-from ortgpu.session.chosen.cpu_threads import THREADS
+from ortgpu.session.chosen.unneeded import THREADS
 
 from .children import Report, run_program
 from .throughput import REFILLED, REFILLED_SIZES

@@ -22,7 +22,7 @@ def weights_in_place(model: str, folder: str) -> None:
 
     from ortgpu import GPUSession
     from ortgpu.session import construction, weights
-    from ortgpu.session.chosen.cpu_threads import THREADS
+    from ortgpu.session.chosen.unneeded import THREADS
 
     made: list[Any] = []
     plain = weights.weights_in_place

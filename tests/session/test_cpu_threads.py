@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.chosen.cpu_threads import COUNT, OPERATORS
+from ortgpu.session.chosen.unneeded import COUNT, ON_GPU
 from tests.lab.fixtures import Lab
 from tests.session.test_cudnn_handles import chain
 from tests.support.cudnn_operators import CASES, model_of
@@ -64,7 +64,7 @@ import json, sys
 from pathlib import Path
 import onnxruntime
 from ortgpu import preload
-from ortgpu.session.chosen.cpu_threads import needs_no_more
+from ortgpu.session.chosen.unneeded import needs_no_more_threads
 from ortgpu.provider.placement import read_placement
 from ortgpu.provider.options import recording_options
 preload()
@@ -73,7 +73,7 @@ on_cpu = []
 for path in Path(sys.argv[1]).iterdir():
     session = onnxruntime.InferenceSession(path, recording_options(), ["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert session.get_providers()[0] == "CUDAExecutionProvider"
-    if not needs_no_more(read_placement(session)):
+    if not needs_no_more_threads(read_placement(session)):
         on_cpu.append(path.stem)
 report(on_cpu)
 """
@@ -82,7 +82,7 @@ report(on_cpu)
 def test_each_operator_is_on_the_gpu(lab: Lab, provider_library: str, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     folder.mkdir()
-    assert {name.decode() for name in OPERATORS} == set(CASES) | set(OTHERS)
+    assert {name.decode() for name in ON_GPU} == set(CASES) | set(OTHERS)
     for operator in CASES:
         (folder / f"{operator}.onnx").write_bytes(model_of(operator)[0])
     for operator in OTHERS:

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.chosen.cudnn_handles import CHOSEN, OPERATORS, needs_no_cudnn
+from ortgpu.session.chosen.unneeded import NO_HANDLES, WITHOUT_CUDNN, needs_no_cudnn
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, Cuda
 from tests.session.test_chosen_options import WATCHED
@@ -43,7 +43,7 @@ def chain(*operators: str, functions: tuple[Any, ...] = (), domain: str = "") ->
 
 
 def test_each_operator_has_a_case() -> None:
-    assert {name.decode() for name in OPERATORS} == set(CASES)
+    assert {name.decode() for name in WITHOUT_CUDNN} == set(CASES)
 
 
 @pytest.mark.parametrize("operator", sorted(CASES))
@@ -107,7 +107,7 @@ def asked_for(lab: Lab, model: bytes, code: str, before: str = "") -> Any:
 
 @since_131
 def test_a_session_does_without(lab: Lab) -> None:
-    assert asked_for(lab, model_of("MatMul")[0], "ask()") == [CHOSEN["enable_cudnn"][0]]
+    assert asked_for(lab, model_of("MatMul")[0], "ask()") == [NO_HANDLES["enable_cudnn"][0]]
 
 
 @since_131

@@ -17,6 +17,7 @@ from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.errors import DeviceBusyError
 from ortgpu.provider import living as registry
 from ortgpu.provider.devices import Device
+from ortgpu.session.pool import pool
 from ortgpu.session.pool import workers as pool_workers
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, NVML, Cuda
@@ -209,7 +210,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> type[Double]:
     Double.opened, Double.busy, Double.late, Double.together = [], None, None, threading.Barrier(2)
     shown = tuple(CudaDevice(n, f"GPU-{n}", "NVIDIA H200", (9, 0), 1 << 37, 0) for n in range(3))
     monkeypatch.setattr(pool_workers, "initialise", lambda: CudaState(0, shown, 0))
-    monkeypatch.setattr(pool_workers, "gpu_session_class", lambda: Double)
+    monkeypatch.setattr(pool, "gpu_session_class", lambda: Double)
     return Double
 
 

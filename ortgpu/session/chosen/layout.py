@@ -53,7 +53,7 @@ _SAME_RANK = frozenset(
 _BODY = _CONVERTED | _SAME_RANK | {"Shape", "Gather", "Unsqueeze", "Constant"}
 # Allowed only after the last convolution
 _HEAD = frozenset(("Flatten", "Reshape", "Squeeze", "ReduceMean", "Gemm", "MatMul", "Softmax"))
-OPERATORS = _BODY | _HEAD  # of a model that gains
+_OPERATORS = _BODY | _HEAD  # of a model that gains
 # Operators whose attributes are read, and the attributes that matter
 _READ_CLOSELY = _CONVERTED | {"Resize"}
 _ATTRIBUTES = frozenset((b"group", b"pads", b"auto_pad", b"mode"))
@@ -123,7 +123,7 @@ def _graph_gains(reader: Reader, graph: Extent) -> bool:
     for number, _, extent in reader.fields(graph):
         if number == 1:
             node = _read_node(reader, extent)
-            if node.operator not in OPERATORS:
+            if node.operator not in _OPERATORS:
                 return False
             nodes.append(node)
         elif number == 5:

@@ -324,7 +324,7 @@ def _guarded_init(original: Any) -> Any:
             _note(self, providers, provider_options, sess_options)
             return
         from ...provider.living import register
-        from .policy import check_carried, judge
+        from .policy import judge
 
         verdict = judge(providers, provider_options, sess_options)
         if verdict == "guarded":
@@ -334,13 +334,29 @@ def _guarded_init(original: Any) -> Any:
         elif verdict == "carried":
             original(self, path_or_bytes, sess_options, **{**kwargs, "enable_fallback": 0})
             self.disable_fallback()  # releases before 1.23 ignore that argument
-            check_carried(self)
+            _check_carried(self)
             register(self, "other")
         else:
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             register(self, verdict)
 
     return __init__
+
+
+def _check_carried(session: Any) -> None:
+    """Raise ProviderRequestError if the SessionOptions left the session on the CPU; warn if ORTGPU_ALLOW_CPU is set."""
+    from .policy import left_on_cpu
+
+    error = left_on_cpu(session)
+    if error is None:
+        return
+    from ..arguments import cpu_is_allowed_by_variable
+    from ..opening import warn_of_cpu
+
+    if not cpu_is_allowed_by_variable():
+        raise error
+    model = vars(session).get("_model_path")
+    warn_of_cpu(session, error, b"" if model is None else model)
 
 
 def _guarded_set_providers(original: Any) -> Any:

@@ -10,7 +10,6 @@ from ...errors import GPUError, ProviderRequestError, manual
 from ...provider.options import carries_providers
 from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse
 from ...running.onnxruntimes import InferenceSession
-from ..arguments import cpu_is_allowed_by_variable
 
 logger = logging.getLogger("ortgpu")
 
@@ -42,24 +41,13 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
     return "other"
 
 
-def check_carried(session: Any) -> None:
-    """Check an open session whose providers were chosen by its SessionOptions.
+def left_on_cpu(session: Any) -> ProviderRequestError | None:
+    """Return the error for an open session that the providers of its SessionOptions leave on the CPU alone, else None.
 
-    Raises:
-        ProviderRequestError: only the CPU was chosen, as a policy that prefers a GPU does if it knows none. With
-            ORTGPU_ALLOW_CPU this is a CPUExecutionWarning instead.
+    A policy that prefers a GPU leaves it there where it knows none.
     """
     if tuple(InferenceSession.get_providers(session)) != (CPU,):
-        return
-    if not cpu_is_allowed_by_variable():
-        raise _left_on_cpu()
-    from ..opening import warn_of_cpu
-
-    model = vars(session).get("_model_path")
-    warn_of_cpu(session, _left_on_cpu(), b"" if model is None else model)
-
-
-def _left_on_cpu() -> ProviderRequestError:
+        return None
     return ProviderRequestError(
         "the providers that the SessionOptions carry leave this session on the CPU",
         evidence=[

@@ -24,6 +24,7 @@ from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest
 from .. import arguments
+from ..lazily import gpu_session_class
 from .workers import Worker, open_workers, stop
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class GPUSessionPool:
         # Close too if the pool is dropped without close(), or the interpreter ends.
         self._stop = weakref.finalize(self, _end, weakref.ref(self), self._workers, self._pid)
         try:
-            open_workers(self._workers, model, devices, operator.index(sessions_per_device), options)
+            number = operator.index(sessions_per_device)
+            open_workers(self._workers, model, devices, number, options, gpu_session_class)
         except BaseException:
             self.close()
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...environment.gpu.cuda import initialise
@@ -15,7 +15,6 @@ from ...process.background import Task
 from ...process.threads import Threads
 from ...provider import living as registry
 from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
-from ..lazily import gpu_session_class
 
 # With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
 _THREADS_PER_DEVICE = 3
@@ -43,6 +42,7 @@ def open_workers(
     devices: str | Iterable[Device | DeviceRequest],
     sessions_per_device: int,
     options: dict[str, Any],
+    session_class: Callable[[], type[Any]],
 ) -> None:
     """Fill ``workers`` with one worker for each session, going round the devices ``sessions_per_device`` times.
 
@@ -68,7 +68,7 @@ def open_workers(
         )
     chosen = _choose(devices)
     places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
-    sessions = _open_sessions(model, [chosen[place] for place in places], options)
+    sessions = _open_sessions(model, [chosen[place] for place in places], options, session_class)
     workers += [Worker(session, place) for session, place in zip(sessions, places, strict=True)]
     for worker in workers:
         worker.start(-(-_THREADS_PER_DEVICE // sessions_per_device))
@@ -123,9 +123,11 @@ def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> Provid
     )
 
 
-def _open_sessions(model: Any, devices: Sequence[DeviceRequest], options: dict[str, Any]) -> list[Any]:
-    session_class: Any = gpu_session_class()
-    open_session = functools.partial(session_class, model)
+def _open_sessions(
+    model: Any, devices: Sequence[DeviceRequest], options: dict[str, Any], session_class: Callable[[], type[Any]]
+) -> list[Any]:
+    cls: Any = session_class()
+    open_session = functools.partial(cls, model)
     sessions = [open_session(device=devices[0], **options)]
     if not sessions[0].device.is_gpu:  # allow_cpu: open one after the other, so that each warns the caller
         try:
