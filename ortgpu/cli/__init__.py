@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Imports a command's module when it is called, so that a slow or broken one costs the others nothing."""
+    """A group that imports the module of a command only when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -129,7 +129,7 @@ class _Outcome:
         return document
 
     def refuses_inputs(self, given: Path | None) -> bool:
-        """True where the model did not run on inputs that the user gave. That made-up ones do not fit says nothing."""
+        """Return True if the model did not run on inputs of the user. Failing on made-up inputs proves nothing."""
         return given is not None and self.found is not None and self.found.latency_error is not None
 
     def show(self, console: Console, allow_cpu: bool, given: Path | None, placement: bool, html: Path | None) -> None:
@@ -166,7 +166,7 @@ def _open_and_run(
 
     source = str(model) if model else example_model()
     with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
-        from ortgpu.cli import inputs  # it needs NumPy: what is wrong with that, the session says better
+        from ortgpu.cli import inputs  # after the session, which reports a missing NumPy better
 
         if runs == 0:
             return report.read(session, None, runs)

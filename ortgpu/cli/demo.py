@@ -42,7 +42,7 @@ def demo(timeout: float) -> int:
     try:
         with signals.as_exceptions():
             alone = plain.observe(model, BATCH, LAYERS[0], timeout=timeout)
-    except GPUError:  # some are an OSError
+    except GPUError:  # some are OSErrors too
         raise
     except OSError as error:  # no folder, or one without room for it
         raise click.ClickException(f"a folder for the model is needed, such as TMPDIR can name: {error}") from None
@@ -69,7 +69,7 @@ def demo(timeout: float) -> int:
         return int(alone.got_gpu)
     found.show(console, options=False)
     output.line(console, f"Largest difference from the CPU's results: {difference:.1e} of the largest output")
-    if not difference <= _TOLERANCE:  # so that NaN is not agreement
+    if not difference <= _TOLERANCE:  # written so that NaN fails
         output.line(console, "The GPU computes something else than the CPU.", style="bold red")
         return 1
     output.line(console, "On the GPU, verified.", style="bold green")
@@ -104,8 +104,11 @@ def _verdict(result: PlainResult) -> str:
 
 
 def _open_and_compare(model: bytes) -> tuple[SessionReport, float, GPUError | None]:
-    """The session's report; the largest difference between its outputs and the CPU's, relative to their size; and the
-    error that it stands for where ORTGPU_ALLOW_CPU let it onto the CPU."""
+    """Open the model and compare its outputs with those of the CPU.
+
+    Returns the report of the session, the largest difference relative to the largest output, and the error for which
+    ORTGPU_ALLOW_CPU let the session onto the CPU, or None.
+    """
     import numpy as np
 
     from ortgpu import GPUSession
@@ -116,7 +119,7 @@ def _open_and_compare(model: bytes) -> tuple[SessionReport, float, GPUError | No
     with report.quiet() as caught, GPUSession(model) as session:
         found = report.read(session, feeds, runs=100)
         (on_gpu,) = session.run(None, feeds)
-        import onnxruntime  # after the session, which imports it guarded and with its libraries loaded
+        import onnxruntime  # after the session, which loads its libraries first
 
         (on_cpu,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
     on_cpu_because, _ = report.told(caught)

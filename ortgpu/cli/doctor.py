@@ -159,12 +159,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """No fatal problem; and where a session was tried, it opened, whatever the checks know."""
+        """True if there is no fatal problem, and the session opened if one was tried."""
         return self.diagnosis.ok and self.failed_step is None
 
     @property
     def failed_step(self) -> str | None:
-        """Where the probe ended without success."""
+        """The step in which the probe failed, or None."""
         probe = self.diagnosis.probe
         if probe is None:
             return None
@@ -172,7 +172,7 @@ class Report:
         return failed or (None if probe.completed else probe.died_in)
 
     def _words_of_failure(self) -> str:
-        """Of the step that failed, or of the child that could not be started; in one line."""
+        """Return the first line of the message of the failed step, or of the child that could not be started."""
         probe = self.diagnosis.probe
         step = probe.step(self.failed_step or "") if probe is not None else None
         said = step.detail if step is not None else probe.output if probe is not None else ""
@@ -238,7 +238,7 @@ class Report:
 
 
 def _show_cause(console: Console, problem: GPUError, verbose: bool) -> None:
-    """What is wrong, why, what to do."""
+    """Show what is wrong, why, and what to do."""
     output.line(console, f"{type(problem).__name__}: {problem.summary}", style="bold red")
     output.show_reasons(console, problem, most_facts=None if verbose else _FACTS_SHOWN)
     output.line(console, f"More: ortgpu explain {problem.code}", style="dim")

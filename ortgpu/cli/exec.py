@@ -1,4 +1,4 @@
-"""``ortgpu exec``: a command, in which every InferenceSession keeps the promise of a GPUSession."""
+"""``ortgpu exec``: run a command in which every InferenceSession keeps the promise of a GPUSession."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
     environment = dict(os.environ)
     prepare(environment)
     try:
-        if os.name == "nt":  # where exec returns to the shell at once
+        if os.name == "nt":  # Windows, where exec would return to the shell at once
             return subprocess.call(list(command), env=environment)
-        for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores, and a process hands on what it ignores
+        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the command would inherit that
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         os.execvpe(command[0], list(command), environment)  # noqa: S606 - the user's own command line
     except OSError as error:
@@ -59,10 +59,10 @@ def exec(command: tuple[str, ...]) -> int:  # noqa: A001 - the name of the comma
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:
-    """Change the variables of a process to be started so that the guard is in force in it."""
+    """Set the variables that put the guard in force in a new process."""
     environment["ORTGPU_ENFORCE"] = "1"
     given = environment.get("PYTHONPATH", "")
-    # An empty entry is the working directory: PYTHONPATH=$PYTHONPATH:lib has one where the variable was not set.
+    # Keep empty entries, which mean the working directory: PYTHONPATH=$PYTHONPATH:lib may contain one.
     others = [entry for entry in given.split(os.pathsep) if entry != _STARTUP] if given else []
     environment["PYTHONPATH"] = os.pathsep.join([_STARTUP, *others])
 
@@ -82,7 +82,7 @@ def reject_isolated_python(command: Sequence[str]) -> None:
                 raise click.UsageError(f"{command[0]} -{letter} ignores {_DEAF[letter]}")
             if letter in "cm":
                 return
-            if letter in "WX":  # the rest is its value, or the next argument is
+            if letter in "WX":  # its value is the rest, or the next argument
                 if position == len(argument):
                     next(arguments, None)
                 break

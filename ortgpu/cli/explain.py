@@ -24,7 +24,7 @@ _LINK = re.compile(r"\[[^\]]*\]\((\S+?)\)(?:, )?")
 
 
 class Section(NamedTuple):
-    """What the page says of one error: its title, out of the index, and its text, in the form that the page states."""
+    """The section of one error: its title from the index, and its text in the form that the page describes."""
 
     title: str
     text: str
@@ -63,9 +63,9 @@ def explain(code: str | None, markdown: bool) -> int:
 
 
 def _find(code: str) -> str:
-    """Return the code that is meant: by code or by class name, in any spelling of upper and lower case."""
+    """Return the code for a code or class name in any case. Raises UsageError if there is none."""
     names = {cls.__name__.lower(): known for known, cls in catalogue().items()}
-    wanted = code.strip(" :.,`").lower().replace("_", "-")  # as it is copied out of a text
+    wanted = code.strip(" :.,`").lower().replace("_", "-")  # it may be copied from a text
     found = names.get(wanted, wanted)
     if found in sections():
         return found
@@ -82,7 +82,7 @@ def _list(console: Console) -> None:
 
 
 def _show(console: Console, code: str, section: Section) -> None:
-    """Show a section on a terminal or a pipe, without the marks of Markdown but the backticks in its prose."""
+    """Show a section without Markdown, except for the backticks in its prose."""
     output.heading(console, f"{code}: {section.title}")
     class_line, *rest = (line for line in section.text.split("\n") if line)
     output.line(console, class_line.strip("`"), style="dim")
@@ -112,7 +112,7 @@ def _show(console: Console, code: str, section: Section) -> None:
 
 
 def _write(console: Console, text: str, first: str, rest: str) -> None:
-    """Write prose, folded between words on a terminal; in one line where something else reads."""
+    """Write prose, folded between words on a terminal, else in one line."""
     if not console.is_terminal:
         output.line(console, first + text)
         return

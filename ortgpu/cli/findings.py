@@ -1,4 +1,4 @@
-"""The second half of a doctor's report: what there is on this machine, a line for each kind of fact."""
+"""The second half of a doctor's report: the facts of this machine, a line for each kind."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _in_full(gpu: GPU | CudaDevice) -> str:
 
 
 def _libraries(environment: Environment) -> Iterator[str]:
-    """By origin; cuDNN's parts go with cuDNN."""
+    """Yield the libraries by origin. The parts of cuDNN are not listed."""
     by_origin: dict[str, list[str]] = {}
     absent: dict[str, list[str]] = {}
     for library in environment.libraries:
@@ -172,7 +172,10 @@ def _libraries_in_full(environment: Environment) -> Iterator[str]:
 
 
 def _is_missed(library: Resolution, environment: Environment) -> bool:
-    """Whether it matters that there is none: cuDNN's parts do where cuDNN is, and only those of every release."""
+    """Return True if an absent library is worth a line.
+
+    A part of cuDNN is, if cuDNN itself was found and every release has the part.
+    """
     if library.spec.part_of is None:
         return True
     whole = next((one for one in environment.libraries if one.spec.stem == library.spec.part_of), None)

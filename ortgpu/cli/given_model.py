@@ -1,4 +1,4 @@
-"""What commands that open a model of the user's have in common."""
+"""The parts that commands for a model of the user share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ inputs_option = click.option(
 
 
 def known_of(model: Path | None, problem: Exception) -> tuple[GPUError, ...]:
-    """What is wrong with a model, or unusual about it, that ONNX Runtime refused with an exception of its own."""
+    """Return what our own reader finds wrong with a model that ONNX Runtime refused."""
     if model is None or isinstance(problem, GPUError):
         return ()
     from ortgpu.diagnosis.checks.model import judge_file

@@ -1,4 +1,4 @@
-"""Inputs for a model: those of a file, or made up from what a session says of them."""
+"""Inputs for a model, read from a file or made up from the session's description."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from ortgpu.model.tensor_types import DTYPES
 
-_ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # of nothing, many a model computes NaN or fails
-_MOST_BYTES = 4 << 30  # of inputs that are made up, together
+_ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # with zeros, many models compute NaN or fail
+_MOST_BYTES = 4 << 30  # of all made-up inputs together
 REFUSED = "the model does not run on made-up inputs (--inputs FILE gives it others)"
 
 
 class InputDescription(Protocol):
-    """What ``session.get_inputs()`` gives: ``type`` is ONNX Runtime's name, ``shape`` has names for free dimensions."""
+    """An item of ``session.get_inputs()``. ``type`` is ONNX Runtime's name; ``shape`` names free dimensions."""
 
     @property
     def name(self) -> str: ...
@@ -35,9 +35,9 @@ class UnknownInputError(ValueError):
 
 
 def batch_dimension(descriptions: Sequence[InputDescription]) -> str | None:
-    """The name of the free dimension that comes first in the first input that has one, "" where it has no name.
+    """Return the name of the batch dimension: the first free dimension that comes first in an input.
 
-    None: the first dimension of every input is fixed.
+    Returns "" if it has no name, and None if the first dimension of every input is fixed.
     """
     for description in descriptions:
         if description.shape and _is_free(description.shape[0]):
@@ -46,11 +46,14 @@ def batch_dimension(descriptions: Sequence[InputDescription]) -> str | None:
 
 
 def make_inputs(descriptions: Sequence[InputDescription], batch: int = 1) -> dict[str, NDArray[Any]]:
-    """One array per input. Raises UnknownInputError for sequences, maps, rare types, and more than 4 GiB in all.
+    """Make up an array for each input.
 
-    The batch dimension, wherever its name stands, is ``batch`` long, every other free dimension 1.
-    The values fit most models and mean nothing: floats in [0, 1), whole numbers 0 (a valid index anywhere) or 1 where
-    the name says that it is a mask or the length of a sequence, True, and empty strings.
+    The batch dimension has the length ``batch`` wherever its name appears; all other free dimensions are 1. The values
+    suit most models: floats in [0, 1), True, empty strings, and integers 0, which is a valid index. Integers are 1 if
+    the name suggests a mask or a sequence length.
+
+    Raises:
+        UnknownInputError: an input is a sequence, a map or of a rare type, or all need more than 4 GiB.
     """
     random = np.random.default_rng(0)
     name = batch_dimension(descriptions)
@@ -74,10 +77,10 @@ def _item_size(kind: str) -> int:
 
 
 def read_inputs(path: Path, descriptions: Sequence[InputDescription]) -> dict[str, NDArray[Any]]:
-    """The arrays of a file that numpy.savez wrote, by the names of the inputs.
+    """Return the arrays of a file that numpy.savez wrote, by the names of the inputs.
 
     Raises:
-        click.UsageError: it is no such file, or has others than the model's inputs.
+        click.UsageError: it is no such file, or its names are not those of the model's inputs.
     """
     try:
         with path.open("rb") as file:
@@ -86,7 +89,7 @@ def read_inputs(path: Path, descriptions: Sequence[InputDescription]) -> dict[st
                 raise ValueError("it has one array, without a name")
             found = dict(arrays)
     except Exception as error:  # noqa: BLE001 - a pickle, a broken archive: NumPy raises what it likes
-        # What is no array, and what is no file of NumPy's, is a pickle to it, to be loaded by an argument of its own.
+        # NumPy takes objects and foreign files for pickles, and then recommends allow_pickle.
         why = "it holds something else than arrays of numbers or text" if "allow_pickle" in str(error) else error
         raise click.UsageError(f"--inputs: {path} is no file that numpy.savez wrote ({why})") from None
     wanted = {each.name for each in descriptions}
@@ -101,7 +104,7 @@ def _is_free(size: int | str | None) -> bool:
 
 
 def _shape_of(shape: Sequence[int | str | None], batch_name: str | None, batch: int) -> list[int]:
-    """Without a name only the first dimension can be told to be the batch."""
+    """Return the shape of an input. A batch dimension without a name is recognised only in the first place."""
     lengths = []
     for position, size in enumerate(shape):
         if isinstance(size, int) and not _is_free(size):

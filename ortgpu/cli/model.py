@@ -14,9 +14,9 @@ BATCH = 32
 
 
 def example_model() -> bytes:
-    """A small network with fixed weights, in a form that every supported ONNX Runtime reads.
+    """Return a small network with fixed weights that every supported ONNX Runtime reads.
 
-    Opset 17 and IR version 8 are old enough for ONNX Runtime 1.18, whatever the installed ``onnx`` would write.
+    Its opset 17 and IR version 8 are old enough for ONNX Runtime 1.18.
 
     Raises:
         BrokenPackageError: NumPy or onnx cannot be imported.
@@ -26,7 +26,7 @@ def example_model() -> bytes:
         from onnx import TensorProto, helper, numpy_helper
     except Exception as error:
         runtime = load_runtime()
-        if runtime.module is None:  # which needs NumPy too
+        if runtime.module is None:  # ONNX Runtime needs NumPy too
             raise why_no_module(runtime) from error
         said = f"{type(error).__name__}: {error}"
         raise onnx_broken(inspect_environment(), "the example model cannot be made", said) from error
@@ -36,7 +36,7 @@ def example_model() -> bytes:
     value = "input"
     for number, (wide, out) in enumerate(pairwise(LAYERS)):
         last = number == len(LAYERS) - 2
-        scale = (2 / wide) ** 0.5  # keeps values near one, so that a comparison has a meaning
+        scale = (2 / wide) ** 0.5  # keeps values near one, so that a comparison is meaningful
         weight = (random.standard_normal((wide, out)) * scale).astype(np.float32)
         weights += [
             numpy_helper.from_array(weight, f"weight_{number}"),

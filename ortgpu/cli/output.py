@@ -1,4 +1,4 @@
-"""How the command line writes: for people on a terminal, and as plain lines when something else reads."""
+"""Output of the command line: for people on a terminal, and as plain lines for programs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from rich.table import Table
 
 from ortgpu.errors import GPUError
 
-_UNLIMITED = 10_000  # columns where no terminal sets a limit: lines are then as long as what they say
+_UNLIMITED = 10_000  # columns without a terminal, so that lines are not folded
 _USUAL = 80  # columns of a terminal that does not say how wide it is
-SCHEMA = 1  # of JSON documents: raised when a key goes, or changes its meaning; new keys do not raise it
+SCHEMA = 1  # of JSON documents; increased if a key is removed or changes its meaning
 _INDENT = "  "
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # C0 without tab and line feed, C1
 
 
 class FileToWrite(click.Path):
-    """A path that is refused before the work that it is for, where it could not be written after it."""
+    """A path for output, which is refused before the work begins if it cannot be written."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        existed = os.path.exists(path)  # Path.exists raises where a folder may not be searched
+        existed = os.path.exists(path)  # Path.exists raises if the folder cannot be searched
         try:
             path.open("ab").close()
             if not existed:
@@ -46,9 +46,10 @@ class FileToWrite(click.Path):
 
 
 def prepare_streams() -> None:
-    """A name that the encoding of stdout cannot hold is shown escaped instead of ending the program.
+    """Make stdout and stderr safe to write to.
 
-    A stream that whoever started us has closed is one that swallows: Python has None for it.
+    Characters that the encoding lacks are escaped. A stream that the parent process closed, which is None in Python,
+    discards what is written.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -67,42 +68,42 @@ def stderr() -> Console:
 
 
 def _console(stream: TextIO) -> Console:
-    # said outright, because rich would take colours from FORCE_COLOR and a width from COLUMNS or its own guess of 80
+    # Set both explicitly, because rich would read FORCE_COLOR and COLUMNS, or guess a width of 80.
     terminal = stream.isatty()
-    # mpirun gives its ranks terminals of no size, and before 3.11 Python says so
+    # mpirun gives its ranks terminals without a size, which Python before 3.11 reports as 0.
     width = (shutil.get_terminal_size().columns or _USUAL) if terminal else _UNLIMITED
     return Console(file=stream, force_terminal=terminal, width=width, markup=False, emoji=False, highlight=False)
 
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Say on a terminal that something takes its time; say nothing where nobody looks."""
+    """Show a text with a spinner on a terminal. Show nothing elsewhere."""
     console = stderr()
     if not console.is_terminal:
         yield
         return
-    with console.status(text, spinner="line"):  # of ASCII: the terminal may know nothing else
+    with console.status(text, spinner="line"):  # in ASCII, which every terminal shows
         yield
 
 
 @contextlib.contextmanager
 def progress_bar(text: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, and nothing elsewhere. Yields what is to be called at each step of ``total``."""
+    """Show a progress bar on a terminal. Yields a function to call at each of ``total`` steps."""
     console = stderr()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(text, total=total)
         yield lambda: bar.advance(task)
-        bar.update(task, completed=total)  # what was left out will not come
+        bar.update(task, completed=total)  # steps may have been left out
 
 
 def line(console: Console, text: str = "", style: str | None = None) -> None:
-    """Text as it is. The terminal folds a long line, so that a command copied from it is still one line."""
+    """Write a text as it is. The terminal folds a long line, so a command copied from it is still one line."""
     console.print(_harmless(text), style=style, soft_wrap=True)
 
 
 def _harmless(text: str) -> str:
-    """Names out of a model may hold what a terminal takes for commands: those characters are shown escaped."""
+    """Escape control characters, which names in a model may contain and a terminal would obey."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -111,14 +112,14 @@ def heading(console: Console, text: str) -> None:
 
 
 def facts(console: Console, values: Mapping[str, object]) -> None:
-    """Names and values, a pair a line, values aligned."""
+    """Write names and values, one pair on a line, with values aligned."""
     width = max((len(name) for name in values), default=0)
     for name, value in values.items():
         line(console, f"{_INDENT}{name:<{width}}  {value}".rstrip())
 
 
 def table(console: Console, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Columns as wide as their content and no frame: the same in a terminal, a log and a bug report."""
+    """Write a table without a frame, which looks the same in a terminal, a log and a bug report."""
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         result.add_column(column, overflow="fold")
@@ -131,17 +132,16 @@ def table(console: Console, columns: Iterable[str], rows: Iterable[Iterable[obje
 
 
 def show_why_on_cpu(console: Console, error: Exception, what: str, *, by_option: bool) -> None:
-    """What keeps a model off the GPU, and who allowed the CPU; ``what`` was done there all the same."""
+    """Show the error that keeps a model off the GPU, and who allowed the CPU. ``what`` was done there all the same."""
     show_error(console, error)
     who = "--allow-cpu was given" if by_option else "ORTGPU_ALLOW_CPU is set"
     line(console, f"{what} on the CPU all the same, because {who}.", style="bold yellow")
 
 
 def show_error(console: Console, error: Exception, also: Sequence[GPUError] = ()) -> None:
-    """A GPUError in the order of every message: what failed, the facts, the fixes, what else was found, where more is.
+    """Show a GPUError: what failed, the facts, the fixes, what else was found, and where to read more.
 
-    Other exceptions are ONNX Runtime's own, about the model: what they say, and what is ``also`` known of it, is all
-    there is.
+    Other exceptions are ONNX Runtime's own, about the model. They are shown with what is ``also`` known of the model.
     """
     line(console, f"{type(error).__name__}: {getattr(error, 'summary', error)}", style="bold red")
     if not isinstance(error, GPUError):
@@ -158,7 +158,7 @@ def show_error(console: Console, error: Exception, also: Sequence[GPUError] = ()
 
 
 def show_reasons(console: Console, error: GPUError, *, most_facts: int | None = None) -> None:
-    """The facts behind an error, ``most_facts`` of them at the most, and its fixes."""
+    """Show at most ``most_facts`` of the facts behind an error, and its fixes."""
     for fact in error.evidence[:most_facts]:
         line(console, f"  - {fact}")
     if most_facts is not None and len(error.evidence) > most_facts:
@@ -175,8 +175,10 @@ def show_fixes(console: Console, error: GPUError) -> None:
 
 
 def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str, object]:
-    """The error as plain data, with everything else that the same diagnosis found. One of ONNX Runtime's own has the
-    same keys, and no code; ``also``: what is known of its model."""
+    """Return the error as plain data, with all else that the same diagnosis found.
+
+    An error of ONNX Runtime's own has the same keys and no code. ``also`` is what is known of its model.
+    """
     if isinstance(error, GPUError):
         return {**error.as_dict(), "others": [other.as_dict() for other in error.others]}
     others = [other.as_dict() for other in also]
@@ -184,7 +186,7 @@ def error_document(error: Exception, also: Sequence[GPUError] = ()) -> dict[str,
 
 
 def document(*, ok: bool, **content: object) -> dict[str, object]:
-    """What a command writes with --json: these keys first, in every one of them."""
+    """Return the document of a command with --json, which begins with the same keys for every command."""
     from ortgpu import __version__
 
     return {"schema": SCHEMA, "ortgpu": __version__, "ok": ok, **content}

@@ -1,4 +1,4 @@
-"""One self-contained HTML page on which the CPU islands of a model and the copies around them can be seen."""
+"""A self-contained HTML page that shows the CPU islands of a model and the copies around them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Segment:
 
 
 def segments(details: PlacementDetails) -> tuple[Segment, ...]:
-    """The main graph as runs of nodes on one device, in order."""
+    """Return the main graph as segments of nodes on one device, in order."""
     runs: list[tuple[str, list[GraphNode]]] = []
     for node in details.nodes:
         kind = "copy" if node.copy else {CUDA: "gpu", CPU: "cpu"}.get(node.provider or "", "unknown")
@@ -32,7 +32,7 @@ def segments(details: PlacementDetails) -> tuple[Segment, ...]:
 
 
 def render(details: PlacementDetails) -> str:
-    """The page. Needs no network and no script to be read; the script only filters."""
+    """Return the page. It can be read without a network or scripts; its script only filters."""
     off = details.off_gpu
     compute = sum(node.kind == "compute" for node, _ in off)
     facts = [

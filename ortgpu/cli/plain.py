@@ -1,4 +1,4 @@
-"""What ONNX Runtime does by itself with a model, observed from outside: in a child process with a deadline."""
+"""Plain ONNX Runtime with a model, observed in a child process with a deadline."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Path(result).write_text(json.dumps(said))
 
 @dataclass(frozen=True, slots=True)
 class PlainResult:
-    """None means that it did not come to that."""
+    """The observation of plain ONNX Runtime. A field is None if the program did not get that far."""
 
     version: str | None
     bound: tuple[str, ...] | None  # session.get_providers()
     ran: bool  # run() returned a result
     raised: str | None
-    ended: str | None  # how the process ended, where it did not end by itself: a signal or the deadline
+    ended: str | None  # the signal or deadline that ended the process, if any
     written: tuple[str, ...]  # lines on stdout and stderr
 
     @property
@@ -75,6 +75,6 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    """Without the colours that ONNX Runtime's log has even where no terminal is."""
+    """Return the lines without colours, which ONNX Runtime's log has even without a terminal."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     return tuple(line.rstrip() for line in plain.splitlines() if line.strip())

@@ -1,4 +1,4 @@
-"""``ortgpu preflight``: whether the ranks of a job can work together."""
+"""``ortgpu preflight``: find out if the ranks of a job can work together."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
 
 
 def _show_problem(error: GPUError, rank: Rank | None, as_json: bool) -> None:
-    """On rank 0; and on every rank where it is not known who that is, or rank 0 is not there to do it."""
+    """Show the error on rank 0. Every rank shows it if rank 0 is unknown or is itself the problem."""
     without_0 = isinstance(error, DistributedError) and 0 in error.ranks
     if rank is None or rank.rank == 0:
         if as_json:

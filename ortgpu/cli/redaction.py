@@ -1,4 +1,4 @@
-"""Leave user names, home folders and the host's name out of what is shown."""
+"""Redaction of user names, home folders and the host's name in reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 HOME, USER, HOST = "~", "<user>", "<host>"
 
-# Names of accounts and machines that are nobody's, and words that a report is made of.
+# Generic names of accounts and machines, and words that reports contain.
 _NO_NAMES = frozenset(
     (
         *("root", "user", "admin", "nobody", "home", "app", "test", "ubuntu", "debian", "ec2-user", "conda", "jovyan"),
@@ -29,9 +29,12 @@ _ANY_HOME = re.compile(r"((?<![\w.~-])/(?:(?:var/|export/)?home|Users)/|\b[A-Za-
 
 
 class Redactor:
-    """Replaces in a text: the home folders given by "~", names by "<user>" and "<host>", and anybody's home folder.
+    """A function that redacts a text.
 
-    Not promised: a name inside another word, a name of one or two letters outside a path, serial numbers and UUIDs.
+    It replaces the given home folders by "~", the given names by "<user>" and "<host>", and the user in other home
+    folders.
+
+    Not replaced: names inside other words, names of one or two letters outside paths, serial numbers and UUIDs.
     """
 
     def __init__(self, homes: Iterable[str], users: Iterable[str], hosts: Iterable[str]) -> None:
@@ -52,13 +55,13 @@ class Redactor:
 
 
 def _as_name(name: str) -> str:
-    if len(name) < 3:  # "a" or "me" would be found in every sentence
+    if len(name) < 3:  # "a" or "me" would match in every sentence
         return rf"(?<=[/\\]){re.escape(name)}(?=[/\\]|$)"
     return rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
 
 
 def redactor_for_this_process() -> Redactor:
-    """A redactor that knows the user and the host of this process, as far as the system tells them."""
+    """Return a redactor for the user and host of this process, as far as the system tells them."""
     homes = {os.path.expanduser("~"), os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")}
     users = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
     try:
@@ -81,9 +84,9 @@ def redactor_for_this_process() -> Redactor:
 
 
 def redact(value: T, replace: Callable[[str], str]) -> T:
-    """The same value with every text in it replaced: dataclasses, errors, tuples, lists and mappings included.
+    """Return a copy of ``value`` with each text in it replaced, also in dataclasses, errors and containers.
 
-    Names of fields and keys of mappings stay: they are the report's own.
+    Names of fields and keys of mappings stay, since they belong to the report.
     """
     result: T = _redact(value, replace)
     return result

@@ -1,4 +1,4 @@
-"""What an open session shows of itself: read once, then shown to a person or given as plain data."""
+"""The report on an open session, for a person or as plain data."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ logger = logging.getLogger("ortgpu")
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds. The first run loads kernels and plans convolutions, so it is not counted among the others."""
+    """The times of runs in seconds. The first run is separate, since it loads kernels and plans convolutions."""
 
     first: float
     others: tuple[float, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """In milliseconds, rounded to what a clock can tell."""
+        """Return the times in milliseconds, rounded to the precision of the clock."""
         return {
             "first": _milliseconds(self.first),
             "median": _milliseconds(statistics.median(self.others)) if self.others else None,
@@ -64,7 +64,7 @@ class SessionReport:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a GPU is bound and no node is placed on it, as of a model of strings alone."""
+        """True if a GPU is bound and no node is placed on it, as with a model of strings alone."""
         return self.device.is_gpu and self.placement.known and set(self.placement.by_provider) == {CPU}
 
     def as_dict(self) -> dict[str, object]:
@@ -132,10 +132,10 @@ def read(
     reason: str | None = None,
     refused: str = "the model does not run",
 ) -> SessionReport:
-    """Run the model ``runs`` times after a first run, and read what the session is.
+    """Run the model once and then ``runs`` times, and return the report of the session.
 
-    Without ``feeds`` nothing is run, for the ``reason`` given. ONNX Runtime refusing the inputs is a reason too, in the
-    words of ``refused``, because they may be made up; a GPUError is not, and comes through.
+    Without ``feeds`` nothing runs, and ``reason`` says why. If ONNX Runtime refuses the inputs, which may be made up,
+    the report says so in the words of ``refused``. A GPUError is raised.
     """
     latency = None
     if feeds is not None:
@@ -168,9 +168,9 @@ def _measure(session: GPUSession, feeds: Mapping[str, Any], runs: int) -> Latenc
 
 
 def _memory_of_this_process(device: Device) -> int | None:
-    """Bytes of GPU memory that the driver counts for this process, the context included; None: it does not say.
+    """Return the bytes of GPU memory that the driver counts for this process, with its context.
 
-    It says nothing in a container with process ids of its own, because the driver knows only the machine's.
+    None if unknown, for instance in a container with its own process ids, which the driver does not know.
     """
     from ortgpu.environment.gpu import driver
 
@@ -179,17 +179,16 @@ def _memory_of_this_process(device: Device) -> int | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Keep stdout for the report, and collect warnings to show them in it, and not in the log as well.
+    """Keep stdout for the report and collect warnings, which are then not logged as well.
 
-    ONNX Runtime's Python code prints to stdout when it has trouble, and so may libraries, whose log is often there:
-    inside this block that goes to stderr.
+    ONNX Runtime's Python code and other libraries may print to stdout. Inside this block that goes to stderr.
     """
     with (
         _libraries_print_to_stderr(),
         contextlib.redirect_stdout(sys.stderr),
         warnings.catch_warnings(record=True) as caught,
     ):
-        warnings.simplefilter("always", UserWarning)  # also under `python -W error`: the report is where they are seen
+        warnings.simplefilter("always", UserWarning)  # also under `python -W error`, since the report shows them
         logger.addFilter(_is_no_warning)
         try:
             yield caught
@@ -202,8 +201,10 @@ def _is_no_warning(record: logging.LogRecord) -> bool:
 
 
 def told(caught: Iterable[warnings.WarningMessage]) -> tuple[GPUError | None, list[str]]:
-    """The error for which ``allow_cpu`` let a session onto the CPU, if it did; and the first lines of other warnings:
-    a table of the placement follows anyway."""
+    """Return the error for which a session is on the CPU, or None, and the first lines of other warnings.
+
+    The first line is enough, since the report shows a table of the placement.
+    """
     messages = [each.message for each in caught]
     because = next((message.error for message in messages if isinstance(message, CPUExecutionWarning)), None)
     others = [message for message in messages if not isinstance(message, CPUExecutionWarning)]
@@ -212,7 +213,7 @@ def told(caught: Iterable[warnings.WarningMessage]) -> tuple[GPUError | None, li
 
 @contextlib.contextmanager
 def _libraries_print_to_stderr() -> Iterator[None]:
-    """They write to the file descriptor, and C keeps what they write until its buffer is full or flushed."""
+    """Redirect file descriptor 1, to which libraries write, to stderr, and flush the buffers of C at the end."""
     try:
         kept = os.dup(1)
     except OSError:  # closed

@@ -16,10 +16,10 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def as_exceptions() -> Iterator[None]:
-    """What ends this process at once would leave alive what it waits for: so it ends as by an error.
+    """Turn SIGTERM and SIGHUP into SystemExit while this process waits for a child, so that the child is ended too.
 
-    Only while it waits: Python cannot raise anything in a process that hangs in a library, where nothing but the
-    signal's own effect ends it.
+    Use it only while waiting. Python cannot raise in a process that hangs in a library, and only the default effect of
+    a signal ends such a process.
     """
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():

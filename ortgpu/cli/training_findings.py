@@ -1,4 +1,4 @@
-"""What a doctor's report shows of the profile "training", beside what it shows of every machine."""
+"""The rows that the profile "training" adds to a doctor's report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def rows(training: TrainingFacts) -> dict[str, list[str]]:
-    """By the name of the row, its lines."""
+    """Return the lines of each row, by the name of the row."""
     environment = training.environment
     return {
         "NCCL": _nccl(environment.nccl),

@@ -1,4 +1,4 @@
-"""``ortgpu bench``: how fast a model is on this machine, in each way in which it can be run."""
+"""``ortgpu bench``: measure the speed of a model on this machine, in each way of running it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def bench(
     from ortgpu.cli import report
 
     problem: Exception | None = None
-    known: tuple[GPUError, ...] = ()  # of the problem, where it is none of ours
+    known: tuple[GPUError, ...] = ()  # known facts about the problem, if it is ONNX Runtime's own
     found: _Results | None = None
     with report.quiet() as caught:
         try:
@@ -197,7 +197,7 @@ class _Results:
         }
 
     def draw(self, model: str, path: Path | None) -> None:
-        """After the figures themselves: a full disk must not lose them."""
+        """Draw the figures. Call it after writing them, since a full disk must not lose them."""
         if path is not None:
             from ortgpu.cli.bench.plot import draw
 

@@ -1,6 +1,6 @@
-"""Layouts of images that a measurement tries with a model on this machine, and whether their results are right.
+"""Layouts of images that a measurement tries with a model, and the check of their results.
 
-What a session chooses by itself is in :mod:`ortgpu.session.chosen.layout`, and narrower: there nothing is compared.
+:mod:`ortgpu.session.chosen.layout` has the narrower choice of a session, which compares no results.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...session.chosen.layouts import LAYOUTS
 if TYPE_CHECKING:
     from ...provider.placement import Placement
 
-# Of the largest value of an output. TF32 and float16 keep 10 bits of a factor's mantissa, and layers add up what they
-# lose: thirty of them came to less than this, beside a CPU that computes in float32.
+# Relative to the largest value of an output. TF32 and float16 keep 10 bits of the mantissa, and the errors of layers
+# add up. Thirty layers stayed below this, compared with float32 on the CPU.
 TOLERANCE = 2e-2
 
 _DEFAULTS = {"prefer_nhwc": "0", "fuse_conv_bias": "0"}
@@ -32,24 +32,25 @@ class DifferentResultsError(ValueError):
 
 
 def layouts_beside(options_chosen: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
-    """Names of the layouts that a session with ``options_chosen`` does not have."""
+    """Return the names of the layouts that a session with ``options_chosen`` does not have."""
     had = {name: options_chosen[name][0] for name in _DEFAULTS if name in options_chosen}
     return tuple(name for name, options in LAYOUTS.items() if {**_DEFAULTS, **options} != {**_DEFAULTS, **had})
 
 
 def has_convolutions(placement: Placement) -> bool:
-    """Whether some are on the GPU. True where nodes were not recorded: the file may have some."""
+    """Return True if convolutions are on the GPU, or if the placement was not recorded."""
     if not placement.known:
         return True
     return any(node.op_type in _CONVOLUTIONS and node.provider == CUDA for node in placement.nodes)
 
 
 def find_weights(model: str) -> tuple[str | None, ...]:
-    """For each convolution of a model file, the element type of its weights: that of onnx ("FLOAT"), or None where they
-    are not constant.
+    """Return the element type of the weights of each convolution in a model file.
+
+    A type is named as in onnx ("FLOAT"), or None if the weights are not constant.
 
     Raises:
-        Exception: of onnx, of protobuf or of the file, where the model cannot be read.
+        Exception: of onnx, of protobuf or of the file, if the model cannot be read.
     """
     from onnx import ModelProto, TensorProto
 
@@ -57,20 +58,20 @@ def find_weights(model: str) -> tuple[str | None, ...]:
         raise ValueError("the model is in ONNX Runtime's own format")
     proto: Any = ModelProto()
     proto.ParseFromString(read_structure(model))
-    # Before version 4 every initializer is an input too, and none can be overridden.
+    # Before IR version 4 every initializer is also an input, and none can be overridden.
     fixed = proto.ir_version < 4
     found = _weights_in(proto.graph, {}, () if fixed else [value.name for value in proto.graph.input])
-    for function in proto.functions:  # whose weights are its inputs, of which it knows nothing
+    for function in proto.functions:  # the weights are inputs of the function, so their types are unknown
         found += _weights_of(function.node, {})
     return tuple(None if kind is None else TensorProto.DataType.Name(kind) for kind in found)
 
 
 def why_untried(layout: str, weights: Sequence[str | None]) -> str | None:
-    """Why a channels-last layout is wrong, or refused, for a model with convolutions of these weights.
+    """Return the reason why a channels-last layout fails for convolutions with these weights, or None.
 
-    ONNX Runtime 1.31 brings weights into the layout where they are constant, and takes others to be in it already
-    (PrePack in conv.cc and conv_transpose.cc). For doubles it has no such convolutions. Of float16 with biases inside,
-    cuDNN 9.19 has kernels that end the process's use of the GPU.
+    ONNX Runtime 1.31 converts constant weights to the layout and assumes that others are converted already (PrePack in
+    conv.cc and conv_transpose.cc). It has no such convolutions of doubles. For float16 with fused biases, cuDNN 9.19
+    has kernels that poison the CUDA context.
     """
     if None in weights:
         return (
@@ -102,7 +103,7 @@ def _weights_of(nodes: Any, constants: dict[str, int]) -> list[int | None]:
 
 
 def check_results(names: Sequence[str], expected: Sequence[Any], found: Sequence[Any]) -> None:
-    """Whether results are those expected: floats within TOLERANCE, all else equal. Raises DifferentResultsError."""
+    """Raise DifferentResultsError unless floats agree within TOLERANCE and all else is equal."""
     for name, right, other in zip(names, expected, found, strict=True):
         difference = _difference(right, other)
         if difference:

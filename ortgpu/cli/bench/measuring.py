@@ -1,6 +1,6 @@
-"""How fast a model runs here: plain ONNX Runtime and the ways of this library, in turns, in one process.
+"""Measurements of a model: plain ONNX Runtime and the ways of this library, in turns, in one process.
 
-Needs ``onnxruntime`` to be importable. Nothing is printed; :mod:`ortgpu.cli.bench.command` shows what is measured.
+``onnxruntime`` must be importable. Nothing is printed; :mod:`ortgpu.cli.bench.command` shows the results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Feed = Mapping[str, Any]
 
 PLAIN, RUN = "plain", "run"
 
-# Way: how it is written in a program
+# Each way, and the code for it in a program
 WAYS = {
     PLAIN: "onnxruntime.InferenceSession(model).run",
     RUN: "GPUSession(model).run",
@@ -35,9 +35,9 @@ WAYS = {
     "pool": "GPUSessionPool(model).map",
 }
 
-_BLOCK = 0.1  # seconds that a block of calls lasts at least: scheduling and clocks are then small beside it
+_BLOCK = 0.1  # minimum seconds of a block, so that scheduling and clocks matter little
 _MOST_CALLS = 2000  # of a block
-_REFILLS = 4  # of what a map holds in flight: filling and draining it are part of a block
+_REFILLS = 4  # times the feeds in flight of a map, since a block includes filling and draining
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds of single calls, by percentile. ``p99`` is None where there are fewer than a hundred."""
+    """Percentiles of the seconds of single calls. ``p99`` is None with fewer than a hundred calls."""
 
     p50: float
     p90: float
@@ -69,14 +69,14 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One way, or ``run`` with one layout of images, with one batch size.
+    """The figures of one way, or of ``run`` with one layout of images, for one batch size.
 
     Attributes:
         batch: None for a model without a free batch dimension; a request is then one item.
-        rate: items a second.
-        ratio: of the rate to that of plain ONNX Runtime, of a layout to that of ``run``, round by round; None for plain
-            ONNX Runtime, and where that was not measured.
-        latency: None for a way that has many requests at work at once.
+        rate: items per second.
+        ratio: the rate relative to plain ONNX Runtime, or of a layout relative to ``run``, round by round. None for
+            plain ONNX Runtime, or if the other rate was not measured.
+        latency: None for a way that runs many requests at once.
     """
 
     way: str
@@ -88,9 +88,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A way or a layout that was not measured, with every batch size or with one.
+    """A way or a layout that was not measured, with all batch sizes or with one.
 
-    ``why``: the first line of the exception, or what was known before anything was tried.
+    ``why`` is the first line of the exception, or the reason for not trying it.
     """
 
     way: str
@@ -106,7 +106,7 @@ class _Way:
     at_least: int = 1
 
     def block(self, feed: Feed, calls: int) -> tuple[float, list[float]]:
-        """Seconds of so many calls together, and of each where they come one after the other."""
+        """Return the total seconds of ``calls`` calls, and those of each call if they run one by one."""
         if self.run is not None:
             each = [_seconds(self.run, None, feed) for _ in range(calls)]
             return sum(each), each
@@ -121,10 +121,10 @@ def _seconds(action: Callable[..., object], *arguments: object) -> float:
 
 
 class Bench:
-    """The sessions that are compared. A context manager: they are closed at its end.
+    """The sessions to compare. It is a context manager that closes them.
 
-    ``session`` is the one on the first GPU. With ``allow_cpu`` all are on the CPU where no GPU can be had. What cannot
-    be opened beside it is in ``left_out``. ``layouts``: names of those that :meth:`measure_layouts` tries.
+    ``session`` is on the first GPU. With ``allow_cpu`` all sessions are on the CPU if no GPU can be used. ``left_out``
+    lists the ways that cannot be opened beside it, ``layouts`` the layouts that :meth:`measure_layouts` tries.
 
     Raises:
         GPUError, Exception: as GPUSession raises.
@@ -161,17 +161,17 @@ class Bench:
 
     @property
     def steps(self) -> int:
-        """How often :meth:`measure` and :meth:`measure_layouts` call ``progress`` for one feed in a round."""
+        """The number of calls of ``progress`` for one feed in a round, in both kinds of measurement."""
         return len(self._ways) + 2 * len(self.layouts)
 
     def measure(
         self, batch: int | None, feed: Feed, rounds: int, progress: Callable[[], None] = lambda: None
     ) -> list[Figure]:
-        """Figures of all ways for one feed; what a way cannot run is added to ``left_out``.
+        """Measure all ways for one feed and return their figures. Ways that fail are added to ``left_out``.
 
         Raises:
-            GPUError: of ``run``, where no way runs; of any, where one that did fails later.
-            Exception: of ``run``, where the model does not run on this feed at all.
+            GPUError: that of ``run``, if no way runs; that of any way which ran before and then fails.
+            Exception: that of ``run``, if the model does not run on this feed at all.
         """
         calls: dict[_Way, int] = {}
         of_run: Exception | None = None
@@ -188,18 +188,18 @@ class Bench:
         return self._in_turns(calls, PLAIN, batch, feed, rounds, progress)
 
     def leave_out(self, batch: int | None, error: Exception) -> None:
-        """Of a feed for which :meth:`measure` raised: all ways, those too that it had not come to."""
+        """Add all ways to ``left_out`` for a feed on which :meth:`measure` raised."""
         told = {each.way for each in self.left_out if each.batch == batch}
         self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in self._ways if way.name not in told]
 
     def measure_layouts(
         self, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None] = lambda: None
     ) -> list[Figure]:
-        """Figures of ``run`` with each of ``layouts``, in turns with that of ``session``, for all feeds by their batch.
+        """Measure ``run`` with each of ``layouts``, in turns with ``session``, and return the figures.
 
-        One session is open at a time beside those compared. What cannot be opened or run is added to ``left_out``, and
-        so is a layout whose results are not those of plain ONNX Runtime, with all batches. Call it after
-        :meth:`measure`: a batch that plain run or ``run`` could not do is not tried.
+        ``feeds`` are by batch. Only one further session is open at a time. A layout that cannot be opened or run is
+        added to ``left_out``, and so is one whose results differ from plain ONNX Runtime, with all batches. Call it
+        after :meth:`measure`, since batches that plain ONNX Runtime or ``run`` could not run are skipped.
         """
         figures: list[Figure] = []
         failed = {each.batch for each in self.left_out if each.way in (PLAIN, RUN)}
@@ -207,7 +207,7 @@ class Bench:
         for name in self.layouts if feeds else ():
             try:
                 figures += self._measure_layout(name, feeds, rounds, progress)
-            except Exception as error:  # noqa: BLE001 - what fails once in this layout is not to be used at all
+            except Exception as error:  # noqa: BLE001 - a layout that fails once is not usable
                 self.left_out.append(LeftOut(name, None, first_line(error)))
         return figures
 
@@ -225,7 +225,7 @@ class Bench:
                     check_results(names, expected, session.run(None, feed))
                     calls = {way: self._calls(way, feed) for way in (run, layout)}
                     _, figure = self._in_turns(calls, RUN, batch, feed, rounds, progress)
-                    check_results(names, expected, session.run(None, feed))  # a race need not show at once
+                    check_results(names, expected, session.run(None, feed))  # again, since a race may show late
                     figures.append(figure)
                 except GPUOutOfMemoryError as error:
                     self.left_out.append(LeftOut(name, batch, first_line(error)))
@@ -240,7 +240,7 @@ class Bench:
         rounds: int,
         progress: Callable[[], None],
     ) -> list[Figure]:
-        """Figures in the order of ``calls``, which has how many make a block of each way, and ratios to ``base``."""
+        """Measure the ways in turns. ``calls`` has the size of a block of each way; ratios are relative to ``base``."""
         latencies: dict[str, list[float]] = {way.name: [] for way in calls}
         blocks = {
             way.name: self._timed(way, feed, number, latencies[way.name], progress) for way, number in calls.items()
@@ -261,7 +261,7 @@ class Bench:
         ]
 
     def _calls(self, way: _Way, feed: Feed) -> int:
-        """How many make a block. The calls for it are also those that warm the way up."""
+        """Return the number of calls in a block. Finding it also warms the way up."""
         way.block(feed, way.at_least)
         seconds, _ = way.block(feed, way.at_least)
         wanted = math.ceil(_BLOCK * way.at_least / max(seconds, 1e-9))
@@ -286,7 +286,7 @@ class Bench:
             self.left_out.append(LeftOut(name, None, first_line(error)))
 
     def _choose_layouts(self) -> tuple[str, ...]:
-        """What differs from the layout of ``session``, for a model with convolutions for which it can be right."""
+        """Return the other layouts that can give correct results, for a model with convolutions."""
         if not has_convolutions(self.session.placement):
             return ()
         names = layouts_beside(self.session.options_chosen)
@@ -320,9 +320,9 @@ class Bench:
 
         from ...session.guard.guard import uninstall
 
-        uninstall()  # with ORTGPU_ENFORCE=1 it would be a GPUSession, compared with itself
+        uninstall()  # else ORTGPU_ENFORCE=1 would make it a GPUSession
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors: what it warns of belongs to no measurement
+        options.log_severity_level = 3  # errors only
         device = self.session.device
         providers: list[Any] = [CPU]
         if device.is_gpu:
@@ -342,12 +342,13 @@ def first_line(error: Exception) -> str:
 
 
 def recommend(figures: Sequence[Figure], layouts: Sequence[Figure] = ()) -> list[str]:
-    """Settings that these figures speak for, a sentence each; nothing where the difference is within the spread, and of
-    ways that differ by no more than that, the first in WAYS.
+    """Return a sentence for each setting that these figures recommend.
+
+    A difference within the spread counts for nothing. Of ways that are equally fast, the first in WAYS is recommended.
 
     Args:
-        figures: of ways.
-        layouts: of ``run`` with other layouts, compared with the figure of ``run`` among ``figures``.
+        figures: the figures of the ways.
+        layouts: the figures of ``run`` with other layouts, compared with ``run`` in ``figures``.
     """
     found: list[str] = []
     batches = list(dict.fromkeys(figure.batch for figure in figures))
@@ -375,7 +376,10 @@ def recommend(figures: Sequence[Figure], layouts: Sequence[Figure] = ()) -> list
 
 
 def _plainest_of_the_best(candidates: Sequence[Figure]) -> Figure | None:
-    """Of those that are as fast as the fastest is in three of four rounds, the one that asks least of a program."""
+    """Return the simplest way among those about as fast as the fastest, or None if there is none.
+
+    A way is about as fast if its median reaches the lower quartile of the fastest.
+    """
     best = max(candidates, key=lambda figure: figure.rate.median, default=None)
     if best is None:
         return None
@@ -384,7 +388,7 @@ def _plainest_of_the_best(candidates: Sequence[Figure]) -> Figure | None:
 
 
 def _is_faster(figure: Figure, base: Figure | None) -> bool:
-    """In three of four rounds by more than ``base`` differs from itself in the middle half of them."""
+    """Return True if three of four rounds were faster than ``base`` by more than the spread of ``base`` itself."""
     if base is None or figure.ratio is None:
         return False
     noise = (base.rate.high - base.rate.low) / base.rate.median

@@ -19,11 +19,11 @@ _BARS = (*WAYS, *LAYOUTS)
 
 
 def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
-    """Write a .png, an .svg, or an .html page with the latter in it."""
-    # A canvas of its own, not pyplot: that would look for a window system. Text stays text, to be found and copied.
-    # Nor is it a formula, which a name with two dollars would be.
+    """Write the figures as .png, as .svg, or as an .html page with the SVG in it."""
+    # Not pyplot, which would look for a window system. Text stays text, so it can be found and copied. Formulas are
+    # disabled, since a name may contain two dollar signs.
     with mpl.rc_context({"svg.fonttype": "none", "text.parse_math": False}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # boxes in a picture, and text all the same in the others
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # shown as boxes in a .png only
         title = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in title)
         canvas = Canvas(figsize=(10, 4.5), layout="constrained")
         canvas.suptitle(title)
@@ -40,7 +40,10 @@ def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
 
 
 def _bars(axes: Axes, figures: Sequence[Figure], values: Sequence[tuple[float, float, float]]) -> None:
-    """A group of bars for each batch, in it one for each way; a value is the bar's height and the ends of its line."""
+    """Draw a group of bars for each batch, with one bar for each way.
+
+    A value is the height of the bar and the ends of its error line.
+    """
     batches = list(dict.fromkeys(figure.batch for figure in figures))
     ways = [way for way in _BARS if any(figure.way == way for figure in figures)]
     width = 0.8 / max(len(ways), 1)
@@ -61,7 +64,7 @@ def _as_svg(canvas: Canvas) -> str:
     stream = io.StringIO()
     canvas.savefig(stream, format="svg")
     text = stream.getvalue()
-    return text[text.index("<svg") :]  # without the XML declaration, which a page cannot have in its middle
+    return text[text.index("<svg") :]  # without the XML declaration, which is invalid inside a page
 
 
 def _page(svg: str, title: str) -> str:

@@ -1,4 +1,4 @@
-"""Times that are compared: taken in turns, and told with their spread. Imports only the standard library."""
+"""Comparable times, taken in turns, with their spread. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def in_turns(
     rounds: int,
     after_round: Callable[[Mapping[str, Sequence[float]]], object] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Call every action once a round, starting with another one each round, and gather the seconds each returns.
+    """Call every action once in each round, and return the seconds that each call returned.
 
-    Figures that are compared meet the same machine: clocks, caches and neighbours change between rounds. What was
-    gathered so far is handed to ``after_round``.
+    Each round starts with another action. Clocks, caches and neighbours change between rounds, so the figures of a
+    round are comparable. ``after_round`` is called with the figures so far.
     """
     names = list(actions)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -27,7 +27,7 @@ def in_turns(
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile of at least one value."""
+    """Return lower quartile, median and upper quartile of at least one value."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
