@@ -345,18 +345,17 @@ def _guarded_init(original: Any) -> Any:
 
 def _check_carried(session: Any) -> None:
     """Raise ProviderRequestError if the SessionOptions left the session on the CPU; warn if ORTGPU_ALLOW_CPU is set."""
-    from .policy import left_on_cpu
+    from .policy import is_on_cpu_alone, left_on_cpu
 
-    error = left_on_cpu(session)
-    if error is None:
+    if not is_on_cpu_alone(session):
         return
     from ..arguments import cpu_is_allowed_by_variable
     from ..opening import warn_of_cpu
 
     if not cpu_is_allowed_by_variable():
-        raise error
+        raise left_on_cpu()
     model = vars(session).get("_model_path")
-    warn_of_cpu(session, error, b"" if model is None else model)
+    warn_of_cpu(session, left_on_cpu(), b"" if model is None else model)
 
 
 def _guarded_set_providers(original: Any) -> Any:

@@ -41,13 +41,13 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
     return "other"
 
 
-def left_on_cpu(session: Any) -> ProviderRequestError | None:
-    """Return the error for an open session that the providers of its SessionOptions leave on the CPU alone, else None.
+def is_on_cpu_alone(session: Any) -> bool:
+    """Return True if an open session has no provider but the CPU's."""
+    return tuple(InferenceSession.get_providers(session)) == (CPU,)
 
-    A policy that prefers a GPU leaves it there where it knows none.
-    """
-    if tuple(InferenceSession.get_providers(session)) != (CPU,):
-        return None
+
+def left_on_cpu() -> ProviderRequestError:
+    """Return the error for SessionOptions whose policy prefers a GPU, knows none, and leaves a session on the CPU."""
     return ProviderRequestError(
         "the providers that the SessionOptions carry leave this session on the CPU",
         evidence=[
