@@ -1,7 +1,7 @@
-"""Every way a model can miss the GPU, as an exception.
+"""The catalogue of errors: one exception class for each cause that keeps a model off the GPU.
 
-A check in :mod:`ortgpu.diagnosis` returns one of these or nothing, the doctor prints them, and a
-session raises the first and attaches the others: one vocabulary for all three::
+A check in :mod:`ortgpu.diagnosis` returns one of these or None, the doctor prints them, and a session raises the first
+and attaches the others::
 
     GPUError(RuntimeError)
     ├── PackageError(ImportError)      OnnxRuntimeNotInstalledError, CPUOnlyPackageError,
@@ -19,8 +19,8 @@ session raises the first and attaches the others: one vocabulary for all three::
                                        CollectiveTimeoutError, CollectiveMismatchError, NCCLError,
                                        MPIInitError, TrainingUnavailableError, CollectiveOpsUnavailableError
 
-An error is a record. ``str()`` renders it in one order: what failed, in one sentence; the facts
-behind it, one a line; the fixes, one a line; and the code for ``ortgpu explain``.
+``str()`` of an error shows in this order: what failed, in one sentence; the facts behind it, one on a line; the fixes,
+one on a line; and the code for ``ortgpu explain``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Severity = Literal["fatal", "warning"]
 
 
 class Fix(str):
-    """One remedy, as the text that is printed.
+    """A fix for an error, as the text that is printed.
 
-    ``kind`` says what the text is: ``"shell"``, a command line; ``"python"``, code to put before
-    the session is made; ``"manual"``, a sentence for a person. ``needs`` is None when an ordinary
-    user can apply the fix inside this environment, else what it takes: ``"root"``, ``"reboot"``,
-    ``"driver"``, ``"hardware"`` or ``"host"`` (the place that starts this container or job).
+    ``kind`` is ``"shell"`` for a command line, ``"python"`` for code to run before the session is made, and
+    ``"manual"`` for a sentence. ``needs`` is None if an ordinary user can apply the fix in this environment. Otherwise
+    it names what the fix takes: ``"root"``, ``"reboot"``, ``"driver"``, ``"hardware"``, or ``"host"`` for the place
+    that starts this container or job.
     """
 
     kind: FixKind
@@ -54,7 +54,7 @@ class Fix(str):
 
     @property
     def executable(self) -> bool:
-        """Whether the text can be run as it is, here, by this user."""
+        """True if this user can run the text here as it is."""
         return self.kind != "manual" and self.needs is None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,19 +88,19 @@ def on_linux(sentence: str, *, needs: Needs | None = None) -> Fix:
 
 
 class GPUError(RuntimeError):
-    """A model cannot run on the GPU it was meant for; by itself: the model cannot be read.
+    """A model cannot run on its GPU. The class itself, not a subclass, means that the model cannot be read.
 
     Attributes:
-        code: stable kebab-case name, the argument of ``ortgpu explain``.
-        summary: what failed, in one sentence.
-        evidence: the facts behind the summary, one a line.
-        fixes: what mends it, most likely first; see :class:`Fix`.
-        others: what else was found wrong by the same diagnosis, most likely first.
-        consequence_of: code of the problem that explains this one, or None for a root cause.
-        severity: ``"fatal"`` when no session can be opened while this stands, else ``"warning"``.
-        fields: names of the attributes that a subclass adds.
+        code: a stable kebab-case name, the argument of ``ortgpu explain``.
+        summary: one sentence that says what failed.
+        evidence: the facts behind the summary, one line each.
+        fixes: the fixes, the most likely first; see :class:`Fix`.
+        others: further problems that the same diagnosis found, the most likely first.
+        consequence_of: the code of the problem that explains this one, or None for a root cause.
+        severity: ``"fatal"`` if no session can be opened with this problem, else ``"warning"``.
+        fields: the names of the attributes that a subclass adds.
 
-    Errors pickle with everything they carry, except ``__cause__`` and notes.
+    Errors pickle with all attributes, but without ``__cause__`` and notes.
     """
 
     code: ClassVar[str] = "gpu-error"
@@ -108,8 +108,11 @@ class GPUError(RuntimeError):
     _defaults: ClassVar[dict[str, object]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Fields belong to instances alone. Ray raises an object of a subclass that it makes, which has no attributes
-        and asks the original for those that its class does not have: a default of the class would hide the value."""
+        """Move the defaults of fields out of the class, so that only instances have them.
+
+        Ray raises an object of its own subclass, which looks up attributes in the original error only if its class does
+        not have them. A class attribute would hide the value.
+        """
         super().__init_subclass__()
         own = {name: vars(cls)[name] for name in cls.fields if name in vars(cls)}
         cls._defaults = {**cls._defaults, **own}
@@ -154,11 +157,11 @@ class GPUError(RuntimeError):
         return "\n".join(lines)
 
     def details(self) -> dict[str, object]:
-        """The fields that this class adds to its base, by name."""
+        """Return the fields that this class adds to its base, by name."""
         return {name: getattr(self, name) for name in self.fields}
 
     def as_dict(self) -> dict[str, object]:
-        """Plain data for JSON: the same facts that ``str()`` renders."""
+        """Return the facts that ``str()`` shows as plain data for JSON."""
         return {
             "type": type(self).__name__,
             "code": self.code,
@@ -172,7 +175,7 @@ class GPUError(RuntimeError):
         }
 
     def with_others(self, others: Iterable[GPUError]) -> GPUError:
-        """This error, with what else was found attached; returns self."""
+        """Attach the other problems that were found. Returns this error."""
         self.others = tuple(other for other in others if other is not self)
         return self
 
@@ -202,12 +205,14 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-# Packages: what `import onnxruntime` finds
+# Packages that provide onnxruntime
 
 
 class PackageError(GPUError, ImportError):
-    """The ``onnxruntime`` that this process would import cannot use a GPU; by itself: a package that an integration
-    needs is not installed."""
+    """The ``onnxruntime`` that this process would import cannot use a GPU.
+
+    The class itself means that a package which an integration needs is not installed.
+    """
 
     code = "package-error"
 
@@ -219,7 +224,7 @@ class OnnxRuntimeNotInstalledError(PackageError):
 
 
 class CPUOnlyPackageError(PackageError):
-    """The package that provides ``onnxruntime`` was built without CUDA. ``package``, ``version``: which it is."""
+    """The package that provides ``onnxruntime`` was built without CUDA. ``package`` and ``version`` name it."""
 
     code = "cpu-only-package"
     fields = ("package", "version")
@@ -228,7 +233,7 @@ class CPUOnlyPackageError(PackageError):
 
 
 class ConflictingPackagesError(PackageError):
-    """Several distributions, ``packages``, own the same ``onnxruntime`` folder; the last one written wins."""
+    """Several installed packages, named in ``packages``, own the same ``onnxruntime`` folder. The last one wins."""
 
     code = "conflicting-packages"
     fields = ("packages",)
@@ -236,8 +241,10 @@ class ConflictingPackagesError(PackageError):
 
 
 class BrokenPackageError(PackageError):
-    """Files of the installed package are missing, altered, or cannot be loaded. ``files``: those that are known, by
-    path or as the record of ``package`` names them."""
+    """Files of the installed package are missing, altered, or cannot be loaded.
+
+    ``files`` are the known ones, by path or as the record of ``package`` names them.
+    """
 
     code = "broken-package"
     fields = ("package", "files")
@@ -246,7 +253,7 @@ class BrokenPackageError(PackageError):
 
 
 class UnsupportedPlatformError(PackageError):
-    """There is no CUDA build of ONNX Runtime for this operating system or architecture: ``system``, ``machine``."""
+    """There is no CUDA build of ONNX Runtime for this operating system, ``system``, or architecture, ``machine``."""
 
     code = "unsupported-platform"
     fields = ("system", "machine")
@@ -254,7 +261,7 @@ class UnsupportedPlatformError(PackageError):
     machine: str | None
 
 
-# Libraries: what the provider needs
+# Libraries that the provider needs
 
 
 class LibraryError(GPUError, OSError):
@@ -264,7 +271,7 @@ class LibraryError(GPUError, OSError):
 
 
 class LibraryNotFoundError(LibraryError):
-    """Libraries that the provider needs were not found. ``missing``: their sonames or DLLs, all at once."""
+    """Libraries that the provider needs were not found. ``missing`` lists the sonames or DLLs of all of them."""
 
     code = "library-not-found"
     fields = ("missing",)
@@ -272,8 +279,10 @@ class LibraryNotFoundError(LibraryError):
 
 
 class LibraryVersionError(LibraryError):
-    """Only other major versions of needed libraries were found. ``needed``: their names; ``found``: name to path of
-    what there is."""
+    """Only other major versions of needed libraries were found.
+
+    ``needed`` lists the needed names. ``found`` maps the name of each found library to its path.
+    """
 
     code = "library-version"
     fields = ("needed", "found")
@@ -282,7 +291,7 @@ class LibraryVersionError(LibraryError):
 
 
 class LibraryConflictError(LibraryError):
-    """Libraries that exclude each other are, or would be, in this process. ``libraries``: those that are known."""
+    """Libraries that exclude each other are, or would be, in this process. ``libraries`` lists the known ones."""
 
     code = "library-conflict"
     fields = ("libraries",)
@@ -299,7 +308,7 @@ class DriverError(GPUError):
 
 
 class DriverNotFoundError(DriverError):
-    """``libcuda.so.1`` (``nvcuda.dll``) cannot be loaded: no driver here, or none given to this container."""
+    """``libcuda.so.1`` (``nvcuda.dll``) cannot be loaded: there is no driver, or this container was not given it."""
 
     code = "driver-not-found"
 
@@ -307,7 +316,8 @@ class DriverNotFoundError(DriverError):
 class DriverTooOldError(DriverError):
     """The driver supports an older CUDA than the installed ONNX Runtime needs.
 
-    ``driver_version``: as "535.104.05"; ``driver_cuda``, ``needed_cuda``: major and minor. None is unknown.
+    ``driver_version`` is a text like "535.104.05". ``driver_cuda`` and ``needed_cuda`` are (major, minor). None means
+    unknown.
     """
 
     code = "driver-too-old"
@@ -318,7 +328,7 @@ class DriverTooOldError(DriverError):
 
 
 class DriverUnusableError(DriverError):
-    """The driver is there and refuses to work. ``cuda_code``: what ``cuInit`` or the CUDA runtime returned."""
+    """The driver is there and does not work. ``cuda_code`` is the code that ``cuInit`` or the CUDA runtime returned."""
 
     code = "driver-unusable"
     fields = ("cuda_code",)
@@ -341,8 +351,10 @@ class NoDeviceError(DeviceError):
 
 
 class DeviceNotFoundError(DeviceError, LookupError):
-    """The GPU that was asked for is not among those that this process sees. ``requested``: as it was asked for;
-    ``available``: those that it sees, in words; empty where nobody can list them."""
+    """The requested GPU is not among those that this process sees.
+
+    ``requested`` is the request. ``available`` describes the GPUs that the process sees; it is empty if unknown.
+    """
 
     code = "device-not-found"
     fields = ("requested", "available")
@@ -351,7 +363,7 @@ class DeviceNotFoundError(DeviceError, LookupError):
 
 
 class DeviceBusyError(DeviceError):
-    """The GPU accepts no further process (compute mode), or another process holds it. ``uuid``: which, where known."""
+    """The GPU accepts no further process (compute mode), or another process holds it. ``uuid`` names it, if known."""
 
     code = "device-busy"
     fields = ("uuid",)
@@ -359,10 +371,10 @@ class DeviceBusyError(DeviceError):
 
 
 class UnsupportedDeviceError(DeviceError):
-    """The installed ONNX Runtime, or the cuDNN that it uses, holds no code for this GPU's generation.
+    """The installed ONNX Runtime, or the cuDNN that it uses, contains no code for this generation of GPU.
 
-    ``device``: the GPU's name; ``compute_capability``: major and minor; ``architectures``: those that there is code
-    for, where that was read.
+    ``device`` is the name of the GPU, ``compute_capability`` is (major, minor). ``architectures`` lists those with
+    code, if they were read.
     """
 
     code = "unsupported-device"
@@ -373,7 +385,7 @@ class UnsupportedDeviceError(DeviceError):
 
 
 class InsufficientDeviceMemoryError(DeviceError, MemoryError):
-    """The GPU has too little free memory to open the session. Sizes in bytes; None is unknown."""
+    """The GPU has too little free memory to open the session. Sizes are in bytes; None means unknown."""
 
     code = "insufficient-device-memory"
     fields = ("requested", "free", "total")
@@ -386,15 +398,19 @@ class InsufficientDeviceMemoryError(DeviceError, MemoryError):
 
 
 class ProviderError(GPUError):
-    """What was asked of ONNX Runtime's execution providers cannot be given; by itself, from a diagnosis: the model
-    needs what the installed ONNX Runtime lacks."""
+    """ONNX Runtime's execution providers cannot do what was requested.
+
+    The class itself, which only a diagnosis reports, means that the model needs what the installed ONNX Runtime lacks.
+    """
 
     code = "provider-error"
 
 
 class ProviderRequestError(ProviderError, ValueError):
-    """What was asked of a session is malformed, contradicts itself, or names what does not exist; or an argument cannot
-    be served together with another, or by this model. ``requested``: what was asked for."""
+    """The request for a session is malformed, contradicts itself, or names something that does not exist.
+
+    Also, an argument may be impossible together with another one, or with this model. ``requested`` is the request.
+    """
 
     code = "provider-request"
     fields = ("requested",)
@@ -402,8 +418,10 @@ class ProviderRequestError(ProviderError, ValueError):
 
 
 class ProviderOptionError(ProviderError, ValueError):
-    """A provider option has a name or value that the installed provider does not know. ``provider``, ``option`` and
-    ``value`` name it."""
+    """The installed provider does not know the name or value of an option.
+
+    ``provider``, ``option`` and ``value`` name it.
+    """
 
     code = "provider-option"
     fields = ("provider", "option", "value")
@@ -413,7 +431,7 @@ class ProviderOptionError(ProviderError, ValueError):
 
 
 class ProviderFallbackError(ProviderError):
-    """ONNX Runtime left the GPU and no check knows why: the last resort. ``bound``: the providers that it took."""
+    """ONNX Runtime left the GPU and no check knows why. ``bound`` lists the providers that it took."""
 
     code = "provider-fallback"
     fields = ("bound",)
@@ -421,7 +439,7 @@ class ProviderFallbackError(ProviderError):
 
 
 class PlacementError(GPUError):
-    """Nodes that compute were placed on the CPU. ``nodes``: which, each a ``PlacedNode``; empty where nobody knows."""
+    """Compute nodes are on the CPU. ``nodes`` lists them, each a ``PlacedNode``; it is empty if they are unknown."""
 
     code = "placement"
     fields = ("nodes",)
@@ -432,13 +450,16 @@ class PlacementError(GPUError):
 
 
 class ExecutionError(GPUError):
-    """A session that was on the GPU failed while running; by itself: it is closed, or a pool is, or has no GPU left."""
+    """A session on the GPU failed while running.
+
+    The class itself means that the session or pool is closed, or that the pool has no GPU left.
+    """
 
     code = "execution-error"
 
 
 class GPUOutOfMemoryError(ExecutionError, MemoryError):
-    """A run needed more GPU memory than there was. Sizes in bytes; None is unknown."""
+    """A run needed more GPU memory than there was. Sizes are in bytes; None means unknown."""
 
     code = "gpu-out-of-memory"
     fields = ("requested", "free", "total")
@@ -448,7 +469,7 @@ class GPUOutOfMemoryError(ExecutionError, MemoryError):
 
 
 class PoisonedContextError(ExecutionError):
-    """A sticky CUDA error ended this process's use of the GPU. ``cuda_code``: the first such error."""
+    """A sticky CUDA error ended this process's use of the GPU. ``cuda_code`` is the first such error."""
 
     code = "poisoned-context"
     fields = ("cuda_code",)
@@ -456,8 +477,10 @@ class PoisonedContextError(ExecutionError):
 
 
 class ForkedSessionError(ExecutionError):
-    """CUDA was used before this process was forked, and does not survive a fork. ``creator_pid``: the process that used
-    it; ``pid``: this one."""
+    """CUDA was used before this process was forked, and does not survive a fork.
+
+    ``creator_pid`` is the process that used CUDA, ``pid`` this process.
+    """
 
     code = "forked-session"
     fields = ("creator_pid", "pid")
@@ -466,7 +489,7 @@ class ForkedSessionError(ExecutionError):
 
 
 class ProviderFailureError(ExecutionError):
-    """The CUDA provider, cuDNN, cuBLAS or TensorRT failed. ``library`` and ``status`` name it where known."""
+    """The CUDA provider, cuDNN, cuBLAS or TensorRT failed. ``library`` and ``status`` are set if known."""
 
     code = "provider-failure"
     fields = ("library", "status")
@@ -478,7 +501,7 @@ class ProviderFailureError(ExecutionError):
 
 
 class DistributedError(GPUError):
-    """Processes that should work together cannot. ``ranks``: those concerned; ``phase``: what they were doing."""
+    """Processes cannot work together. ``ranks`` lists the ranks concerned, ``phase`` says what they were doing."""
 
     code = "distributed-error"
     fields: ClassVar[tuple[str, ...]] = ("ranks", "phase")
@@ -487,7 +510,7 @@ class DistributedError(GPUError):
 
 
 class LauncherConflictError(DistributedError):
-    """The variables of two launchers contradict each other, or those of one are not whole."""
+    """The variables of two launchers contradict each other, or those of one are incomplete."""
 
     code = "launcher-conflict"
 
@@ -517,7 +540,7 @@ class CollectiveMismatchError(DistributedError):
 
 
 class NCCLError(DistributedError):
-    """NCCL cannot be used, gave wrong values or returned an error. ``status``: that error's ncclResult_t, else None."""
+    """NCCL cannot be used, gave wrong values or returned an error. ``status`` is its ncclResult_t, or None."""
 
     code = "nccl"
     fields = (*DistributedError.fields, "status")
@@ -533,8 +556,8 @@ class MPIInitError(DistributedError):
 class TrainingUnavailableError(DistributedError):
     """ONNX Runtime's training API, or a part of it, is not available in this environment.
 
-    ``reason``: "not installed", "shadowed", "no torch", "onnx too new", "no ORTModule", "import fails"; or what no
-    published package has: "nccl", "horovod", "cuda", "checkpoint shards", "model parallelism".
+    ``reason`` is "not installed", "shadowed", "no torch", "onnx too new", "no ORTModule" or "import fails". For a
+    feature that no published package has, it is "nccl", "horovod", "cuda", "checkpoint shards" or "model parallelism".
     """
 
     code = "training-unavailable"
@@ -549,8 +572,10 @@ class CollectiveOpsUnavailableError(DistributedError):
 
 
 class CPUExecutionWarning(UserWarning):
-    """``allow_cpu`` let a session onto the CPU. ``error``: the exception it stands for; ``model``: the path of the
-    model, or "<bytes>"."""
+    """A warning that ``allow_cpu`` let a session run on the CPU.
+
+    ``error`` is the exception that would have been raised. ``model`` is the path of the model, or "<bytes>".
+    """
 
     def __init__(self, error: GPUError, model: str = "<bytes>") -> None:
         super().__init__(
@@ -571,7 +596,7 @@ def _tree(root: type[GPUError]) -> Iterable[type[GPUError]]:
 
 
 def catalogue() -> dict[str, type[GPUError]]:
-    """Every error class of this module, by code."""
+    """Return every error class of this module, by code."""
     return {cls.code: cls for cls in _tree(GPUError) if cls.__module__ == __name__}
 
 

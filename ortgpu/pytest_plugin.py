@@ -1,9 +1,9 @@
-"""Tests on a GPU: the marker ``ortgpu``, the fixtures ``gpu_session``, ``gpu_device``, ``gpu_devices`` and
-``gpu_leak_check``, and the option ``--ortgpu``.
+"""A pytest plugin for tests on a GPU.
 
-pytest loads this module in every project of an environment, so it imports next to nothing, and does nothing where no
-test uses these names. Whether a GPU can be used is found out once, by a child process that opens a session, and only
-if a test needs one. The pytest-free half is :mod:`ortgpu.testing`.
+It has the marker ``ortgpu``, the option ``--ortgpu``, and the fixtures ``gpu_session``, ``gpu_device``, ``gpu_devices``
+and ``gpu_leak_check``. pytest loads this module in every project of an environment, so it imports almost nothing and
+does nothing if no test uses these names. If a test needs a GPU, a child process opens a session once to find out if
+that works. :mod:`ortgpu.testing` is the part without pytest.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _HELP = (
     f"Default: {VARIABLE}, then the ini setting ortgpu, then auto"
 )
 
-_LISTINGS = ("collectonly", "showfixtures", "show_fixtures_per_test")  # runs that collect tests and run none
+_LISTINGS = ("collectonly", "showfixtures", "show_fixtures_per_test")  # options with which pytest runs no tests
 
-# The entry point's name, and the module's for -p and PYTEST_PLUGINS: one module under two names.
+# The names of this plugin: that of the entry point, and that of the module for -p and PYTEST_PLUGINS.
 _NAMES = ("ortgpu", "ortgpu.pytest_plugin")
 
 
 class _Run:
-    """The mode of this test run, and the GPUs that it found, which are looked for when they are first needed."""
+    """The mode of this test run, and its GPUs, which are looked for when they are first needed."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.mode, self.source = _resolve_mode(config)
-        self.lines: dict[str, list[str]] = {}  # what workers of pytest-xdist found: which of them say the same
-        self.asked = False  # whether a test needed to know
-        self.explained_by: str | None = None  # the test whose failure says all that the diagnosis knows
+        self.lines: dict[str, list[str]] = {}  # line: the workers of pytest-xdist that reported it
+        self.asked = False  # True if a test needed a GPU
+        self.explained_by: str | None = None  # the test whose failure shows the whole diagnosis
         worker = getattr(config, "workerinput", {})  # of pytest-xdist
         self.worker_count: int = worker.get("workercount", 1)
         number = re.search(r"\d+$", worker.get("workerid", ""))
@@ -68,7 +68,7 @@ class _Run:
         return self._found
 
     def _look_once(self, find_gpus: Callable[[], FoundGPUs]) -> FoundGPUs:
-        """Let the first worker look, while the others wait for what it found; not one that is shown other GPUs."""
+        """Look for GPUs in the first worker, and share the result with workers that see the same GPUs."""
         import hashlib
         import pickle
 
@@ -91,7 +91,7 @@ class _Run:
             return find_gpus()
 
     def line(self) -> str:
-        """Which GPU, or why none."""
+        """Return a line that names the GPUs, or the reason why there is none."""
         if self.mode == "skip":
             return f"none is looked for: {self.source}"
         found = self.look()
@@ -113,7 +113,7 @@ _PASSED = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     for name in _NAMES:
         if not pluginmanager.has_plugin(name):
-            pluginmanager.register(object(), name)  # or pytest would end where it is told to load this module twice
+            pluginmanager.register(object(), name)  # else pytest fails if it loads this module twice
     parser.getgroup("ortgpu").addoption("--ortgpu", choices=MODES, default=None, help=_HELP)
     parser.addini("ortgpu", f"the default of --ortgpu: {', '.join(MODES)}", default="")
 
@@ -124,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
-    """The mode, and who set it: the command line before the variable before the ini file."""
+    """Return the mode and its source: the command line, else the variable, else the ini file."""
     given = {
         "--ortgpu={}": config.getoption("ortgpu", None),
         VARIABLE + "={}": os.environ.get(VARIABLE),
@@ -139,7 +139,7 @@ def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
     return "auto", "by default"
 
 
-# Which tests need a GPU, and what of
+# Tests that need a GPU
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -154,13 +154,13 @@ def _is_marked(item: pytest.Item) -> bool:
 
 
 def _uses_our_fixtures(item: pytest.Item) -> bool:
-    """A project may have fixtures of the same names, in the place of ours or around them."""
+    """Return True if the test uses a fixture of this plugin, and not only a project's own with the same name."""
     definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     return any(_is_ours(name, definitions[name]) for name in FIXTURES.intersection(definitions))
 
 
 def _is_ours(name: str, definitions: Sequence[pytest.FixtureDef[Any]]) -> bool:
-    for definition in reversed(definitions):  # the last is used, and those before it if it asks for them
+    for definition in reversed(definitions):  # the last one is used, and earlier ones if it requests them
         if definition.func.__module__ == __name__:
             return True
         if name not in definition.argnames:
@@ -169,7 +169,7 @@ def _is_ours(name: str, definitions: Sequence[pytest.FixtureDef[Any]]) -> bool:
 
 
 def _requirement(item: pytest.Item) -> GPURequirement:
-    """The markers of a test taken together: of a function, its class and its module, the closest word counts."""
+    """Combine the markers of a test, its class and its module. For each value the closest marker counts."""
     from .testing import GPURequirement
 
     wanted: dict[str, object] = {}
@@ -185,11 +185,10 @@ def _requirement(item: pytest.Item) -> GPURequirement:
         raise _failed(f"@pytest.mark.{MARKER}: {error}") from None
 
 
-# Wrappers are of the kind that pluggy had first: the plugin is loaded by whatever pytest is there, and what that does
-# not know would end every run.
+# Hook wrappers of the old kind, because every release of pytest must be able to load this plugin.
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, None, None]:
-    """Looks for GPUs before the test: pytest-timeout would count it, and pytest-forked would do it for each test."""
+    """Look for GPUs before the test, outside the time limit of pytest-timeout and the child of pytest-forked."""
     run = item.config.stash[_RUN]
     if _is_marked(item) and item.get_closest_marker("skip") is None and run.mode != "skip":
         run.look()
@@ -202,7 +201,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _give_gpus(item: pytest.Item) -> tuple[Device, ...]:
-    """The GPUs of this test; or skips it, or fails it."""
+    """Return the GPUs of this test. Otherwise skip or fail the test."""
     if _GPUS not in item.stash:
         requirement = _requirement(item)
         run = item.config.stash[_RUN]
@@ -231,7 +230,7 @@ def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> 
     if run.mode != "require":
         pytest.skip(reason)
     details: list[str] = []
-    # Once is enough: the fiftieth test has the same reason. But of a test that is tried again, only the last is shown.
+    # Show the details once, not for every test. A test that is retried shows them again, as only its last try is seen.
     if problem is not None and run.explained_by in (None, item.nodeid):
         run.explained_by = item.nodeid
         details = str(problem).splitlines()[1:]
@@ -239,22 +238,22 @@ def _refuse(item: pytest.Item, reason: str, problem: GPUError | None = None) -> 
 
 
 def _failed(reason: str) -> BaseException:
-    """What pytest.fail raises, which would be shown with what it was raised for: the reason says that."""
+    """Return the exception of pytest.fail, without a traceback."""
     return pytest.fail.Exception(reason, pytrace=False)
 
 
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # outermost: xfail has had its say
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # outermost, after xfail
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
     report: pytest.TestReport = (yield).get_result()
     if call.when == "call":
         item.stash[_PASSED] = call.excinfo is None
     if call.excinfo is None or not item.stash.get(_REFUSED, False):
         return
-    item.stash[_REFUSED] = False  # pytest-rerunfailures may have it try again
-    if isinstance(report.longrepr, tuple):  # skipped: at the test's own line, not at the one above that skips
+    item.stash[_REFUSED] = False  # pytest-rerunfailures may retry it
+    if isinstance(report.longrepr, tuple):  # skipped: report the line of the test, not of pytest.skip above
         path, line, _ = item.reportinfo()
         report.longrepr = (os.fspath(path), (line or 0) + 1, report.longrepr[2])
-    else:  # an xfail marker speaks of the test, and there was no test: `require` lets nothing pass in silence
+    else:  # the test did not run, so with `require` an xfail marker must not hide that
         report.outcome = "failed"
         report.__dict__.pop("wasxfail", None)
 
@@ -264,37 +263,37 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture
 def gpu_devices(request: pytest.FixtureRequest) -> tuple[Device, ...]:
-    """The GPUs of this test, as many as its marker asks for. Each is an ``ortgpu.Device``."""
+    """Return the GPUs of this test, as many as its marker asks for. Each is an ``ortgpu.Device``."""
     return _give_gpus(request.node)
 
 
 @pytest.fixture
 def gpu_device(gpu_devices: tuple[Device, ...]) -> Device:
-    """The GPU of this test, the first where it has several: ordinal, uuid, name, compute_capability, total_memory."""
+    """Return the first GPU of this test: ordinal, uuid, name, compute_capability, total_memory in bytes."""
     return gpu_devices[0]
 
 
 @pytest.fixture
 def gpu_session(request: pytest.FixtureRequest, gpu_device: Device) -> Iterator[Callable[..., GPUSession]]:
-    """Opens sessions: ``gpu_session(model, **options)`` is a GPUSession on this test's GPU, closed after the test.
+    """Open sessions: ``gpu_session(model, **options)`` is a GPUSession on this test's GPU, closed after the test.
 
-    It takes what GPUSession takes and raises what that raises; ``device=`` names another GPU. A session that only
-    ORTGPU_ALLOW_CPU let onto the CPU is refused, with ExecutionError.
+    It takes the arguments of GPUSession and raises its errors. ``device=`` names another GPU. If ORTGPU_ALLOW_CPU alone
+    puts a session on the CPU, it raises ExecutionError.
     """
     from .testing import gpu_sessions
 
     if "gpu_leak_check" in request.fixturenames:
-        request.getfixturevalue("gpu_leak_check")  # set up before, so torn down after the sessions are closed
+        request.getfixturevalue("gpu_leak_check")  # set up first, so torn down after the sessions are closed
     with gpu_sessions(device=gpu_device.ordinal) as open_session:
         yield open_session
 
 
 @pytest.fixture
 def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ...]) -> Iterator[None]:
-    """Fails a test that leaves GPU memory behind: more than 64 MiB on one of its GPUs.
+    """Fail a test that leaves more than 64 MiB of memory in use on one of its GPUs.
 
-    A test of which that cannot be measured is skipped, or fails with ``--ortgpu=require``. What another process takes
-    of the GPU meanwhile counts as well where NVML shows no processes, as in many containers.
+    If this cannot be measured, the test is skipped, or fails with ``--ortgpu=require``. If NVML shows no processes, as
+    in many containers, memory that another process takes meanwhile counts too.
     """
     from . import testing
 
@@ -302,9 +301,9 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
     try:
         with testing.gpu_leak_check(gpu_devices, shared=run.worker_count > len(run.look().gpus)):
             yield
-            if not node.stash.get(_PASSED, False):  # failed, or Ctrl-C: what is torn down then is none of its doing
+            if not node.stash.get(_PASSED, False):  # the test failed or was interrupted, so do not check
                 raise _TestFailedError
-            node.funcargs.clear()  # pytest holds the values of fixtures longer than the fixtures
+            node.funcargs.clear()  # pytest keeps the values of fixtures longer
     except _TestFailedError:
         pass
     except testing.UnmeasurableMemoryError as error:
@@ -314,14 +313,14 @@ def gpu_leak_check(request: pytest.FixtureRequest, gpu_devices: tuple[Device, ..
 
 
 class _TestFailedError(Exception):
-    """Its traceback refers to what the test used: nothing can be said of leaks."""
+    """The test failed. Its traceback holds objects of the test, so leaks cannot be judged."""
 
 
-# What is said
+# Reports
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
-    """One line below the header, if there are tests that need a GPU: otherwise none is looked for."""
+    """Return a line about the GPUs below the header, if there are tests that need one."""
     if any(config.getoption(name, False) for name in _LISTINGS) or config.getoption("verbose") < 0:
         return None
     return f"ortgpu: {config.stash[_RUN].line()}" if any(map(_is_marked, items)) else None
@@ -333,7 +332,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.workeroutput["ortgpu"] = run.line()
 
 
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist: a worker has ended, and what it has to say arrives
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist: a worker has ended and reports
 def pytest_testnodedown(node: Any) -> None:
     line = getattr(node, "workeroutput", {}).get("ortgpu")
     if line is not None:

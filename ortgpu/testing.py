@@ -1,4 +1,4 @@
-"""GPUs for tests, whatever runs them: what is behind the fixtures of :mod:`ortgpu.pytest_plugin`.
+"""GPUs for tests, in any test framework. The fixtures of :mod:`ortgpu.pytest_plugin` use this module.
 
     found = find_gpus()                     # once: a child process really opens a session
     if found.problem is None:
@@ -6,7 +6,7 @@
         with gpu_leak_check(gpus), gpu_sessions(device=gpus[0].ordinal) as open_session:
             session = open_session("model.onnx")
 
-Importing this module loads neither ONNX Runtime nor NVML, and no GPU is touched before a function is called.
+Importing this module loads neither ONNX Runtime nor NVML. No GPU is touched before a function is called.
 """
 
 from __future__ import annotations
@@ -29,28 +29,32 @@ if TYPE_CHECKING:
 
 MiB = 2**20
 
-#: By how much use of GPU memory may grow during a test: CUDA loads a kernel when it is first used, and keeps it.
+#: Bytes by which the use of GPU memory may grow during a test, since CUDA keeps each kernel after its first use.
 LEAK_MARGIN = 64 * MiB
 
-_SETTLING = 2.0  # seconds: what NVML counts follows what was given back with a delay
+_SETTLING = 2.0  # seconds; NVML reports freed memory with a delay
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KIB": 2**10, "MIB": MiB, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
 
 
 class UnmetRequirementError(LookupError):
-    """The GPUs that are there are not what a test asks for. The text says what is missing."""
+    """The available GPUs do not meet the requirement of a test. The text says what is missing."""
 
 
 class UnmeasurableMemoryError(RuntimeError):
-    """Nothing says how much GPU memory this process uses. The text says why."""
+    """The GPU memory that this process uses cannot be measured. The text says why."""
 
 
-# What a test asks for
+# Requirements
 
 
 @dataclass(frozen=True, slots=True)
 class GPURequirement:
-    """So many GPUs, each with this much memory free when it is chosen, and at least this compute capability."""
+    """A requirement of a test: the number of GPUs, and what each must have.
+
+    ``memory`` is free memory in bytes at the time of choosing. ``compute_capability`` is the lowest (major, minor).
+    None means no requirement.
+    """
 
     count: int = 1
     memory: int | None = None  # bytes
@@ -58,10 +62,10 @@ class GPURequirement:
 
     @classmethod
     def parse(cls, **wanted: Any) -> GPURequirement:
-        """A requirement as it is written for people: ``memory="8GiB"``, ``compute_capability=(8, 0)``.
+        """Parse a requirement written for people: ``count=2``, ``memory="8GiB"``, ``compute_capability=(8, 0)``.
 
         Raises:
-            ValueError: an unknown name, or a value that can mean nothing; the text says what can.
+            ValueError: a name is unknown or a value is invalid. The text says what is valid.
         """
         unknown = sorted(set(wanted) - set(_PARSERS))
         if unknown:
@@ -116,22 +120,23 @@ def format_bytes(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / MiB:.0f} MiB"
 
 
-# What there is
+# Finding GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class FoundGPUs:
-    """The GPUs that CUDA shows to a new process, by ordinal; and what keeps a session from them, if anything does."""
+    """The GPUs that CUDA shows to a new process, by ordinal, and the problem that keeps sessions off them, or None."""
 
     gpus: tuple[Device, ...]
     problem: GPUError | None
 
 
 def find_gpus(timeout: float = 60.0) -> FoundGPUs:
-    """Open a session in a child process, and say what came of it. Takes about as long as a first session.
+    """Find the GPUs by opening a session in a child process. Takes about as long as a first session.
 
-    This process stays as it was: it may fork and start CUDA afterwards. Not promised: that a GPU other than the first
-    works, or that any still works later.
+    ``timeout`` is in seconds. This process does not use CUDA, so it may fork and start CUDA afterwards.
+
+    Not promised: only the first GPU is tried, and it may fail later.
     """
     from .diagnosis import diagnose
     from .environment.gpu.driver import read_driver_version
@@ -147,7 +152,7 @@ def find_gpus(timeout: float = 60.0) -> FoundGPUs:
     if not diagnosis.ok:
         return FoundGPUs(gpus, diagnosis.problems[0])
     session = probe.step("session") if probe is not None else None
-    if session is None or not session.ok:  # nothing was found to be wrong, which is not enough
+    if session is None or not session.ok:  # a session must have opened, even if no check failed
         output = probe.output.splitlines() if probe is not None else ()
         return FoundGPUs(
             gpus, ProviderFallbackError("the child that should open a session did not do so", evidence=output)
@@ -157,10 +162,12 @@ def find_gpus(timeout: float = 60.0) -> FoundGPUs:
 
 
 def choose_gpus(gpus: Sequence[Device], requirement: GPURequirement, *, first: int = 0) -> tuple[Device, ...]:
-    """As many of ``gpus`` as required, beginning at number ``first`` modulo their count; what is unknown serves.
+    """Return as many of ``gpus`` as required, beginning at index ``first`` modulo their number.
+
+    An unknown property of a GPU counts as sufficient.
 
     Raises:
-        UnmetRequirementError: too few serve.
+        UnmetRequirementError: too few GPUs meet the requirement.
     """
     start = first % len(gpus) if gpus else 0
     in_turn = [*gpus[start:], *gpus[:start]]
@@ -181,7 +188,7 @@ def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
     from .environment.gpu.driver import read_gpu_memory
 
     memory = read_gpu_memory(gpu.uuid) if gpu.uuid else None
-    free = memory[0] if memory is not None else gpu.total_memory  # without NVML, what it can have at most
+    free = memory[0] if memory is not None else gpu.total_memory  # without NVML, assume that all is free
     if free is not None and free < requirement.memory:
         total = f" of {format_bytes(memory[1])}" if memory is not None else ""
         return f"{format_bytes(free)}{total} free"
@@ -193,10 +200,10 @@ def _failing(gpu: Device, requirement: GPURequirement) -> str | None:
 
 @contextmanager
 def gpu_sessions(device: int | str | None = None) -> Iterator[Callable[..., GPUSession]]:
-    """A function like :class:`ortgpu.GPUSession`, whose sessions are closed at the end, the last one first.
+    """Yield a function like :class:`ortgpu.GPUSession`, and close its sessions at the end, the last one first.
 
-    ``device`` is the device of sessions that name none, neither as ``device`` nor as the option ``device_id``. A
-    session that only ORTGPU_ALLOW_CPU let onto the CPU is refused: ExecutionError.
+    ``device`` is used for sessions that name no device by ``device`` or by the provider option ``device_id``. If
+    ORTGPU_ALLOW_CPU alone puts a session on the CPU, the function raises ExecutionError.
     """
     with ExitStack() as opened:
 
@@ -234,7 +241,7 @@ def _names_device(providers: Any, provider_options: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Bytes in use on one GPU: by this process, and by everyone. None: NVML does not say."""
+    """The bytes in use on one GPU, by this process and by all processes. None if NVML does not say."""
 
     own: int | None
     all: int | None
@@ -244,16 +251,17 @@ class _Use:
 def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared: bool = False) -> Iterator[None]:
     """Raise AssertionError if more of the GPUs' memory is in use at the end than at the start, beyond ``margin`` bytes.
 
-    The CUDA context of this process is no leak: it is made before the first look. What NVML says of this process is
-    compared; where NVML does not show it, as in most containers, what it says of the whole GPU, and then whatever
-    another process takes meanwhile is taken for a leak. ``shared`` says that there are such processes.
+    The CUDA context of this process does not count, since it is created before the first measurement. The check
+    compares what NVML reports for this process. In most containers NVML does not report single processes. The check
+    then compares the use of the whole GPU, so memory taken by another process counts as a leak. Set ``shared`` if other
+    processes use the GPUs; the check then refuses to compare the whole GPU.
 
-    Not seen: what is smaller than the margin, and what is held in memory that ONNX Runtime had reserved before. The
-    arena of ``OrtValue.ortvalue_from_numpy(..., "cuda")`` is such memory. It grows with the values and outlives them,
-    which is a leak to this check in the test that makes it grow, and hides one in a later test.
+    Not found: leaks smaller than the margin, and leaks inside memory that ONNX Runtime reserved before, such as the
+    arena of ``OrtValue.ortvalue_from_numpy(..., "cuda")``. That arena grows with the values and outlives them. Its
+    growth counts as a leak in one test and hides a leak in a later one.
 
     Raises:
-        UnmeasurableMemoryError: nothing can be compared; raised at the start, or at the end if NVML fails meanwhile.
+        UnmeasurableMemoryError: the memory cannot be measured, at the start or at the end.
         GPUError: no session opens on one of the GPUs.
     """
     before = []
@@ -327,14 +335,14 @@ warm_up (float[1, 1, 64, 64] x, float[64, 1, 3, 3] w) => (float[1, 64, 64, 64] y
 
 
 def _warm_up(gpu: Device) -> None:
-    """Have this process make its context, and cuBLAS and cuDNN load what they load once."""
+    """Create the CUDA context of this process, and let cuBLAS and cuDNN load what they load once."""
     with _warming:
         if (os.getpid(), gpu.ordinal) in _warm:
             return
         import onnx.parser
 
         _run_once(onnx.parser.parse_model(_MATMUL).SerializeToString(), gpu)
-        with suppress(GPUError):  # without cuDNN nothing of it will be loaded later either
+        with suppress(GPUError):  # cuDNN is not installed, so it loads nothing later either
             _run_once(onnx.parser.parse_model(_CONV).SerializeToString(), gpu)
         _warm.add((os.getpid(), gpu.ordinal))
 

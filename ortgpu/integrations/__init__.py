@@ -1,1 +1,1 @@
-"""GPU sessions inside other frameworks. Each is imported by its name, and needs the extra of that name."""
+"""GPU sessions inside other frameworks. Import each integration by its name; it needs the extra of that name."""

@@ -1,1 +1,1 @@
-"""What makes a run fast: staging, pinned memory, copies, CUDA graphs, map, arrays of other libraries."""
+"""Fast runs: staging, pinned memory, copies, CUDA graphs, map, arrays of other libraries."""

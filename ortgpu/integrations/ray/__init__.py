@@ -6,18 +6,18 @@
     from ortgpu.integrations.ray import probe            # what a worker with a GPU would run into, raised here
     from ortgpu.integrations.ray import preflight        # whether GPUs of several nodes can work together
 
-Each opens a verified GPUSession on the GPU that Ray assigned to the worker, and refuses where Ray assigned none: Ray
-shows such a worker every GPU of the node, so that its session would be on GPU 0, beside the one that belongs there.
-Which node, how many replicas, what happens to a worker that dies: all that is Ray's own business.
+Each opens a verified GPUSession on the GPU that Ray assigned to the worker. It raises an error if Ray assigned none:
+Ray shows such a worker every GPU of the node, so its session would be on GPU 0, which belongs to another worker. Ray
+alone decides about nodes, numbers of replicas, and workers that die.
 
-A part of a GPU (``num_gpus=0.5``) is Ray's book-keeping: several workers then share one GPU, and nothing divides its
-memory. Give each session a ``gpu_mem_limit`` (an option of the CUDA provider). Several GPUs (``num_gpus=2``) for one
-session are refused unless ``device`` says which of them it uses, counted among those assigned: a session uses one.
+With a fraction of a GPU (``num_gpus=0.5``) several workers share one GPU, and nothing divides its memory. Give each
+session a ``gpu_mem_limit`` (an option of the CUDA provider). A session uses one GPU. If a worker has several
+(``num_gpus=2``), ``device`` must say which of the assigned GPUs it uses.
 
-Errors arrive at the driver as themselves: ``except ortgpu.GPUError`` works around the consumption of a dataset, around
-``handle.remote(...).result()``, and around ``ray.get``. What Ray raises is both Ray's exception and ours, with our
-attributes; its text is Ray's, and ``error.cause`` is the original. What a Serve deployment runs into at its start is
-in ``serve.status()`` only, as text, since Ray hands nothing else on: :func:`probe` before ``serve.run`` raises it.
+Errors keep their type on the way to the driver. ``except ortgpu.GPUError`` works when consuming a dataset, with
+``handle.remote(...).result()``, and with ``ray.get``. The raised object is both Ray's exception and ours, with our
+attributes. Its text is Ray's, and ``error.cause`` is the original. An error at the start of a Serve deployment appears
+only as text in ``serve.status()``. To get it as an exception, call :func:`probe` before ``serve.run``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .workers import open_session as open_session
     from .workers import probe as probe
 
-# name: the module of this package that has it, and what that needs of Ray
+# name: the module of this package that defines it, and the module of Ray that it needs
 _HOMES = {
     "GPUDeployment": ("serving", "ray.serve"),
     "RayGPUSession": ("batches", "ray.data"),
@@ -47,12 +47,14 @@ _HOMES = {
     "probe": ("workers", "ray"),
 }
 
-__all__ = sorted(_HOMES)  # for help() too, which shows nothing else that arrives later
+__all__ = sorted(_HOMES)  # also for help(), which shows no other lazy names
 
 
 def _require(module: str) -> None:
-    """Raises PackageError, which is an ImportError, where a part of Ray is not installed. One that is, and is broken,
-    raises what it raises: to install it would change nothing."""
+    """Raise PackageError, which is an ImportError, if a part of Ray is not installed.
+
+    A broken installation raises its own error, since installing Ray again would not help.
+    """
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as cause:

@@ -1,6 +1,6 @@
-"""Which GPU Ray assigned to this worker, and whether what a session found is that GPU.
+"""Checks that a session is on the GPU that Ray assigned to this worker.
 
-Facts come in as arguments, so that every case can be judged without Ray and without a GPU.
+All facts are arguments, so that every case can be tested without Ray and without a GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 
 def none_assigned(visible_devices: str | None) -> NoDeviceError:
-    """For a worker without a GPU of its own. Ray hides none from it: since 2.60 at the latest, unless it is told to by
-    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, it leaves CUDA_VISIBLE_DEVICES there as it is."""
+    """Return the error for a worker to which Ray assigned no GPU.
+
+    Such a worker sees all GPUs. Since release 2.60 at the latest, Ray leaves its CUDA_VISIBLE_DEVICES unchanged unless
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO says otherwise.
+    """
     return NoDeviceError(
         "Ray assigned no GPU to this worker",
         evidence=[
@@ -36,13 +39,13 @@ def none_assigned(visible_devices: str | None) -> NoDeviceError:
 def refusal(
     assigned: Collection[str], visible_devices: str | None, device: DeviceRequest, *, kept_by_ray: bool
 ) -> RankDeviceError | None:
-    """Why no session can be on what Ray assigned to this worker, or None.
+    """Return the error that keeps a session off the assigned GPUs, or None.
 
     Args:
-        assigned: ids of the GPUs, as Ray has them; none is :func:`none_assigned`'s matter.
-        visible_devices: CUDA_VISIBLE_DEVICES, now.
-        device: what the session was asked to be on.
-        kept_by_ray: False where the variable :data:`NOSET` keeps Ray from setting CUDA_VISIBLE_DEVICES.
+        assigned: Ray's ids of the GPUs, at least one; see :func:`none_assigned` for none.
+        visible_devices: the present CUDA_VISIBLE_DEVICES.
+        device: the requested device of the session.
+        kept_by_ray: False if the variable :data:`NOSET` keeps Ray from setting CUDA_VISIBLE_DEVICES.
     """
     shown = {name.strip() for name in (visible_devices or "").split(",")}
     if shown != set(assigned):
@@ -68,13 +71,13 @@ def refusal(
 
 
 def uuids_of(assigned: Collection[str], gpus: Sequence[GPU], device_order: str | None) -> frozenset[str] | None:
-    """UUIDs that a session may be on; None where that is not known.
+    """Return the UUIDs of the GPUs that a session may be on, or None if unknown.
 
     Args:
-        assigned: Ray's ids: numbers as CUDA_VISIBLE_DEVICES has them, or UUIDs where Ray was started with those.
-        gpus: NVML's, of the whole node.
-        device_order: CUDA_DEVICE_ORDER. Unless it is PCI_BUS_ID, CUDA's numbers are NVML's only among GPUs that are all
-            alike.
+        assigned: Ray's ids: numbers as in CUDA_VISIBLE_DEVICES, or UUIDs if Ray was started with UUIDs.
+        gpus: NVML's GPUs of the whole node.
+        device_order: CUDA_DEVICE_ORDER. Unless it is PCI_BUS_ID, the numbers of CUDA and NVML agree only if all GPUs
+            are alike.
     """
     found: set[str] = set()
     in_order = device_order == "PCI_BUS_ID" or len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1
@@ -89,12 +92,16 @@ def uuids_of(assigned: Collection[str], gpus: Sequence[GPU], device_order: str |
 
 
 def is_among(uuid: str, allowed: Collection[str]) -> bool:
-    """By the digits: CUDA says GPU- of a MIG instance, and CUDA_VISIBLE_DEVICES may hold the beginning of a UUID."""
+    """Return True if a UUID is among ``allowed``.
+
+    Only the digits are compared, because CUDA writes GPU- before the UUID of a MIG instance. An allowed UUID may be
+    shortened, as in CUDA_VISIBLE_DEVICES.
+    """
     return any(_digits(uuid).startswith(_digits(one)) for one in allowed)
 
 
 def elsewhere(uuid: str, allowed: Collection[str]) -> RankDeviceError:
-    """For a session that was opened, and not on the GPU that Ray assigned."""
+    """Return the error for a session that opened on a GPU that Ray did not assign."""
     return RankDeviceError(
         "the session is not on the GPU that Ray assigned to this worker",
         evidence=[

@@ -1,4 +1,4 @@
-"""Batch inference: the class that Ray Data keeps in each of its actors."""
+"""Batch inference with Ray Data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RayGPUSession:
-    """A model for ``ray.data.Dataset.map_batches``: a session in each actor, on the GPU that Ray assigned to it.
+    """A callable class for ``ray.data.Dataset.map_batches``, with a session in each actor on its assigned GPU.
 
         dataset.map_batches(
             RayGPUSession,
@@ -27,13 +27,13 @@ class RayGPUSession:
             batch_size=256,
         )
 
-    Arguments are those of :func:`~ortgpu.integrations.ray.open_session`. A path is opened by the actor, on its node.
-    Bytes go to the object store once, with the rest of what Ray Data sends to its actors, whatever their number.
+    The arguments are those of :func:`~ortgpu.integrations.ray.open_session`. Each actor opens a path on its own node.
+    Bytes go to the object store once, whatever the number of actors.
 
-    The session is opened by the first batch, not by the constructor: what is raised there reaches the driver, which
-    consumes the dataset, as itself. (Ray Data logs it as an error of its own code on the way; it is not.) Each actor
-    takes a CPU of Ray's count beside its GPU, unless ``num_cpus=0`` is said, and tasks that read take one too: where
-    none is left for them Ray Data waits for ever.
+    The first batch opens the session, not the constructor, so that an error keeps its type on the way to the driver,
+    which consumes the dataset. (Ray Data logs it as an error of its own code; it is not.) Each actor takes one of Ray's
+    CPUs beside its GPU, unless ``num_cpus=0`` is set. Tasks that read data take one too. If no CPU is left for them,
+    Ray Data waits forever.
 
     A subclass may prepare batches around ``super().__call__``.
     """
@@ -53,23 +53,23 @@ class RayGPUSession:
 
     @property
     def session(self) -> GPUSession:
-        """Opened when it is first asked for. Raises as :func:`~ortgpu.integrations.ray.open_session`."""
+        """The session, opened at first use. Raises the errors of :func:`~ortgpu.integrations.ray.open_session`."""
         with self._lock:
             if self._session is None:
                 self._session = open_session(*self._arguments, **self._settings)
             return self._session
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs of the model by name, beside the columns of ``batch`` that are no input of it.
+        """Return the outputs of the model by name, with the columns of ``batch`` that are not inputs.
 
         Args:
-            batch: arrays by column, in Ray Data's batch format "numpy", which is its default. The inputs of the model
-                are the columns of their names; the first axis counts the rows.
+            batch: arrays by column, in Ray Data's default batch format "numpy". Each input of the model is the column
+                of that name. The first axis counts the rows.
 
         Raises:
             GPUError: the session cannot be opened, or failed.
             ValueError: an output has the name of a column that is kept.
-            Exception: ONNX Runtime's own, for a column that is missing or of the wrong type.
+            Exception: ONNX Runtime's own, if a column is missing or has the wrong type.
         """
         try:
             session = self.session
@@ -84,6 +84,6 @@ class RayGPUSession:
             feed = {name: column for name, column in batch.items() if name in inputs}
             return {**kept, **dict(zip(names, session.run(names, feed), strict=True))}
         except GPUError:
-            # Else Ray Data wraps it into a UserCodeException, which loses its cause on the way to the driver.
+            # Otherwise Ray Data wraps it in a UserCodeException, which loses its cause on the way to the driver.
             ray.data.DataContext.get_current().raise_original_map_exception = True
             raise

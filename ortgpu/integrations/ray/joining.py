@@ -1,4 +1,4 @@
-"""Several requests in one run: joined along their first axis, and their results taken apart again."""
+"""Several requests in one run, joined along their first axis, with their results split again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Run = Callable[[Arrays], dict[str, Any]]
 
 
 def answer(run: Run, requests: Sequence[Arrays]) -> list[dict[str, Any] | Exception]:
-    """What ``run`` makes of each request, or the exception for it, in order.
+    """Return the result of ``run`` for each request, or its exception, in order.
 
-    Requests are joined that have the same inputs, of the same types and shapes but for the first axis. One that the
-    model does not take fails alone: when a joined run fails, and not for the GPU's sake, each is run by itself.
+    Requests with the same inputs, types and shapes are joined; the first axis may differ. If a joined run fails and the
+    GPU is not the cause, each request runs alone, so that only the wrong one fails.
     """
     results: list[dict[str, Any] | Exception] = [RuntimeError("not run")] * len(requests)
     for group in _alike(requests):
@@ -30,14 +30,14 @@ def _answer_group(run: Run, requests: Sequence[Arrays]) -> Sequence[dict[str, An
     if len(requests) == 1:
         try:
             return [run(requests[0])]
-        except Exception as error:  # noqa: BLE001 - handed to the one who asked
+        except Exception as error:  # noqa: BLE001 - returned to the caller of the request
             return [error]
     joined = {name: np.concatenate([request[name] for request in requests]) for name in requests[0]}
     try:
         outputs = run(joined)
     except GPUError as error:
         return [error] * len(requests)
-    except Exception:  # noqa: BLE001 - may be the fault of one of them
+    except Exception:  # noqa: BLE001 - one of the requests may be wrong
         return [result for request in requests for result in _answer_group(run, [request])]
     return _taken_apart(outputs, [_length(request) or 0 for request in requests])
 
@@ -56,7 +56,7 @@ def _taken_apart(outputs: dict[str, Any], lengths: Sequence[int]) -> Sequence[di
 
 
 def _alike(requests: Sequence[Arrays]) -> list[list[int]]:
-    """Numbers of the requests that can be joined with each other."""
+    """Return groups of indices of requests that can be joined."""
     groups: dict[object, list[int]] = {}
     for number, request in enumerate(requests):
         signature: object = number
@@ -67,6 +67,6 @@ def _alike(requests: Sequence[Arrays]) -> list[list[int]]:
 
 
 def _length(request: Arrays) -> int | None:
-    """Of the first axis; None where the inputs do not agree about it, or one has none."""
+    """Return the length of the first axis. None if the inputs differ in it, or one has no axis."""
     lengths = {array.shape[:1] for array in request.values()}
     return lengths.pop()[0] if len(lengths) == 1 and lengths != {()} else None

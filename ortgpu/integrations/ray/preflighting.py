@@ -1,4 +1,4 @@
-"""A preflight between GPUs of a Ray cluster: one rank for each, wherever Ray puts it."""
+"""A preflight between the GPUs of a Ray cluster, with one rank for each GPU."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from ...distributed.reports import Collective, PreflightReport
     from ...environment.ranks import Rank
 
-_GRACE = 15.0  # seconds that Ray may take to hand on what a rank has raised or returned
+_GRACE = 15.0  # seconds for Ray to pass on the result of a rank
 
 
 def preflight(
     num_ranks: int | None = None, timeout: float = 120.0, *, calls: Sequence[Collective] | None = None
 ) -> PreflightReport:
-    """:func:`ortgpu.distributed.preflight` between actors with a GPU each, called by the driver.
+    """Run :func:`ortgpu.distributed.preflight` between actors with one GPU each. The driver calls it.
 
-    Each rank is on a node of its own where the cluster has nodes enough; else they are spread over those that it has.
-    They meet at rank 0's node, at a port that was free there.
+    Each rank is on its own node if the cluster has enough nodes; otherwise the ranks are spread over its nodes. They
+    meet at the node of rank 0, at a port that was free there. Every node needs ortgpu and its extra ``distributed``.
 
     Args:
-        num_ranks: None is one for each GPU of the cluster.
-        timeout: seconds for all of it, the wait for free GPUs and the start of the actors included. An actor that has
-            not answered then is given 15 more.
-        calls: as for :func:`ortgpu.distributed.preflight`. Every node needs ortgpu and its extra ``distributed``.
+        num_ranks: the number of ranks; None means one for each GPU of the cluster.
+        timeout: seconds for everything, with the wait for free GPUs and the start of the actors. An actor that has not
+            answered by then gets 15 seconds more.
+        calls: as for :func:`ortgpu.distributed.preflight`.
 
     Returns:
-        what was found, as rank 0 tells it.
+        The report of rank 0.
 
     Raises:
-        NoDeviceError: Ray had not that many GPUs free before the deadline.
-        GPUError: as :func:`ortgpu.distributed.preflight`.
-        RendezvousError: an actor did not start, or ended. ``ranks`` names those concerned.
-        ValueError: ``num_ranks`` is less than one, or ``timeout`` no number of seconds.
+        NoDeviceError: Ray did not have enough free GPUs before the deadline.
+        GPUError: as :func:`ortgpu.distributed.preflight` raises.
+        RendezvousError: an actor did not start, or it ended. ``ranks`` names the ranks concerned.
+        ValueError: ``num_ranks`` is less than one, or ``timeout`` is no positive number of seconds.
 
-    No actor and no placement group is left.
+    No actor and no placement group is left behind.
     """
     if num_ranks is not None and num_ranks < 1:
         raise ValueError(f"num_ranks={num_ranks} is no number of ranks")
@@ -78,10 +78,10 @@ def preflight(
 
 
 class _RankActor:
-    """In the worker."""
+    """The actor of one rank, in a worker."""
 
     def place(self) -> tuple[str, str, int]:
-        """Node, its address, and a port of it that was free a moment ago."""
+        """Return the node id, its address, and a port that was free a moment ago."""
         with socket.create_server(("", 0)) as server:
             port: int = server.getsockname()[1]
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), port
@@ -102,7 +102,7 @@ def _nodes_with_gpus() -> int:
 
 
 def _gather(results: list[Any], deadline: float, phase: str) -> list[Any]:
-    """All of them. What a rank raised of ours goes before what Ray says of one that died."""
+    """Return all results. A typed error of a rank is raised before an error about ranks that died."""
     ready, missing = ray.wait(results, num_returns=len(results), timeout=max(deadline - time.monotonic(), 0.0))
     died: dict[int, str] = {}
     values = []

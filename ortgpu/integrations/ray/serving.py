@@ -1,4 +1,4 @@
-"""Serving: a deployment for Ray Serve."""
+"""A deployment for Ray Serve."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class ServedGPUSession:
 
     Args:
         path_or_bytes, sess_options, providers, provider_options, settings: as for
-            :func:`~ortgpu.integrations.ray.open_session`. A path is opened by the replica, on its node. Bytes are kept
-            by Serve's controller with the configuration: for a large model, give a path.
-        max_batch_size: how many requests may be joined into one run. More than 1 is a promise: that the first axis of
-            all inputs and outputs counts items which do not depend on each other. No model says that of itself.
-        batch_wait_timeout_s: seconds that a request waits for others.
+            :func:`~ortgpu.integrations.ray.open_session`. The replica opens a path on its own node. Serve's controller
+            keeps bytes with the configuration, so pass a path for a large model.
+        max_batch_size: the most requests to join into one run. Use more than 1 only if the first axis of all inputs and
+            outputs counts independent items. The model itself does not say this.
+        batch_wait_timeout_s: the seconds that a request waits for others.
 
-    A replica without its session does not become ready: ``serve.run`` raises RuntimeError, and the cause is a text in
-    ``serve.status()``. Once the session is closed, or its CUDA context poisoned, each request raises that error and the
-    health check fails: after three in a row Serve replaces the replica.
+    A replica that cannot open its session does not become ready. ``serve.run`` then raises RuntimeError, and
+    ``serve.status()`` has the cause as text. Once the session is closed, or its CUDA context poisoned, each request
+    raises that error and the health check fails. After three failures in a row Serve replaces the replica.
 
-    A subclass may prepare requests around ``super().__call__``, and is deployed by ``serve.deployment``.
+    A subclass may prepare requests around ``super().__call__``. Deploy it with ``serve.deployment``.
 
     Raises:
         ValueError: ``max_batch_size`` is less than 1.
-        GPUError, Exception: as :func:`~ortgpu.integrations.ray.open_session`.
+        GPUError, Exception: as :func:`~ortgpu.integrations.ray.open_session` raises.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class ServedGPUSession:
         self._answer.set_batch_wait_timeout_s(batch_wait_timeout_s)
 
     async def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs of the model by name, for its inputs by name: arrays as ``session.run`` takes them.
+        """Run the model and return its outputs by name. ``inputs`` maps names to arrays, as for ``session.run``.
 
-        Called through a handle, ``handle.remote({"x": array})``. What HTTP brings is no such mapping: put a deployment
-        in front of it that makes one.
+        Call it through a handle: ``handle.remote({"x": array})``. For HTTP, put a deployment in front of it that makes
+        such a mapping.
 
         Raises:
-            TypeError: not a mapping.
-            GPUError: the session failed, or is no more.
-            Exception: ONNX Runtime's own, for inputs that the model does not take; other requests do not notice.
+            TypeError: ``inputs`` is not a mapping.
+            GPUError: the session failed or is closed.
+            Exception: ONNX Runtime's own, for wrong inputs. Other requests are not affected.
         """
         if not isinstance(inputs, Mapping):
             raise TypeError(f"a request is a dict of arrays by input name, not {type(inputs).__name__}")
@@ -75,14 +75,14 @@ class ServedGPUSession:
 
     @serve.batch  # type: ignore[untyped-decorator]  # Ray's annotations are not followed
     async def _answer(self, requests: list[Any]) -> list[Any]:
-        # In a thread: the loop of this replica goes on taking requests, and answers the health check.
+        # In a thread, so that the event loop of this replica takes requests and answers the health check meanwhile.
         return await asyncio.to_thread(joining.answer, self._run, requests)
 
     def _run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(zip(self._outputs, self.session.run(self._outputs, dict(inputs)), strict=True))
 
     def check_health(self) -> None:
-        """For Serve. Raises ExecutionError once the session cannot be used any more; does not run the model."""
+        """Raise ExecutionError once the session cannot be used any more. Serve calls it; it does not run the model."""
         lifetime.refuse_if_unusable(self.session)
 
 
@@ -91,9 +91,9 @@ GPUDeployment = serve.deployment(
     name="GPUDeployment",
     ray_actor_options={"num_gpus": 1},
     max_ongoing_requests=100,  # Serve's default of 5 would keep any batch at 5
-    health_check_period_s=2,  # three failures replace a replica: after 6 s, where Serve's default makes it 30
+    health_check_period_s=2,  # a replica is replaced after three failures, so after 6 s instead of 30
 )
-"""One line deploys it: ``serve.run(GPUDeployment.options(num_replicas=2).bind("model.onnx", max_batch_size=32))``.
+"""Deploy it with ``serve.run(GPUDeployment.options(num_replicas=2).bind("model.onnx", max_batch_size=32))``.
 
-Everything of Serve's ``options`` applies. ``ray_actor_options`` replaces the one GPU per replica of this deployment.
+All of Serve's ``options`` apply. ``ray_actor_options`` replaces the one GPU per replica of this deployment.
 """

@@ -1,4 +1,4 @@
-"""GPUSession, tied to the GPU that Ray assigned to the process. Imported in workers only: it imports ONNX Runtime."""
+"""A GPUSession on the GPU that Ray assigned. Import it in workers only, since it imports ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from . import assignment
 
 
 class AssignedSession(GPUSession):
-    """See :func:`~ortgpu.integrations.ray.open_session`. Unpickled elsewhere, it is on the GPU assigned there."""
+    """The session that :func:`~ortgpu.integrations.ray.open_session` opens.
+
+    Unpickled in another worker, it is on the GPU assigned there.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         assigned = _assigned()

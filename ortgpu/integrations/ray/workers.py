@@ -1,4 +1,4 @@
-"""A session inside a Ray worker, and a try of it from the driver."""
+"""Sessions inside Ray workers, and a trial of one from the driver."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ def open_session(
     provider_options: Sequence[dict[Any, Any]] | None = None,
     **settings: Any,
 ) -> GPUSession:
-    """A GPUSession on the GPU that Ray assigned to this worker: inside an actor or a task.
+    """Open a GPUSession on the GPU that Ray assigned to this worker. Call it inside an actor or a task.
 
-    Arguments are GPUSession's. ``sess_options`` may be a function that makes them, since SessionOptions cannot be sent
-    to a worker. ``device`` counts among the assigned GPUs, and may be left out when there is one. ``allow_cpu`` serves
-    a worker without a GPU too.
+    The arguments are those of GPUSession. ``sess_options`` may be a function that returns them, because SessionOptions
+    cannot be sent to a worker. ``device`` counts among the assigned GPUs and may be left out if there is only one. With
+    ``allow_cpu`` a worker without a GPU runs on the CPU.
 
-    The UUID of the session's GPU is compared with NVML's of the assigned one. Not compared where NVML cannot be asked,
-    or where CUDA may number the GPUs of this node in another order (different models, no CUDA_DEVICE_ORDER).
+    The session's GPU is compared with the assigned one by UUID. This is not possible without NVML, or if CUDA may
+    number the GPUs of the node in another order (different models without CUDA_DEVICE_ORDER=PCI_BUS_ID).
 
     Raises:
         NoDeviceError: Ray assigned no GPU.
-        RankDeviceError: Ray assigned several and ``device`` names none, or CUDA shows this worker other GPUs.
-        GPUError, Exception: as GPUSession. Outside of a worker, what Ray raises there.
+        RankDeviceError: Ray assigned several GPUs and ``device`` names none, or CUDA shows this worker other GPUs.
+        GPUError, Exception: as GPUSession raises. Outside of a worker, an error of Ray.
 
-    Raised in an actor's ``__init__`` it would reach the driver as text only: call this in a method.
+    Call it in a method of an actor, not in ``__init__``, whose errors reach the driver only as text.
     """
-    from .session import AssignedSession  # needs ONNX Runtime, whose absence is the worker's error and not the driver's
+    from .session import AssignedSession  # not above: the driver may lack ONNX Runtime
 
     options = sess_options() if callable(sess_options) else sess_options
     return AssignedSession(path_or_bytes, options, providers, provider_options, **settings)
 
 
 def probe(*arguments: Any, num_gpus: float = 1, timeout: float = 60.0, **settings: Any) -> Device:
-    """Open a session in a task of its own and close it: what fails there is raised here, as itself.
+    """Open and close a session in a task of its own, and raise its errors here with their type.
 
-    For what tells its failures as text only (``serve.run``), and before a long job. It proves that one worker on one
-    node can have the session, not that all can.
+    Use it before a long job, or before calls that report failures only as text, such as ``serve.run``. It proves that
+    one worker on one node can open the session, not that all can.
 
     Args:
         arguments, settings: as for :func:`open_session`.
-        num_gpus: what the task asks Ray for.
-        timeout: seconds until the task has to be done, the wait for a free GPU included.
+        num_gpus: the GPUs that the task asks Ray for.
+        timeout: seconds for the task, with the wait for a free GPU.
 
     Returns:
-        The device that the session was on.
+        The device of the session.
 
     Raises:
         NoDeviceError: Ray had no GPU for the task before the deadline.
-        GPUError, Exception: what :func:`open_session` raised.
+        GPUError, Exception: as :func:`open_session` raised.
     """
     task = ray.remote(num_cpus=0, num_gpus=num_gpus, max_retries=0)(_open_and_close)
     result = task.remote(arguments, settings)
@@ -73,7 +73,7 @@ def probe(*arguments: Any, num_gpus: float = 1, timeout: float = 60.0, **setting
 
 
 def result_of(result: Any) -> Any:
-    """``ray.get``, with errors of ours as they were raised, where Ray raises an object that stands for them."""
+    """Return ``ray.get(result)``. Raises the original GPUError in place of the object that Ray raises for it."""
     try:
         return ray.get(result)
     except ray.exceptions.RayTaskError as error:
@@ -83,7 +83,7 @@ def result_of(result: Any) -> Any:
 
 
 def no_gpu_in_time(what: str) -> NoDeviceError:
-    """``what``: the rest of a sentence about Ray."""
+    """Return the error for a GPU that Ray did not provide in time. ``what`` completes a sentence about Ray."""
     return NoDeviceError(
         f"Ray {what}",
         evidence=[
