@@ -1,4 +1,4 @@
-"""``ortgpu demo``: plain ONNX Runtime and a GPUSession, one after the other, on this machine."""
+"""``ortgpu demo``: run plain ONNX Runtime and then a GPUSession on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ortgpu doctor``: what is wrong, why, and what to do; then what was found."""
+"""``ortgpu doctor``: show what is wrong, why, what to do, and the facts that were found."""
 
 from __future__ import annotations
 

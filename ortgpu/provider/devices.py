@@ -22,10 +22,11 @@ _FORMS = 'an ordinal (0), "cuda", "cuda:0", a UUID ("GPU-...") or "auto"'
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device that a session runs on. Sizes in bytes; None is unknown.
+    """The device that a session runs on. None means unknown.
 
-    ``ordinal`` is CUDA's number in this process, which CUDA_VISIBLE_DEVICES renumbers; ``uuid`` names the GPU itself.
-    A session that ``allow_cpu`` put on the CPU has ``kind`` "cpu", the name "CPU", and nothing else.
+    ``ordinal`` is CUDA's number in this process, which depends on CUDA_VISIBLE_DEVICES. ``uuid`` names the GPU itself.
+    ``compute_capability`` is (major, minor), and ``total_memory`` is in bytes. A session that ``allow_cpu`` put on the
+    CPU has ``kind`` "cpu" and the name "CPU"; all else is None.
     """
 
     kind: str  # "cuda" or "cpu"

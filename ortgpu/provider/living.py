@@ -1,4 +1,4 @@
-"""The record of the sessions in this process: model, device, placement, and who created each."""
+"""The record of the sessions in this process: model, device, placement, and creator of each."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """One session, as it was when :func:`sessions` was called.
+    """The record of one session at the time of the call of :func:`sessions`.
 
     Attributes:
         model: path of the model file, or "<bytes>".
-        device: the GPU that was verified, or the CPU; None where nothing was verified.
-        providers: those bound, in order.
-        placement: nodes by provider; ``placement.known`` is False where nobody asked ONNX Runtime to record them.
-        kind: "GPUSession"; "guarded": an InferenceSession that the guard opened and verified; "cpu", "other": it let
-            them pass, because only the CPU, or only other providers, were asked for; "unguarded": made while no guard
-            was in force, so nothing about it was verified.
+        device: the verified GPU, or the CPU; None if nothing was verified.
+        providers: the bound providers, in order.
+        placement: the nodes by provider; ``placement.known`` is False if ONNX Runtime did not record them.
+        kind: "GPUSession", or "guarded" for an InferenceSession that the guard verified. "cpu" and "other" are sessions
+            that the guard let pass, since they asked only for the CPU or only for other providers. "unguarded" is a
+            session made without a guard, so nothing about it was verified.
         created_by: "file:line function" of the nearest caller outside onnxruntime, ortgpu and the session's own
-            constructors; None of an "unguarded" one about which that is not known.
+            constructors; None if it is unknown, for an "unguarded" session.
         pid: the process that created it; None in the same case.
         alive: False for a session of which only the error that its use raises is left: in a forked child those of its
             parent that are on a GPU, and after a sticky CUDA error all that were verified.
-        fell_back: True for an "unguarded" one that asked for CUDA or TensorRT, or for nothing, and has neither. Known
-            of those made after a guard was first in force in this process, until ``ortgpu.uninstall()``; of others it
-            is False.
+        fell_back: True for an "unguarded" session that asked for CUDA or TensorRT, or for nothing, and has neither. It
+            is only known for sessions made after a guard was first in force in this process, until
+            ``ortgpu.uninstall()``. For others it is False.
     """
 
     model: str
@@ -106,9 +106,9 @@ def attribute(session: Any, to: Any) -> None:
 def sessions() -> tuple[SessionRecord, ...]:
     """Return a record of every InferenceSession that this process holds open, in the order of creation.
 
-    Closed sessions and those that nobody refers to any more are not among them. Sessions made while no guard was in
-    force are found by walking all objects of the interpreter, which takes as long as a garbage collection: this is for
-    diagnosis, not for a loop. Not seen: sessions of other languages in this process, and of other processes.
+    Closed sessions and garbage are left out. To find sessions made without a guard, this walks all objects of the
+    interpreter and takes as long as a garbage collection, so use it for diagnosis, not in a loop. It does not see
+    sessions of other processes, or of other languages in this process.
     """
     known = [(entry, entry.session()) for entry in sorted(_entries.values(), key=lambda entry: entry.number)]
     records = [_describe(session, entry) for entry, session in known if session is not None and _is_open(session)]

@@ -57,10 +57,10 @@ def with_capture(requested: ProviderList) -> ProviderList:
 
 
 def on_own_stream(session: Any, providers: ProviderList) -> ProviderList:
-    """``providers`` with a stream in which the session is to run all that it does, kept as ``session._stream``.
+    """Return ``providers`` with a new stream for all work of the session, kept as ``session._stream``.
 
-    Copies in the same stream come before and after a run without anybody waiting for them. Where there can be none,
-    ONNX Runtime will have its say about the GPU; :func:`captured` refuses what it opens all the same.
+    Copies in the same stream need no wait before or after a run. If no stream can be made, ``providers`` is returned
+    unchanged: ONNX Runtime then reports the GPU's problem, or :func:`captured` refuses the session.
     """
     runtime = runtime_on(int(providers.options_of(CUDA).get("device_id", "0")))
     if runtime is None:

@@ -1,4 +1,4 @@
-"""``run_async`` of a GPUSession, in a way that no thread of ONNX Runtime destroys the session.
+"""The ``run_async`` of a GPUSession, which keeps ONNX Runtime's threads from destroying the session.
 
 ONNX Runtime calls the callback in one of the session's threads and drops it there. If that were the last reference to
 the session, the thread would destroy the C++ session, which waits for that same thread. So ONNX Runtime is given an
