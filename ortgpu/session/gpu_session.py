@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..provider.runtime import load_runtime
@@ -140,38 +140,45 @@ class GPUSession(SessionFacts):
             "provider_options": provider_options,
             "device": arguments.checked_device(device),
             "cpu_nodes": arguments.checked_cpu_nodes(cpu_nodes),
+            "allow_cpu": arguments.checked_allow_cpu(allow_cpu),
             "cuda_graph": arguments.checked_flag("cuda_graph", cuda_graph),
             "choose_options": self._chooses_options,
             "kwargs": arguments.checked_others(kwargs),
         }
-        self._allow_cpu = allow_cpu = arguments.checked_allow_cpu(allow_cpu)
+        self._allow_cpu = request["allow_cpu"]
         self._pinned_memory_limit = arguments.checked_limit("pinned_memory_limit", pinned_memory_limit)
         driver = None
         try:
             self._refuse_if_lost()
             driver = initialising() if load_runtime().provider_library is not None else None
             # Import while the driver initialises: neither waits for the other.
-            from ..provider.living import stacklevel
-            from .opening import check_cpu_nodes, cpu_is_allowed, open_verified
+            from .opening import open_verified
             from .request import SessionRequest
 
-            try_again = not cpu_is_allowed(allow_cpu, request["sess_options"])
-            self._request = SessionRequest(**request, try_again=try_again)
+            self._request = SessionRequest(**request)
             verified = open_verified(self, super().__init__, self._request, driver)
-            check_cpu_nodes(verified.placement, cpu_nodes, stacklevel(self))
-            self._keep(verified)
-            if cuda_graph:
-                from ..running.graph_requests import captured
+            if verified.device.is_gpu:
+                from ..provider.living import stacklevel
+                from .opening import check_cpu_nodes
 
-                self._sess = self._capturing = captured(self)
-            else:
-                from ..running.staging import staging_of
+                check_cpu_nodes(verified.placement, cpu_nodes, stacklevel(self))
+                self._keep(verified)
+                if cuda_graph:
+                    from ..running.graph_requests import captured
 
-                self._staging = staging_of(self)
+                    self._sess = self._capturing = captured(self)
+                else:
+                    from ..running.staging import staging_of
+
+                    self._staging = staging_of(self)
         except GPUError as error:
             self._let_go(error)
             try:  # a failure here must leave nothing behind either
-                self._open_on_cpu(super().__init__, request, error)
+                from .opening import open_on_cpu
+                from .request import SessionRequest
+
+                self._request = SessionRequest(**request)
+                open_on_cpu(self, super().__init__, self._request, error)
             except BaseException as final:
                 self._let_go(final)
                 raise
@@ -406,18 +413,6 @@ class GPUSession(SessionFacts):
         with unchanged_on_error(self):
             self._open_again(model, options.options, providers, provider_options, **{**settings, "allow_cpu": False})
         self._allow_cpu = settings["allow_cpu"]
-
-    def _open_on_cpu(self, construct: Callable[..., None], request: dict[str, Any], error: GPUError) -> None:
-        """Open on the CPU if allowed; otherwise raise ``error``, or ONNX Runtime's own if it finds the model broken."""
-        from .opening import cpu_is_allowed, open_on_cpu, refuse_broken_model, warn_of_cpu
-        from .request import SessionRequest
-
-        self._request = SessionRequest(**request)
-        if not cpu_is_allowed(self._allow_cpu, self._request.sess_options, error):
-            refuse_broken_model(self._request, error)
-            raise error
-        self._keep(open_on_cpu(self, construct, self._request))
-        warn_of_cpu(self, error, request["model"])  # after opening, since ONNX Runtime may refuse the model
 
     def _keep(self, verified: Verified) -> None:
         """Store what was verified.

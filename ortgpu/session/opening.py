@@ -67,6 +67,8 @@ def open_verified(
 ) -> Verified:
     """Construct ``session`` on the GPU that the request names, and verify that it is there.
 
+    Constructs it on the CPU at once if that is allowed and an earlier error keeps this process from the GPU.
+
     Args:
         construct: InferenceSession's own ``__init__``, bound to ``session``.
         driver: the initialisation of the driver, if it has begun.
@@ -81,8 +83,10 @@ def open_verified(
     check_form(request.device)
     _refuse_providers_in(request.sess_options)
     runtime = load_runtime() if _has_opened else look_again()
-    if not request.try_again and request.providers is None and request.provider_options is None:
-        _refuse_as_before(request.device, False, runtime)  # no provider arguments to check first
+    if request.providers is None and request.provider_options is None:
+        known = _known_refusal(request, request.device, False, runtime)
+        if known is not None:  # no provider arguments to check first
+            return open_on_cpu(session, construct, request, known)
     requested = requests.parse(request.providers, request.provider_options)
     for name in requested.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
@@ -103,8 +107,9 @@ def open_verified(
     cudnn_disabled = with_defaults.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
     context = OpeningContext(runtime, device, request.model, cudnn_disabled)
     lifetime.refuse_if_lost()
-    if not request.try_again:
-        _refuse_as_before(device, cudnn_disabled, runtime)
+    known = _known_refusal(request, device, cudnn_disabled, runtime)
+    if known is not None:
+        return open_on_cpu(session, construct, request, known)
     try:
         gpu = _gpu_for(context, driver)
     except GPUError as error:
@@ -136,11 +141,17 @@ def _gpu_for(context: OpeningContext, driver: Task[CudaState] | None) -> CudaDev
     return _choose(context.device, context)
 
 
-def _refuse_as_before(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> None:
-    """Raise the error that kept this process from the device before, unless its surroundings have changed."""
+def _known_refusal(
+    request: SessionRequest, device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime
+) -> GPUError | None:
+    """Return the error that kept this process from the device before, or None.
+
+    None also if the CPU is not allowed instead, or if the surroundings have changed.
+    """
+    if not cpu_is_allowed(request.allow_cpu, request.sess_options):
+        return None
     known = _known.get(_surroundings(device, cudnn_disabled, runtime))
-    if known is not None:
-        raise lifetime.fresh_copy(known)
+    return lifetime.fresh_copy(known) if known is not None else None
 
 
 def _surroundings(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> tuple[Any, ...]:
@@ -196,10 +207,21 @@ def refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
             raise refusal from None
 
 
-def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest) -> Verified:
-    """Construct ``session`` on the CPU, which its caller allowed."""
+def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest, error: GPUError) -> Verified:
+    """Construct ``session`` on the CPU instead of raising ``error``, if its caller allowed that.
+
+    Raises:
+        GPUError: ``error``, if it is not allowed.
+        Exception: ONNX Runtime's own, if it refuses the model.
+    """
+    if not cpu_is_allowed(request.allow_cpu, request.sess_options, error):
+        refuse_broken_model(request, error)
+        raise error
     construct_recording(construct, request.model, request.sess_options, [requests.CPU], request.kwargs)
-    return Verified(CPU, _placement_of(session, request), {})
+    verified = Verified(CPU, _placement_of(session, request), {})
+    session._keep(verified)
+    warn_of_cpu(session, error, request.model)  # after opening, since ONNX Runtime may refuse the model
+    return verified
 
 
 def _placement_of(session: Any, request: SessionRequest) -> Placement:

@@ -25,8 +25,7 @@ class SessionRequest:
     cuda_graph: bool = False
     choose_options: bool = True  # set CHOSEN_OPTIONS where the caller does not
     kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
-    # False: raise the earlier error of this process at once, if variables, provider file and libraries are unchanged
-    try_again: bool = True
+    allow_cpu: bool | None = False  # None: the variable ORTGPU_ALLOW_CPU decides
 
 
 @dataclass(frozen=True, slots=True)
