@@ -30,6 +30,9 @@ class Root:
     unfit: str | None = None  # why none of its files may be opened
 
 
+# Of the folders of a toolkit and of cuDNN, in the order of the search
+VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH")
+
 Step = Callable[["SearchPlaces", int], Iterator[Root]]  # the roots of one kind, for a CUDA major
 
 

@@ -22,6 +22,7 @@ from ..files.elf import read_elf, wrong_machine
 from ..files.loader_cache import read_loader_cache
 from .catalogue import spec_for
 from .places import (
+    VARIABLES,
     Root,
     SearchPlaces,
     System,
@@ -38,7 +39,6 @@ from .places import (
 
 _CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
 DEFAULT_FOLDERS = ("lib64", "usr/lib64", "lib", "usr/lib")  # of ld.so(8)
-VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH")
 
 
 def is_library(name: str) -> bool:

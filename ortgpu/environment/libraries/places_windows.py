@@ -28,6 +28,7 @@ from ..files.elf import wrong_machine
 from ..files.pe import read_pe
 from .catalogue import canonical, is_dll, spec_for
 from .places import (
+    VARIABLES,
     Root,
     SearchPlaces,
     Source,
@@ -43,7 +44,6 @@ from .places import (
     torch_folder,
     version_in,
 )
-from .places_linux import VARIABLES
 
 # By no provider for Windows (1.19.2 to 1.31.1). CUDA's runtime is opened at need where it is not linked.
 _NOT_OPENED = ("libcurand",)
