@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..provider import lifetime
 from ..running.onnxruntimes import InferenceSession
-from ..running.throughput import ThroughputMethods
+from .throughput import ThroughputMethods
 
 if TYPE_CHECKING:
     from .placement_details import PlacementDetails

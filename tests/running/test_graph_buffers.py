@@ -143,7 +143,7 @@ def test_which_runs_are_replayed_at_once(with_stub: Any) -> None:
 
 def test_a_tracer_sees_each_run_of_a_graph(with_stub: Any) -> None:
     found = with_stub("""
-        from ortgpu.running.throughput import InferenceSession
+        from ortgpu.running.onnxruntimes import InferenceSession
         session, plain, seen = capturing(NEG), InferenceSession.run, []
         def traced(self, *arguments, **named):
             seen.append(len(arguments))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .onnxruntimes import LastOfOurs
+from ..running.onnxruntimes import LastOfOurs
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -23,7 +23,7 @@ class ThroughputMethods(LastOfOurs):
         tensors and not of strings. ONNX Runtime raises RuntimeError for other types, and for wrong names, shapes and
         types.
         """
-        from .device_arrays import run_on_device
+        from ..running.device_arrays import run_on_device
 
         return run_on_device(self, output_names, input_feed, run_options)
 
@@ -53,7 +53,7 @@ class ThroughputMethods(LastOfOurs):
             ExecutionError: the session is closed.
             TypeError, ValueError: ``feeds`` is not iterable or is a single feed; ``in_flight`` is not a positive int.
         """
-        from .pipeline import map_session
+        from ..running.pipeline import map_session
 
         return map_session(self, feeds, in_flight, output_names)
 
@@ -68,6 +68,6 @@ class ThroughputMethods(LastOfOurs):
             ExecutionError: the session is closed.
             TypeError: ``dtype`` is that of Python objects.
         """
-        from .pinned import memory_of
+        from ..running.pinned import memory_of
 
         return memory_of(self).empty(shape, dtype)
