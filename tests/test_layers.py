@@ -25,6 +25,7 @@ UPWARDS = {
     ("diagnosis", "distributed.diagnosis.training"),  # diagnose(profile="training") asks the wing
 }
 MOST_ENTRIES = 17
+MOST_FLOORS = 6
 
 # Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `failure` asks
 # once a session could not be opened; `execution` looks around once a run has failed, for what its words do not say.
@@ -80,6 +81,18 @@ def test_a_room_imports_those_below_it() -> None:
         if room_of(other) != room_of(module) and ROOMS.index(room_of(other)) > ROOMS.index(room_of(module))
     }
     assert upwards == UPWARDS
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_few_floors(room: str) -> None:
+    """Its modules that import none of the room stand on the first; no circle of them stands anywhere."""
+    left = {module: own_imports(path) - {module} for module, path in MODULES.items() if room_of(module) == room}
+    floors = 0
+    while left:
+        higher = {module: others for module, others in left.items() if others & left.keys()}
+        assert len(higher) < len(left), f"a circle: {sorted(left)}"
+        left, floors = higher, floors + 1
+    assert floors <= MOST_FLOORS
 
 
 def test_whoever_opens_the_package_sees_a_few_rooms() -> None:
