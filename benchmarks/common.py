@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from ortgpu.cli.bench.timing import quartiles
+from ortgpu.process.timing import quartiles
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT_VARIABLE = "ORTGPU_CHILD_REPORT"

@@ -29,7 +29,7 @@ from benchmarks.common import (
     without_cuda_variables,
 )
 from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
-from ortgpu.cli.bench.timing import in_turns
+from ortgpu.process.timing import in_turns
 
 # The children below import nothing before their clock starts but what reads it, and print one line when all is done.
 

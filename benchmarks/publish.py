@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import readable
-from ortgpu.cli.bench.timing import quartiles
+from ortgpu.process.timing import quartiles
 
 
 def ratios(figure: Mapping[str, Any]) -> tuple[float, float, float]:

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import models
 from benchmarks.common import report
 from benchmarks.workers import feed_of, plain_session, report_turns
-from ortgpu.cli.bench.timing import in_turns
+from ortgpu.process.timing import in_turns
 
 LARGEST_OF_GRAPHS = 8  # batches that may gain by a CUDA graph
 BYTES_OF_A_ROUND = 128 << 20  # of an input that is staged, by each way to do it

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import mapped_files, report
-from ortgpu.cli.bench.timing import in_turns
+from ortgpu.process.timing import in_turns
 
 PLAIN_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import GPUError, GPUOutOfMemoryError, ProviderFallbackError
+from ...process.timing import in_turns, quartiles
 from ...provider.requests import CPU, CUDA
 from ...session.chosen.layouts import LAYOUTS, in_a_program
 from ...session.pool.pool import GPUSessionPool
 from .layouts import check_results, find_weights, has_convolutions, layouts_beside, why_untried
-from .timing import in_turns, quartiles
 
 Feed = Mapping[str, Any]
 
