@@ -3,8 +3,8 @@
     from ortgpu.integrations.ray import RayGPUSession    # for ray.data.Dataset.map_batches
     from ortgpu.integrations.ray import GPUDeployment    # for ray.serve.run
     from ortgpu.integrations.ray import open_session     # in an actor or a task of your own
-    from ortgpu.integrations.ray import probe            # what a worker with a GPU would run into, raised here
-    from ortgpu.integrations.ray import preflight        # whether GPUs of several nodes can work together
+    from ortgpu.integrations.ray import probe            # try a session in a worker, and raise its error here
+    from ortgpu.integrations.ray import preflight        # check that GPUs of several nodes can work together
 
 Each opens a verified GPUSession on the GPU that Ray assigned to the worker. It raises an error if Ray assigned none:
 Ray shows such a worker every GPU of the node, so its session would be on GPU 0, which belongs to another worker. Ray

@@ -30,7 +30,7 @@ from ...provider.runtime import load_runtime
 _REASON = "batches of a ResNet-50 took 0.58 of the time on an H200, with results equal within the precision of TF32"
 LAYOUT_OPTIONS = {"prefer_nhwc": ("1", _REASON), "fuse_conv_bias": ("1", _REASON)}
 
-# Where it was measured
+# The only capability and first release that were measured
 _CAPABILITY = (9, 0)
 _RELEASE = (1, 31)
 _FEWEST_CONVOLUTIONS = 8

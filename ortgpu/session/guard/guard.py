@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HOME = "onnxruntime.capi.onnxruntime_inference_collection"  # where the class is defined, in every release since 1.18
+_HOME = "onnxruntime.capi.onnxruntime_inference_collection"  # it defines the class in every release since 1.18
 _NATIVE = "onnxruntime.capi.onnxruntime_pybind11_state"
 _ABSENT = object()
 
@@ -301,7 +301,7 @@ class _Loader:
 _finder: Any = _Finder()
 
 
-# What the class does while a guard is in force
+# The methods of the class while a guard is in force
 
 
 def _guarded_init(original: Any) -> Any:
