@@ -36,7 +36,13 @@ report(sorted(each.get("returned", str(each)) for each in outcomes))
 
 @pytest.mark.parametrize(
     "module",
-    ["cuda_graph", "graph_requests", "distributed.checkpoint", "distributed.cuda_runtime", "distributed.training"],
+    [
+        "running.cuda_graph",
+        "running.graph_requests",
+        "distributed.checkpoint",
+        "distributed.cuda_runtime",
+        "distributed.training",
+    ],
 )
 def test_both_threads_have_whole_modules(module: str) -> None:
     assert child(PROGRAM, f"ortgpu.{module}") == sorted(["ortgpu.diagnosis", f"ortgpu.{module}"])

@@ -85,9 +85,9 @@ report([first, made, max(counts)])
 def test_what_keeps_a_run_from_its_memory(others: int, lines: int) -> None:
     found = played(f"""
 from onnxruntime.capi import onnxruntime_pybind11_state as native
-from ortgpu.provider import lifetime
+from ortgpu.session import failures
 kept = [opened() for _ in range({others})]
-report(told(lifetime.explained(opened(), native.Fail(FULL))))
+report(told(failures.explained(opened(), native.Fail(FULL))))
 """)
     name, evidence, fixes = found
     assert name == "GPUOutOfMemoryError"
