@@ -15,8 +15,8 @@ TYPE_CHECKING = False  # typing itself would be most of the time of this import
 
 if TYPE_CHECKING:
     from . import distributed as distributed
-    from .diagnosis import Diagnosis as Diagnosis
-    from .diagnosis import diagnose as diagnose
+    from .diagnosis.diagnosing import Diagnosis as Diagnosis
+    from .diagnosis.diagnosing import diagnose as diagnose
     from .environment.inspection import Environment as Environment
     from .environment.inspection import inspect_environment as inspect_environment
     from .errors import BrokenPackageError as BrokenPackageError
@@ -81,8 +81,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Device": "provider.devices",
-    "Diagnosis": "diagnosis",
-    "diagnose": "diagnosis",
+    "Diagnosis": "diagnosis.diagnosing",
+    "diagnose": "diagnosis.diagnosing",
     "Environment": "environment.inspection",
     "inspect_environment": "environment.inspection",
     "PlacedNode": "provider.placement",

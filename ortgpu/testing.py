@@ -138,7 +138,7 @@ def find_gpus(timeout: float = 60.0) -> FoundGPUs:
 
     Not promised: only the first GPU is tried, and it may fail later.
     """
-    from .diagnosis import diagnose
+    from .diagnosis.diagnosing import diagnose
     from .environment.gpu.driver import read_driver_version
 
     diagnosis = diagnose(probe=True, timeout=timeout)

@@ -22,14 +22,14 @@ ROOMS = (
 )  # fmt: skip
 # Each is an import inside a function, for what is seldom asked for, or for type checkers.
 UPWARDS = {
-    ("diagnosis", "distributed.diagnosis.training"),  # diagnose(profile="training") asks the wing
+    ("diagnosis.diagnosing", "distributed.diagnosis.training"),  # diagnose(profile="training") asks the wing
 }
 MOST_ENTRIES = 17
 MOST_FLOORS = 6
 
 # Modules of the diagnosis that hold no checks: these ask for facts, or try something in a child process. `failure` asks
 # once a session could not be opened; `execution` looks around once a run has failed, for what its words do not say.
-WITHOUT_CHECKS = {"__init__", "failure", "probe.parent", "probe.child", "execution"}
+WITHOUT_CHECKS = {"diagnosing", "failure", "probe.parent", "probe.child", "execution"}
 READS = re.compile(r"(read|inspect|try|run|load|locate|find|list)(_|$)|initialise|processes_on|sessions$|current_rank")
 
 

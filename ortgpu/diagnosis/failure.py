@@ -15,7 +15,7 @@ from ..errors import (
     manual,
 )
 from ..provider.living import sessions
-from . import find_problems
+from .diagnosing import find_problems
 from .checks import descriptors, opening
 from .facts import Facts, Observed, Request
 from .messages.library_status import OF_WHEELS

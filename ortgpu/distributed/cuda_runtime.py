@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from ..diagnosis import Facts
 from ..diagnosis.checks import opening
+from ..diagnosis.facts import Facts
 from ..diagnosis.remedies import commands as remedies
 from ..environment.inspection import inspect_environment
 from ..environment.libraries.catalogue import BY_STEM

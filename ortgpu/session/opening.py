@@ -384,7 +384,8 @@ class OpeningContext:
             in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
             in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
             operators = read_model(self.model).operators if in_doubt else frozenset()
-        from ..diagnosis import Request, failure
+        from ..diagnosis import failure
+        from ..diagnosis.facts import Request
 
         request = Request(
             device=self.device,

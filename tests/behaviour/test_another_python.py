@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.remedies import commands as remedies
 from tests.faults.case import MENDED
 from tests.lab import Machine, Overlay

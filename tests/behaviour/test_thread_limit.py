@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.probe.result import ProbeStep
 from tests.lab.fixtures import Lab
 from tests.support.made_facts import HEALTHY, all_of, observed, probed

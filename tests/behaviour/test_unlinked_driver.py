@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.environment.gpu.driver_places import UnlinkedFile
 from tests.faults.case import H200
 from tests.faults.driver_library import unlinked

@@ -12,7 +12,7 @@ import pytest
 import ortgpu
 from ortgpu.__main__ import main
 from ortgpu.cli import doctor as command
-from ortgpu.diagnosis import Diagnosis
+from ortgpu.diagnosis.diagnosing import Diagnosis
 from ortgpu.diagnosis.probe.result import ProbeResult
 from ortgpu.diagnosis.requirements import check_inference
 from ortgpu.environment.inspection import Environment, inspect_environment

@@ -14,7 +14,7 @@ import pytest
 
 import ortgpu
 from ortgpu.__main__ import main
-from ortgpu.diagnosis import Diagnosis
+from ortgpu.diagnosis.diagnosing import Diagnosis
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
 from ortgpu.environment.inspection import inspect_environment
 from ortgpu.errors import DriverNotFoundError, GPUError, LibraryNotFoundError, NoDeviceError, manual, shell

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from ortgpu.diagnosis import CHECKS, Diagnosis, diagnose, find_problems
 from ortgpu.diagnosis.checks.visible import visible_gpus
+from ortgpu.diagnosis.diagnosing import CHECKS, Diagnosis, diagnose, find_problems
 from ortgpu.diagnosis.probe.result import ProbeStep
 from ortgpu.environment.files.permissions import RefusedPath
 from ortgpu.environment.gpu.cuda import CudaState

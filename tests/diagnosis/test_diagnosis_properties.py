@@ -10,8 +10,9 @@ from typing import Any, get_type_hints
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ortgpu.diagnosis import Facts, Observed, Request, find_problems
 from ortgpu.diagnosis.checks.opening import of_construction
+from ortgpu.diagnosis.diagnosing import find_problems
+from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.diagnosis.messages.runtime_words import says_why
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
 from ortgpu.environment.files.elf import ElfFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.probe.result import ProbeStep
 from tests.faults.case import H200, library, own_path, with_gpus
 from tests.lab.child import outcome_of

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.environment.libraries.loader import PosixLoader
 from ortgpu.environment.libraries.search import Candidate
 from ortgpu.errors import GPUError

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.probe.result import ProbeStep
 from ortgpu.errors import GPUError
 from ortgpu.model.contents import ModelFacts

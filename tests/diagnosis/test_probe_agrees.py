@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.environment.libraries.search import Candidate
 from ortgpu.provider.preloading import MissingLibrary
 from tests.faults import CASES, Case

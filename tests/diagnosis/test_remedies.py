@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import Facts, find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
+from ortgpu.diagnosis.facts import Facts
 from ortgpu.diagnosis.remedies import commands as remedies
 from ortgpu.diagnosis.remedies import releases
 from ortgpu.diagnosis.remedies import system as system_remedies

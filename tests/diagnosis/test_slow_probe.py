@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ortgpu.diagnosis import find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
 from tests.lab.fixtures import Lab
 from tests.support.made_facts import SEEN_HEALTHY, probed
 

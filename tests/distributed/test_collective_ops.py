@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import ortgpu
-from ortgpu.diagnosis import Facts, Observed, Request
 from ortgpu.diagnosis.checks.opening import of_construction
+from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.environment.inspection import inspect_environment
 from ortgpu.errors import CollectiveOpsUnavailableError, DeviceNotFoundError
 from ortgpu.model.contents import read_collective_operators

@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 
 import ortgpu
-from ortgpu.diagnosis import Facts, Observed, find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
+from ortgpu.diagnosis.facts import Facts, Observed
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
 from ortgpu.distributed import require_training
 from ortgpu.distributed.diagnosis.facts import TrainingFacts

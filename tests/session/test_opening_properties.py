@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from ortgpu.diagnosis import Facts, Observed, Request, failure, find_problems
+from ortgpu.diagnosis import failure
+from ortgpu.diagnosis.diagnosing import find_problems
+from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.environment.libraries.catalogue import LIBRARIES
 from ortgpu.environment.libraries.search import Candidate

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ortgpu.diagnosis import Facts, Observed
+from ortgpu.diagnosis.facts import Facts, Observed
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
 from ortgpu.environment.files.elf import ElfFile
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ortgpu.diagnosis import Facts, Observed
+from ortgpu.diagnosis.facts import Facts, Observed
 from ortgpu.environment.files.pe import exported_names, imported_names, read_pe
 from ortgpu.environment.libraries.loader_windows import WindowsLoader
 from ortgpu.environment.libraries.places import SearchPlaces

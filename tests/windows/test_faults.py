@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ortgpu.diagnosis import Facts, find_problems
+from ortgpu.diagnosis.diagnosing import find_problems
+from ortgpu.diagnosis.facts import Facts
 from ortgpu.diagnosis.remedies.windows_advice import quoted, translated
 from ortgpu.diagnosis.requirements import check_inference
 from ortgpu.environment.gpu.cuda import CudaState

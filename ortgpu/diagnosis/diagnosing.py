@@ -1,0 +1,313 @@
+"""Judgement: one pure function per fault, from facts to an error or nothing.
+
+The order of :data:`CHECKS` is the order in which causes turn out to be true: the package, then the libraries, then the
+device's generation, then the driver, then the device, then what was really tried, then the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..environment.inspection import Environment, as_plain, inspect_environment
+from ..environment.libraries.catalogue import spec_for
+from ..errors import (
+    BrokenPackageError,
+    CPUOnlyPackageError,
+    DriverNotFoundError,
+    DriverTooOldError,
+    GPUError,
+    LibraryNotFoundError,
+    LibraryVersionError,
+    NoDeviceError,
+    UnsupportedDeviceError,
+    UnsupportedPlatformError,
+)
+from ..model.contents import ModelFacts, collective_operators, read_model
+from ..provider.placement import cudnn_operators, cufft_operators
+from .checks import (
+    descriptors,
+    device_files,
+    devices,
+    driver,
+    driver_absent,
+    imports,
+    libraries,
+    opening,
+    package_files,
+    packages,
+    permissions,
+    provider_file,
+    this_process,
+    visible,
+    windows,
+)
+from .checks import model as model_checks
+from .facts import Facts, Observed, Request
+from .probe import attempts
+from .probe.result import ProbeResult
+from .remedies import commands as remedies
+from .remedies.windows_advice import advise_for_windows
+
+Check = Callable[[Facts], GPUError | None]
+Profile = Literal["inference", "training"]
+
+CHECKS: tuple[Check, ...] = (
+    packages.platform_unsupported,
+    permissions.package_unreadable,
+    packages.not_installed,
+    packages.shadowed,
+    package_files.broken_files,
+    packages.conflicting,
+    packages.cpu_only,
+    this_process.replaced,
+    this_process.in_sub_interpreter,
+    packages.provider_missing,
+    package_files.library_damaged,
+    package_files.numpy_damaged,
+    windows.runtime_missing,
+    windows.other_engine,
+    imports.failed,
+    model_checks.collective_ops_missing,  # no library, driver or device would mend it
+    libraries.missing,
+    provider_file.unloadable,
+    libraries.cudnn_missing,
+    libraries.cufft_missing,
+    libraries.cudnn_of_other_cuda,
+    libraries.cudnn_mixed,
+    libraries.not_as_installed,
+    devices.named_device,
+    devices.unsupported,
+    devices.cudnn_without_code,
+    driver_absent.not_found,
+    descriptors.exhausted,
+    driver.of_linux_in_wsl,
+    driver.too_old,
+    device_files.not_accessible,
+    driver.not_ready,
+    devices.none_visible,
+    opening.unusable,
+    devices.busy,
+    attempts.died,
+    opening.session_failed,
+    model_checks.unreadable,
+    model_checks.unjudged,
+    model_checks.data_missing,
+    model_checks.custom_domains,
+    opening.model_failed,
+    model_checks.on_cpu,
+)
+
+# A finding of the first explains findings of the second: they are its consequences, not causes of their own.
+_EXPLAINS: dict[str, frozenset[str]] = {
+    "unsupported-platform": frozenset({"cpu-only-package", "driver-not-found", "onnxruntime-not-installed"}),
+    "conflicting-packages": frozenset({"cpu-only-package", "broken-package", "training-unavailable"}),
+    "broken-package": frozenset(
+        {"broken-package", "onnxruntime-not-installed", "provider-fallback", "training-unavailable"}
+    ),
+    "driver-not-found": frozenset({"no-device", "driver-too-old"}),
+    "driver-too-old": frozenset({"driver-unusable", "no-device"}),
+    "driver-unusable": frozenset({"driver-too-old", "driver-unusable", "no-device"}),
+    "library-not-found": frozenset({"provider-fallback"}),
+    "no-device": frozenset({"device-not-found"}),
+}
+
+
+def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUError, ...]:
+    """Return everything that is wrong. Pure and deterministic.
+
+    Fatal root causes come first, in the order of the checks; then what they explain, with ``consequence_of`` set; then
+    warnings. What is to be installed is no cause where it would not help: on a machine without a GPU of NVIDIA, or
+    where it takes another release of ONNX Runtime, which brings its own libraries.
+    """
+    found: list[GPUError] = []
+    for check in checks:
+        error = check(facts)
+        if error is not None and (error.code, error.summary) not in {(each.code, each.summary) for each in found}:
+            found.append(error)
+    if facts.environment.host.system == "Windows":
+        advise_for_windows(found)
+    roots: list[GPUError] = []
+    for error in (each for each in found if each.severity == "fatal"):
+        cause = next((root for root in roots if _explains(root, error, facts)), None)
+        if cause is None:
+            roots.append(error)
+        else:
+            error.consequence_of = cause.code
+    for root in roots:
+        moot = [error for error in found if _is_moot(error, root)]
+        codes = {error.code for error in moot}
+        for error in found:
+            if error in moot or error.consequence_of in codes:
+                error.consequence_of = root.code
+    return tuple(sorted(found, key=lambda error: (error.severity != "fatal", error.consequence_of is not None)))
+
+
+def _is_moot(error: GPUError, root: GPUError) -> bool:
+    """Whether mending it is of no use before the root is mended, nor after."""
+    other_hardware = isinstance(root, DriverNotFoundError) and all(fix.needs == "hardware" for fix in root.fixes)
+    if isinstance(error, CPUOnlyPackageError):
+        return other_hardware
+    other_release = isinstance(root, (DriverTooOldError, UnsupportedDeviceError)) and remedies.replace_onnxruntime(
+        root.fixes
+    )
+    return (other_hardware or other_release) and _is_of_missing_libraries(error)
+
+
+def _is_of_missing_libraries(error: GPUError) -> bool:
+    if not isinstance(error, (LibraryNotFoundError, LibraryVersionError)):
+        return False
+    sonames = error.missing if isinstance(error, LibraryNotFoundError) else error.needed
+    return bool(sonames) and all(map(spec_for, sonames))
+
+
+def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
+    if isinstance(root, UnsupportedPlatformError) and packages.has_cuda(root.system, root.machine):
+        return False  # its C library is too old, which is no reason for anything else
+    if isinstance(error, NoDeviceError) and visible.are_hidden(facts.environment):
+        return False  # a variable does that, with whatever driver
+    if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
+        return None in (root.package, error.package) or root.package == error.package
+    return error.code in _EXPLAINS.get(root.code, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong, most likely cause first, and the facts that it was judged by. str() is what the problems say."""
+
+    problems: tuple[GPUError, ...]
+    # Not for repr(): a notebook shows that, and these are pages.
+    environment: Environment = field(repr=False)
+    probe: ProbeResult | None = field(default=None, repr=False)  # None: it was not asked for
+    training: object | None = field(default=None, repr=False)  # TrainingFacts; None: the profile was another
+
+    @property
+    def ok(self) -> bool:
+        """No problem that keeps a session from opening, or for training, the driver, the API or MPI from working."""
+        return not any(problem.severity == "fatal" for problem in self.problems)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.problems)) or "no problem was found"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON: "ok", "problems", "environment", "probe", and with the profile "training" that too."""
+        return {
+            "ok": self.ok,
+            "problems": [problem.as_dict() for problem in self.problems],
+            "environment": self.environment.as_dict(),
+            "probe": self.probe.as_dict() if self.probe is not None else None,
+            **({"training": as_plain(self.training)} if self.training is not None else {}),
+        }
+
+
+def diagnose(
+    model: str | bytes | os.PathLike[str] | None = None,
+    *,
+    probe: bool = False,
+    timeout: float = 30.0,
+    profile: Profile = "inference",
+    ssh: Sequence[str] = (),
+    shared_folder: str | os.PathLike[str] | None = None,
+) -> Diagnosis:
+    """Inspect this environment and judge it. What is wrong is returned, and not raised.
+
+    Args:
+        model: a path or the bytes of a model; what it needs is judged too. Whether ONNX Runtime knows its opset and
+            operators, and which of its nodes stay on the CPU, is found out by ``probe`` alone; the latter takes a GPU.
+        probe: also really open the driver, the provider and a session (of ``model`` too), in a child process. For that
+            a model in bytes is written to a temporary file that no other user can read, and removed again. Without
+            ``probe`` no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found. With
+            ``profile="training"``: the driver, ``onnxruntime.training``, and MPI.
+        timeout: seconds that each child may take, and the ranks to meet in ``shared_folder``.
+        profile: "training" judges whether processes can train together with ONNX Runtime here, instead of whether a
+            session opens: the training package, MPI and NCCL, the network.
+        ssh: hosts that have to be reached without a password. Only for "training".
+        shared_folder: a folder that every rank has to see. Each rank has to make this call, started by the launcher.
+            Only for "training"; one process alone shows that it can write there, and no more.
+
+    Raises:
+        LauncherConflictError: with ``shared_folder``, when the launcher's variables contradict each other.
+        TypeError: ``model`` is neither a path nor bytes.
+        ValueError: for arguments of the other profile, and a ``timeout`` that is no time to wait.
+
+    Not promised: that a machine without problems runs every model; that takes a session.
+    """
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
+    if profile not in ("inference", "training"):
+        raise ValueError(f"profile is 'inference' or 'training', not {profile!r}")
+    if profile == "training":
+        if model is not None:
+            raise ValueError("the profile 'training' judges no model")
+        from ..distributed.diagnosis.training import gather  # only here: a session that failed is explained soon
+
+        facts, training, checks = gather(ssh, shared_folder, probe=probe, timeout=timeout)
+        problems = find_problems(facts, checks)
+        return Diagnosis(problems, facts.environment, facts.observed.probe, training)
+    if ssh or shared_folder is not None:
+        raise ValueError("ssh and shared_folder belong to the profile 'training'")
+    result = None
+    if probe:
+        from .probe.parent import run_probe  # which has no part in a construction that fails
+
+        result = run_probe(model, timeout=timeout)
+    environment = inspect_environment() if result is None else inspect_after(result)
+    facts_of_model = read_model(model) if model is not None else None
+    request = request_for(facts_of_model)
+    observed = Observed() if result is None else observed_by(result)
+    if request.collective_operators:
+        from ..provider.runtime import load_runtime
+
+        observed = dataclasses.replace(observed, has_collective_ops=load_runtime().has_collective_ops)
+    return Diagnosis(find_problems(Facts(environment, request, observed)), environment, result)
+
+
+def request_for(model: ModelFacts | None) -> Request:
+    operators = model.operators if model is not None else frozenset[tuple[str, str]]()
+    return Request(
+        cudnn_operators=cudnn_operators(operators),
+        cufft_operators=cufft_operators(operators),
+        collective_operators=collective_operators(operators),
+        model=model,
+    )
+
+
+def inspect_after(result: ProbeResult) -> Environment:
+    """The environment, without asking for what the child of a probe did not survive; with the contents of files, where
+    it was libraries that ended it."""
+    return inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
+
+
+def observed_by(result: ProbeResult) -> Observed:
+    """What the child of a probe saw, for the checks."""
+    from ..provider.living import sessions
+
+    imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
+    providers = imported.data.get("providers") if imported is not None else None
+    return Observed(
+        import_error=imported.detail if imported is not None and providers is None else None,
+        available_providers=tuple(providers) if providers is not None else None,
+        not_loaded=result.not_loaded,
+        cudnn_mixed=tuple(loaded.data.get("cudnn_mixed", ())) if loaded is not None else (),
+        provider_error=provider.detail if provider is not None and not provider.ok else None,
+        cuda=result.cuda,
+        probe=result,
+        sessions=sessions(),
+    )
+
+
+__all__ = [
+    "CHECKS",
+    "Diagnosis",
+    "Facts",
+    "Observed",
+    "Request",
+    "diagnose",
+    "find_problems",
+    "inspect_after",
+    "observed_by",
+]
