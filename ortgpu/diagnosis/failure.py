@@ -15,8 +15,8 @@ from ..errors import (
     manual,
 )
 from ..provider.living import sessions
-from .diagnosing import find_problems
 from .checks import descriptors, opening
+from .diagnosing import find_problems
 from .facts import Facts, Observed, Request
 from .messages.library_status import OF_WHEELS
 from .remedies.windows_advice import advise_for_windows

@@ -447,4 +447,4 @@ class GPUSession(SessionFacts):
 
 
 # pickle and typing.get_type_hints() look for the class and its annotations in the module that __module__ names.
-vars(sys.modules[__package__]).update(GPUSession=GPUSession, Any=Any, Device=Device, Mapping=Mapping)
+vars(sys.modules[__package__]).update({name: value for name, value in globals().items() if not name.startswith("__")})

@@ -193,7 +193,7 @@ report([found.gpus, found.problem.as_dict()["code"]])
 
 def test_find_gpus_needs_a_session_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """A diagnosis that found nothing wrong proves nothing by itself."""
-    from ortgpu import diagnosis
+    from ortgpu.diagnosis import diagnosing
     from ortgpu.diagnosis.probe.parent import parse_report
 
     outputs = {
@@ -202,8 +202,8 @@ def test_find_gpus_needs_a_session_that_ran(monkeypatch: pytest.MonkeyPatch) -> 
     }
     for output, problem in outputs.items():
         probe = parse_report(output, 0, 1.0)
-        found = diagnosis.Diagnosis((), None, probe)  # type: ignore[arg-type]  # no fact of it is looked at
-        monkeypatch.setattr(diagnosis, "diagnose", lambda found=found, **_: found)
+        found = diagnosing.Diagnosis((), None, probe)  # type: ignore[arg-type]  # no fact of it is looked at
+        monkeypatch.setattr(diagnosing, "diagnose", lambda found=found, **_: found)
         result = testing.find_gpus()
         assert (result.problem is None) == (problem is None)
         assert [device.ordinal for device in result.gpus] == ([0] if problem is None else [])
