@@ -16,7 +16,7 @@ from tests.support.guarded_libraries import LIBRARIES
 pytestmark = pytest.mark.ortgpu
 
 TESTS = Path(__file__).resolve().parent.parent
-PROGRAMS = TESTS / "guarded_programs.py"
+PROGRAMS = TESTS / "support" / "guarded_programs.py"
 ON_GPU, ON_CPU = "CUDAExecutionProvider,CPUExecutionProvider", "CPUExecutionProvider"
 
 
@@ -164,7 +164,7 @@ def test_exec(relu: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["before", "after"])
 def test_libraries_run_on_the_gpu(library: str, mode: str, tmp_path: Path) -> None:
     """Those that are importable here; their own sessions, made as their documentation says."""
-    program = str(TESTS / "guarded_libraries.py")
+    program = str(TESTS / "support" / "guarded_libraries.py")
     offline = {"HF_HUB_OFFLINE": "1", "REMBG_HOME": str(tmp_path), "HOME": str(tmp_path)}
     found = start(program, library, mode, str(tmp_path), folder=tmp_path, deadline=250, env=offline)
     if "not importable" in found:
