@@ -13,9 +13,12 @@ pytestmark = pytest.mark.ortgpu
 
 @pytest.mark.parametrize("first", ["run", "large", "map"])
 def test_a_reset_of_the_gpu(first: str) -> None:
-    """Plain ONNX Runtime says 709 or 1 of a small array; with pinned memory that is gone a run would crash."""
+    """Plain ONNX Runtime says 709 or 1 of a small array; with pinned memory that is gone a run would crash.
+
+    Plain ONNX Runtime 1.31.1 itself dies of SIGSEGV in the next run, if the session had two runs at a time before.
+    """
     found = run_program("reset_under_sessions", {"first": first})
-    assert found.returned("before") == [[-1, 2], -1, [-1, -2]]
+    assert found.returned("before") == [[-1, 2], -1, [-1, -2]][: 2 if first == "run" else 3]
     assert found.returned("reset") == 0
     for name in ("first", "then run", "then large", "then map", "other session"):
         error = found.error(name)
