@@ -38,7 +38,7 @@ def reset_under_sessions(first: str) -> None:
 
     uses: dict[str, Callable[[Any], object]] = {"run": negated, "large": negated_large, "map": mapped}
     session, other = GPUSession(elementwise("n")), GPUSession(elementwise("n"))
-    # A small run goes to ONNX Runtime at once, whose next run dies of SIGSEGV if two runs at a time came before the reset.
+    # A small run goes to ONNX Runtime at once, which dies of SIGSEGV if two runs at a time came before the reset.
     before = [use for name, use in uses.items() if first != "run" or name != "map"]
     attempt("before", lambda: [use(session) for use in before])
     attempt("reset", reset_device)
