@@ -173,8 +173,8 @@ def test_every_way_is_measured_with_every_batch(model: Path) -> None:
         assert (latency is None) == (each["way"] in ("map", "pool"))
         if latency:
             percentiles = [latency[name] for name in ("p50", "p90", "p99") if latency[name] is not None]
-            assert len(percentiles) == (3 if latency["calls"] >= 100 else 2)  # how many calls is a matter of the machine
-            assert 0 < percentiles[0]
+            assert len(percentiles) == (3 if latency["calls"] >= 100 else 2)  # as many as the machine does
+            assert percentiles[0] > 0
             assert percentiles == sorted(percentiles)
             assert latency["calls"] >= 5
     assert document["left_out"] == []
