@@ -16,6 +16,7 @@ import numpy as np
 
 from .cudart import CudaRuntime, Event, Stream
 from .parallel_copy import ParallelCopy, parallel_copy
+from .recycling import address_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +44,7 @@ class ChunkedTransfer:
     def __init__(self, transfer: Transfer, piece: int, copies: ParallelCopy) -> None:
         host, array = transfer.host, transfer.array
         self.address = transfer.address
-        self.host_address = _address_of(host)
+        self.host_address = address_of(host)
         self.is_pinned = transfer.is_pinned
         self._size = host.nbytes
         self._is_cut = array is not None and array.flags.c_contiguous
@@ -51,7 +52,7 @@ class ChunkedTransfer:
         self.starts = range(0, self._size, piece) if self._is_cut else range(1)
         self._host = host
         self._array = array
-        self._array_address = _address_of(array) if array is not None and self._is_cut else 0
+        self._array_address = address_of(array) if array is not None and self._is_cut else 0
         self._copy = copies.copy
 
     def size_at(self, start: int) -> int:
@@ -158,8 +159,3 @@ class Copier:
                 raise
             finally:
                 self._streams.append(stream)
-
-
-def _address_of(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

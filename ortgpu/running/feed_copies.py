@@ -22,7 +22,7 @@ from ..provider.lifetime import device_of
 from .cudart import CudaRuntime, Stream, runtime_of
 from .parallel_copy import ParallelCopy, parallel_copy
 from .pinned import STAGED_FROM, PinnedMemory, memory_of
-from .recycling import OrdinaryMemory
+from .recycling import OrdinaryMemory, address_of
 from .staging import COPY_THREADS, cores, gives_memory
 from .staging import STAGED_FROM as COPIED_IN_THREADS_FROM
 
@@ -151,7 +151,7 @@ class FeedCopies:
         if threads is None:
             np.copyto(copy, array)  # releases the interpreter lock
         else:
-            threads.copy(_address_of(copy), _address_of(array), array.nbytes)
+            threads.copy(address_of(copy), address_of(array), array.nbytes)
 
     def _copying_threads(self) -> ParallelCopy | None:
         if self._threads is None and self._ordinal is not None:
@@ -233,8 +233,3 @@ def _order_in_memory(array: NDArray[Any]) -> tuple[int, ...] | None:
         return None
     order = tuple(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
     return order if array.transpose(order).flags.c_contiguous else None
-
-
-def _address_of(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

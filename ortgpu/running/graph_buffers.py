@@ -15,6 +15,7 @@ import onnxruntime
 
 from ..model.tensor_types import DTYPES
 from .cudart import CudaRuntime, DeviceBuffer
+from .recycling import address_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +46,7 @@ class Input:
         """Begin to copy ``value``, an array or OrtValue. Keep the result until the stream is synchronised."""
         if isinstance(value, np.ndarray):
             value = np.asarray(value, order="C")
-            address = _address_of(value)
+            address = address_of(value)
         else:
             address = value.data_ptr()
         self._runtime.copy(self.address, address, self._buffer.size, self._stream)
@@ -58,7 +59,7 @@ class PinnedInput(Input):
     def __init__(self, runtime: CudaRuntime, stream: int, kind: Kind, pinned: NDArray[Any]) -> None:
         super().__init__(runtime, stream, kind)
         self._pinned = pinned
-        arguments = self.address, _address_of(pinned), pinned.nbytes, stream
+        arguments = self.address, address_of(pinned), pinned.nbytes, stream
         self._begin = runtime.prepared_copy_pinned(*arguments)
 
     def take(self, value: Any) -> object:
@@ -82,7 +83,7 @@ class Output:
     def begin(self) -> NDArray[Any]:
         """Begin to copy the output. The returned array is complete once the stream is synchronised."""
         result = np.empty(*self._kind)
-        self._runtime.copy(_address_of(result), self.address, self._buffer.size, self._stream)
+        self._runtime.copy(address_of(result), self.address, self._buffer.size, self._stream)
         return result
 
     def result(self, begun: NDArray[Any]) -> NDArray[Any]:
@@ -96,7 +97,7 @@ class PinnedOutput(Output):
     def __init__(self, runtime: CudaRuntime, stream: int, kind: Kind, pinned: NDArray[Any]) -> None:
         super().__init__(runtime, stream, kind)
         self._pinned = pinned
-        arguments = _address_of(pinned), self.address, pinned.nbytes, stream
+        arguments = address_of(pinned), self.address, pinned.nbytes, stream
         self._begin = runtime.prepared_copy_pinned(*arguments)
 
     def begin(self) -> NDArray[Any]:
@@ -165,8 +166,3 @@ def size_of(kind: Kind) -> int:
     """Return the size in bytes."""
     shape, dtype = kind
     return math.prod(shape) * dtype.itemsize
-
-
-def _address_of(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -16,7 +16,7 @@ import numpy as np
 from ..process.background import fork_safe_lock
 from ..provider import lifetime
 from .cudart import CudaRuntime, runtime_of
-from .recycling import Block, RecycledMemory
+from .recycling import Block, RecycledMemory, address_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -71,7 +71,7 @@ class PinnedMemory(RecycledMemory):
         if self._runtime is None or not array.flags.c_contiguous:
             return False  # ONNX Runtime would copy an array with gaps into ordinary memory
         try:
-            return self._runtime.is_pinned(array.__array_interface__["data"][0])
+            return self._runtime.is_pinned(address_of(array))
         except RuntimeError:
             return False
 

@@ -29,6 +29,12 @@ logger = logging.getLogger("ortgpu")
 _GRANULE = 64 << 10
 
 
+def address_of(array: NDArray[Any]) -> int:
+    """Return the address of the first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 def _nobody() -> None:
     return None
 
@@ -182,4 +188,4 @@ class OrdinaryMemory(RecycledMemory):
     def _allocate(self, block: Block) -> None:
         owner = np.empty(block.size, np.uint8)
         block.owner = owner
-        block.address.value = owner.__array_interface__["data"][0]
+        block.address.value = address_of(owner)
