@@ -1,0 +1,128 @@
+"""The parts of ONNX Runtime's objects that this library uses. ONNX Runtime ships no types of its own.
+
+Not every release has every attribute: the callers ask with ``hasattr`` for those that came after 1.18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ..model.structure import ModelSource
+from .devices import Device
+
+
+class Value(Protocol):
+    """An input or output of a model (NodeArg)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def shape(self) -> Sequence[int | str | None]: ...
+
+
+class MemoryInfo(Protocol):
+    """The kind of memory that an input or output is in (OrtMemoryInfo)."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Node(Protocol):
+    """A node of the graph that ONNX Runtime runs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def op_type(self) -> str: ...
+    @property
+    def domain(self) -> str: ...
+
+
+class AssignedNodes(Protocol):
+    """The nodes of one provider (OrtEpAssignedSubgraph)."""
+
+    @property
+    def ep_name(self) -> str: ...
+    def get_nodes(self) -> Sequence[Node]: ...
+
+
+class NativeSession(Protocol):
+    """The C++ session inside an InferenceSession."""
+
+    @property
+    def inputs_meta(self) -> Sequence[Value]: ...
+    @property
+    def outputs_meta(self) -> Sequence[Value]: ...
+    @property
+    def input_meminfos(self) -> Sequence[MemoryInfo]: ...
+    @property
+    def output_meminfos(self) -> Sequence[MemoryInfo]: ...
+    def get_providers(self) -> Sequence[str]: ...
+    def get_provider_graph_assignment_info(self) -> Sequence[AssignedNodes]: ...
+    def run(self, output_names: Any, feed: Any, run_options: Any) -> list[Any]: ...
+    def run_with_ortvaluevector(
+        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any, /
+    ) -> None: ...
+    def create_ortvalue_from_shape_and_type(self, shape: Any, element_type: Any, device: Any, /) -> Any: ...
+
+
+class Session(Protocol):
+    """An ``onnxruntime.InferenceSession``, of whatever class, whose constructor may still be at work."""
+
+    _sess: NativeSession
+    _sess_options_initial: Any
+    _model_path: str | None
+    _model_bytes: bytes | None
+    _inputs_meta: Sequence[Value]
+    _outputs_meta: Sequence[Value]
+    _overridable_initializers: Sequence[Value]
+
+    def get_providers(self) -> Sequence[str]: ...
+    def get_provider_options(self) -> Mapping[str, Mapping[str, str]]: ...
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any: ...
+    def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None: ...
+    def io_binding(self) -> Any: ...
+    def _validate_input(self, feed_input_names: list[str]) -> None: ...
+
+
+class RecordedPlacement(Protocol):
+    """The placement of a verified session, as far as ``running`` uses it."""
+
+    @property
+    def known(self) -> bool: ...
+    @property
+    def nodes(self) -> Sequence[Node]: ...
+
+
+class VerifiedFacts(Protocol):
+    """The facts of a session that was verified."""
+
+    @property
+    def device(self) -> Device: ...
+    @property
+    def placement(self) -> RecordedPlacement: ...
+    @property
+    def options_chosen(self) -> Mapping[str, tuple[str, str]]: ...
+
+
+class RequestedModel(Protocol):
+    """The request that a verified session was opened with."""
+
+    @property
+    def model(self) -> ModelSource: ...
+
+
+class VerifiedSession(Session, Protocol):
+    """A GPUSession, or an InferenceSession that the guard made one.
+
+    A protocol in ``running`` adds what is of use there alone, such as ``_staging`` or ``_capturing``.
+    """
+
+    _verified: VerifiedFacts
+    _request: RequestedModel
+    _pinned_memory_limit: int
+
+    def close(self) -> None: ...
