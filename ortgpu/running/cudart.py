@@ -18,6 +18,8 @@ from ..environment.gpu.cuda import context_is_active
 from ..provider.runtime import load_runtime
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ..provider.devices import Device
 
 _Library = TypeVar("_Library", bound=ctypes.CDLL)
@@ -316,6 +318,12 @@ def _declared(library: _Library) -> _Library:
     library.cudaEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), pointer, pointer)
     library.cudaPointerGetAttributes.argtypes = (ctypes.POINTER(_PointerAttributes), pointer)
     return library
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Return the address of the first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class DeviceBuffer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
@@ -18,6 +18,9 @@ from ..model.tensor_types import DTYPES
 from ..provider import lifetime
 from . import dlpack
 from .cudart import LEGACY_STREAM, runtime_of
+
+if TYPE_CHECKING:
+    from ..provider.interfaces import VerifiedSession
 
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
 _UNSIGNED, _BOOL = 1, 6  # DLDataTypeCode
@@ -51,7 +54,7 @@ class _DLTensor(ctypes.Structure):
         return True
 
 
-def with_values(session: Any, feed: Any) -> dict[str, Any] | None:
+def with_values(session: VerifiedSession, feed: Any) -> dict[str, Any] | None:
     """Return ``feed`` with arrays of other libraries as OrtValues that share their memory. None if it has none.
 
     Waits for pending GPU work on these arrays, since ONNX Runtime reads them in its own stream. A non-contiguous array
@@ -95,7 +98,7 @@ def refuse_on_gpu(feed: Any) -> None:
             )
 
 
-def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
+def run_on_device(session: VerifiedSession, output_names: Any, feed: Mapping[str, Any], run_options: Any) -> list[Any]:
     """Run the model and keep the results on the device; see GPUSession.run_on_device."""
     binding = session.io_binding()
     # Check names first: a binding reports a missing input only through some node, and takes None for NaN.
@@ -123,7 +126,7 @@ def run_on_device(session: Any, output_names: Any, feed: Mapping[str, Any], run_
     return [outputs[name] for name in names]
 
 
-def _dtype_of(session: Any, name: str, value: Any) -> Any:
+def _dtype_of(session: VerifiedSession, name: str, value: Any) -> Any:
     """Return the type that the model declares for a value that is no array, as ``run`` does. None for arrays."""
     if isinstance(value, np.ndarray):
         return None
@@ -140,7 +143,7 @@ def _device_of(array: Any) -> tuple[int, int]:
     return int(kind), int(ordinal)
 
 
-def _value(session: Any, name: str, array: Any) -> Any:
+def _value(session: VerifiedSession, name: str, array: Any) -> Any:
     if not dlpack.IS_TAKEN:
         raise ProviderRequestError(
             f"input {name!r} is a {type(array).__name__}, and the installed ONNX Runtime takes NumPy arrays only",

@@ -19,15 +19,17 @@ import onnxruntime
 from ..model.tensor_types import DTYPES
 from ..process.signals import is_of_a_handler
 from ..provider.lifetime import device_of
-from .cudart import CudaRuntime, Stream, runtime_of
-from .parallel_copy import ParallelCopy, parallel_copy
-from .pinned import STAGED_FROM, PinnedMemory, memory_of
-from .recycling import OrdinaryMemory, address_of
+from .copying import ParallelCopy, parallel_copy
+from .cudart import CudaRuntime, Stream, address_of, runtime_of
+from .pinned import STAGED_FROM, OrdinaryMemory, PinnedMemory, memory_of
 from .staging import COPY_THREADS, cores, gives_memory
 from .staging import STAGED_FROM as COPIED_IN_THREADS_FROM
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ..provider.interfaces import VerifiedSession
+    from .pinned import PinningSession
 
 logger = logging.getLogger("ortgpu")
 
@@ -165,7 +167,7 @@ class FeedCopies:
         return self._threads
 
 
-def copies_for(session: Any) -> FeedCopies:
+def copies_for(session: PinningSession) -> FeedCopies:
     """Return the FeedCopies for a GPUSession."""
     runtime = runtime_of(device_of(session))
     ordinal, on_device = (None, None) if runtime is None else (runtime.ordinal, CopiesOnDevice(session, runtime))
@@ -175,7 +177,7 @@ def copies_for(session: Any) -> FeedCopies:
 class CopiesOnDevice:
     """Copies OrtValues on the GPU into memory of a GPUSession."""
 
-    def __init__(self, session: Any, runtime: CudaRuntime) -> None:
+    def __init__(self, session: VerifiedSession, runtime: CudaRuntime) -> None:
         self._session = session
         self._runtime = runtime
         self._stream: Stream | None = None

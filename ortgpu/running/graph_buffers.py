@@ -14,8 +14,7 @@ import numpy as np
 import onnxruntime
 
 from ..model.tensor_types import DTYPES
-from .cudart import CudaRuntime, DeviceBuffer
-from .recycling import address_of
+from .cudart import CudaRuntime, DeviceBuffer, address_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,8 +23,7 @@ from ..model.tensor_types import DTYPES
 from ..provider.lifetime import device_of
 from .copying import Copier, Transfer
 from .cudart import CudaRuntime
-from .pinned import PinnedMemory, memory_of
-from .recycling import OrdinaryMemory
+from .pinned import OrdinaryMemory, PinnedMemory, memory_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortgpu.running.parallel_copy import ParallelCopy
+from ortgpu.running.copying import ParallelCopy
 from tests.support.cpu_session import child
 
 GUARD = 7  # bytes before and behind, which must stay as they are
@@ -40,7 +40,7 @@ def test_of_any_size_at_any_address(copies: ParallelCopy, size: int, offset: int
 
 
 def reported(code: str) -> Any:
-    return child("from ortgpu.running.parallel_copy import ParallelCopy, parallel_copy\n" + code)
+    return child("from ortgpu.running.copying import ParallelCopy, parallel_copy\n" + code)
 
 
 def test_threads_of_python_share_it() -> None:

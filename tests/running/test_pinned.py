@@ -86,9 +86,9 @@ def test_an_interrupt_anywhere_loses_no_memory(with_stub: Any) -> None:
     other is freed; not while that is freed."""
     found = with_stub("""
         import weakref
-        from ortgpu.running import cudart, recycling
+        from ortgpu.running import cudart, pinned
         memory, places, lost = PinnedMemory(runtime, 4 * MIB), set(), []
-        files = {module.__file__ for module in (cudart, recycling, weakref)}
+        files = {module.__file__ for module in (cudart, pinned, weakref)}
 
         def interrupt(frame, event, argument):
             code, caller = frame.f_code, frame.f_back and frame.f_back.f_code

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortgpu.process import threads
-from ortgpu.running import copying, cuda_graph, graph_buffers, parallel_copy, pinned, recycling, staged_runs, staging
+from ortgpu.running import copying, cuda_graph, graph_buffers, pinned, staged_runs, staging
 from ortgpu.running.pipeline import in_order
 from ortgpu.session.pool import pool
 from tests.support.cpu_session import child
@@ -180,7 +180,7 @@ def test_collected_with_a_lock_held_that_its_threads_need() -> None:
 
 
 def test_modules_in_which_it_does_not_wait_say_so() -> None:
-    of_runs = (copying, cuda_graph, graph_buffers, parallel_copy, pinned, recycling, staged_runs, staging)
+    of_runs = (copying, cuda_graph, graph_buffers, pinned, staged_runs, staging)
     assert all(module._WORKS_AT_FEEDS for module in (*of_runs, pool, threads))
 
 

@@ -255,7 +255,7 @@ def test_where_the_system_gives_no_threads_plain_run_does_it(staged_child: Any) 
         plain = native.InferenceSession
         def refuse(*_, **__):
             raise RuntimeError("pthread_create failed, error code: 11 error msg: Resource temporarily unavailable")
-        parallel_copy._shared.clear()
+        copying._shared.clear()
         native.InferenceSession = refuse
         results = [session.run(None, big(3))[0][[0, -1]].tolist()]
         native.InferenceSession = plain

@@ -20,7 +20,7 @@ STAGES = (1, 30)  # gives sessions memory on the device, create_ortvalue_from_sh
 
 SETUP = """
 import dataclasses
-from ortgpu.running import parallel_copy
+from ortgpu.running import copying
 from ortgpu.running.copying import Copier
 from ortgpu.running.direct_runs import direct_runs_of
 from ortgpu.running.pinned import PinnedMemory
@@ -73,7 +73,7 @@ def on_a_gpu(session):
 def copies_left():
     # With each of them its threads: test_parallel_copy.py
     gc.collect()
-    return len(parallel_copy._shared)
+    return len(copying._shared)
 
 def big(value, size=100_000):
     return {"x": np.full(size, value, np.float32)}
