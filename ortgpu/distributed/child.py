@@ -1,4 +1,4 @@
-"""The child process of a preflight, from outside: started in a group of its own, heard, and ended with all of it."""
+"""The child process of a preflight, seen from its parent: started in a group of its own, and killed with the group."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from ..errors import DistributedError
 from .reports import Collective
 from .wire import Connection
 
-# For tests alone: the module whose main() takes the place of worker.main, to have a child that misbehaves.
+# For tests only: a module whose main() replaces worker.main, for a child that misbehaves
 _MODULE_VARIABLE = "_ORTGPU_PREFLIGHT_WORKER"
 _LINES_KEPT, _BYTES_KEPT = 200, 1 << 18
-_CHUNK = 1 << 16  # bytes that are read at a time, as many as a pipe holds
-_DEATH = 2.0  # seconds that a process may take to be gone after it has hung up
-
+_CHUNK = 1 << 16  # bytes of one read, as many as a pipe holds
+_DEATH = 2.0  # seconds for a process to end after it has closed its channel
 _BOOT = "import importlib; importlib.import_module(sys.argv[1]).main(int(sys.argv[2]), int(sys.argv[3]))"
 
 
 class Child:
-    """A running child. ``channel`` carries messages both ways; ``output`` is what its libraries print.
+    """A running child. ``channel`` carries messages both ways. ``output`` is the text that its libraries print.
 
     Raises:
         DistributedError: it cannot be started.
@@ -41,7 +40,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                # Its warnings are the evidence of what fails in it
+                # NCCL's warnings are the evidence of a failure
                 env={"NCCL_DEBUG": "WARN", **os.environ},
                 start_new_session=True,
             )
@@ -63,17 +62,17 @@ class Child:
         self.channel.send({"rank": asdict(rank), "calls": [[c.operation, c.dtype, c.count] for c in calls]})
 
     def read_output(self) -> bool:
-        """Take in some of what was printed; False when that was the last."""
+        """Read some of the output. Return False at its end."""
         data = self.output.read(_CHUNK)
         self._text = b"\n".join((self._text + (data or b"")).split(b"\n")[-_LINES_KEPT:])[-_BYTES_KEPT:]
         return data != b""
 
     def warnings(self) -> list[str]:
-        """What NCCL warned of."""
+        """Return NCCL's warnings."""
         return [line for line in self._lines() if "NCCL WARN" in line]
 
     def last_words(self) -> list[str]:
-        """The end of what it printed."""
+        """Return the end of the output."""
         return self._lines()[-8:]
 
     def _lines(self) -> list[str]:
@@ -82,7 +81,7 @@ class Child:
         return [line.strip() for line in self._text.decode("utf-8", "replace").splitlines() if line.strip()]
 
     def how_it_ended(self) -> str:
-        """Once it has hung up: by which signal, or with which exit status."""
+        """Say by which signal or with which exit status the child ended. For after it has closed its channel."""
         try:
             status = self._process.wait(_DEATH)
         except subprocess.TimeoutExpired:
@@ -92,7 +91,7 @@ class Child:
         return f"ended with exit status {status}"
 
     def end(self) -> None:
-        """Kill it and everything that it started. Nothing is left but a process that the driver does not let go."""
+        """Kill the child and all that it started. Only a process that hangs in the driver can be left."""
         kill_group(self._process)
         self.output.close()
         self.channel.close()

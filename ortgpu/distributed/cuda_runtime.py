@@ -1,7 +1,4 @@
-"""Device memory, a stream and events of one GPU, by ctypes from the CUDA runtime that ONNX Runtime would use as well.
-
-For child processes: the first call of :class:`DeviceQueue` creates a CUDA context.
-"""
+"""The CUDA runtime for the child process of a preflight: the same library that ONNX Runtime would use."""
 
 from __future__ import annotations
 
@@ -21,8 +18,29 @@ from ..running.cudart import CudaCallError, CudaRuntime
 _RUNTIME = "libcudart"
 
 
-def load_runtime_library() -> str:
-    """Its path. Raises LibraryNotFoundError where nothing has a CUDA runtime for the installed ONNX Runtime."""
+def open_gpu(ordinal: int) -> CudaRuntime:
+    """Create a CUDA context on this GPU, as the current device of this thread.
+
+    Raises:
+        LibraryNotFoundError: there is no CUDA runtime for the installed ONNX Runtime.
+        CudaCallError: CUDA refused; see :func:`typed_cuda_errors`.
+    """
+    runtime = CudaRuntime(_load_library(), ordinal)
+    runtime.use_device()
+    runtime.free(0)  # before CUDA 12, to choose the device alone creates no context
+    return runtime
+
+
+@contextlib.contextmanager
+def typed_cuda_errors() -> Iterator[None]:
+    """Raise the GPUError for a failed CUDA call."""
+    try:
+        yield
+    except CudaCallError as failure:
+        raise opening.for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure
+
+
+def _load_library() -> str:
     found = plan(locate_packages()).resolutions
     candidates = [each for one in found if one.spec.stem == _RUNTIME for each in one.candidates]
     refused = []
@@ -32,8 +50,7 @@ def load_runtime_library() -> str:
             return candidate.path
         refused.append(f"{candidate.path}: {error}")
     environment = inspect_environment()
-    major = environment.provider.cuda_major if environment.provider is not None else None
-    wheel = remedies.wheel_of(f"{_RUNTIME}.so", major)
+    wheel = remedies.wheel_of(f"{_RUNTIME}.so", environment.cuda_major)
     raise LibraryNotFoundError(
         "the CUDA runtime, which the collective operations need, was not found",
         evidence=refused or ["there is no file of it in any place where libraries are looked for"],
@@ -42,61 +59,5 @@ def load_runtime_library() -> str:
             if wheel is not None
             else manual("install an ONNX Runtime that is built with CUDA")
         ],
-        missing=(BY_STEM[_RUNTIME].sonames.get(major or 0, f"{_RUNTIME}.so"),),
+        missing=(BY_STEM[_RUNTIME].sonames.get(environment.cuda_major or 0, f"{_RUNTIME}.so"),),
     )
-
-
-class DeviceQueue:
-    """One GPU and a stream on it. Copies and events are queued; :meth:`is_done` says when all of it is done.
-
-    Sizes in bytes. Memory of the host that is copied has to stay until then.
-
-    Raises:
-        GPUError: from every method, what the code of CUDA stands for.
-    """
-
-    def __init__(self, ordinal: int) -> None:
-        self._runtime = runtime = CudaRuntime(load_runtime_library(), ordinal)
-        with _explained():
-            runtime.use_device()
-            runtime.free(0)  # before CUDA 12 choosing the device alone makes no context
-            self.stream = runtime.new_stream()
-
-    def allocate(self, size: int) -> int:
-        """The address of new device memory."""
-        with _explained():
-            return self._runtime.allocate(size)
-
-    def free(self, address: int) -> None:
-        with _explained():
-            self._runtime.free(address)
-
-    def copy(self, to: int, source: int, size: int) -> None:
-        """From host to device or back."""
-        with _explained():
-            self._runtime.copy(to, source, size, self.stream)
-
-    def new_event(self) -> int:
-        with _explained():
-            return self._runtime.new_event()
-
-    def record(self, event: int) -> None:
-        with _explained():
-            self._runtime.record(event, self.stream)
-
-    def seconds_between(self, start: int, end: int) -> float:
-        """Both events have passed."""
-        with _explained():
-            return self._runtime.seconds_between(start, end)
-
-    def is_done(self) -> bool:
-        with _explained():
-            return self._runtime.is_done(self.stream)
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except CudaCallError as failure:
-        raise opening.for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure

@@ -1,6 +1,6 @@
-"""Rank 0's side of a preflight: it lets the ranks of the job in, gathers what each says, tells all, and gives verdicts.
+"""Rank 0's side of a preflight: it admits the ranks of the job, collects what each reports, and gives the verdict.
 
-Driven from outside: its methods are called when a socket is ready or the time has come, and none of them waits.
+It is driven from outside: its methods are called when a socket is ready or a deadline has come. None of them waits.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from .wire import (
 
 logger = logging.getLogger("ortgpu")
 
-# What is gathered, in this order; whoever hangs up after the last has all that there is.
+# What each rank posts, in this order. After the last, a rank may close its connection.
 FACTS, ID, LAST = "facts", "id", "results"
 
-_SILENT = 5.0  # seconds in which a connection has to say who it is
-_GUESTS = 64  # connections at a time that have not, beside those that ranks will turn out to be
-_NOTED = 8  # refused connections that an error tells of
-_REST = 0.1  # seconds until a connection is asked for again that this process had no room for
+_SILENT = 5.0  # seconds for a connection to prove who it is
+_GUESTS = 64  # unproven connections at a time, beside one for each rank
+_NOTED = 8  # refused connections that an error lists
+_REST = 0.1  # seconds without accepting, after this process ran out of descriptors
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deadlines:
-    """By time.monotonic. ``arrival``: for all ranks to have come; ``verdict``: for everything."""
+    """Times of time.monotonic: ``arrival`` is for all ranks to have come, ``verdict`` for everything."""
 
     arrival: float
     verdict: float
 
-    def earlier(self, other: Deadlines) -> Deadlines:
-        return Deadlines(min(self.arrival, other.arrival), min(self.verdict, other.verdict))
-
 
 class Hub:
-    """``key``: what a rank of this job has to know. ``settling``: seconds from a fault to the verdict, in which the
-    other ranks may say what they see."""
+    """The connections of rank 0.
+
+    A rank of this job must know ``key``. ``settling`` is the seconds from a fault to the verdict, in which the other
+    ranks report what they see.
+    """
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class Hub:
         settling: float,
     ) -> None:
         self._listener: socket.socket | None = listener
-        self._rests_until: float | None = None  # the listener, which is not looked at meanwhile
+        self._rests_until: float | None = None  # until then, the listener is not watched
         self._key = key
         self._selector = selector
         self._deadlines = deadlines
         self._settling = settling
         self._settled_at: float | None = None
         self._mismatch: CollectiveMismatchError | None = None
-        self._guests: dict[Connection, tuple[float, str]] = {}  # until when to say who it is, and what to answer to
+        self._guests: dict[Connection, tuple[float, str]] = {}  # deadline and challenge
         self._members: dict[int, Connection] = {}
         self._gathered: dict[str, dict[int, Any]] = {}
         self._refused: dict[str, None] = {}  # reasons, each once
@@ -96,7 +96,7 @@ class Hub:
         return min(times)
 
     def on_time(self) -> None:
-        """Do what the time demands; called often enough."""
+        """Act on the deadlines that have passed."""
         now = time.monotonic()
         for guest in [connection for connection, (until, _) in self._guests.items() if now >= until]:
             self._refuse(guest, "it did not say who it is")
@@ -105,7 +105,7 @@ class Hub:
         if self._is_over:
             return
         everyone_failed = len(self.known.failures) == self.known.world_size
-        if not self.known.all_came:  # whatever went wrong meanwhile, who comes late has to learn of it too
+        if not self.known.all_came:  # no verdict before, since a late rank must learn of it too
             if now >= self._deadlines.arrival:
                 self._decide(verdicts.never_came(self.known, self._refused))
         elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
@@ -115,7 +115,7 @@ class Hub:
 
     @property
     def is_done(self) -> bool:
-        """Nobody is left to be told anything."""
+        """True if no rank is connected any more."""
         return not any(member.is_open for member in self._members.values())
 
     def close(self) -> None:
@@ -134,14 +134,14 @@ class Hub:
         assert self._listener is not None
         try:
             connected, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # it is gone again
+        except (BlockingIOError, ConnectionError):  # closed by the other side
             return
-        except OSError as error:  # this process may have no more files open, for instance
+        except OSError as error:  # too many open files, for instance
             self._remember(f"a connection: {error.strerror}")
-            self._selector.unregister(self._listener)  # which stays ready, and would be asked without a pause
+            self._selector.unregister(self._listener)  # it stays ready, and would keep this process busy
             self._rests_until = time.monotonic() + _REST
             return
-        if len(self._guests) >= _GUESTS + self.known.world_size:  # a rank says at once who it is
+        if len(self._guests) >= _GUESTS + self.known.world_size:  # the oldest is no rank, which would have answered
             self._refuse(next(iter(self._guests)), "it did not say who it is")
         connection, number = Connection(connected, FROM_A_STRANGER), challenge()
         self._guests[connection] = (time.monotonic() + _SILENT, number)
@@ -180,11 +180,12 @@ class Hub:
         del self._guests[connection]
         self._members[rank] = connection
         self.known.hosts[rank] = str(host)
-        self._deadlines = self._deadlines.earlier(Deadlines(now + arrival, now + verdict))
+        self._deadlines.arrival = min(self._deadlines.arrival, now + arrival)
+        self._deadlines.verdict = min(self._deadlines.verdict, now + verdict)
         self._selector.modify(connection, selectors.EVENT_READ, lambda events: self._serve(rank, events))
         connection.trust(FROM_A_RANK)
         connection.send({"in": True, "proof": own})
-        if unfit is not None:  # let in all the same: it and the others learn of it when all have come
+        if unfit is not None:  # still admitted: all ranks get the verdict when all have come
             self._note(rank, unfit)
         if self.known.all_came:
             self._stop_listening()
@@ -248,19 +249,19 @@ class Hub:
         if "at" in message:
             number, step = message["at"]
             if type(number) is not int or not isinstance(step, str):
-                raise GarbledError("it says nowhere where it is")
+                raise GarbledError("its position has the wrong type")
             self.known.positions[rank] = Position(number, step)
             mismatch = verdicts.out_of_step(self.known)
             if mismatch is not None:
-                self._mismatch = mismatch  # a rank may go on all the same, and be somewhere else when it is judged
-                self._settle()  # those who have not come to this will tell which is the odd one
+                self._mismatch = mismatch  # kept, because a rank may go on before it is judged
+                self._settle()  # ranks that have not come to this place show which one is odd
                 if self.known.is_abreast:
                     self._decide(mismatch)
         elif "failed" in message:
             self._note(rank, error_from_message(message["failed"]))
         elif "post" in message:
             if message["post"] not in (FACTS, ID, LAST):
-                raise GarbledError("nobody asked for that")
+                raise GarbledError("an unknown post")
             gathered = self._gathered.setdefault(message["post"], {})
             gathered[rank] = message["value"]
             if len(gathered) == self.known.world_size:

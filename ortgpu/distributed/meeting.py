@@ -1,9 +1,9 @@
-"""Where the ranks of a preflight meet: at which address rank 0 listens, and how the others learn of it.
+"""The place where the ranks of a preflight meet: the address at which rank 0 listens, and how the others learn of it.
 
-On one host rank 0 takes any free port and writes it, with a key made up for this, to a file that only this user can
-read. Between hosts the address is given, or the launcher names rank 0's host and the port follows from the job's
-identity: the one in MASTER_PORT is torchrun's own. There the key follows from port or identity, which tells jobs apart
-and keeps nobody out; with a secret that all ranks were given it does that too.
+On one host rank 0 takes any free port and writes it, with a random key, to a file that only this user can read. Between
+hosts the caller gives the address. Or the launcher names rank 0's host, and the port follows from the job's identity,
+because the one in MASTER_PORT is torchrun's own. There the key follows from the port or the identity. It tells jobs
+apart and keeps nobody out, unless all ranks were given a secret.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ..environment.child import parse_answer, run_python
 from ..environment.jobs import (
@@ -34,10 +33,9 @@ from ..environment.jobs import (
 from ..environment.ranks import Rank
 from ..errors import RendezvousError, manual
 
-_PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and the ports that Linux gives out by itself
-_TRIED = 8  # ports of a job: the first that is free serves
+_PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and below Linux's ephemeral ports
+_TRIED = 8  # ports of a job; rank 0 takes the first that is free
 _LOOPBACK = "127.0.0.1"
-_ALL_INTERFACES = ""
 SECRET = "ORTGPU_PREFLIGHT_SECRET"  # noqa: S105 - the name of a variable
 SECRET_FILE = "ORTGPU_PREFLIGHT_SECRET_FILE"  # noqa: S105 - as above
 _NAME_THE_JOB = (
@@ -55,7 +53,7 @@ except (OSError, UnicodeError) as error:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to connect, and the key that both sides have to know."""
+    """An address to connect to, with the key that both sides must know."""
 
     host: str
     port: int
@@ -65,37 +63,18 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
-class Meeting(Protocol):
-    """``listen`` is rank 0's; the others try the ``addresses``, which may be other ones a moment later.
-
-    ``ways``: what may help where rank 0 is not found by it.
-    """
-
-    ways: Sequence[str]
-
-    def listen(self) -> tuple[socket.socket, str]:
-        """A listening socket and the key. Raises OSError."""
-
-    def addresses(self) -> Sequence[Address]: ...
-
-    def close(self) -> None: ...
-
-    def __str__(self) -> str:
-        """Where that is: "at ...", "in ..."."""
-
-
 def meeting_of(rank: Rank, address: str | None) -> Meeting:
-    """How the ranks of this job meet.
+    """Return the meeting of this job's ranks.
 
     Raises:
         ValueError: ``address`` is not HOST:PORT.
-        RendezvousError: none is given, and the launcher names none; there is no folder to write to; or a secret was
-            named that is none.
+        RendezvousError: there is no address, and the launcher names no host; there is no folder to write to; or the
+            secret cannot be read, or is empty.
     """
     if address is not None:
         host, port = parse_address(address)
-        # Each rank may have another name for the host, so that is no part of the key
-        return _Named(host, (port,), _key(rank, str(port)), host if rank.on_one_host else _ALL_INTERFACES)
+        # The key leaves the host out, for which each rank may have another name
+        return _Named(host, [port], _key(rank, str(port)), is_local=rank.on_one_host and is_loopback(host))
     if rank.on_one_host and (rank.launcher is not None or rank.world_size == 1):
         own = identity_of(rank) if rank.launcher is not None else f"process {os.getpid()}"
         try:
@@ -128,18 +107,18 @@ def meeting_of(rank: Rank, address: str | None) -> Meeting:
             ranks=(rank.rank,),
             phase="rendezvous",
         )
-    return _Named(rank.master_address, tuple(ports_of(identity)), _key(rank, identity), _ALL_INTERFACES)
+    return _Named(rank.master_address, ports_of(identity), _key(rank, identity))
 
 
 def _key(rank: Rank, identity: str) -> str:
-    """Return what the ranks of a job have in common; with a secret nobody else can know it."""
+    """Return the key of a job. With a secret, nobody else can know it."""
     variable = next((name for name in (SECRET, SECRET_FILE) if name in os.environ), None)
     if variable is None:
         return short_name(identity)
     try:
         value = os.environ[variable]
         secret = (os.fsencode(value) if variable == SECRET else Path(value).read_bytes()).strip()
-        if not secret:  # as a command that failed leaves it, and the ranks would meet without any
+        if not secret:  # a command that failed leaves it empty, and the ranks would meet without a secret
             raise OSError("it is empty")
     except (OSError, ValueError) as error:
         raise RendezvousError(
@@ -153,7 +132,7 @@ def _key(rank: Rank, identity: str) -> str:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[::1]:port". Raises ValueError."""
+    """Return host and port of "host:port" or "[::1]:port". Raises ValueError."""
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65_536 and (":" not in host or "[" in text)):
@@ -162,13 +141,12 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def resolve(host: str, timeout: float) -> list[str]:
-    """The numeric addresses of a host, the best first.
+    """Return the numeric addresses of a host, the best first.
 
-    Asked for in a child process: a resolver that gets no answer keeps its caller for half a minute (resolv.conf(5)),
-    and cannot be told to give up earlier.
+    A child process asks: without an answer, a resolver blocks its caller for half a minute (resolv.conf(5)).
 
     Raises:
-        OSError: it is not known, or not by the deadline.
+        OSError: the host is not known, or not by the deadline.
     """
     try:
         return [str(ipaddress.ip_address(host))]
@@ -182,7 +160,7 @@ def resolve(host: str, timeout: float) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this name or numeric address is meant for the host itself."""
+    """Return True if this name or numeric address means the host itself."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -190,7 +168,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_own(address: str) -> bool:
-    """Whether this numeric address is one of this host: no other can be bound to."""
+    """Return True if this numeric address is one of this host. A socket can be bound to no other."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         try:
             probe.bind((address, 0))
@@ -199,31 +177,44 @@ def is_own(address: str) -> bool:
     return True
 
 
-def ports_of(identity: str) -> Iterator[int]:
-    """The ports of a job, in the order in which they are tried."""
+def ports_of(identity: str) -> list[int]:
+    """Return the ports of a job, in the order in which they are tried."""
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()
-    for part in range(_TRIED):
-        yield _PORTS[int.from_bytes(digest[2 * part : 2 * part + 2], "big") % len(_PORTS)]
+    parts = [digest[2 * part : 2 * part + 2] for part in range(_TRIED)]
+    return [_PORTS[int.from_bytes(part, "big") % len(_PORTS)] for part in parts]
 
 
 class _Named:
-    ways: Sequence[str] = ()
+    """A host and ports that all ranks know. Unless ``is_local``, rank 0 listens on all interfaces."""
 
-    def __init__(self, host: str, ports: tuple[int, ...], key: str, interface: str) -> None:
-        self._host, self._ports, self._key, self._interface = host, ports, key, interface
+    ways = ()  # fixes for a rank that does not find rank 0
+
+    def __init__(self, host: str, ports: Sequence[int], key: str, *, is_local: bool = False) -> None:
+        self._host, self._ports, self._key, self._is_local = host, ports, key, is_local
 
     def listen(self) -> tuple[socket.socket, str]:
+        """Return a listening socket and the key. Raises OSError."""
         refusal: OSError | None = None
         for port in self._ports:
             try:
-                return _listen(self._interface, port), self._key
+                return self._listen(port), self._key
             except OSError as error:
                 refusal = error
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     break
         raise refusal or OSError("no port to listen at")
 
+    def _listen(self, port: int) -> socket.socket:
+        if self._is_local:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            return socket.create_server((self._host, port), family=family)
+        # Not at the host's address, because its own name may be 127.0.1.1 to itself
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+
     def addresses(self) -> Sequence[Address]:
+        """Return the addresses to try."""
         return [Address(self._host, port, self._key) for port in self._ports]
 
     def __str__(self) -> str:
@@ -233,18 +224,8 @@ class _Named:
         pass
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """On the loopback where that is meant; else on all interfaces: a host's own name may be 127.0.1.1 to itself."""
-    if is_loopback(host):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
-
-
 def _loopback() -> str:
-    """Which 127.0.0.1 is meant: hosts that share the folder have one each, and so have containers."""
+    """Name the network that 127.0.0.1 is in: hosts that share the folder have one each, and so have containers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return f"{boot.strip()} {os.readlink('/proc/self/ns/net')}"
@@ -253,6 +234,8 @@ def _loopback() -> str:
 
 
 class _Published:
+    """A file of this user that has rank 0's port and key. The methods are those of :class:`_Named`."""
+
     def __init__(self, path: Path, ways: Sequence[str]) -> None:
         self._path = path
         self.ways = ways
@@ -266,7 +249,7 @@ class _Published:
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump({"port": listener.getsockname()[1], "key": key}, file)
-            partial.replace(self._path)  # one that a killed process left behind is gone with this
+            partial.replace(self._path)  # also over the file of a process that was killed
         except BaseException:
             listener.close()
             raise
@@ -286,3 +269,6 @@ class _Published:
         if self._is_ours:
             self._path.unlink(missing_ok=True)
             self._is_ours = False
+
+
+Meeting = _Named | _Published

@@ -1,4 +1,4 @@
-"""One rank's part in a preflight, by a loop over sockets: its child, rank 0, and where it is rank 0, all ranks."""
+"""One rank's part in a preflight: a loop over the sockets to its child, to rank 0, and on rank 0 to all ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import IO, Any, TypeGuard
 
 from ..environment.ranks import Rank
 from ..errors import CollectiveTimeoutError, DistributedError, GPUError, RendezvousError, manual
-from . import contract, verdicts
+from . import verdicts
 from .child import Child
-from .contract import Described
 from .hub import FACTS, ID, LAST, Deadlines, Hub
 from .meeting import SECRET, Address, Meeting, is_own, resolve
 from .reports import OWN_VERSION, Collective, CollectiveResult, PreflightReport, differences, named
-from .verdicts import RENDEZVOUS, RUN
+from .verdicts import RENDEZVOUS, RUN, Described
 from .wire import (
     FROM_A_RANK,
     FROM_RANK_0,
@@ -35,23 +34,23 @@ from .wire import (
 )
 
 _RETRY = 0.05  # seconds between two attempts to reach rank 0
-_ASK_AGAIN = 1.0  # seconds between two questions for a name
-_CONNECTION = 2.0  # seconds in which an address has to take a connection
-_ANSWER = 5.0  # and what listens there to prove that it is rank 0, which may have much else to do
-_GIVING_BACK = 5.0  # seconds that a child may take to give its communicator back
-_WAITING = 8  # messages of rank 0 at a time, which says fewer in all
+_ASK_AGAIN = 1.0  # seconds between two questions to the resolver for one name
+_CONNECTION = 2.0  # seconds for an address to take a connection
+_ANSWER = 5.0  # seconds for the listener to prove that it is rank 0, which may be busy
+_GIVING_BACK = 5.0  # seconds for a child to give its communicator back
+_WAITING = 8  # unread messages of rank 0 at most; it sends fewer in all
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """By time.monotonic: when all have to have come; when the child gives up; rank 0; and this rank by itself."""
+    """The deadlines of a rank, by time.monotonic."""
 
     start: float
-    arrival: float
-    child: float
-    verdict: float
-    alone: float
-    settling: float  # seconds
+    arrival: float  # all ranks must have come
+    child: float  # the child gives up
+    verdict: float  # rank 0 decides
+    alone: float  # this rank decides by itself
+    settling: float  # seconds, not a time
 
     @classmethod
     def of(cls, timeout: float) -> Schedule:
@@ -72,7 +71,7 @@ class Participant:
         self._from_hub: list[Message] = []
         self._from_child: list[Message] = []
         self._resolved: dict[str, list[str]] = {}  # numeric addresses by host
-        self._unresolved: dict[str, tuple[OSError, float]] = {}  # why not, and when to ask again
+        self._unresolved: dict[str, tuple[OSError, float]] = {}  # the error, and when to ask again
         self._failure: GPUError | None = None
         self._child_may_end = False
         self._has_joined = False
@@ -83,7 +82,7 @@ class Participant:
     def run(self) -> PreflightReport:
         try:
             return self._run()
-        except GarbledError as error:  # somebody who knew the key, and is no rank
+        except GarbledError as error:  # of somebody who knows the key and is no rank
             raise RendezvousError(
                 "what arrived by rank 0 is not what the ranks of a preflight say",
                 evidence=[str(error)],
@@ -95,8 +94,7 @@ class Participant:
         self._start_child()
         self._meet()
         roster = self._describe()
-        error = contract.broken(roster)
-        if error is not None:
+        if (error := verdicts.mismatch(roster)) is not None:
             raise error
         unique_id = self._share_id()
         seconds = self._run_collectives(unique_id)
@@ -106,12 +104,12 @@ class Participant:
             facts,
             differences(facts),
             tuple(self._result(call, [each[n] for each in seconds]) for n, call in enumerate(self._calls)),
-            contract.notes(self._rank, roster),
+            verdicts.notes(self._rank, roster),
             time.monotonic() - self._schedule.start,
         )
 
     def leave_others(self) -> None:
-        """Interrupted: they are not told anything, and notice at once."""
+        """Close the connections after an interrupt, so that the others notice at once."""
         if self._hub is not None:
             self._hub.close()
 
@@ -125,7 +123,7 @@ class Participant:
             self._link.close()
         self._meeting.close()
         if self._hub is not None:
-            # Hanging up first could take from them what they have not read yet
+            # Until the others hang up: closing first could discard messages that they have not read
             self._pump(lambda: self._hub is None or self._hub.is_done, self._schedule.alone)
             self._hub.close()
         self._selector.close()
@@ -135,7 +133,7 @@ class Participant:
     def _start_child(self) -> None:
         try:
             self._child = child = Child(self._rank, self._calls)
-        except DistributedError as error:  # the others have to learn of it
+        except DistributedError as error:  # reported to the others after the rendezvous
             self._failure = error
             return
         self._selector.register(child.channel, selectors.EVENT_READ, lambda _: self._hear_child(child))
@@ -151,7 +149,7 @@ class Participant:
                 if reason is None:
                     is_waiting = False
                     break
-                # What failed because there was no time left says nothing of the address
+                # An attempt that had no time left says nothing about the address
                 if not refusals or time.monotonic() < self._schedule.arrival:
                     refusals.setdefault(reason, {})[address] = None
             if is_waiting:
@@ -161,7 +159,7 @@ class Participant:
         rest = self._await("welcome")["welcome"]
         if not (isinstance(rest, float) and math.isfinite(rest)):
             raise GarbledError(f"a deadline in {rest!r:.99} seconds")
-        self._meeting.close()  # all are here: nobody has to find the way any more
+        self._meeting.close()  # all are here
         verdict = min(self._schedule.verdict, time.monotonic() + rest)
         settling = self._schedule.settling
         self._schedule = dataclasses.replace(
@@ -169,7 +167,7 @@ class Participant:
         )
 
     def _listen(self) -> Address:
-        """Become rank 0 to the others; where to reach it from here, whatever the name of this host leads to."""
+        """Start the hub of rank 0. Return its address for this process, which needs no name of this host."""
         try:
             listener, key = self._meeting.listen()
         except OSError as error:
@@ -180,15 +178,14 @@ class Participant:
                 ranks=(0,),
                 phase=RENDEZVOUS,
             ) from error
-        schedule = self._schedule
-        deadlines = Deadlines(schedule.arrival, schedule.verdict)
+        deadlines = Deadlines(self._schedule.arrival, self._schedule.verdict)
         known = verdicts.Known(self._rank.world_size, str(self._meeting))
-        self._hub = Hub(listener, key, known, self._selector, deadlines, schedule.settling)
+        self._hub = Hub(listener, key, known, self._selector, deadlines, self._schedule.settling)
         host, port = listener.getsockname()[:2]
         return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, key)  # noqa: S104 - compared only
 
     def _try(self, address: Address) -> str | None:
-        """Join rank 0 there; or the reason why not."""
+        """Join rank 0 there. Return None, or the reason why not."""
         try:
             connected = self._connected(address)
         except OSError as error:
@@ -228,7 +225,7 @@ class Participant:
         return readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
 
     def _answer(self, link: Connection, until: float) -> Message:
-        """Return the next message of what may be rank 0; an empty one if it says nothing in time."""
+        """Return the next message of a listener, or an empty one if none comes in time."""
         self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
         return self._from_hub.pop(0) if self._from_hub else {}
 
@@ -236,7 +233,7 @@ class Participant:
         hosts = self._addresses_of(address.host)
         until = min(time.monotonic() + _CONNECTION, self._schedule.arrival)
         refusal: OSError | None = None
-        for tried, host in enumerate(hosts):  # time is left for each: packets to one may come to nothing
+        for tried, host in enumerate(hosts):  # each gets its share of the time: one of them may drop all packets
             share = (until - time.monotonic()) / (len(hosts) - tried)
             try:
                 return socket.create_connection((host, address.port), timeout=max(share, _RETRY))
@@ -245,7 +242,7 @@ class Participant:
         raise refusal or OSError("it has no address")
 
     def _addresses_of(self, host: str) -> list[str]:
-        """Numeric ones. A name that is not known may be later, as that of a pod, and each question costs a process."""
+        """Return numeric addresses. An unknown name is asked for again: that of a pod may become known later."""
         now = time.monotonic()
         if host in self._unresolved and now < self._unresolved[host][1]:
             raise self._unresolved[host][0]
@@ -264,7 +261,7 @@ class Participant:
         self._at("waiting for the facts of the others")
         roster = [Described.parse(message) for message in self._from_all(FACTS)]
         if [each.facts.rank for each in roster] != list(range(self._rank.world_size)):
-            raise GarbledError("ranks that say to be others")
+            raise GarbledError("ranks with the numbers of others")
         self._has_exchanged = True
         return roster
 
@@ -274,7 +271,7 @@ class Participant:
             self._ask_child({"make_id": True})
             value = self._from_own_child("id")["id"]
         else:
-            self._number += 1  # further than rank 0 while that makes it
+            self._number += 1  # further than rank 0 while that makes the id
             self._at("waiting for NCCL's unique id")
         self._tell({"post": ID, "value": value})
         return str(self._from_all(ID)[0])
@@ -294,12 +291,10 @@ class Participant:
         return isinstance(found, list) and [type(each) for each in found] == [float] * len(self._calls)
 
     def _end_child(self) -> None:
-        """Let it give its communicator back; whatever it does instead, it is killed soon."""
-        child = self._child
-        assert child is not None
+        """Let the child give its communicator back. It is killed afterwards in any case."""
         self._child_may_end = True
-        child.channel.send({"end": True})
-        self._pump(lambda: not child.channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
+        channel = self._ask_child({"end": True})
+        self._pump(lambda: not channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
 
     def _result(self, call: Collective, seconds: Sequence[float]) -> CollectiveResult:
         slowest = max(seconds)
@@ -309,11 +304,11 @@ class Participant:
     # Waiting
 
     def _await(self, kind: str, name: object = None) -> Message:
-        """The message of rank 0 that ``kind`` is in, with ``name`` as its value."""
+        """Return the message of rank 0 that has the key ``kind``, with ``name`` as its value."""
         return self._next(self._from_hub, lambda message: kind in message and name in (None, message[kind]))
 
     def _from_all(self, name: str) -> list[Any]:
-        """Return what each rank posted by that name, in the order of the ranks."""
+        """Return the value that each rank posted under that name, in the order of the ranks."""
         values = self._await("all", name).get("values")
         if not isinstance(values, list) or len(values) != self._rank.world_size:
             raise GarbledError(f"not from every rank: {name}")
@@ -323,7 +318,7 @@ class Participant:
         return self._next(self._from_child, lambda message: kind in message)
 
     def _next(self, messages: list[Message], is_wanted: Callable[[Message], bool]) -> Message:
-        """The first message that is wanted, once it is there. What rank 0 decides meanwhile is raised."""
+        """Wait for the first message that is wanted, and return it. A verdict of rank 0 is raised meanwhile."""
         link = self._link
         assert link is not None
         self._pump(lambda: any(map(is_wanted, messages)) or not link.is_open, self._schedule.alone)
@@ -336,15 +331,17 @@ class Participant:
         raise self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
 
     def _pump(self, is_done: Callable[[], bool], until: float) -> None:
-        """Serve every socket until ``is_done``, or until the time has come. What has arrived by then is heard: a rank
-        that stood still goes on with what the others said meanwhile."""
+        """Serve every socket until ``is_done``, or until the time has come.
+
+        All that has arrived by then is still read, for a rank that was stopped for a while.
+        """
         is_over = False
         while not is_done() and not is_over:
             is_over = (now := time.monotonic()) >= until
             soonest = min(until, self._hub.next_deadline) if self._hub is not None else until
             for connection in filter(None, (self._link, self._child.channel if self._child is not None else None)):
                 connection.flush()
-                if connection.has_unsent:  # what is longer than the system's buffers
+                if connection.has_unsent:  # more than the system's buffers hold
                     soonest = min(soonest, now + _RETRY)
             for key, events in self._selector.select(max(0.0, soonest - now)):
                 key.data(events)
@@ -358,8 +355,8 @@ class Participant:
                     raise error_from_message(message["verdict"])
                 self._from_hub.append(message)
             if len(self._from_hub) > _WAITING:
-                raise GarbledError("it says more than rank 0 does")
-        except GarbledError:  # something else listens there
+                raise GarbledError("it sends more messages than rank 0")
+        except GarbledError:  # not rank 0
             link.is_open = False
         if not link.is_open:
             self._forget(link)
@@ -385,7 +382,7 @@ class Participant:
             self._forget(child.output)
 
     def _forget(self, source: Connection | IO[bytes]) -> None:
-        """Before it is closed: its number may be given to another one."""
+        """Stop watching it. Call this before it is closed, since its descriptor may be reused."""
         if source in self._selector.get_map():
             self._selector.unregister(source)
 
@@ -396,7 +393,7 @@ class Participant:
         self._tell({"at": [self._number, step]})
 
     def _fail(self, error: GPUError) -> None:
-        """This rank cannot go on: rank 0 is told, and decides what that is for all."""
+        """Report that this rank cannot go on. Rank 0 decides what that means for all."""
         self._failure = error
         self._tell({"failed": error_to_message(error)})
 
@@ -404,11 +401,12 @@ class Participant:
         if self._link is not None and self._has_joined:
             self._link.send(message)
 
-    def _ask_child(self, message: Message) -> None:
+    def _ask_child(self, message: Message) -> Connection:
         assert self._child is not None
         self._child.channel.send(message)
+        return self._child.channel
 
-    # Errors that this rank comes to by itself
+    # Errors that this rank finds without rank 0
 
     def _unfinished(self, ranks: tuple[int, ...], summary: str, evidence: Sequence[str]) -> DistributedError:
         cls = CollectiveTimeoutError if self._has_exchanged else RendezvousError
@@ -422,7 +420,7 @@ class Participant:
         names = {name: found for name, found in self._resolved.items() if found != [name]}
         looked_for = {address.host for addresses in refusals.values() for address in addresses}
         fixes = [f"make {name} known to {here}, by DNS or /etc/hosts" for name in looked_for - set(self._resolved)]
-        if self._rank.local_rank == 0:  # as rank 0's is, which is therefore on another host
+        if self._rank.local_rank == 0:  # so rank 0, whose local rank is 0 too, is on another host
             fixes += [
                 f"name rank 0's host, or correct /etc/hosts of {here}: {name} leads to {here} itself there"
                 for name, found in self._resolved.items()

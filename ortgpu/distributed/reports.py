@@ -1,4 +1,4 @@
-"""What a preflight exchanges, and what it returns: plain facts of each rank, and the operations between them."""
+"""The plain data of a preflight: the facts of each rank, the operations between ranks, and the report."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..environment.ranks import Rank
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Value = TypeVar("Value")
 
-OWN_VERSION = str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])  # importing it would make a circle
+OWN_VERSION = str(vars(sys.modules[__name__.partition(".")[0]])["__version__"])  # an import would make a circle
 _READABLE = 16  # ranks in a sentence
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
@@ -20,11 +21,11 @@ BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective operation, as NCCL counts it.
+    """One collective operation, with NCCL's meaning of ``count``.
 
-    ``operation``: "all_reduce", "all_gather" or "reduce_scatter"; ``dtype``: "float32", "float16", "bfloat16" or
-    "int32". ``count`` is the number of elements that a rank hands in for an all_reduce or an all_gather, and that it
-    receives from a reduce_scatter. Reductions are sums. Others raise ValueError.
+    ``operation`` is "all_reduce", "all_gather" or "reduce_scatter"; ``dtype`` is "float32", "float16", "bfloat16" or
+    "int32". ``count`` is the number of elements that a rank sends in an all_reduce or an all_gather, or receives from a
+    reduce_scatter. Reductions are sums. Other values raise ValueError.
     """
 
     operation: Operation
@@ -41,19 +42,19 @@ class Collective:
         return f"{self.operation} of {self.count} {self.dtype}"
 
     def sizes(self, world_size: int) -> tuple[int, int]:
-        """Elements of the buffer that a rank sends, and of the one that it receives into."""
+        """Return the numbers of elements in a rank's send buffer and in its receive buffer."""
         many = self.count * world_size
         sent = many if self.operation == "reduce_scatter" else self.count
         return sent, many if self.operation == "all_gather" else self.count
 
     def bus_bytes(self, world_size: int) -> float:
-        """Bytes that pass each GPU's links: doc/PERFORMANCE.md of NVIDIA/nccl-tests."""
+        """Return the bytes that pass each GPU's links: doc/PERFORMANCE.md of NVIDIA/nccl-tests."""
         whole = max(self.sizes(world_size)) * BYTES_OF[self.dtype]
         return whole * (world_size - 1) / world_size * (2 if self.operation == "all_reduce" else 1)
 
 
 def default_calls(world_size: int) -> tuple[Collective, ...]:
-    """Small, odd and large; each type once. The large ones are 32 MiB whatever the number of ranks."""
+    """Return calls with small, odd and large counts. The large ones have 32 MiB for any number of ranks."""
     large = max(1, (8 << 20) // world_size)
     return (
         Collective("all_reduce", "float32", 1),
@@ -71,10 +72,10 @@ def default_calls(world_size: int) -> tuple[Collective, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank as it described itself. None is unknown.
+    """The facts of one rank, as it reported them. None means unknown.
 
-    ``onnxruntime`` is the installed build, as "onnxruntime-gpu 1.31.1 (CUDA 13)"; ``nccl`` and ``nccl_path`` the
-    library that its child loaded; ``cuda`` the newest CUDA that the driver supports.
+    ``onnxruntime`` is the installed build, as "onnxruntime-gpu 1.31.1 (CUDA 13)". ``nccl`` and ``nccl_path`` are the
+    library that its child loaded. ``cuda`` is the newest CUDA that the driver supports.
     """
 
     rank: int
@@ -88,8 +89,8 @@ class RankFacts:
     onnxruntime: str | None = None
 
 
-# What should be the same on all ranks, in the words of a table
-COMPARED = {
+# Facts that should be the same on all ranks, and their names in a report
+_COMPARED = {
     "gpu": "GPU",
     "driver": "driver",
     "cuda": "CUDA of the driver",
@@ -100,7 +101,7 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A fact that is not the same on all ranks. ``values``: each value with the ranks that have it."""
+    """A fact that differs between ranks. ``values`` has each value with its ranks."""
 
     fact: str
     values: tuple[tuple[str | None, tuple[int, ...]], ...]
@@ -111,7 +112,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveResult:
-    """An operation whose values were right on every rank. ``seconds``: of one call, on the slowest rank."""
+    """An operation whose values were right on every rank. ``seconds`` is one call on the slowest rank."""
 
     call: Collective
     seconds: float
@@ -120,10 +121,10 @@ class CollectiveResult:
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """What a preflight that passed has found; the same on every rank but for ``rank``, the one that was asked.
+    """The result of a preflight that passed. It is the same on every rank, except ``rank``, which is the own one.
 
-    ``ranks``: each as it described itself; ``differences``: what is not the same on all of them; ``collectives``: in
-    the order in which they ran; ``notes``: what was not covered, in sentences; ``seconds``: of all of it.
+    ``ranks`` are the facts of each rank, and ``differences`` those that are not the same on all. ``collectives`` are in
+    the order in which they ran. ``notes`` say in sentences what was not covered. ``seconds`` is the whole duration.
     """
 
     rank: Rank
@@ -139,19 +140,25 @@ class PreflightReport:
 
 
 def differences(ranks: Sequence[RankFacts]) -> tuple[Difference, ...]:
-    """Every fact of :data:`COMPARED` that ranks do not have in common."""
-    found = []
-    for field, name in COMPARED.items():
-        by_value: dict[str | None, list[int]] = {}
-        for facts in ranks:
-            by_value.setdefault(getattr(facts, field), []).append(facts.rank)
-        if len(by_value) > 1:
-            found.append(Difference(name, tuple((value, tuple(numbers)) for value, numbers in by_value.items())))
-    return tuple(found)
+    """Return the facts that differ, of those that should be the same on all ranks."""
+    found = {name: grouped((getattr(each, field), each.rank) for each in ranks) for field, name in _COMPARED.items()}
+    return tuple(
+        Difference(name, tuple((value, tuple(numbers)) for value, numbers in values.items()))
+        for name, values in found.items()
+        if len(values) > 1
+    )
+
+
+def grouped(pairs: Iterable[tuple[Value, int]]) -> dict[Value, list[int]]:
+    """Return the ranks of each value, from pairs of value and rank."""
+    ranks: dict[Value, list[int]] = {}
+    for value, rank in pairs:
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def named(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0, 1"; the first ones and how many more there are, where they are too many to read."""
+    """Return "rank 3" or "ranks 0, 1". Of many ranks, name the first and count the others."""
     numbers = sorted(ranks)
     shown = numbers if len(numbers) <= _READABLE else numbers[: _READABLE // 2]
     more = f" and {len(numbers) - len(shown)} more" if len(shown) < len(numbers) else ""

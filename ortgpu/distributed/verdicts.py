@@ -1,36 +1,167 @@
-"""What went wrong between the ranks, from what rank 0 knows of each: pure functions to one error, the same for all."""
+"""Judgement of what the ranks report. Pure functions from facts to one error, which is the same on every rank.
+
+:func:`mismatch` compares the ranks before NCCL is used. The others judge what rank 0 knows of each rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 
+from ..environment.ranks import Rank
 from ..errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     DistributedError,
     GPUError,
     NCCLError,
+    RankDeviceError,
     RendezvousError,
     manual,
 )
-from .reports import OWN_VERSION, named
+from .reports import OWN_VERSION, Collective, RankFacts, grouped, named
+from .wire import GarbledError, Message, error_from_message
 
 RENDEZVOUS, EXCHANGE = "rendezvous", "exchange"
 BETWEEN_HOSTS = manual(
     "look at the network between the hosts: whether it was up all the time, and passes packets as large as the MTU of "
     "its ends, as `ping -M do -s 1472 HOST` shows for 1500"
 )
-_REMOTE_ERROR = 6  # ncclRemoteError
+_INVALID_USAGE, _REMOTE_ERROR = 5, 6  # ncclResult_t
+_SAME_CALLS = manual("make the same calls, in the same order, on every rank")
 NCCL_BETWEEN_HOSTS = manual(
     "if NCCL chose a network interface that other hosts do not reach, name the right one: NCCL_SOCKET_IFNAME. "
     "its choice is in what NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write"
 )
 
 
+# Before NCCL is used
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A rank's description of itself: its facts, the faults of its GPU and its NCCL, and the calls that it plans."""
+
+    facts: RankFacts
+    problem: GPUError | None
+    nccl_problem: GPUError | None
+    calls: tuple[Collective, ...]
+
+    @classmethod
+    def parse(cls, message: Message) -> Described:
+        """Raises GarbledError."""
+        try:
+            facts = RankFacts(**message["facts"])
+            if type(facts.rank) is not int or not all(isinstance(each, str | None) for each in astuple(facts)[1:]):
+                raise TypeError("a fact of the wrong type")
+            return cls(
+                facts,
+                error_from_message(message["problem"]) if message["problem"] else None,
+                error_from_message(message["nccl_problem"]) if message["nccl_problem"] else None,
+                tuple(Collective(*call) for call in message["calls"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise GarbledError(f"no description of a rank: {error!r}") from None
+
+
+def mismatch(roster: Sequence[Described]) -> GPUError | None:
+    """Return the first reason why these ranks cannot work together, with the others attached. None if they can."""
+    found = [
+        *_reported(roster, [each.problem for each in roster]),
+        _same_gpu(roster),
+        _different_calls(roster),
+        *_reported(roster, [each.nccl_problem for each in roster]),
+        _different_nccl(roster),
+    ]
+    errors = [error for error in found if error is not None]
+    return errors[0].with_others(errors[1:]) if errors else None
+
+
+def _reported(roster: Sequence[Described], problems: Iterable[GPUError | None]) -> list[GPUError]:
+    """Return one error for each kind, which names all ranks that have it."""
+    hosts = {each.facts.rank: each.facts.host for each in roster}
+    errors = {each.facts.rank: error for each, error in zip(roster, problems, strict=True) if error is not None}
+    found = []
+    for ranks in grouped(((error.code, error.summary), rank) for rank, error in errors.items()).values():
+        error = of_rank(errors[ranks[0]], ranks[0], hosts[ranks[0]])
+        if len(ranks) > 1:
+            places = sorted({hosts[rank] for rank in ranks})
+            error.evidence = (f"on {named(ranks)}, on {', '.join(places)}", *error.evidence[1:])
+        if "ranks" in error.fields:
+            error.ranks = tuple(ranks)  # type: ignore[attr-defined]  # fields has it
+        found.append(error)
+    return found
+
+
+def _same_gpu(roster: Sequence[Described]) -> RankDeviceError | None:
+    by_uuid = grouped((each.facts.uuid, each.facts.rank) for each in roster if each.facts.uuid is not None)
+    shared = {uuid: ranks for uuid, ranks in by_uuid.items() if len(ranks) > 1}
+    if not shared:
+        return None
+    ranks = tuple(sorted(rank for some in shared.values() for rank in some))
+    return RankDeviceError(
+        f"{named(ranks)} do not have a GPU each: " + "; ".join(f"{named(r)} have {uuid}" for uuid, r in shared.items()),
+        evidence=[f"rank {each.facts.rank} on {each.facts.host}: {each.facts.uuid or 'unknown'}" for each in roster],
+        fixes=[
+            manual("show each rank all GPUs of its host, or one of its own: CUDA_VISIBLE_DEVICES, or the launcher"),
+            manual("start as many ranks on a host as it has GPUs"),
+        ],
+        ranks=ranks,
+        phase=EXCHANGE,
+    )
+
+
+def _different_calls(roster: Sequence[Described]) -> CollectiveMismatchError | None:
+    plans = {each.calls for each in roster}
+    if len(plans) == 1:
+        return None
+    place = next(n for n in range(max(map(len, plans))) if len({plan[n : n + 1] for plan in plans}) > 1)
+    by_call = grouped(
+        (str(each.calls[place]) if place < len(each.calls) else "nothing more", each.facts.rank) for each in roster
+    )
+    most = max(by_call.values(), key=len)
+    odd = tuple(sorted(rank for ranks in by_call.values() if ranks is not most for rank in ranks))
+    return CollectiveMismatchError(
+        f"the ranks plan different operations: call {place + 1} is another one on {named(odd)}",
+        evidence=[f"call {place + 1} on {named(ranks)}: {call}" for call, ranks in by_call.items()],
+        fixes=[_SAME_CALLS],
+        ranks=odd,
+        phase=EXCHANGE,
+    )
+
+
+def _different_nccl(roster: Sequence[Described]) -> NCCLError | None:
+    by_version = grouped((each.facts.nccl, each.facts.rank) for each in roster if each.facts.nccl is not None)
+    if len(by_version) < 2:
+        return None
+    return NCCLError(
+        "the ranks have different releases of NCCL, which refuse to work together",  # src/init.cc compares them
+        evidence=[f"NCCL {version} on {named(ranks)}" for version, ranks in by_version.items()],
+        fixes=[manual("install one release of NCCL on all hosts")],
+        ranks=tuple(sorted(rank for ranks in by_version.values() for rank in ranks)),
+        phase=EXCHANGE,
+        status=_INVALID_USAGE,
+    )
+
+
+def notes(rank: Rank, roster: Sequence[Described]) -> tuple[str, ...]:
+    """Return what a preflight of these ranks does not cover, in sentences."""
+    found = []
+    if rank.world_size == 1:
+        found.append("one rank: each operation ran, and nothing passed between GPUs")
+    elif rank.on_one_host:  # two hosts may have one name
+        found.append("one host: no network between hosts was used")
+    if any(each.facts.uuid is None for each in roster):
+        found.append("the driver tells no UUIDs: whether ranks share a GPU is not known")
+    return tuple(found)
+
+
+# From what rank 0 knows
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How many steps the child of a rank has begun, and the last one."""
+    """The number of steps that the child of a rank has begun, and the name of the last one."""
 
     number: int
     step: str
@@ -42,9 +173,9 @@ RUN = 100  # steps from this number on are the same on all ranks
 
 @dataclass(slots=True)
 class Known:
-    """What rank 0 knows: ``where`` it waits for the others.
+    """The knowledge of rank 0, which waits for the others at ``where``.
 
-    ``hosts``: of the ranks that came; ``failures``: in the order of their arrival.
+    ``hosts`` has the ranks that came. ``failures`` are in the order of their arrival.
     """
 
     world_size: int
@@ -66,7 +197,7 @@ class Known:
 
     @property
     def is_abreast(self) -> bool:
-        """Every rank has begun as many steps as the others."""
+        """True if every rank has begun the same number of steps."""
         return len({self.position_of(rank).number for rank in range(self.world_size)}) == 1
 
     @property
@@ -75,7 +206,7 @@ class Known:
 
 
 def never_came(known: Known, refused: Collection[str] = ()) -> RendezvousError:
-    """Not every rank was at the rendezvous in time. ``refused``: connections that were none of this job's ranks."""
+    """Return the error for ranks that missed the rendezvous. ``refused``: reasons why connections were refused."""
     missing = known.missing
     return RendezvousError(
         f"{named(missing)} of {known.world_size} never came to the rendezvous",
@@ -95,7 +226,7 @@ def never_came(known: Known, refused: Collection[str] = ()) -> RendezvousError:
 
 
 def unfit(known: Known, rank: int, host: str, release: object, world_size: object) -> RendezvousError | None:
-    """Why what came as this rank cannot take part, however long it is waited for; or None."""
+    """Return the error for a process that came as this rank and cannot take part. None if it can."""
     if release != OWN_VERSION:
         summary = f"rank {rank} runs ortgpu {release}, and rank 0 runs ortgpu {OWN_VERSION}"
         fix = "install the same release of ortgpu on all hosts"
@@ -120,7 +251,7 @@ def unfit(known: Known, rank: int, host: str, release: object, world_size: objec
 
 
 def gone(known: Known, rank: int) -> DistributedError:
-    """The connection to a rank ended before its time."""
+    """Return the error for a rank whose connection ended too early."""
     step = known.position_of(rank).step
     return _unfinished(
         known,
@@ -133,7 +264,7 @@ def gone(known: Known, rank: int) -> DistributedError:
 
 
 def out_of_time(known: Known) -> DistributedError:
-    """The deadline came. Who is behind the others, else who has not said that it waits for them, is at fault."""
+    """Return the error at the deadline. It names the ranks that are behind, else those that report no timeout."""
     positions = {rank: known.position_of(rank) for rank in known.hosts}
     least = min(position.number for position in positions.values())
     behind = tuple(rank for rank, position in positions.items() if position.number == least)
@@ -169,24 +300,22 @@ def _unfinished(
 
 
 def out_of_step(known: Known) -> CollectiveMismatchError | None:
-    """Ranks began different operations in the same place."""
-    by_number: dict[int, dict[str, list[int]]] = {}
+    """Return the error if ranks began different operations in the same place."""
     running = {rank: position for rank, position in known.positions.items() if position.number >= RUN}
-    for rank, position in running.items():
-        by_number.setdefault(position.number, {}).setdefault(position.step, []).append(rank)
-    for _, found in sorted(by_number.items()):
-        if len(found) > 1:
-            steps = dict(sorted(found.items(), key=lambda step: min(step[1])))  # the same whoever was heard of first
+    for number in sorted({position.number for position in running.values()}):
+        # In the order of the ranks, so that the error does not depend on which of them was heard first
+        steps = grouped((running[rank].step, rank) for rank in sorted(running) if running[rank].number == number)
+        if len(steps) > 1:
             most, *others = sorted(steps.values(), key=len, reverse=True)
             ranks = tuple(sorted(rank for some in others for rank in some))
             summary = f"{named(ranks)} called another operation than {named(most)} in the same place"
-            if len(most) == len(others[0]):  # who is to say which of them is wrong?
+            if len(most) == len(others[0]):  # no majority, so no rank is known to be wrong
                 ranks = tuple(sorted([*most, *ranks]))
                 summary = f"{named(ranks)} called different operations in the same place"
             return CollectiveMismatchError(
                 summary,
                 evidence=[f"{named(some)}: {step}" for step, some in steps.items()],
-                fixes=[manual("make the same calls, in the same order, on every rank")],
+                fixes=[_SAME_CALLS],
                 ranks=ranks,
                 phase=max(steps, key=lambda step: len(steps[step])),
             )
@@ -194,8 +323,8 @@ def out_of_step(known: Known) -> CollectiveMismatchError | None:
 
 
 def cause(known: Known) -> GPUError:
-    """Of what ranks reported, the first that does not follow from another rank's failure."""
-    failures: Mapping[int, GPUError] = known.failures
+    """Return the first failure that does not follow from another rank's failure."""
+    failures = known.failures
     roots = {rank: error for rank, error in failures.items() if not is_consequence(error)}
     if not roots:
         if all(isinstance(error, CollectiveTimeoutError) for error in failures.values()):
@@ -207,14 +336,14 @@ def cause(known: Known) -> GPUError:
 
 
 def is_consequence(error: GPUError) -> bool:
-    """A timeout without ranks is that of a rank that waits; ncclRemoteError is what NCCL says of another's failure."""
+    """Return True if another rank's failure explains this one: a timeout that names no ranks, or ncclRemoteError."""
     return (isinstance(error, CollectiveTimeoutError) and not error.ranks) or (
         isinstance(error, NCCLError) and error.status == _REMOTE_ERROR
     )
 
 
 def of_rank(error: GPUError, rank: int, host: str | None) -> GPUError:
-    """The error with its rank named; returns it."""
+    """Add the rank and its host to the error, and return it."""
     place = f"on rank {rank}" + (f", host {host}" if host else "")
     error.evidence = (place, *error.evidence)
     if isinstance(error, DistributedError) and not error.ranks:

@@ -1,9 +1,9 @@
-"""Messages between the ranks of a preflight, and between a rank and its child: JSON behind its length.
+"""Messages between the ranks of a preflight, and between a rank and its child: a length, then JSON.
 
-Never pickle: what arrives over the network is data of a known form, or the connection ends.
+It is never pickle: data from the network has a known form, or the connection ends.
 
-Rank 0 and a rank prove to each other that they know the key of the job, which does not cross the network: each makes up
-a number, and the other answers with an HMAC over it (RFC 2104). What they say after that is neither signed nor secret.
+Rank 0 and a rank prove to each other that they know the key of the job, without sending it. Each sends a random number,
+and the other answers with an HMAC over it (RFC 2104). Later messages are neither signed nor encrypted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from typing import Any
 from ..errors import DistributedError, Fix, GPUError, catalogue
 
 _LENGTH = struct.Struct(">I")
-_CHUNK = 1 << 16  # bytes that are read at a time
-FROM_A_STRANGER = 1 << 12  # bytes of a message, at most, from a connection that has not proved anything
+_CHUNK = 1 << 16  # bytes of one read
+# The longest messages, in bytes
+FROM_A_STRANGER = 1 << 12  # before the proof
 FROM_A_RANK = 1 << 20  # facts and results of a rank are a few thousand
-FROM_RANK_0 = 1 << 28  # which tells what all ranks have said
-_DEEPEST = 64  # lists and objects in each other: what is as deep as Python reads, it may not be able to write again
+FROM_RANK_0 = 1 << 28  # it passes on what all ranks have reported
+_DEEPEST = 64  # nested lists and objects: Python reads deeper ones than it can write
 
 Message = dict[str, Any]
 
 
 class GarbledError(Exception):
-    """What arrived is no message."""
+    """The received bytes are no message."""
 
 
 def encode(message: Message) -> bytes:
@@ -37,14 +38,14 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Bytes as they arrive, in messages as they become whole."""
+    """Turns bytes into messages, in pieces of any size."""
 
     def __init__(self, longest: int) -> None:
         self.longest = longest
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Raises GarbledError for what cannot be the beginning of a message."""
+        """Return the messages that are complete. Raises GarbledError for bytes that cannot begin a message."""
         self._pending += data
         messages = []
         start = 0
@@ -79,9 +80,9 @@ def _nests_deeper(value: object, depth: int) -> bool:
 
 
 class Connection:
-    """A connected socket that never blocks: what cannot be sent now waits for :meth:`flush`.
+    """A connected socket that never blocks: bytes that cannot be sent now wait for :meth:`flush`.
 
-    ``longest``: bytes of a message that may arrive; it changes with what the other side has proved.
+    ``longest`` is the most bytes of a message that may arrive.
     """
 
     def __init__(self, connected: socket.socket, longest: int = FROM_A_RANK) -> None:
@@ -95,7 +96,7 @@ class Connection:
         return self.socket.fileno()
 
     def trust(self, longest: int) -> None:
-        """Take messages of so many bytes from now on."""
+        """Accept messages of up to so many bytes from now on."""
         self._decoder.longest = longest
 
     @property
@@ -112,13 +113,13 @@ class Connection:
                 del self._unsent[: self.socket.send(self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # the reading side says so too, in its time
+        except OSError:  # the next receive() reports it
             self._unsent.clear()
 
     def receive(self) -> list[Message]:
-        """Return some of what has arrived; at its end ``is_open`` is False. Raises GarbledError.
+        """Return messages that have arrived. Set ``is_open`` to False at the end. Raises GarbledError.
 
-        It reads until one message is whole, and no further: whoever sends without a pause keeps nobody from other work.
+        It reads until one message is complete and no further, so that a sender without a pause cannot keep it busy.
         """
         try:
             while data := self.socket.recv(min(_CHUNK, _LENGTH.size + self._decoder.longest)):
@@ -137,7 +138,7 @@ class Connection:
 
 
 def readable(words: object) -> str:
-    """Cut a stranger's words short, and take out of them what a terminal would act on."""
+    """Return a stranger's words, shortened and without control characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(words)[:200])
 
 
@@ -145,12 +146,12 @@ def readable(words: object) -> str:
 
 
 def challenge() -> str:
-    """Make a number that nobody can guess, and that does not come again."""
+    """Return a random number that nobody can guess."""
     return secrets.token_hex(16)
 
 
 def proof(key: str, *said: object) -> str:
-    """Return the HMAC that shows that whoever says this knows the key."""
+    """Return the HMAC that proves knowledge of the key."""
     return hmac.new(key.encode(), json.dumps(said, sort_keys=True).encode(), "sha256").hexdigest()
 
 
@@ -166,7 +167,7 @@ def error_to_message(error: GPUError) -> Message:
 
 
 def error_from_message(message: Message) -> GPUError:
-    """The error that another rank, or the child, met. Raises GarbledError for what describes none."""
+    """Return the error of another rank or the child. Raises GarbledError if the message describes none."""
     try:
         cls = catalogue().get(message["code"], DistributedError)
         details = {name: _immutable(value) for name, value in message["details"].items() if name in cls.fields}

@@ -1,7 +1,7 @@
-"""What the child of a preflight does: look at its GPU, join NCCL's communicator, run the operations, check the values.
+"""The program of a preflight's child: inspect the GPU, join NCCL's communicator, run the operations, check the values.
 
-Expendable by design: any step may hang, or end the process. Each is announced to the parent before it begins. Only the
-parent talks to the other ranks.
+Any step may hang, or end the process. The child announces each to its parent before it begins. Only the parent talks to
+the other ranks.
 """
 
 from __future__ import annotations
@@ -19,30 +19,25 @@ from typing import Any
 import numpy as np
 
 from ..environment.gpu.cuda import CudaDevice, initialise
+from ..environment.gpu.driver import read_driver
+from ..environment.packages.installed import locate_packages
 from ..environment.ranks import Rank
-from ..errors import (
-    CollectiveTimeoutError,
-    DeviceError,
-    DistributedError,
-    DriverError,
-    GPUError,
-    NCCLError,
-    manual,
-)
+from ..errors import CollectiveTimeoutError, DeviceError, DistributedError, DriverError, GPUError, NCCLError, manual
 from ..provider.rank_devices import own_device
+from ..running.cudart import CudaRuntime
 from . import nccl
-from .cuda_runtime import DeviceQueue
+from .cuda_runtime import open_gpu, typed_cuda_errors
 from .reports import Collective, RankFacts
 from .wire import FROM_A_RANK, Decoder, Message, encode, error_to_message
 
 COMMUNICATOR = "setting up the communicator"
 _REPEATS = 5  # timed calls of each operation, after the one whose values are checked
-_PAUSE = 0.0001  # seconds between two looks at whether NCCL or the GPU is done
+_PAUSE = 0.0001  # seconds between two questions to NCCL or the GPU
 _IOLBF = 1  # stdio.h: line by line
 
 
 class Channel:
-    """To the parent and back. Blocking: there is nothing else for a child to do."""
+    """The connection to the parent. It blocks, because a child has nothing else to do."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -61,7 +56,7 @@ class Channel:
         self.send({"error": error_to_message(error)})
 
     def receive(self) -> Message:
-        """The next message; ends the process when the parent is gone."""
+        """Return the next message. Ends the process if the parent is gone."""
         while not self._arrived:
             data = os.read(self._descriptor, 1 << 16)
             if not data:
@@ -80,14 +75,16 @@ Run = Callable[[Channel, Task, int, bytes, float], None]
 
 
 def main(descriptor: int, parent: int, run: Run | None = None) -> None:
-    """Everything, in order. ``run`` takes the place of :func:`run_collectives` in tests."""
-    _end_with(parent)
-    _show_every_line_at_once()
+    """Do everything, in order. ``run`` replaces :func:`run_collectives` in tests."""
+    if os.getppid() != parent:  # it was gone before the kernel was asked to kill this process with it
+        os._exit(1)
+    _write_every_line_at_once()
     channel = Channel(descriptor)
-    task = _task_of(channel.receive())
+    message = channel.receive()
+    task = Task(Rank(**message["rank"]), tuple(Collective(*call) for call in message["calls"]))
     try:
         channel.begin("looking at the GPU")
-        device = look(channel, task.rank)
+        device = _describe(channel, task.rank)
         message = channel.receive()
         if "make_id" in message:
             channel.begin("making NCCL's unique id")
@@ -99,34 +96,24 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
     except GPUError as error:
         channel.fail(error)
         channel.receive()  # the others may still need what this process has in NCCL's bootstrap
-    except BaseException:  # noqa: BLE001 - the parent reads what is written, and takes it for evidence
+    except BaseException:  # noqa: BLE001 - the parent reads the traceback as evidence
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    os._exit(0)  # what libraries do at exit is of no interest, and may hang
+    os._exit(0)  # libraries may hang at exit
 
 
-def _end_with(parent: int) -> None:
-    """The kernel kills this process with the one that started it, but where that was gone before it was asked to."""
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _show_every_line_at_once() -> None:
-    """NCCL's warnings go through C's stdout, which holds lines for a pipe back; this process may never flush it."""
+def _write_every_line_at_once() -> None:
+    """NCCL's warnings go through C's stdout, which keeps lines back for a pipe; this process may never flush it."""
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
-
-
-def _task_of(message: Message) -> Task:
-    return Task(Rank(**message["rank"]), tuple(Collective(*call) for call in message["calls"]))
 
 
 # Facts
 
 
-def look(channel: Channel, rank: Rank) -> CudaDevice | None:
-    """Report this rank's facts, with what is wrong here; its GPU, if it has one. Makes no CUDA context."""
+def _describe(channel: Channel, rank: Rank) -> CudaDevice | None:
+    """Report this rank's facts and faults. Return its GPU, if it has one. Creates no CUDA context."""
     device: CudaDevice | None = None
     problem: GPUError | None = None
     state = initialise()
@@ -144,12 +131,14 @@ def look(channel: Channel, rank: Rank) -> CudaDevice | None:
         version, path = nccl.load()
     except GPUError as error:
         nccl_problem = error
+    driver = read_driver()
     facts = RankFacts(
         rank.rank,
         socket.gethostname(),
         device.name if device is not None else None,
         device.uuid if device is not None else None,
-        *_driver(),
+        driver.version,
+        f"{driver.cuda_version[0]}.{driver.cuda_version[1]}" if driver.cuda_version else None,
         version,
         path,
         _onnxruntime(),
@@ -169,22 +158,12 @@ def _why_no_device() -> GPUError:
     from ..provider.runtime import load_runtime
 
     error = failure.why_unusable(load_runtime(), cuda=initialise())
-    assert error is not None  # without a cause there is always one
-    found = (error, *error.others)  # what is wrong with ONNX Runtime or its libraries as well does not matter here
+    assert error is not None  # a process without a device has a cause
+    found = (error, *error.others)  # faults of ONNX Runtime or its libraries do not matter here
     return next((each for each in found if isinstance(each, (DriverError, DeviceError))), error)
 
 
-def _driver() -> tuple[str | None, str | None]:
-    from ..environment.gpu.driver import read_driver
-
-    driver = read_driver()
-    cuda = driver.cuda_version
-    return driver.version, f"{cuda[0]}.{cuda[1]}" if cuda else None
-
-
 def _onnxruntime() -> str | None:
-    from ..environment.packages.installed import locate_packages
-
     build = locate_packages().onnxruntime
     if build.build_name is None:
         return None
@@ -196,15 +175,17 @@ def _onnxruntime() -> str | None:
 
 
 def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
-    """Every call of the task, its values checked, then timed. Reports the seconds of each call, or why it failed.
+    """Run each call of the task once with values checked, then timed. Report the seconds of each, or the error.
 
-    What is not done at ``until``, by time.monotonic, is a CollectiveTimeoutError.
+    A call that is not done at ``until``, by time.monotonic, is a CollectiveTimeoutError.
 
     Raises:
         GPUError: there is no communicator yet.
     """
     channel.begin("opening the GPU")
-    queue = DeviceQueue(ordinal)
+    with typed_cuda_errors():
+        gpu = open_gpu(ordinal)
+        stream = gpu.new_stream()
     channel.begin(COMMUNICATOR)
     communicator = nccl.Communicator(task.rank.rank, task.rank.world_size, unique_id)
     try:
@@ -212,40 +193,43 @@ def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes
         seconds = []
         for call in task.calls:
             channel.begin(str(call))
-            seconds.append(_run(call, task.rank, queue, communicator, until))
+            with typed_cuda_errors():
+                seconds.append(_run(call, task.rank, gpu, stream, communicator, until))
         channel.send({"results": seconds})
-        channel.begin("waiting for the other ranks")  # afterwards: who hangs before this is behind the others
-        channel.receive()  # the end: only now no other rank needs this one any more
+        channel.begin("waiting for the other ranks")  # after the results: a rank that hangs before is behind the others
+        channel.receive()  # the end: no other rank needs this one any more
     except GPUError as error:
         channel.fail(error)  # before the next line, which may hang as well
     communicator.abort()
 
 
-def _run(call: Collective, rank: Rank, queue: DeviceQueue, communicator: nccl.Communicator, until: float) -> float:
+def _run(
+    call: Collective, rank: Rank, gpu: CudaRuntime, stream: int, communicator: nccl.Communicator, until: float
+) -> float:
     def wait() -> None:
         _wait(communicator.is_ready, str(call), until)
-        _wait(queue.is_done, str(call), until)
+        _wait(lambda: gpu.is_done(stream), str(call), until)
 
     sent, expected = values(call, rank)
     received = np.zeros_like(expected)
-    send, receive = queue.allocate(sent.nbytes), queue.allocate(received.nbytes)
-    queue.copy(send, sent.ctypes.data, sent.nbytes)
-    queue.copy(receive, received.ctypes.data, received.nbytes)
-    communicator.call(call, send, receive, queue.stream)
+    send, receive = gpu.allocate(sent.nbytes), gpu.allocate(received.nbytes)
+    gpu.copy(send, sent.ctypes.data, sent.nbytes, stream)
+    gpu.copy(receive, received.ctypes.data, received.nbytes, stream)
+    communicator.call(call, send, receive, stream)
     wait()
-    queue.copy(received.ctypes.data, receive, received.nbytes)
+    gpu.copy(received.ctypes.data, receive, received.nbytes, stream)
     wait()
     check(call, rank, received, expected)
-    start, end = queue.new_event(), queue.new_event()
-    queue.record(start)
+    start, end = gpu.new_event(), gpu.new_event()
+    gpu.record(start, stream)
     for _ in range(_REPEATS):
-        communicator.call(call, send, receive, queue.stream)
+        communicator.call(call, send, receive, stream)
         _wait(communicator.is_ready, str(call), until)
-    queue.record(end)
+    gpu.record(end, stream)
     wait()
-    queue.free(send)
-    queue.free(receive)
-    return queue.seconds_between(start, end) / _REPEATS
+    gpu.free(send)
+    gpu.free(receive)
+    return gpu.seconds_between(start, end) / _REPEATS
 
 
 def _wait(is_done: Callable[[], bool], step: str, until: float) -> None:
@@ -255,11 +239,11 @@ def _wait(is_done: Callable[[], bool], step: str, until: float) -> None:
         time.sleep(_PAUSE)
 
 
-# Values: small whole numbers, of which one rank alone hands in each, so that every type holds the sum exactly
+# Values: small whole numbers, each sent by one rank alone, so that every type holds the sum exactly
 
 
 def values(call: Collective, rank: Rank) -> tuple[Any, Any]:
-    """What a rank hands in, and what it has to receive, as arrays of a type that NumPy knows."""
+    """Return the array that a rank sends and the one that it must receive. bfloat16 is in uint16."""
     number, world_size = rank.rank, rank.world_size
     sent, received = (np.arange(size, dtype=np.int32) for size in call.sizes(world_size))
     if call.operation == "all_gather":
@@ -281,7 +265,7 @@ def _typed(call: Collective, array: Any) -> Any:
 
 
 def check(call: Collective, rank: Rank, received: Any, expected: Any) -> None:
-    """Raises NCCLError where a value is not what the ranks' contributions make."""
+    """Raise NCCLError if a received value is wrong."""
     wrong = np.flatnonzero(received != expected)
     if wrong.size:
         first = int(wrong[0])
