@@ -228,27 +228,28 @@ def thresholds(
 
     Of the cases that thresholds.py names. "first" is a staged call that has to pin memory; "staged" whether any is.
     """
-    from ortgpu.running.staging import Staging
+    from ortgpu.running.plain_runs import PlainRunner
+    from ortgpu.running.staging import StagedRunner
 
     calls = max(3, min(100, BYTES_OF_A_ROUND // size))
     plain = {path: plain_session(path, device) for path in (model, summing)}
     feeds = [feed_of(plain[model], size // 4, seed) for seed in range(DIFFERENT_FEEDS)]
     actions: dict[str, Callable[[], None]] = {}
 
-    def staged_by(session: Any, staging: Any, names: Any, feed: Any) -> Any:
-        session._staging = staging
+    def run_by(session: Any, runner: Any, names: Any, feed: Any) -> Any:
+        session._runner = runner
         return session.run(names, feed)
 
     for case, path in (("both", model), ("in", summing), ("kept", model)):
         kept = case == "kept"
         session = ours(path, device, pinned_memory_limit=size * 3 // 2 if kept else size * 4)
-        staged_by(session, None, None, feeds[0])
+        run_by(session, PlainRunner(), None, feeds[0])
         for count, piece in itertools.product(threads, pieces):
-            staging = Staging(session, staged_from=1, threads=count, piece=piece)
+            runner = StagedRunner(session, staged_from=1, threads=count, piece=piece)
             if not actions:
-                report("first", timed(functools.partial(staged_by, session, staging, None, feeds[0])))
-                report("staged", staging.run(session, None, feeds[0]) is not None)
-            run = functools.partial(staged_by, session, staging)
+                report("first", timed(functools.partial(run_by, session, runner, None, feeds[0])))
+                report("staged", runner._run_staged(session, None, feeds[0]) is not None)
+            run = functools.partial(run_by, session, runner)
             actions[f"{case}, {count} x {piece}"] = repeated(run, feeds, calls, keep=kept)
         actions[f"{case}, plain"] = repeated(plain[path].run, feeds, calls, keep=kept)
     take_turns(actions, calls, rounds)

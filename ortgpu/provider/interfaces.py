@@ -118,7 +118,7 @@ class RequestedModel(Protocol):
 class VerifiedSession(Session, Protocol):
     """A GPUSession, or an InferenceSession that the guard made one.
 
-    A protocol in ``running`` adds what is of use there alone, such as ``_staging`` or ``_capturing``.
+    A protocol in ``running`` adds what is of use there alone, such as ``_runner``.
     """
 
     _verified: VerifiedFacts

@@ -182,9 +182,8 @@ def abandon_if_context_is_gone(session: Any) -> bool:
     held = vars(session)
     if held.get("_pinned") is not None:
         held["_pinned"].abandon()
-    _abandoned.append([held.get(name) for name in ("_staging", "_pinned", "_capturing", "_stream")])
-    for name in ("_staging", "_capturing"):
-        held.pop(name, None)
+    _abandoned.append([held.get(name) for name in ("_runner", "_pinned", "_stream")])
+    held.pop("_runner", None)
     return True
 
 

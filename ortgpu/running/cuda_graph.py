@@ -31,12 +31,15 @@ from ..process.threads import Executor, Outcome
 from ..provider.lifetime import fresh_copy
 from .cudart import CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CudaCallError, CudaRuntime, Stream
 from .graph_buffers import Constant, Input, Kind, Output, buffers, kind_of, size_of
+from .onnxruntimes import onnxruntimes_run
+from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..provider.devices import Device
     from .pinned import PinnedMemory
+    from .plain_runs import RunningSession
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
@@ -84,24 +87,14 @@ class CapturingSession:
     all other threads are made in one thread that the session keeps, because ONNX Runtime keeps a context and graphs for
     each thread until the session ends.
 
-    ``inner`` is the C++ session and runs in ``stream``. ``memory`` pins host memory. ``stands_in_for`` is the ``run``
-    that :meth:`replay` may replace, or None.
+    ``inner`` is the C++ session and runs in ``stream``. ``memory`` pins host memory.
     """
 
-    def __init__(
-        self,
-        inner: Any,
-        runtime: CudaRuntime,
-        device: Device,
-        stream: Stream,
-        memory: PinnedMemory,
-        stands_in_for: Any,
-    ) -> None:
+    def __init__(self, inner: Any, runtime: CudaRuntime, device: Device, stream: Stream, memory: PinnedMemory) -> None:
         self._inner = inner
         self._runtime = runtime
         self._relaxed = runtime.relaxed()
         self._memory = memory
-        self.stands_in_for = stands_in_for
         self._device = onnxruntime.OrtDevice.make(device.kind, device.ordinal or 0)._get_c_device()
         self._input_names = [each.name for each in inner.inputs_meta]
         self._known_inputs = frozenset(self._input_names)
@@ -150,9 +143,6 @@ class CapturingSession:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-    def refuse_binding(self) -> NoReturn:
-        raise _unsupported("io_binding")
 
     def close(self, error: GPUError) -> None:
         """Wait for the running run and free the buffers. Later runs raise ``error``."""
@@ -316,6 +306,33 @@ class CapturingSession:
     def _refuse_if_unusable(self) -> None:
         if self._unusable is not None:
             raise fresh_copy(self._unusable)
+
+
+class CapturedRunner(PlainRunner):
+    """The runs of a session whose C++ session was replaced by ``graphs``."""
+
+    is_captured = True
+
+    def __init__(self, session: RunningSession, graphs: CapturingSession) -> None:
+        super().__init__()
+        self.graphs = graphs
+        self._may_replay = onnxruntimes_run(session) is not None
+
+    def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
+        if run_options is None and self._may_replay and session._sess is self.graphs:
+            results = self.graphs.replay(output_names, feed)
+            if results is not None:
+                return results
+        return self._run_indirectly(session, output_names, feed, run_options)
+
+    def submit(self, executor: Executor, outcome: Outcome[Any], function: Callable[..., Any], *arguments: Any) -> None:
+        self.graphs.submit(outcome, function, *arguments)
+
+    def check_binding(self) -> None:
+        raise _unsupported("io_binding")
+
+    def close(self, error: GPUError) -> None:
+        self.graphs.close(error)
 
 
 def _run_options(number: str) -> Any:

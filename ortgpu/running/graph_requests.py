@@ -15,13 +15,13 @@ from ..model.contents import read_model
 from ..model.tensor_types import DTYPES
 from ..provider.lifetime import device_of
 from ..provider.requests import CUDA, ProviderList
-from .cuda_graph import LEAVE_OUT, CapturingSession
+from .cuda_graph import LEAVE_OUT, CapturedRunner, CapturingSession
 from .cudart import CudaCallError, Stream, runtime_of, runtime_on
-from .onnxruntimes import onnxruntimes_run
 from .pinned import memory_of
 
 if TYPE_CHECKING:
     from ..provider.placement import Placement
+    from .plain_runs import RunningSession
 
 logger = logging.getLogger("ortgpu")
 
@@ -56,7 +56,7 @@ def with_capture(requested: ProviderList) -> ProviderList:
     return requested.with_cuda_options({_OPTION: "1"})
 
 
-def on_own_stream(session: Any, providers: ProviderList) -> ProviderList:
+def on_own_stream(session: RunningSession, providers: ProviderList) -> ProviderList:
     """Return ``providers`` with a new stream for all work of the session, kept as ``session._stream``.
 
     Copies in the same stream need no wait before or after a run. If no stream can be made, ``providers`` is returned
@@ -101,8 +101,8 @@ def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> 
     )
 
 
-def captured(session: Any) -> CapturingSession:
-    """Return a replacement of the C++ session of ``session``, which was opened with capturing enabled.
+def captured(session: RunningSession) -> CapturedRunner:
+    """Replace the C++ session of ``session``, which was opened with capturing enabled, and return the runner.
 
     Raises:
         ProviderRequestError: inputs, outputs or operators cannot be captured, or this process lacks cudart.
@@ -127,15 +127,15 @@ def captured(session: Any) -> CapturingSession:
         raise _impossible(f"output shapes depend on data: of {', '.join(sorted(counting))}")
     if session._stream is None:
         raise _impossible("no stream could be made on the GPU")
-    run = onnxruntimes_run(session)
-    session_on_device = CapturingSession(inner, runtime, device, session._stream, memory_of(session), run)
+    graphs = CapturingSession(inner, runtime, device, session._stream, memory_of(session))
     session._stream = None  # the C++ session keeps it alive from now on
-    if session_on_device.computes_nothing:
+    if graphs.computes_nothing:
         raise _impossible("all its outputs are computed on the CPU")
-    return session_on_device
+    session._sess = graphs
+    return CapturedRunner(session, graphs)
 
 
-def _operators_of(session: Any) -> frozenset[str]:
+def _operators_of(session: RunningSession) -> frozenset[str]:
     placement = session._verified.placement
     if placement.known:
         return frozenset(node.op_type for node in placement.nodes)

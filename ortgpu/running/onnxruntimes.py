@@ -18,10 +18,15 @@ class LastOfOurs(InferenceSession):  # type: ignore[misc]  # onnxruntime ships n
     """The last class of this library before InferenceSession. Methods that ``super`` finds behind it are foreign."""
 
 
-def onnxruntimes_run(session: Any) -> Any:
+def run_behind(session: InferenceSession) -> Any:
+    """Return the bound ``run`` that ``session`` has behind the methods of this library."""
+    return super(LastOfOurs, session).run
+
+
+def onnxruntimes_run(session: InferenceSession) -> Any:
     """Return ``InferenceSession.run``.
 
     None if a tracer replaced it, which must see each run, or if the class of ``session`` has another ``run`` before it.
     """
-    run, found = InferenceSession.run, super(LastOfOurs, session).run
-    return run if getattr(found, "__func__", None) is run and is_onnxruntimes(run) else None
+    run = InferenceSession.run
+    return run if getattr(run_behind(session), "__func__", None) is run and is_onnxruntimes(run) else None

@@ -53,7 +53,7 @@ def map_session(
     # map, not a generator, which would keep a feed until the next is requested.
     converted = map(convert, source)
     run = functools.partial(staged_run, session, output_names)
-    if session._capturing is None:
+    if not session._runner.is_captured:
         return _in_threads(run, converted, ahead, min(THREADS, ahead), copy)
     return _captured_in_order(session, run, converted, ahead, copy)
 
@@ -82,7 +82,7 @@ def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
     """
     if not isinstance(feed, Mapping):
         raise TypeError(f"a feed is a mapping of input names to arrays, not {type(feed).__name__}")
-    if session._staging is not None and session._staging.has_input_of(feed, _COPIED_BY_RUN_FROM):
+    if session._runner.stages(feed, _COPIED_BY_RUN_FROM):
         return session.run(output_names, feed)
     return session.run(output_names, memory_of(session).staged(feed))
 
@@ -97,9 +97,10 @@ def _captured_in_order(
     with _threads(THREADS) as executor:
 
         def submit(feed: Any, outcome: Outcome[Result]) -> None:
-            capturing = session._capturing
-            to = executor if capturing is None or memory_of(session).would_stage(feed) else capturing
-            to.submit(outcome, run, feed)
+            if memory_of(session).would_stage(feed):
+                executor.submit(outcome, run, feed)
+            else:
+                session._runner.submit(executor, outcome, run, feed)
 
         yield from results_of(submit, feeds, in_flight, copy)
 

@@ -28,6 +28,8 @@ from .pinned import OrdinaryMemory, PinnedMemory, memory_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .pinned import PinningSession
+
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
 
 _KINDS = frozenset(DTYPES.values())
@@ -40,7 +42,9 @@ _AT_A_TIME = 2
 class StagedRuns:
     """The staged runs of one session. Threads may share it."""
 
-    def __init__(self, session: Any, runtime: CudaRuntime, staged_from: int, threads: int, piece: int) -> None:
+    def __init__(
+        self, session: PinningSession, runtime: CudaRuntime, staged_from: int, threads: int, piece: int
+    ) -> None:
         inner, device = session._sess, device_of(session)
         self._staged_from = staged_from
         self._inputs = _on_device(inner.inputs_meta, inner.input_meminfos, device.kind)
@@ -57,7 +61,7 @@ class StagedRuns:
         for _ in range(_AT_A_TIME):
             self._turns.put(True)
 
-    def run(self, session: Any, output_names: Any, feed: Any) -> list[Any] | None:
+    def run(self, session: PinningSession, output_names: Any, feed: Any) -> list[Any] | None:
         """Run the model and return the results. None if the arguments need plain ``run``. May raise anything."""
         if output_names is not None and not isinstance(output_names, (list, tuple)):
             return None

@@ -1,6 +1,6 @@
-"""The decision which runs are staged by :mod:`ortgpu.running.staged_runs`: those with large arrays.
+"""The runner that has :mod:`ortgpu.running.staged_runs` make the runs with large arrays.
 
-Each session asks before each run. The module that does the work is imported for the first run that needs it.
+The module that does the work is imported for the first run that needs it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from ..errors import GPUError
 from ..model.tensor_types import DTYPES
 from ..process.background import fork_safe_lock
 from ..process.signals import is_of_a_handler
 from ..provider.lifetime import device_of, refuse_if_unusable
 from ..provider.requests import CPU, CUDA
 from .onnxruntimes import InferenceSession, onnxruntimes_run
+from .plain_runs import PlainRunner
 
 if TYPE_CHECKING:
+    from ..provider.interfaces import VerifiedSession
+    from .plain_runs import RunningSession
     from .staged_runs import StagedRuns
 
 _WORKS_AT_FEEDS = True  # a thread in here may hold what others need; see pipeline._may_wait
@@ -41,35 +45,32 @@ _REFUSED = ("enable_cuda_graph", "has_user_compute_stream")
 _creating = fork_safe_lock()
 
 
-class Staging:
-    """The decision for one session.
-
-    The session is passed to each call, because a reference to it would keep its GPU memory.
+class StagedRunner(PlainRunner):
+    """The runs of a session that :func:`may_stage` accepts.
 
     Args:
-        session: a GPUSession that :func:`staging_of` accepts.
         staged_from: the smallest size in bytes of an array that is staged.
         threads, piece: see :class:`ortgpu.running.copying.Copier`.
     """
 
     def __init__(
-        self, session: Any, *, staged_from: int = STAGED_FROM, threads: int | None = None, piece: int = PIECE
+        self,
+        session: RunningSession,
+        *,
+        staged_from: int = STAGED_FROM,
+        threads: int | None = None,
+        piece: int = PIECE,
     ) -> None:
-        self.staged_from = staged_from
+        super().__init__(session, staged_from)
         self._threads = threads or min(COPY_THREADS, cores())
         self._piece = piece
         # For any inputs, since unknown dimensions are at least 1
-        self.has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
+        self._has_large_outputs = any(_bytes(each, unknown=1) >= staged_from for each in session._sess.outputs_meta)
+        if self._has_large_outputs:
+            self._input_count = -1  # no run is direct
         self._runs: StagedRuns | None = None
-        self.stands_in_for = InferenceSession.run
 
-    def has_input_of(self, feed: Any, limit: int | None = None) -> bool:
-        """Return True if an array has at least ``limit`` bytes; by default, enough to be staged.
-
-        Called before each run, it takes a fraction of a microsecond.
-        """
-        if limit is None:
-            limit = self.staged_from
+    def stages(self, feed: Any, limit: int) -> bool:
         try:
             for value in feed.values():
                 if value.nbytes >= limit:
@@ -78,7 +79,20 @@ class Staging:
             pass
         return False
 
-    def run(self, session: Any, output_names: Any, feed: Any) -> list[Any] | None:
+    def close(self, error: GPUError) -> None:
+        """Free the memory that no array uses. A running run ends normally."""
+        runs, self._runs = self._runs, None
+        if runs is not None:
+            runs.close()
+
+    def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
+        if run_options is None and (self._has_large_outputs or self.stages(feed, self._staged_from)):
+            results = self._run_staged(session, output_names, feed)
+            if results is not None:
+                return results
+        return super()._run_indirectly(session, output_names, feed, run_options)
+
+    def _run_staged(self, session: RunningSession, output_names: Any, feed: Any) -> list[Any] | None:
         """Run the model and return the results. None: plain ``run`` has to do it, or to raise what is wrong.
 
         Raises:
@@ -95,13 +109,7 @@ class Staging:
             logger.debug("a run is not staged: %s", str(error))  # the text alone, as an error keeps its frames
             return None
 
-    def close(self) -> None:
-        """Free the memory that no array uses. A running run ends normally."""
-        runs, self._runs = self._runs, None
-        if runs is not None:
-            runs.close()
-
-    def _make_runs(self, session: Any) -> StagedRuns | None:
+    def _make_runs(self, session: RunningSession) -> StagedRuns | None:
         from .cudart import runtime_of
         from .staged_runs import StagedRuns
 
@@ -109,29 +117,28 @@ class Staging:
             if self._runs is None:
                 runtime = runtime_of(device_of(session))
                 if runtime is not None:
-                    self._runs = StagedRuns(session, runtime, self.staged_from, self._threads, self._piece)
+                    self._runs = StagedRuns(session, runtime, self._staged_from, self._threads, self._piece)
             return self._runs
 
 
-def staging_of(session: Any) -> Staging | None:
-    """Return the Staging of an open session. None if its arrays are small or staging cannot do what ``run`` does."""
+def may_stage(session: RunningSession) -> bool:
+    """Return False for an open session whose arrays are small, or where staging cannot do what ``run`` does."""
     inner = session._sess
     # ONNX Runtime has input_meminfos since 1.23.
     if not hasattr(inner, "input_meminfos") or not session._pinned_memory_limit or onnxruntimes_run(session) is None:
-        return None
+        return False
     if not gives_memory(session):
-        return None
+        return False
     values = (*inner.inputs_meta, *inner.outputs_meta)
     if any(each.type not in DTYPES for each in values):
-        return None
+        return False
     try:
-        are_small = all(_bytes(each, unknown=STAGED_FROM) < STAGED_FROM for each in values)
+        return any(_bytes(each, unknown=STAGED_FROM) >= STAGED_FROM for each in values)
     except UnicodeDecodeError:  # in names of dimensions, which plain run does not read
-        return None
-    return None if are_small else Staging(session)
+        return False
 
 
-def gives_memory(session: Any) -> bool:
+def gives_memory(session: VerifiedSession) -> bool:
     """Return True if inputs may be copied into GPU memory of the session."""
     if not hasattr(session._sess, "create_ortvalue_from_shape_and_type") or not device_of(session).is_gpu:
         return False  # before 1.30, or on the CPU

@@ -24,8 +24,8 @@ from ..errors import ExecutionError, GPUError, ProviderRequestError, manual
 from ..provider import lifetime
 from ..provider.devices import Device, DeviceRequest
 from ..provider.requests import CPUNodes  # for typing.get_type_hints
-from ..running.direct_runs import DirectRuns, direct_runs_of
 from ..running.onnxruntimes import InferenceSession
+from ..running.plain_runs import PlainRunner
 from . import arguments, failures
 from .facts import SessionFacts
 
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
 
     from ..provider.placement import Placement
-    from ..running.cuda_graph import CapturingSession
     from ..running.pinned import PinnedMemory
-    from ..running.staging import Staging
     from .request import SessionRequest, Verified
 
 _PINNED_MEMORY_LIMIT = 2 << 30
@@ -107,14 +105,12 @@ class GPUSession(SessionFacts):
         placement: Placement
         _request: SessionRequest
         _verified: Verified  # a subclass may use the names of its fields for other things
-        _capturing: CapturingSession | None
         _pinned: PinnedMemory | None
-        _staging: Staging | None
     _sess: Any
     _chooses_options = True
     _stream: Any = None  # set while a session with cuda_graph opens
-    _capturing = _pinned = _staging = None
-    _direct: DirectRuns | None = None
+    _pinned = None
+    _runner = PlainRunner()
     _pinned_memory_limit = _PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
 
@@ -152,6 +148,7 @@ class GPUSession(SessionFacts):
             self._refuse_if_lost()
             driver = initialising() if load_runtime().provider_library is not None else None
             # Import while the driver initialises: neither waits for the other.
+            from ..running.runners import runner_of
             from .opening import open_verified
             from .request import SessionRequest
 
@@ -163,22 +160,17 @@ class GPUSession(SessionFacts):
 
                 check_cpu_nodes(verified.placement, cpu_nodes, stacklevel(self))
                 self._keep(verified)
-                if cuda_graph:
-                    from ..running.graph_requests import captured
-
-                    self._sess = self._capturing = captured(self)
-                else:
-                    from ..running.staging import staging_of
-
-                    self._staging = staging_of(self)
+            self._runner = runner_of(self, cuda_graph=cuda_graph)
         except GPUError as error:
             self._let_go(error)
             try:  # a failure here must leave nothing behind either
+                from ..running.runners import runner_of
                 from .opening import open_on_cpu
                 from .request import SessionRequest
 
                 self._request = SessionRequest(**request)
                 open_on_cpu(self, super().__init__, self._request, error)
+                self._runner = runner_of(self, cuda_graph=False)
             except BaseException as final:
                 self._let_go(final)
                 raise
@@ -188,8 +180,6 @@ class GPUSession(SessionFacts):
         finally:
             if driver is not None:
                 driver.result()  # wait, so that no thread is left behind
-        if not cuda_graph:
-            self._direct = direct_runs_of(self)
         from ..provider.living import register  # not imported above if the GPU was already lost
 
         register(self)
@@ -236,23 +226,7 @@ class GPUSession(SessionFacts):
         the array and all its views are gone.
         """
         try:
-            # Look it up on each run, because a tracer may replace it.
-            run, direct = InferenceSession.run, self._direct
-            if run_options is None:
-                if direct is not None and run is direct.stands_in_for and direct.take(input_feed):
-                    return self._sess.run(output_names or direct.output_names, input_feed, None)
-                staging, capturing, results = self._staging, self._capturing, None
-                if capturing is not None and capturing is self._sess and run is capturing.stands_in_for:
-                    results = capturing.replay(output_names, input_feed)
-                elif (
-                    staging is not None
-                    and run is staging.stands_in_for
-                    and (staging.has_large_outputs or staging.has_input_of(input_feed))
-                ):
-                    results = staging.run(self, output_names, input_feed)
-                if results is not None:
-                    return results
-            return super().run(output_names, input_feed, run_options)
+            return self._runner.run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from ..running.device_arrays import with_values
 
@@ -312,8 +286,7 @@ class GPUSession(SessionFacts):
         from .bindings import explaining
 
         lifetime.refuse_if_unusable(self)
-        if self._capturing is not None:
-            self._capturing.refuse_binding()
+        self._runner.check_binding()
         try:
             return explaining(super().io_binding(), self)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
@@ -345,12 +318,8 @@ class GPUSession(SessionFacts):
                 if hasattr(self, name):
                     setattr(self, name, closed)
             self._model_bytes = None
-            if self._capturing is not None:
-                self._capturing.close(error)
-                self._capturing = None
-            if self._staging is not None:
-                self._staging.close()
-                self._staging = None
+            self._runner.close(error)
+            self._runner = PlainRunner()
             if self._pinned is not None:
                 self._pinned.close()
 
@@ -427,7 +396,7 @@ class GPUSession(SessionFacts):
         # Drop what an earlier construction of this object left.
         if self._pinned is not None:
             self._pinned.close()  # a finalizer of the session would keep it alive
-        for name in ("_capturing", "_direct", "_pinned", "_staging"):
+        for name in ("_pinned", "_runner"):
             held.pop(name, None)
         model = self._request.model
         if not isinstance(model, bytes):  # it may be opened again in another working directory
@@ -441,7 +410,7 @@ class GPUSession(SessionFacts):
 
     def _let_go(self, error: BaseException) -> None:
         """Drop all that was made, so that the failed C++ session frees its GPU memory."""
-        for name in (*_HELD, "_model_bytes", "_stream", "_staging"):
+        for name in (*_HELD, "_model_bytes", "_stream", "_runner"):
             self.__dict__.pop(name, None)
         lifetime.let_go_of_variables(error)
 

@@ -269,7 +269,7 @@ class OnSmallGPU(measuring.Bench):
         for session, left in ((self.session, calls), (self._plain, calls_of_plain)):
             session._sess = Memory(session._sess, left)
         self.session.device = Device("cuda", 0, *[None] * 5)
-        self.session._direct = None
+        del self.session._runner
         return self
 
 measuring.Bench = OnSmallGPU

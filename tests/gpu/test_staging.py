@@ -81,7 +81,7 @@ def test_nothing_that_another_session_captures_is_spoilt() -> None:
     assert report["not staged"] == []
 
 
-def test_a_tracer_sees_each_run() -> None:
+def test_a_tracer_sees_each_run_of_later_sessions() -> None:
     report = run_program("staged_traced")
     assert report["staged"] is True
     assert report["result"] == -1

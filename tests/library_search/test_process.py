@@ -136,4 +136,3 @@ def test_what_is_installed_here_is_found(provider_library: str) -> None:
     assert None not in required.values()
     assert len(set(required.values())) == 1
     assert next(root for _, stem, _, root in found if stem == "libcudnn_cnn") is not None
-

@@ -76,7 +76,7 @@ class Native:
 
 session, native = Session(), Native()
 vars(session).update(device=Device("cuda", 0, None, None, None, None, None), _sess=native)
-session._pinned, session._staging = PinnedMemory(runtime, 1 << 30), object()
+session._pinned, session._runner = PinnedMemory(runtime, 1 << 30), object()
 session._pinned.empty(1 << 18)
 lifetime.watch(session)
 assert not lifetime.abandon_if_context_is_gone(session)
@@ -86,7 +86,7 @@ try:
     lifetime.refuse_if_unusable(session)
 except ortgpu.ProviderFailureError as error:
     print(error.status)
-assert "_staging" not in vars(session)
+assert "_runner" not in vars(session)
 assert lifetime.refuses(session)
 del session
 gc.collect()

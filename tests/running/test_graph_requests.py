@@ -77,7 +77,7 @@ def test_what_cannot_be_captured_is_refused_when_the_session_is_made(stubs: Stub
     )
     for error, reason in zip(refused, reasons, strict=True):
         assert reason in error["text"]
-    assert made == "CapturingSession"
+    assert made == "CapturedRunner"
 
 
 def test_a_model_of_unknown_operators_is_refused(stubs: Stubs, tmp_path: Path) -> None:

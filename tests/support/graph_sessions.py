@@ -15,10 +15,9 @@ from tests.support.cpu_session import child
 
 SETUP = """
 os.environ["STUB_CUDART_LATE"] = "1"
-from ortgpu.running.cuda_graph import MAX_CAPTURES, MAX_SHAPES, CapturingSession
+from ortgpu.running.cuda_graph import MAX_CAPTURES, MAX_SHAPES, CapturedRunner, CapturingSession
 from ortgpu.running.cudart import Stream
 from ortgpu.running.pinned import PinnedMemory
-from ortgpu.running.staging import onnxruntimes_run
 runtime, stub = stub_runtime(sys.argv[1])
 bound = []  # numbers of the graphs, in the order of their runs
 waiting = []  # whether each of these runs waits for the GPU
@@ -40,10 +39,9 @@ def capturing(model, limit=1 << 24):
     session = GPUSession(model)
     inner, stream = session._sess, Stream(runtime)
     session._pinned = memory = PinnedMemory(runtime, limit)
-    session._sess = session._capturing = CapturingSession(
-        inner, runtime, session.device, stream, memory, onnxruntimes_run(session))
+    session._sess = CapturingSession(inner, runtime, session.device, stream, memory)
     session._sess._inner = Recorded(inner, stream.handle)
-    session._direct = None  # as of one that was opened with cuda_graph
+    session._runner = CapturedRunner(session, session._sess)
     return session
 """
 

@@ -22,10 +22,10 @@ SETUP = """
 import dataclasses
 from ortgpu.running import copying
 from ortgpu.running.copying import Copier
-from ortgpu.running.direct_runs import direct_runs_of
 from ortgpu.running.pinned import PinnedMemory
+from ortgpu.running.plain_runs import PlainRunner
 from ortgpu.running.staged_runs import StagedRuns
-from ortgpu.running.staging import Staging
+from ortgpu.running.staging import StagedRunner
 os.environ["STUB_CUDART_LATE"] = "1"
 runtime, stub = stub_runtime(sys.argv[1])
 MIB = 1 << 20
@@ -38,9 +38,9 @@ class Before:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
-class Noting(Staging):
-    def run(self, *arguments):
-        results = super().run(*arguments)
+class Noting(StagedRunner):
+    def _run_staged(self, *arguments):
+        results = super()._run_staged(*arguments)
         ran.append(results is not None)
         return results
 
@@ -51,9 +51,8 @@ def staged(model, staged_from=64, threads=3, piece=1000, limit=64 * MIB, **argum
     return session
 
 def stage(session, staged_from, threads, piece):
-    session._staging = Noting(session, staged_from=staged_from)
-    session._staging._runs = StagedRuns(session, runtime, staged_from, threads, piece)
-    session._direct = direct_runs_of(session)
+    session._runner = Noting(session, staged_from=staged_from)
+    session._runner._runs = StagedRuns(session, runtime, staged_from, threads, piece)
 
 def same(found, expected):
     assert len(found) == len(expected) and type(found) is type(expected)

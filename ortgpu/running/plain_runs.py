@@ -1,0 +1,102 @@
+"""Runs by ``InferenceSession.run``, and runs that call C++ directly because its Python code has nothing to do for them.
+
+Since 1.30 that code asks whether WebGPU captures a graph, reads the name and type of each input from C++ to find
+missing ones, looks for OrtValues of other sessions, and reads the names of the outputs. For a dict with a small NumPy
+array for each input, these checks can find nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from numpy import ndarray
+
+from ..errors import GPUError
+from ..provider.requests import CPU, CUDA
+from .onnxruntimes import InferenceSession, onnxruntimes_run, run_behind
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from ..process.threads import Executor, Outcome
+    from .cudart import Stream
+    from .pinned import PinningSession
+
+    class RunningSession(PinningSession, Protocol):
+        """A session with a runner."""
+
+        _runner: PlainRunner
+        _stream: Stream | None  # while a session with cuda_graph opens
+
+
+# All names in the code of ``run`` from 1.18 to 1.31. Code with another name was not reviewed, so it is not skipped.
+_READ = frozenset(
+    (
+        "_validate_graph_capture_run_api", "_validate_input", "list", "keys", "_validate_ortvalue_ownership", "values",
+        "_outputs_meta", "name", "_sess", "run", "C", "EPFail", "_enable_fallback", "print", "_providers",
+        "_fallback_providers", "set_providers", "disable_fallback",
+    )
+)  # fmt: skip
+
+
+class PlainRunner:
+    """The runs of one session.
+
+    The session is passed to each call, because a reference to it would keep its GPU memory. Without a session, or if
+    another library stands in for ``InferenceSession.run`` when the runner is made, no run is direct.
+
+    Args:
+        staged_from: arrays of so many bytes or more are not for direct runs.
+    """
+
+    is_captured = False
+
+    def __init__(self, session: RunningSession | None = None, staged_from: int = sys.maxsize) -> None:
+        names = _names_for_direct_runs(session) if session is not None else None
+        self._input_names, self._output_names = names or ([], [])
+        self._input_count = len(self._input_names) if names is not None else -1  # which no feed has
+        self._staged_from = staged_from
+
+    def run(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
+        """Run the model and return the results. Deciding on a direct run takes a tenth of a microsecond."""
+        if run_options is None and type(feed) is dict and len(feed) == self._input_count:
+            for name in self._input_names:
+                value = feed.get(name)
+                if type(value) is not ndarray or value.nbytes >= self._staged_from:
+                    break
+            else:
+                return session._sess.run(output_names or self._output_names, feed, None)
+        return self._run_indirectly(session, output_names, feed, run_options)
+
+    def _run_indirectly(self, session: RunningSession, output_names: Any, feed: Any, run_options: Any) -> Any:
+        return run_behind(session)(output_names, feed, run_options)
+
+    def stages(self, feed: Any, limit: int) -> bool:
+        """Return True if ``run`` copies an array of at least ``limit`` bytes in several threads."""
+        return False
+
+    def submit(self, executor: Executor, outcome: Outcome[Any], function: Callable[..., Any], *arguments: Any) -> None:
+        """Call ``function`` in a thread of ``executor``, or in the thread in which all runs are made."""
+        executor.submit(outcome, function, *arguments)
+
+    def check_binding(self) -> None:
+        """Raise ProviderRequestError if the session cannot be used with an IOBinding."""
+
+    def close(self, error: GPUError) -> None:
+        """Free the memory that no array uses. Later runs may raise ``error``."""
+
+
+def _names_for_direct_runs(session: RunningSession) -> tuple[list[str], list[str]] | None:
+    """Return the names of inputs and outputs. None if every run must go through ``InferenceSession.run``."""
+    run = onnxruntimes_run(session)
+    if run is None or not _READ.issuperset(run.__code__.co_names):
+        return None
+    if not {CUDA, CPU}.issuperset(InferenceSession.get_providers(session)):  # WebGPU has its own rules for graphs
+        return None
+    try:
+        inner = session._sess
+        return [each.name for each in inner.inputs_meta], [each.name for each in inner.outputs_meta]
+    except UnicodeDecodeError:  # in names of inputs or outputs
+        return None
