@@ -26,7 +26,7 @@ from ..errors import (
     UnsupportedDeviceError,
     manual,
 )
-from ..provider import contexts
+from ..provider import lifetime
 from ..provider.devices import Device
 from ..provider.preloading import is_of_cudnn
 from .checks import memory
@@ -180,8 +180,8 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
         return poisoned(code, evidence)
     if code in CAPTURING:
         return captured_meanwhile(code, evidence)
-    if code == contexts.IS_DESTROYED:
-        return contexts.destroyed(evidence)
+    if code == lifetime.CONTEXT_IS_DESTROYED:
+        return lifetime.context_destroyed(evidence)
     if code in NO_CODE:
         return kernel_without_code(device, evidence)
     meaning = meaning_of(code)

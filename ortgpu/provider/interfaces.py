@@ -69,6 +69,12 @@ class NativeSession(Protocol):
     def create_ortvalue_from_shape_and_type(self, shape: Any, element_type: Any, device: Any, /) -> Any: ...
 
 
+class Opened(Protocol):
+    """An object that holds a C++ session, or the stand-in that took its place."""
+
+    _sess: Any
+
+
 class Session(Protocol):
     """An ``onnxruntime.InferenceSession``, of whatever class, whose constructor may still be at work."""
 

@@ -1,4 +1,4 @@
-"""Handle events that take the GPU from living sessions: a fork, a sticky CUDA error, a reset.
+"""The table of living sessions, and the events that take the GPU from them: a fork, a sticky CUDA error, a reset.
 
 Nothing is checked while a session works. After such an event the C++ session inside each live GPUSession is replaced
 by an object that raises the reason at every use, so that the next call of any method reports it.
@@ -7,26 +7,21 @@ by an object that raises the reason at every use, so that the next call of any m
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import weakref
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
 
-from ..environment.gpu.cuda import context_error, initialised_in
-from ..errors import (
-    Fix,
-    ForkedSessionError,
-    GPUError,
-    PoisonedContextError,
-    manual,
-    python,
-)
-from . import contexts
+from ..environment.gpu.cuda import RESULT_NAMES, context_error, context_id, initialised_in
+from ..errors import Fix, ForkedSessionError, GPUError, PoisonedContextError, ProviderFailureError, manual, python
 from .devices import Device
+from .interfaces import Opened
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY: for a new stream, in a context that works
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: cuInit in a process forked from one that had called it
+CONTEXT_IS_DESTROYED = 709  # CUDA_ERROR_CONTEXT_IS_DESTROYED
 
-_live: dict[int, weakref.ref[Any]] = {}  # by id(): classes of other people's may compare and hash as they like
 _poison: GPUError | None = None
 _forked_from: int | None = None  # the process that this one was forked from, where CUDA may have been in use
 
@@ -44,20 +39,10 @@ class UnusableSession:
     def __init__(self, error: GPUError) -> None:
         self.error = error
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object) -> NoReturn:
         raise fresh_copy(self.error)
 
-    def __getattr__(self, name: str) -> NoReturn:
-        self._refuse()
-
-    def __iter__(self) -> NoReturn:
-        self._refuse()
-
-    def __len__(self) -> NoReturn:
-        self._refuse()
-
-    def __getitem__(self, key: object) -> NoReturn:
-        self._refuse()
+    __getattr__ = __getitem__ = __iter__ = __len__ = _refuse
 
 
 def fresh_copy(error: GPUError) -> GPUError:
@@ -67,7 +52,7 @@ def fresh_copy(error: GPUError) -> GPUError:
     return copy
 
 
-def device_of(session: Any) -> Device:
+def device_of(session: object) -> Device:
     """Return the device of a verified session, even if a derived class uses the name ``device`` for itself.
 
     Raises:
@@ -81,19 +66,74 @@ def device_of(session: Any) -> Device:
     return verified
 
 
-def watch(session: Any) -> None:
-    """Make an InferenceSession refuse once the process loses the GPU, or survive a fork on the CPU. Held weakly."""
+def is_on_gpu(session: object) -> bool:
+    try:
+        return device_of(session).is_gpu
+    except KeyError:
+        return False
+
+
+SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """A living session. ``kind`` None: one of this library's own, which ``ortgpu.sessions()`` does not list."""
+
+    session: weakref.ref[Opened]
+    number: int
+    kind: SessionKind | None
+    created_by: str | None
+    pid: int
+    context: tuple[int, int] | None  # ordinal, and number of the CUDA context that it was opened in
+
+
+table: dict[int, Entry] = {}  # by id(), since classes of others may compare and hash as they like
+_numbers = itertools.count()
+
+
+def watch(session: Opened, kind: SessionKind | None = None, created_by: str | None = None) -> None:
+    """Make a session refuse once the process loses the GPU, or survive a fork on the CPU. Held weakly.
+
+    "unguarded": it is not ours, and only listed.
+    """
     key = id(session)
-    contexts.forget(key)
-    if is_on_gpu(session):
-        contexts.remember(key, device_of(session).ordinal or 0)
+    context = _context_of(session) if kind != "unguarded" else None
+    entry = table.get(key)
+    if entry is not None and entry.session() is session:  # opened again, with other providers
+        entry.kind, entry.context = kind, context
+        return
 
-    def forget(_reference: object, live: dict[int, weakref.ref[Any]] = _live, key: int = key) -> None:
-        live.pop(key, None)
-        forget_context(key)
+    def forget(_reference: object, table: dict[int, Entry] = table, key: int = key) -> None:
+        table.pop(key, None)  # an argument, since a session may outlive modules, whose names are None at the end
 
-    forget_context = contexts.forget  # here: a session may outlive modules, whose names are None at the end
-    _live[key] = weakref.ref(session, forget)
+    table[key] = Entry(weakref.ref(session, forget), next(_numbers), kind, created_by, os.getpid(), context)
+
+
+def _context_of(session: Opened) -> tuple[int, int] | None:
+    if not is_on_gpu(session):
+        return None
+    ordinal = device_of(session).ordinal or 0
+    context = context_id(ordinal)
+    return (ordinal, context) if context else None
+
+
+def _watched() -> list[Opened]:
+    """Return the sessions that a fork or the loss of the GPU concerns."""
+    return [
+        session
+        for entry in list(table.values())
+        if entry.kind != "unguarded" and (session := entry.session()) is not None
+    ]
+
+
+def has_lost_context(session: Opened) -> bool:
+    """Return True if the CUDA context that a session was opened in was destroyed, False if not or unknown."""
+    entry = table.get(id(session))
+    if entry is None or entry.context is None:
+        return False
+    ordinal, context = entry.context
+    return context_id(ordinal) not in (context, None)
 
 
 def refuse_if_lost() -> None:
@@ -110,7 +150,7 @@ def refuse_if_lost() -> None:
         raise forked_from(creator)
 
 
-def refuse_if_unusable(session: Any) -> None:
+def refuse_if_unusable(session: Opened) -> None:
     """Raise the error of ``session`` if it is closed or lost the GPU."""
     inner = session.__dict__.get("_sess")
     if isinstance(inner, UnusableSession):
@@ -158,25 +198,46 @@ def noted(error: GPUError) -> GPUError:
     return error
 
 
-def context_is_gone(session: Any, evidence: str) -> GPUError | None:
-    """Return an error if something reset the GPU. Every session that lost its context refuses from now on."""
-    if not contexts.is_gone(id(session)):
+def context_is_gone(session: Opened, evidence: str) -> GPUError | None:
+    """Return an error if something reset the GPU. Every session that lost its context refuses from now on.
+
+    Another library may do that (numba's ``Device.reset()``, ``cudaDeviceReset``, ``cuDevicePrimaryCtxReset``). Then all
+    memory and streams of the process there are gone. CUDA reports it at some later call, by varying codes, and code
+    that writes into pinned memory or destroys a session crashes.
+    """
+    if not has_lost_context(session):
         return None
-    error = contexts.destroyed([evidence])
+    error = context_destroyed([evidence])
     for each in _watched():
-        if contexts.is_gone(id(each)):
-            abandon_if_context_is_gone(each)
+        if abandon_if_context_is_gone(each):
             refuse(each, error)
     return error
+
+
+def context_destroyed(evidence: list[str]) -> ProviderFailureError:
+    """Return the error for a session whose memory on the GPU is gone, while the GPU and the process are well."""
+    return ProviderFailureError(
+        "something in this process reset the GPU, and what this session had there is gone",
+        evidence=evidence,
+        fixes=[
+            manual("open the session again"),
+            manual(
+                "and reset no device while sessions are open: numba's Device.reset() and cuda.close(), "
+                "cudaDeviceReset(), cuDevicePrimaryCtxReset(); close() gives a session's memory back"
+            ),
+        ],
+        library="CUDA",
+        status=RESULT_NAMES[CONTEXT_IS_DESTROYED],
+    )
 
 
 _abandoned: list[list[Any]] = []  # what may not be destroyed, streams for instance: destructors would crash
 
 
-def abandon_if_context_is_gone(session: Any) -> bool:
+def abandon_if_context_is_gone(session: Opened) -> bool:
     """Never destroy, free or use what a session had in a lost context. Return True if its context is lost."""
     inner = session.__dict__.get("_sess")
-    if inner is None or isinstance(inner, UnusableSession) or not contexts.is_gone(id(session)):
+    if inner is None or isinstance(inner, UnusableSession) or not has_lost_context(session):
         return False
     _never_destroy(inner)
     held = vars(session)
@@ -195,7 +256,7 @@ def gpu_works(ordinal: int | None) -> bool:
     return context_error(ordinal or 0) in (0, _OUT_OF_MEMORY)
 
 
-def refuse(session: Any, error: GPUError) -> None:
+def refuse(session: Opened, error: GPUError) -> None:
     """Make every later use of a session raise ``error``: its GPU is lost."""
     inner = session.__dict__.get("_sess")
     if inner is not None and not isinstance(inner, UnusableSession):
@@ -204,24 +265,13 @@ def refuse(session: Any, error: GPUError) -> None:
         session._sess = UnusableSession(fresh_copy(error))
 
 
-def refuses(session: Any) -> bool:
+def refuses(session: Opened) -> bool:
     """Return True if the session was closed or lost its GPU, and only raises errors now."""
     return isinstance(session.__dict__.get("_sess"), UnusableSession)
 
 
 def _never_destroy(inner: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
-
-
-def is_on_gpu(session: Any) -> bool:
-    try:
-        return device_of(session).is_gpu
-    except KeyError:
-        return False
-
-
-def _watched() -> list[Any]:
-    return [session for reference in list(_live.values()) if (session := reference()) is not None]
 
 
 def refuse_all(error: GPUError) -> None:

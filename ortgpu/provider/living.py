@@ -1,24 +1,21 @@
-"""The record of the sessions in this process: model, device, placement, and creator of each."""
+"""The records of the sessions in this process that a caller can ask for: model, device, placement, and creator."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import sys
-import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
 
 from ..errors import ForkedSessionError, PoisonedContextError
+from . import lifetime
 from .devices import CPU as CPU_DEVICE
 from .devices import Device
-from .lifetime import UnusableSession, device_of, watch
+from .interfaces import Opened, Session
+from .lifetime import Entry, SessionKind, UnusableSession, device_of
 from .placement import Placement, read_placement
 from .requests import CPU, CUDA, TENSORRT
-
-SessionKind = Literal["GPUSession", "guarded", "cpu", "other", "unguarded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,42 +62,18 @@ class SessionRecord:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    session: weakref.ref[Any]
-    number: int
-    kind: SessionKind
-    created_by: str | None
-    pid: int
-
-
-_entries: dict[int, _Entry] = {}  # by id(); a session's class may make it unhashable
-_numbers = itertools.count()
-
-
-def register(session: Any, kind: SessionKind = "GPUSession") -> None:
-    """Remember ``session``, an InferenceSession whose constructor is at its end, for as long as it lives.
+def register(session: Opened, kind: SessionKind = "GPUSession") -> None:
+    """Remember ``session``, whose constructor is at its end, for as long as it lives.
 
     "unguarded": it asked for what a guard verifies. Nothing but the record of it changes.
     """
-    if kind != "unguarded":
-        watch(session)
-    key = id(session)
-
-    def forget(_reference: object, key: int = key) -> None:
-        _entries.pop(key, None)
-
     kind = "guarded" if hasattr(type(session), "_guards") else kind
-    before = _entries.get(key)
-    if before is not None and before.session() is session:  # opened again, with other providers
-        _entries[key] = replace(before, kind=kind)
-    else:
-        _entries[key] = _Entry(weakref.ref(session, forget), next(_numbers), kind, _creator_of(session), os.getpid())
+    lifetime.watch(session, kind, _creator_of(session))
 
 
-def attribute(session: Any, to: Any) -> None:
+def attribute(session: Opened, to: Opened) -> None:
     """Record the creator of ``to`` as that of ``session``, too: a thread opened it, in which no caller's code is."""
-    _entries[id(session)] = replace(_entries[id(session)], created_by=_entries[id(to)].created_by)
+    lifetime.table[id(session)].created_by = lifetime.table[id(to)].created_by
 
 
 def sessions() -> tuple[SessionRecord, ...]:
@@ -110,14 +83,15 @@ def sessions() -> tuple[SessionRecord, ...]:
     interpreter and takes as long as a garbage collection, so use it for diagnosis, not in a loop. It does not see
     sessions of other processes, or of other languages in this process.
     """
-    known = [(entry, entry.session()) for entry in sorted(_entries.values(), key=lambda entry: entry.number)]
-    records = [_describe(session, entry) for entry, session in known if session is not None and _is_open(session)]
-    seen = {id(session) for _, session in known}
-    records += [_describe(found, None) for found in _all_instances() if id(found) not in seen and _is_open(found)]
-    return tuple(records)
+    entries = sorted(lifetime.table.values(), key=lambda entry: entry.number)
+    known = [(session, entry.kind, entry) for entry in entries if (session := entry.session()) is not None]
+    records = [_describe(session, kind, entry) for session, kind, entry in known if kind and _is_open(session)]
+    seen = {id(session) for session, *_ in known}
+    others = [found for found in _all_instances() if id(found) not in seen and _is_open(found)]
+    return (*records, *(_describe(found, "unguarded", None) for found in others))
 
 
-def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
+def _describe(session: Opened, kind: SessionKind, entry: Entry | None) -> SessionRecord:
     held = vars(session)
     providers = tuple(held.get("_providers") or ())
     device: Device | None
@@ -131,15 +105,15 @@ def _describe(session: Any, entry: _Entry | None) -> SessionRecord:
         device=device,
         providers=providers,
         placement=placement,
-        kind=entry.kind if entry is not None else "unguarded",
+        kind=kind,
         created_by=entry.created_by if entry is not None else None,
         pid=entry.pid if entry is not None else None,
         alive=not isinstance(held.get("_sess"), UnusableSession),
-        fell_back=entry is not None and entry.kind == "unguarded" and not {CUDA, *TENSORRT}.intersection(providers),
+        fell_back=entry is not None and kind == "unguarded" and not {CUDA, *TENSORRT}.intersection(providers),
     )
 
 
-def _is_open(session: Any) -> bool:
+def _is_open(session: Opened) -> bool:
     """Return True if there is a session of ONNX Runtime in it: after the constructor and before close()."""
     inner = vars(session).get("_sess")
     if isinstance(inner, UnusableSession):
@@ -148,26 +122,26 @@ def _is_open(session: Any) -> bool:
     return inner is not None and vars(session).get("_providers") is not None
 
 
-def _all_instances() -> list[Any]:
+def _all_instances() -> list[Session]:
     """Return every InferenceSession among the objects of this interpreter."""
     home = "onnxruntime.capi.onnxruntime_inference_collection"  # "onnxruntime" may have a function of a tracer's
     root = getattr(sys.modules.get(home), "InferenceSession", None)
     if not isinstance(root, type):
         return []
-    classes: list[type[Any]] = [root]
+    classes: list[type[Session]] = [root]
     for cls in classes:  # grows: subclasses of subclasses
         classes += [child for child in cls.__subclasses__() if child not in classes]
     # by type(), not isinstance(): that would wake lazy proxies, which answer for what they stand for
     return [found for found in gc.get_referrers(*classes) if issubclass(type(found), root)]
 
 
-def stacklevel(session: Any) -> int:
+def stacklevel(session: object) -> int:
     """Return the stacklevel of a warning by the calling function that is to point to the creator of ``session``."""
     level, _ = _creator(session, sys._getframe(1))
     return level
 
 
-def _creator_of(session: Any) -> str | None:
+def _creator_of(session: object) -> str | None:
     _, frame = _creator(session, sys._getframe(1))
     if frame is None:
         return None
@@ -175,7 +149,7 @@ def _creator_of(session: Any) -> str | None:
     return f"{code.co_filename}:{frame.f_lineno} {getattr(code, 'co_qualname', code.co_name)}"
 
 
-def _creator(session: Any, start: FrameType) -> tuple[int, FrameType | None]:
+def _creator(session: object, start: FrameType) -> tuple[int, FrameType | None]:
     """Return the distance and frame of the nearest caller outside onnxruntime, ortgpu and constructors of ``session``.
 
     Without one, as in ortgpu's own command line, the distance is that of the next caller.
@@ -191,7 +165,7 @@ def _creator(session: Any, start: FrameType) -> tuple[int, FrameType | None]:
     return 2, None
 
 
-def _constructs(frame: FrameType, session: Any) -> bool:
+def _constructs(frame: FrameType, session: object) -> bool:
     """Return True if the frame is in a constructor, or __setstate__, of a subclass, for this very session."""
     code = frame.f_code
     if code.co_name not in ("__init__", "__setstate__") or not code.co_argcount:

@@ -16,7 +16,8 @@ from tests.support.cpu_session import PRELUDE
 
 ROOT = Path(__file__).resolve().parents[2]
 START = """
-from ortgpu.provider import contexts
+from ortgpu.provider import lifetime
+from ortgpu.provider.devices import Device
 from ortgpu.environment.gpu.cuda import context_id, initialise
 from ortgpu.running.pinned import PinnedMemory
 
@@ -25,6 +26,12 @@ runtime, stub = stub_runtime(sys.argv[1])
 
 def reset(context):
     os.environ["STUB_CUDA_CONTEXT"] = str(context)
+
+class Session:
+    def __init__(self):
+        self.device, self._sess = Device("cuda", 0, None, None, None, None, None), object()
+
+session, other = Session(), Session()
 """
 
 
@@ -39,12 +46,14 @@ def run(stubs: Stubs, code: str) -> str:
 
 @pytest.mark.parametrize(("now", "gone"), [(1, False), (2, True), (0, True)])
 def test_a_session_knows_whether_its_context_is_gone(stubs: Stubs, now: int, gone: bool) -> None:
-    code = f"contexts.remember(7, 0); reset({now}); print(contexts.is_gone(7), contexts.is_gone(8))"
+    code = f"lifetime.watch(session); reset({now}); print(*map(lifetime.has_lost_context, (session, other)))"
     assert run(stubs, code) == f"{gone} False"
 
 
 def test_no_context_when_it_was_opened_is_none_to_lose(stubs: Stubs) -> None:
-    assert run(stubs, "reset(0); contexts.remember(7, 0); reset(1); print(contexts.is_gone(7))") == "False"
+    assert (
+        run(stubs, "reset(0); lifetime.watch(session); reset(1); print(lifetime.has_lost_context(session))") == "False"
+    )
 
 
 @pytest.mark.parametrize("abandoned", [False, True])
@@ -65,17 +74,7 @@ print(stub.stub_pinned_bytes(), memory.try_empty((4,), np.dtype("f4")))
 
 def test_a_session_that_lost_its_context_lets_go_of_nothing(stubs: Stubs) -> None:
     code = """
-from ortgpu.provider import lifetime
-from ortgpu.provider.devices import Device
-
-class Session:
-    device = None
-
-class Native:
-    pass
-
-session, native = Session(), Native()
-vars(session).update(device=Device("cuda", 0, None, None, None, None, None), _sess=native)
+native = session._sess
 session._pinned, session._runner = PinnedMemory(runtime, 1 << 30), object()
 session._pinned.empty(1 << 18)
 lifetime.watch(session)

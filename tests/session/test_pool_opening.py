@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,6 +15,7 @@ from benchmarks.common import child_environment, run_child
 from ortgpu import GPUSessionPool
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.errors import DeviceBusyError
+from ortgpu.provider import lifetime
 from ortgpu.provider import living as registry
 from ortgpu.provider.devices import Device
 from ortgpu.session.pool import pool
@@ -188,6 +189,7 @@ class Double:
     busy: ClassVar[int | None]
     late: ClassVar[int | None]
     together: ClassVar[threading.Barrier]
+    _sess: Any = None
 
     def __init__(self, _model: object, *, device: int, **options: object) -> None:
         self.options, self.closed = options, False
@@ -219,7 +221,7 @@ def test_sessions_open_at_the_same_time_and_only_the_first_warns(double: type[Do
         assert [device.ordinal for device in pool.devices] == [0, 1, 2]
         other = {"allow_cpu": False, "cpu_nodes": "allow"}
         assert [session.options for session in pool.sessions] == [{}, other, other]
-        assert len({registry._entries[id(session)].created_by for session in pool.sessions}) == 1
+        assert len({lifetime.table[id(session)].created_by for session in pool.sessions}) == 1
     assert all(session.closed for session in double.opened)
     with GPUSessionPool("model.onnx", cpu_nodes="forbid", allow_cpu=True) as pool:
         given = {"cpu_nodes": "forbid", "allow_cpu": True}
