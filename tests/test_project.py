@@ -29,7 +29,8 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "examples/README.md", "examples/TRAINING.md", "tests/README.md"]
+GUIDE = [f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.md"))]
+PAGES = ["README.md", *GUIDE, "benchmarks/FIGURES.md", "benchmarks/README.md", "tests/README.md"]
 HEAVY = {"onnxruntime", "onnx", "numpy", "rich", "click", "torch", "pynvml"}
 
 
@@ -186,7 +187,7 @@ def test_readme_explains_every_error_that_can_occur() -> None:
     assert set(re.findall(r"^\| `(\w+Error)`", README, re.MULTILINE)) == made & known
 
 
-@pytest.mark.parametrize("page", PAGES[:2])
+@pytest.mark.parametrize("page", ["README.md", "examples/DOCTOR.md"])
 def test_pages_name_only_commands_that_exist(page: str) -> None:
     from ortgpu.cli import COMMANDS
 
@@ -204,9 +205,22 @@ def test_pages_name_only_files_that_exist(page: str) -> None:
     assert sorted(path for path in named if not path.exists()) == []
 
 
-def test_guide_names_every_example() -> None:
+@pytest.mark.parametrize("page", GUIDE)
+def test_links_of_the_guide_lead_to_headings_that_exist(page: str) -> None:
+    here = ROOT / page
+    for path, heading in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", here.read_text(encoding="utf-8")):
+        target = (here.parent / path if path else here).read_text(encoding="utf-8")
+        titles = re.findall(r"^#+ (.+)$", target, re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def test_guide_names_every_page_and_example() -> None:
+    pages = [(ROOT / page).read_text(encoding="utf-8") for page in GUIDE]
     guide = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"`(\w+\.py)`", guide)) == {path.name for path in (ROOT / "examples").glob("*.py")}
+    linked = {f"examples/{name}" for name in re.findall(r"\]\((\w+\.md)\)", guide)}
+    assert linked | {"examples/README.md"} == set(GUIDE)
+    named = {name for text in pages for name in re.findall(r"\[`(\w+\.py)`\]\(\1\)", text)}
+    assert named == {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
 def test_ci_runs_the_tests_as_the_readme_does() -> None:

@@ -1,16 +1,21 @@
-"""Every example, run as its reader would run it: in a process of its own, with and without a GPU to use."""
+"""Every program and page of the guide, run as its reader would run it: in processes, with and without a GPU to use."""
 
 from __future__ import annotations
 
+import ctypes
+import doctest
+import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import onnx.parser
 import pytest
 
-from ortgpu.cli.doctor import doctor
+import ortgpu.cli
 from ortgpu.distributed.environment.training import read_training_packages
 from ortgpu.environment.packages.installed import locate_packages
 from ortgpu.errors import catalogue
@@ -125,16 +130,6 @@ def test_guard_ends_with_the_cause() -> None:
     assert "result:" not in result.stdout
 
 
-def test_page_on_training_names_only_what_exists() -> None:
-    page = (EXAMPLES / "TRAINING.md").read_text(encoding="utf-8")
-    files = re.findall(r"`?((?:examples|tests)/[\w./]+\.\w+)`?", page)
-    assert files
-    assert [name for name in files if not (EXAMPLES.parent / name).exists()] == []
-    assert set(re.findall(r"`(\w+Error)`", page)) <= {cls.__name__ for cls in catalogue().values()}
-    options = set(re.findall(r"doctor.*?(--[a-z-]+)", page))
-    assert options <= {option for parameter in doctor.params for option in parameter.opts}
-
-
 @pytest.mark.skipif(
     read_training_packages(locate_packages().onnxruntime.folder).api_folder is not None,
     reason="the training API is installed here",
@@ -218,3 +213,114 @@ def test_tests_run_on_the_gpu() -> None:
     result = run_pytest("examples/test_with_gpu.py", "--ortgpu=require")
     assert result.returncode == 0, result
     assert "3 passed" in result.stdout
+
+
+# The pages. A block of Python whose first line is "# name.py" is that file. In a block of `console`, a line after "$ "
+# is a command, and below it stands what it prints. The commands of a page run in a folder with these and model.onnx.
+
+
+PAGES = sorted(EXAMPLES.glob("*.md"))
+MODEL = """
+<ir_version: 8, opset_import: ["": 17]>
+relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }
+"""
+
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands_of(page: Path) -> list[tuple[str, str]]:
+    """Return each command of a page with what it prints according to the page."""
+    found = "".join(blocks_of(page, "console"))
+    return [(line, text) for line, text in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", found, re.MULTILINE)]
+
+
+def programs_of(page: Path) -> dict[str, str]:
+    """Return the files that a page shows."""
+    blocks = blocks_of(page, "python")
+    return {name: block for block in blocks for name in re.findall(r"\A# (\w+\.py)\n", block)}
+
+
+def write_commands(folder: Path) -> None:
+    """Write the programs that the pages call, as they are for a reader who has activated this environment."""
+    folder.mkdir()
+    python = shlex.quote(sys.executable)
+    pytest_options = "-p ortgpu.pytest_plugin -p no:cacheprovider"
+    targets = {
+        "python": python,
+        "ortgpu": f"{python} -m ortgpu",
+        "pytest": f"{python} -m pytest {pytest_options}",
+    }
+    usable = (name for name in ("mpich", "openmpi") if launchers.why_not_here(name) is None)
+    for launcher in usable:
+        [(command, _)] = launchers.starts_of(launcher, 0, [])
+        targets["mpirun"] = shlex.join(command[: command.index("-n")])
+        break
+    for name, target in targets.items():
+        (folder / name).write_text(f'#!/bin/sh\nexec {target} "$@"\n', encoding="utf-8")
+        (folder / name).chmod(0o755)
+
+
+def comparable(text: str) -> str:
+    """Take out what differs between machines: evidence, fixes, columns of tables after the first, paths, numbers."""
+    text = re.sub(r"^(?:  - |    \S).*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^  (\S+(?: \S+)*)  .*$", r"\1", text, flags=re.MULTILINE)
+    return re.sub(r"\d[\d.,e+-]*", "0", re.sub(r"(?:/[\w.@+-]+)+", "/path", text))
+
+
+def need_the_machine_of_the_pages(page: Path) -> None:
+    """Skip the test where this is another machine than the one that the pages show, or lacks what a page needs."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("the pages show a machine without an NVIDIA driver")
+    text = "".join((*blocks_of(page, "console"), *programs_of(page).values()))
+    if "mpirun" in text and not any(launchers.why_not_here(name) is None for name in ("mpich", "openmpi")):
+        pytest.skip("there is no mpirun")
+    if "import ray" in text and importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=lambda page: page.stem)
+def test_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> None:
+    need_the_machine_of_the_pages(page)
+    write_commands(tmp_path / "bin")
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    (tmp_path / "model.onnx").write_bytes(onnx.parser.parse_model(MODEL).SerializeToString())
+    for name, code in programs_of(page).items():
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("ORTGPU_", "CUDA_"))}
+    search = f"{tmp_path / 'bin'}{os.pathsep}{variables['PATH']}"
+    for command, expected in commands_of(page):
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            cwd=tmp_path,
+            env={**variables, **launchers.AS_ROOT, "PATH": search, "NO_COLOR": "1"},
+            check=False,
+        )
+        # what a program prints beside its result, warnings for instance, a page leaves out
+        got, wanted = comparable(done.stdout or done.stderr), comparable(expected)
+        options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        assert doctest.OutputChecker().check_output(wanted, got, options), f"$ {command}\n{got}\n-- not\n{wanted}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_of_a_page_names_only_what_exists(page: Path) -> None:
+    for block in blocks_of(page, "python"):
+        compile(block, page.name, "exec", dont_inherit=True)
+        for module, names in re.findall(r"^from (ortgpu[\w.]*) import ([\w, ]+)", block, re.MULTILINE):
+            home = importlib.import_module(module)
+            assert {name.partition(" ")[0] for name in names.split(", ")} <= set(dir(home))
+    text = page.read_text(encoding="utf-8")
+    assert set(re.findall(r"`(\w+Error)`", text)) <= {cls.__name__ for cls in catalogue().values()}
+    for name, rest in re.findall(r"\bortgpu ([a-z]+)((?: (?!-- )[^ `\n#|]+)+)", text):
+        if name in ortgpu.cli.COMMANDS:
+            command = getattr(importlib.import_module(f"ortgpu.cli.{name}"), name)
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert set(re.findall(r" (--[a-z-]+)", rest)) <= known, f"ortgpu {name}{rest}"
