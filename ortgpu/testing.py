@@ -33,8 +33,7 @@ MiB = 2**20
 LEAK_MARGIN = 64 * MiB
 
 _SETTLING = 2.0  # seconds; NVML reports freed memory with a delay
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 2**10, "MIB": MiB, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGT])(I?))?B")
 
 
 class UnmetRequirementError(LookupError):
@@ -92,8 +91,9 @@ def _parse_memory(value: object) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)", value, re.IGNORECASE) if isinstance(value, str) else None
-    size = round(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    match = _AMOUNT.fullmatch(value.upper()) if isinstance(value, str) else None
+    unit = (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ") if match else 0
+    size = round(float(match[1]) * unit) if match else 0
     if size <= 0:
         raise ValueError(f'memory={value!r} is not an amount: bytes as an int, or a text like "8GiB" or "500 MB"')
     return size
@@ -268,7 +268,12 @@ def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared:
     for gpu in gpus:
         _warm_up(gpu)
         use = _memory_use(gpu)
-        _check_measurable(gpu, use, shared)
+        if use.own is None and use.all is None:
+            raise UnmeasurableMemoryError(f"NVML does not say how much memory of {gpu} is in use")
+        if use.own is None and shared:
+            raise UnmeasurableMemoryError(
+                f"NVML does not show which process uses memory of {gpu}, and other processes use it too"
+            )
         before.append(use)
     yield
     grown = _grown(gpus, before)
@@ -300,15 +305,6 @@ def _growth(gpu: Device, before: _Use) -> tuple[int, str]:
     if before.all is None or now.all is None:
         raise UnmeasurableMemoryError(f"NVML no longer says how much memory of {gpu} is in use")
     return now.all - before.all, "by all processes: NVML does not show which"
-
-
-def _check_measurable(gpu: Device, use: _Use, shared: bool) -> None:
-    if use.own is None and use.all is None:
-        raise UnmeasurableMemoryError(f"NVML does not say how much memory of {gpu} is in use")
-    if use.own is None and shared:
-        raise UnmeasurableMemoryError(
-            f"NVML does not show which process uses memory of {gpu}, and other processes use it too"
-        )
 
 
 def _memory_use(gpu: Device) -> _Use:

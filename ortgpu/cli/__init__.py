@@ -18,7 +18,7 @@ from ortgpu import __version__
 from ortgpu.cli import output
 from ortgpu.errors import GPUError
 
-if TYPE_CHECKING:  # for what freezes programs, too: PyInstaller finds no module that is imported by a name made up here
+if TYPE_CHECKING:  # for PyInstaller too, which does not find modules that are imported by a computed name
     from ortgpu.cli import bench, check, demo, doctor, exec, explain, preflight  # noqa: A004, F401 - named as commands are
 
 # name: the module of this package that holds a click command of the same name, and what `ortgpu --help` says of it
@@ -50,14 +50,8 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"ortgpu {__version__}")  # of this code: another one may be installed, too
-        ctx.exit()
-
-
 @click.command(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it.")
+@click.version_option(__version__, prog_name="ortgpu", message="%(prog)s %(version)s", help="Show the version.")
 @click.pass_context
 def ortgpu(ctx: click.Context) -> int:
     """ONNX Runtime on the GPU, or the reason why not.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from ortgpu import Diagnosis
     from ortgpu.diagnosis.requirements import Requirement
-    from ortgpu.errors import GPUError
 
 _OPENED = {
     "inference": "Opening the driver, the provider and a session in a child process",
@@ -207,7 +206,7 @@ class Report:
         for number, cause in enumerate(causes):
             if number:
                 output.line(console)
-            _show_cause(console, cause, verbose)
+            output.show_error(console, cause, most_facts=None if verbose else _FACTS_SHOWN, with_others=False)
         if consequences:
             output.line(console)
             output.heading(console, "Follows from it:" if len(causes) == 1 else "Follows from these:")
@@ -216,37 +215,20 @@ class Report:
             output.line(console, f"  - {each.code}: {each.summary}{because}")
         if causes and warnings:
             output.line(console)
+        show_more = output.show_reasons if verbose else output.show_fixes
         for each in warnings:
-            _show_warning(console, each, verbose)
+            output.line(console, f"warning: {each.summary} ({each.code})", style="yellow")
+            show_more(console, each)
 
     def _show_verdict(self, console: Console) -> None:
-        what = self.model or "a session"
         if self.failed_step is not None:
             where = ", ".join(filter(None, (self.failed_step, self._words_of_failure())))
             text = f"No check finds a fault, and the probe failed all the same: {where}"
             output.line(console, text, style="bold red")
-        elif self.diagnosis.probe is None:
-            output.line(
-                console, "OK: no fault found. Nothing was opened to make sure (--no-probe).", style="bold green"
-            )
-        else:
-            output.line(
-                console,
-                f"OK: {what} opens on the GPU" if self.diagnosis.training is None else _CAN_TRAIN,
-                style="bold green",
-            )
-
-
-def _show_cause(console: Console, problem: GPUError, verbose: bool) -> None:
-    """Show what is wrong, why, and what to do."""
-    output.line(console, f"{type(problem).__name__}: {problem.summary}", style="bold red")
-    output.show_reasons(console, problem, most_facts=None if verbose else _FACTS_SHOWN)
-    output.line(console, f"More: ortgpu explain {problem.code}", style="dim")
-
-
-def _show_warning(console: Console, problem: GPUError, verbose: bool) -> None:
-    output.line(console, f"warning: {problem.summary} ({problem.code})", style="yellow")
-    if verbose:
-        output.show_reasons(console, problem)
-    else:
-        output.show_fixes(console, problem)
+            return
+        text = f"OK: {self.model or 'a session'} opens on the GPU"
+        if self.diagnosis.probe is None:
+            text = "OK: no fault found. Nothing was opened to make sure (--no-probe)."
+        elif self.diagnosis.training is not None:
+            text = _CAN_TRAIN
+        output.line(console, text, style="bold green")

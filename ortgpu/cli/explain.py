@@ -86,7 +86,7 @@ def _show(console: Console, code: str, section: Section) -> None:
     output.heading(console, f"{code}: {section.title}")
     class_line, *rest = (line for line in section.text.split("\n") if line)
     output.line(console, class_line.strip("`"), style="dim")
-    is_command = is_entry = False
+    is_command = False
     for line in rest:
         if line.strip() == "```":
             is_command = not is_command
@@ -95,7 +95,6 @@ def _show(console: Console, code: str, section: Section) -> None:
         elif line.startswith("**"):
             output.line(console)
             output.heading(console, line.strip("*"))
-            is_entry = True
         elif line.startswith("*"):
             output.line(console, line.strip("*"), style="yellow")
         elif line.startswith("Sources: "):
@@ -104,25 +103,16 @@ def _show(console: Console, code: str, section: Section) -> None:
             names = line.removeprefix("Sources: ")
             for source in filter(None, (*_LINK.findall(names), _LINK.sub("", names).strip(", "))):
                 output.line(console, f"  {source}", style="dim")
-        elif is_entry:
-            _write(console, line.removeprefix("- "), "  - ", "    ")
+        elif line.startswith("- "):
+            _write(console, f"  {line}", "    ")
         else:
             output.line(console)
-            _write(console, line, "", "")
+            _write(console, line, "")
 
 
-def _write(console: Console, text: str, first: str, rest: str) -> None:
+def _write(console: Console, text: str, indent: str) -> None:
     """Write prose, folded between words on a terminal, else in one line."""
-    if not console.is_terminal:
-        output.line(console, first + text)
-        return
-    folded = textwrap.wrap(
-        text,
-        min(console.width, _WIDTH),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    width = min(console.width, _WIDTH) if console.is_terminal else console.width
+    folded = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     for each in folded:
         output.line(console, each)

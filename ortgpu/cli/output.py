@@ -138,7 +138,14 @@ def show_why_on_cpu(console: Console, error: Exception, what: str, *, by_option:
     line(console, f"{what} on the CPU all the same, because {who}.", style="bold yellow")
 
 
-def show_error(console: Console, error: Exception, also: Sequence[GPUError] = ()) -> None:
+def show_error(
+    console: Console,
+    error: Exception,
+    also: Sequence[GPUError] = (),
+    *,
+    most_facts: int | None = None,
+    with_others: bool = True,
+) -> None:
     """Show a GPUError: what failed, the facts, the fixes, what else was found, and where to read more.
 
     Other exceptions are ONNX Runtime's own, about the model. They are shown with what is ``also`` known of the model.
@@ -149,11 +156,11 @@ def show_error(console: Console, error: Exception, also: Sequence[GPUError] = ()
             line(console, f"  - {other.summary}")
             show_reasons(console, other)
         return
-    show_reasons(console, error)
-    if error.others:
+    show_reasons(console, error, most_facts=most_facts)
+    if with_others and error.others:
         heading(console, "Also found:")
-    for other in error.others:
-        line(console, f"  - {other.code}: {other.summary}")
+        for other in error.others:
+            line(console, f"  - {other.code}: {other.summary}")
     line(console, f"More: ortgpu explain {error.code}", style="dim")
 
 

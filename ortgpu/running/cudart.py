@@ -101,25 +101,17 @@ class CudaRuntime:
 
     def allocate(self, size: int) -> int:
         """Allocate ``size`` bytes on the device and return their address."""
-        address = ctypes.c_void_p()
-        with self._device_guard(self._library):
-            self._call(self._library.cudaMalloc, ctypes.byref(address), size)
-        return address.value or 0
+        return self._create(self._library.cudaMalloc, size)
 
     def free(self, address: int) -> None:
-        with self._device_guard(self._library):
-            self._call(self._library.cudaFree, address)
+        self._call_on_device(self._library.cudaFree, address)
 
     def new_stream(self) -> int:
         """Create a non-blocking stream and return its handle."""
-        stream = ctypes.c_void_p()
-        with self._device_guard(self._library):
-            self._call(self._library.cudaStreamCreateWithFlags, ctypes.byref(stream), _STREAM_NON_BLOCKING)
-        return stream.value or 0
+        return self._create(self._library.cudaStreamCreateWithFlags, _STREAM_NON_BLOCKING)
 
     def destroy_stream(self, stream: int) -> None:
-        with self._device_guard(self._library):
-            self._call(self._library.cudaStreamDestroy, stream)
+        self._call_on_device(self._library.cudaStreamDestroy, stream)
 
     def copy(self, to: int, source: int, size: int, stream: int) -> None:
         """Copy ``size`` bytes between any host or device memory. The copy is done once ``stream`` is synchronised."""
@@ -177,13 +169,10 @@ class CudaRuntime:
 
     def new_event_without_time(self) -> int:
         """Create an event without timing, which is cheaper than :meth:`new_event`. Return its handle."""
-        event = ctypes.c_void_p()
-        self._call(self._library.cudaEventCreateWithFlags, ctypes.byref(event), _EVENT_DISABLE_TIMING)
-        return event.value or 0
+        return self._create(self._library.cudaEventCreateWithFlags, _EVENT_DISABLE_TIMING)
 
     def destroy_event(self, event: int) -> None:
-        with self._device_guard(self._library):
-            self._call(self._library.cudaEventDestroy, event)
+        self._call_on_device(self._library.cudaEventDestroy, event)
 
     def record_now(self, event: int, stream: int) -> None:
         """Record the event like :meth:`record`. For streams whose copies never block the calling thread."""
@@ -197,9 +186,7 @@ class CudaRuntime:
         self._call(self._library.cudaEventSynchronize, event)
 
     def new_event(self) -> int:
-        event = ctypes.c_void_p()
-        self._call(self._library.cudaEventCreate, ctypes.byref(event))
-        return event.value or 0
+        return self._create(self._library.cudaEventCreate)
 
     def record(self, event: int, stream: int) -> None:
         """Make the event pass once all present work in ``stream`` is done."""
@@ -263,6 +250,16 @@ class CudaRuntime:
                 self._raise(function, code)
 
         return prepared
+
+    def _create(self, function: Any, *arguments: object) -> int:
+        """Return the handle or address that ``function`` writes to its first argument."""
+        created = ctypes.c_void_p()
+        self._call_on_device(function, ctypes.byref(created), *arguments)
+        return created.value or 0
+
+    def _call_on_device(self, function: Any, *arguments: object) -> None:
+        with self._device_guard(self._library):
+            self._call(function, *arguments)
 
     def _call(self, function: Any, *arguments: object) -> None:
         code = function(*arguments)
@@ -358,10 +355,8 @@ def _free_with(owner: object, free: Callable[[int], None], handle: int) -> None:
 def _free(free: Callable[[int], None], handle: int, pid: int) -> None:
     if os.getpid() != pid:
         return  # after a fork it belongs to the parent, since CUDA does not survive the fork
-    try:
+    with contextlib.suppress(RuntimeError):  # a lost context has freed it already
         free(handle)
-    except RuntimeError:
-        pass  # a lost context has freed it already
 
 
 def runtime_of(device: Device) -> CudaRuntime | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import itertools
 from pathlib import Path
@@ -17,7 +18,7 @@ from ortgpu.errors import GPUError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ortgpu.cli.bench.measuring import Bench, Feed, Figure, Latency, LeftOut, Spread
+    from ortgpu.cli.bench.measuring import Bench, Feed, Figure, LeftOut, Spread
     from ortgpu.provider.devices import Device
 
 PLOTS = (".png", ".svg", ".html")
@@ -171,28 +172,16 @@ class _Results:
         from ortgpu.session.chosen.layouts import LAYOUTS
 
         return {
-            "figures": [
-                {
-                    "way": figure.way,
-                    "batch": figure.batch,
-                    "items_per_second": _spread(figure.rate),
-                    "ratio_to_plain": _spread(figure.ratio) if figure.ratio else None,
-                    "latency_ms": _latency(figure.latency) if figure.latency else None,
-                }
-                for figure in self.figures
-            ],
+            "figures": [{"way": figure.way, **_document(figure, "ratio_to_plain")} for figure in self.figures],
             "layouts": [
                 {
                     "layout": figure.way,
                     "provider_options": dict(LAYOUTS[figure.way]),
-                    "batch": figure.batch,
-                    "items_per_second": _spread(figure.rate),
-                    "ratio_to_run": _spread(figure.ratio) if figure.ratio else None,
-                    "latency_ms": _latency(figure.latency) if figure.latency else None,
+                    **_document(figure, "ratio_to_run"),
                 }
                 for figure in self.layouts
             ],
-            "left_out": [{"way": each.way, "batch": each.batch, "why": each.why} for each in self.left_out],
+            "left_out": [dataclasses.asdict(each) for each in self.left_out],
             "recommended": self.recommended,
         }
 
@@ -302,18 +291,14 @@ def _rate(items: float) -> str:
     return f"{items:,.0f}" if items >= 99.5 else f"{items:.3g}"  # a large model may do less than one a second
 
 
-def _spread(spread: Spread) -> dict[str, object]:
-    return {"median": spread.median, "quartiles": [spread.low, spread.high]}
-
-
-def _latency(latency: Latency) -> dict[str, object]:
+def _document(figure: Figure, name_of_ratio: str) -> dict[str, object]:
     return {
-        "p50": _milliseconds(latency.p50),
-        "p90": _milliseconds(latency.p90),
-        "p99": _milliseconds(latency.p99),
-        "calls": latency.calls,
+        "batch": figure.batch,
+        "items_per_second": _spread(figure.rate),
+        name_of_ratio: _spread(figure.ratio) if figure.ratio else None,
+        "latency_ms": figure.latency.as_dict() if figure.latency else None,
     }
 
 
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1e3, 4)
+def _spread(spread: Spread) -> dict[str, object]:
+    return {"median": spread.median, "quartiles": [spread.low, spread.high]}

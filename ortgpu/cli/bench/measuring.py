@@ -66,6 +66,11 @@ class Latency:
         enough = len(seconds) >= 100
         return cls(percentiles[49], percentiles[89], percentiles[98] if enough else None, len(seconds))
 
+    def as_dict(self) -> dict[str, object]:
+        """Return the percentiles in milliseconds."""
+        p50, p90, p99 = (each and round(each * 1e3, 4) for each in (self.p50, self.p90, self.p99))
+        return {"p50": p50, "p90": p90, "p99": p99, "calls": self.calls}
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
