@@ -112,7 +112,7 @@ def doctor(
     """
     from ortgpu import diagnose
     from ortgpu.diagnosis.requirements import check_inference
-    from ortgpu.distributed.diagnosis.facts import TrainingFacts
+    from ortgpu.distributed.diagnosis.attempts import TrainingFacts
     from ortgpu.distributed.diagnosis.requirements import check_training
 
     what = "Looking" if no_probe else _OPENED[profile]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ortgpu.diagnosis.requirements import dotted
-from ortgpu.distributed.diagnosis.facts import TrainingFacts
-
 if TYPE_CHECKING:
+    from ortgpu.distributed.diagnosis.attempts import TrainingFacts
     from ortgpu.distributed.environment.mpi import Mpi
     from ortgpu.distributed.environment.nccl import Nccl
-    from ortgpu.distributed.environment.network import Network
-    from ortgpu.distributed.environment.ssh import SshAttempt
+    from ortgpu.distributed.environment.network import Network, SshAttempt
     from ortgpu.distributed.shared_folder import FolderMeeting
 
 
@@ -28,12 +25,7 @@ def rows(training: TrainingFacts) -> dict[str, list[str]]:
 
 
 def _nccl(nccl: Nccl) -> list[str]:
-    return [
-        f"{dotted(one.version) if one.version else one.error or 'of unknown version'}"
-        + (f" for CUDA {dotted(one.cuda_version)}" if one.cuda_version else "")
-        + f", {one.path} ({one.source})"
-        for one in nccl.libraries
-    ] or ["no libnccl.so.2 was found"]
+    return list(map(str, nccl.libraries)) or ["no libnccl.so.2 was found"]
 
 
 def _mpi(mpi: Mpi) -> list[str]:

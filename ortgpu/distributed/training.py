@@ -1,10 +1,11 @@
-"""ONNX Runtime's training API, or the reason why there is none."""
+"""The check that ONNX Runtime's training API can be used."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Final, Literal, get_args
 
+from ..diagnosis.facts import Facts
 from ..environment.inspection import inspect_environment
 from ..errors import TrainingUnavailableError
 from .diagnosis import packages as training_packages
@@ -20,18 +21,18 @@ Feature = Literal["on-device", "ORTModule"] | refusals.Missing
 
 
 def require_training(feature: Feature = "on-device") -> None:
-    """Make sure that something of ONNX Runtime's training can be used here, or say why not.
+    """Raise an error if a feature of ONNX Runtime's training cannot be used here.
 
     Args:
-        feature: "on-device", the API of ``onnxruntime.training.api`` and ``artifacts``; "ORTModule"; or what no
-            published package has, and is always refused: "nccl", "horovod", "cuda", "checkpoint shards",
+        feature: "on-device", the API of ``onnxruntime.training.api`` and ``artifacts``; "ORTModule"; or a feature that
+            no published package has, and that is always refused: "nccl", "horovod", "cuda", "checkpoint shards",
             "model parallelism".
 
-    The first two are imported into this process, which takes torch along. That training computes on a GPU is not
-    verified: "cuda" is refused.
+    The first two are imported into this process, with torch. "cuda" is refused because training on a GPU is not
+    verified.
 
     Raises:
-        TrainingUnavailableError: it is not there; ``reason`` says why, ``fixes`` what to do instead.
+        TrainingUnavailableError: the feature is not there. ``reason`` says why, and ``fixes`` what to do instead.
         ConflictingPackagesError, BrokenPackageError: the training package is there, and damaged.
         ValueError: there is no such feature.
     """
@@ -41,7 +42,7 @@ def require_training(feature: Feature = "on-device") -> None:
         raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(refusals.Missing)))}; not {feature!r}")
     environment = inspect_environment()
     packages = read_training_packages(environment.packages.onnxruntime.folder)
-    found = [error for check in training_packages.CHECKS if (error := check(environment, packages)) is not None]
+    found = training_packages.find_faults(packages, Facts(environment))
     fatal = [error for error in found if error.severity == "fatal" or _concerns(error, feature)]
     if fatal:
         raise fatal[0].with_others(fatal)

@@ -1,6 +1,6 @@
-"""What the profile "training" really tries: the training API, MPI, and where asked for, other hosts and a folder.
+"""The attempts of the profile "training": the training API, MPI, and on request other hosts and a shared folder.
 
-MPI is started once, in a process of its own: where MPI_Init fails it ends the process that called it.
+MPI is started once, in a process of its own, because MPI_Init ends the process that calls it if it fails.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...diagnosis.probe.parent import run_probe_child
 from ...diagnosis.probe.result import ProbeResult, ProbeStep
@@ -16,14 +16,13 @@ from ...environment.child import parse_answer, python_command, run, run_python
 from ...environment.inspection import Environment
 from ...environment.ranks import Rank, current_rank
 from ..environment.mpi import Mpi
-from ..environment.ssh import try_ssh
-from ..environment.training import inspect_training
+from ..environment.network import SshAttempt, try_ssh
+from ..environment.training import TrainingEnvironment, inspect_training
 from ..shared_folder import FolderMeeting
-from .facts import TrainingFacts
 
-# A rank that a launcher started has shown that MPI works, and a launcher inside a launcher shows nothing.
+# If a launcher started this rank, MPI works, and a launcher inside a launcher proves nothing.
 _STARTED_BY_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-_GRACE = 3.0  # seconds that mpirun gets to end its process, and a child to start and to end
+_GRACE = 3.0  # seconds for mpirun to end its process, and for a child to start and to end
 _MEET = """
 import json
 from ortgpu.distributed.shared_folder import meet_in_folder
@@ -38,13 +37,22 @@ print(MPI.COMM_WORLD.size, "rank,", MPI.Get_library_version().splitlines()[0])
 """
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingFacts:
+    """The facts about training together. ``ssh`` and ``shared_folder`` are there on request."""
+
+    environment: TrainingEnvironment
+    ssh: tuple[SshAttempt, ...] = ()
+    shared_folder: FolderMeeting | None = None
+
+
 def read_training_facts(
     environment: Environment, hosts: Sequence[str], shared_folder: str | os.PathLike[str] | None, *, timeout: float
 ) -> TrainingFacts:
-    """All facts; hosts and folder are tried only where they are named."""
+    """Read all facts. Try ssh to ``hosts``, and meet in ``shared_folder``."""
     meeting = None
     if shared_folder is not None:
-        # First: the ranks begin this at about the same time, and what follows takes each of them its own time.
+        # First, while the ranks are at the same place: each takes its own time for what follows.
         meeting = meet(shared_folder, current_rank(), timeout=timeout)
     return TrainingFacts(
         inspect_training(environment.packages.onnxruntime.folder),
@@ -54,7 +62,7 @@ def read_training_facts(
 
 
 def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> FolderMeeting:
-    """``meet_in_folder`` in a child process: a file system whose server is gone keeps whoever asks it for ever."""
+    """Call ``meet_in_folder`` in a child process, because a file system without its server may block for ever."""
     started = time.monotonic()
     arguments = (os.fsdecode(folder), str(rank.rank), str(rank.world_size), str(timeout))
     ended = run_python(_MEET, *arguments, timeout=timeout + _GRACE)
@@ -68,14 +76,14 @@ def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> Folde
 
 
 def run_training_probe(mpi: Mpi, *, timeout: float) -> ProbeResult:
-    """The driver and the training API in one child, MPI in another."""
+    """Try the driver and the training API in one child, and MPI in another."""
     result = run_probe_child("child.train()", timeout=timeout)
     step = try_mpi(mpi, timeout=timeout)
     return result if step is None else replace(result, steps=(*result.steps, step))
 
 
 def try_mpi(mpi: Mpi, *, timeout: float) -> ProbeStep | None:
-    """Start one process with the launcher, which initialises MPI and calls Allreduce. None: there is nothing to try.
+    """Start one process that initialises MPI and calls Allreduce. Return None if there is nothing to try.
 
     Without a launcher the process starts by itself, as a world of one, which MPI allows.
     """

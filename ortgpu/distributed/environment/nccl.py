@@ -1,7 +1,7 @@
-"""Facts about NCCL: which copies there are, which would be loaded, and what each says of itself. No GPU is needed.
+"""Facts about NCCL: its copies, the one that would be loaded, and what each reports. No GPU is needed.
 
-nccl4py and torch open the library of NVIDIA's wheel first; a program that is linked against NCCL gets the loader's. So
-two copies may serve two parts of one job.
+nccl4py and torch open the library of NVIDIA's wheel first. A program that is linked against NCCL gets the loader's. So
+two parts of one job may use two copies.
 """
 
 from __future__ import annotations
@@ -38,10 +38,15 @@ class NcclLibrary:
     cuda_version: tuple[int, int] | None  # the CUDA that it was compiled with
     error: str | None = None  # why it cannot be loaded
 
+    def __str__(self) -> str:
+        version = ".".join(map(str, self.version)) if self.version else self.error or "of unknown version"
+        cuda = f", for CUDA {'.'.join(map(str, self.cuda_version))}" if self.cuda_version else ""
+        return f"{version}{cuda}: {self.path} ({self.source})"
+
 
 @dataclass(frozen=True, slots=True)
 class Nccl:
-    """``libraries``: every copy, the one that would be loaded first. Empty: none was found."""
+    """The copies of NCCL. The first is the one that would be loaded."""
 
     libraries: tuple[NcclLibrary, ...]
 
@@ -57,8 +62,10 @@ def read_nccl(places: SearchPlaces | None = None, *, timeout: float = 20.0) -> N
 
 
 def find_nccl(places: SearchPlaces) -> tuple[tuple[Source, str], ...]:
-    """Every copy, each file once, in the order in which cuda-pathfinder, which nccl4py loads it with, looks:
-    already loaded, NVIDIA's wheels, conda, the system loader."""
+    """Return each copy once, in the order of cuda-pathfinder, with which nccl4py loads it.
+
+    That order is: already loaded, NVIDIA's wheels, conda, the system loader.
+    """
     found: dict[str, tuple[Source, str]] = {}
     for source, path in _candidates(places):
         if os.path.isfile(path):
@@ -76,21 +83,19 @@ def _candidates(places: SearchPlaces) -> Iterator[tuple[Source, str]]:
         yield "conda", os.path.join(prefix, "lib", _SONAME)
     for folder in map(absolute, filter(None, places.start_library_path.split(":"))):
         yield "system loader", os.path.join(folder, _SONAME)
-    cached = read_loader_cache(places.filesystem / "etc/ld.so.cache").get(_SONAME)
-    if cached is not None:
-        yield "system loader", cached
+    yield "system loader", read_loader_cache(places.filesystem / "etc/ld.so.cache").get(_SONAME, "")
     for name in DEFAULT_FOLDERS:
         yield "system loader", str(places.filesystem / name / _SONAME)
 
 
 def parse_version_number(number: int) -> tuple[int, int, int]:
-    """22809 is 2.28.9; before 2.9 one digit less was used: 2708 is 2.7.8 (NCCL_VERSION in nccl.h)."""
+    """Return 2.28.9 for 22809. Before 2.9 it had one digit less: 2708 is 2.7.8 (NCCL_VERSION in nccl.h)."""
     major = 10_000 if number >= 10_000 else 1_000
     return number // major, number % major // 100, number % 100
 
 
 def parse_compiled_cuda(data: bytes) -> tuple[int, int] | None:
-    """The CUDA in the text "NCCL version 2.28.9+cuda13.0", which NCCL prints when NCCL_DEBUG=VERSION."""
+    """Return the CUDA in the text "NCCL version 2.28.9+cuda13.0", which NCCL prints when NCCL_DEBUG=VERSION."""
     at = -1
     while (at := data.find(b"NCCL version ", at + 1)) >= 0:
         if match := re.compile(rb"NCCL version [0-9.]+\+cuda([0-9]{1,3})\.([0-9]{1,3})\0").match(data, at):

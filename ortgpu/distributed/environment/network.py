@@ -1,16 +1,20 @@
-"""Facts about the network of this machine, from sysfs: interfaces, their speed, InfiniBand ports.
+"""Facts about the network of this machine: interfaces, their speed, InfiniBand ports, and hosts that ssh reaches.
 
-What lies between two machines is not among them: a fast card may be plugged into a slow switch.
+The network between two machines is not known: a fast card may be plugged into a slow switch.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ...environment.child import run
+
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK, linux/if_arp.h
+_CONNECT_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +23,8 @@ class Interface:
 
     name: str
     up: bool | None
-    speed: int | None  # Mb/s, as the driver of the card says; virtual interfaces often say nothing, or a made-up 10000
-    virtual: bool  # no device of the machine is behind it: a bridge, one end of a veth pair
+    speed: int | None  # Mb/s, by the card's driver; virtual interfaces often report nothing, or a made-up 10000
+    virtual: bool  # not a device of the machine: a bridge, one end of a veth pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +38,61 @@ class InfinibandPort:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """None: sysfs cannot be read, as on systems other than Linux. An empty tuple: there is none."""
+    """The network interfaces. None means that sysfs cannot be read, as on systems other than Linux."""
 
     interfaces: tuple[Interface, ...] | None
     infiniband: tuple[InfinibandPort, ...] | None
 
 
-def read_network(root: Path = Path("/")) -> Network:
-    """Read what the kernel says below ``root``/sys/class. Nothing raises.
+@dataclass(frozen=True, slots=True)
+class SshAttempt:
+    """``returncode`` is that of the remote command, or 255 if ssh failed (ssh(1)). None: no end, or no ssh."""
 
-    A container has a network namespace of its own and sees the virtual interface that it was given; InfiniBand devices
-    are shown in every container, whether they may be used there or not.
+    host: str
+    program: str | None  # path of ssh; None: there is none
+    returncode: int | None
+    errors: str = ""
+    timed_out: bool = False
+
+
+def read_network(root: Path = Path("/")) -> Network:
+    """Read the kernel's facts below ``root``/sys/class. Nothing raises.
+
+    A container has its own network namespace and shows the virtual interface that it was given. It shows all InfiniBand
+    devices, even those that it may not use.
     """
     classes = root / "sys/class"
-    interfaces = _entries(classes / "net")
-    devices = _entries(classes / "infiniband") if interfaces is not None or (classes / "infiniband").is_dir() else None
+    folders = _entries(classes / "net")
+    interfaces = None if folders is None else [one for one in folders if _number(one / "type") != _LOOPBACK]
+    devices = _entries(classes / "infiniband")
     if interfaces is not None and devices is None:
         devices = []  # the kernel makes this folder with the first device
     return Network(
-        None if interfaces is None else tuple(_interface(one) for one in interfaces if _kind(one) != _LOOPBACK),
+        None if interfaces is None else tuple(map(_interface, interfaces)),
         None if devices is None else tuple(port for one in devices for port in _ports(one)),
     )
 
 
+def try_ssh(host: str, *, timeout: float = 20.0) -> SshAttempt:
+    """Run ``true`` on ``host`` through ssh, with this user's configuration and no password. Nothing raises."""
+    program = shutil.which("ssh")
+    if program is None:
+        return SshAttempt(host, None, None)
+    # A shared connection (ControlMaster) would stay in the background, or hide that a new one cannot be opened.
+    options = ["BatchMode=yes", f"ConnectTimeout={_CONNECT_SECONDS}", "ControlPath=none"]
+    command = [program, *(word for option in options for word in ("-o", option)), "--", host, "true"]
+    ended = run(command, timeout=timeout)
+    return SshAttempt(host, program, ended.returncode, ended.errors.strip(), ended.timed_out)
+
+
 def parse_rate(text: str | None) -> float | None:
-    """Gb/s of "200 Gb/sec (4X HDR)"."""
+    """Return the Gb/s of "200 Gb/sec (4X HDR)"."""
     match = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", text or "")
     return float(match[1]) if match else None
 
 
 def parse_port_state(text: str | None) -> bool | None:
-    """Whether "4: ACTIVE" is active; None where it says nothing."""
+    """Return True for "4: ACTIVE". None means unknown."""
     match = re.match(r"\s*([0-9]): ", text or "")
     return match[1] == "4" if match else None  # IB_PORT_ACTIVE, rdma/ib_verbs.h
 
@@ -92,10 +120,6 @@ def _ports(device: Path) -> list[InfinibandPort]:
         )
         for one in sorted(numbered, key=lambda one: int(one.name))
     ]
-
-
-def _kind(folder: Path) -> int | None:
-    return _number(folder / "type")
 
 
 def _number(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""Facts about distributed training: what :class:`Environment` has not, because no session needs it."""
+"""Facts about distributed training that :class:`Environment` does not have, because no session needs them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .mpi import Mpi, parse_last_error, read_mpi
 from .nccl import Nccl, read_nccl
 from .network import Network, read_network
 
-# What onnxruntime-training's metadata asks for, what it imports beside that, and what it is used with.
+# The requirements in onnxruntime-training's metadata, its other imports, and packages that it is used with
 _PACKAGES: Final = frozenset(
     (
         *("cerberus", "flatbuffers", "h5py", "numpy", "onnx", "packaging", "protobuf", "sympy", "setuptools"),
@@ -32,27 +32,27 @@ print(json.dumps([nccl_built(), mpi_built()]))
 
 @dataclass(frozen=True, slots=True)
 class Horovod:
-    """An installed Horovod. ``nccl`` and ``mpi``: whether it was built with them; None: unknown."""
+    """An installed Horovod. ``nccl`` and ``mpi`` are True if it was built with them; None means unknown."""
 
     version: str | None
     nccl: bool | None
     mpi: bool | None
-    error: str | None = None  # why it cannot be asked
+    error: str | None = None  # why it does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class BuildVariable:
-    """A variable that building ONNX Runtime from source reads. ``leads_there`` None: not set, or no path."""
+    """A variable for building ONNX Runtime from source. ``leads_there`` is None if it is not set, or no path."""
 
     name: str
     value: str | None
-    holds: str  # what has to be where it points
+    holds: str  # the content of the place that it names
     leads_there: bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPackages:
-    """The distributions that training is made of, the first of each name on the search path."""
+    """The distributions that training uses, the first of each name on the search path."""
 
     installed: tuple[Distribution, ...]
     api_folder: str | None  # the package onnxruntime/training, of whichever distribution; None: there is none
@@ -63,7 +63,7 @@ class TrainingPackages:
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnvironment:
-    """Everything beside :class:`Environment` that decides whether processes can train together."""
+    """The facts about training together, beside those of :class:`Environment`."""
 
     packages: TrainingPackages
     nccl: Nccl
@@ -74,10 +74,9 @@ class TrainingEnvironment:
 
 
 def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
-    """Read all facts. Takes about a second where there is an MPI and an NCCL: both are asked in child processes.
+    """Read all facts. It takes about a second with MPI and NCCL, which are asked in child processes.
 
-    Args:
-        onnxruntime_folder: of the package that ``import onnxruntime`` finds.
+    ``onnxruntime_folder`` is that of the package that ``import onnxruntime`` finds.
     """
     packages = read_training_packages(onnxruntime_folder)
     return TrainingEnvironment(
@@ -93,7 +92,7 @@ def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
 def read_training_packages(
     onnxruntime_folder: str | None, search_path: Sequence[str] | None = None
 ) -> TrainingPackages:
-    """Read metadata only; imports and starts nothing."""
+    """Read metadata of packages. It imports and starts nothing."""
     found: dict[str, Distribution] = {}
     for place in list_places(sys.path if search_path is None else search_path):
         for one in list_distributions(place):
@@ -105,7 +104,7 @@ def read_training_packages(
 
 
 def read_horovod(packages: TrainingPackages, *, timeout: float = 60.0) -> Horovod | None:
-    """Ask an installed Horovod, in a child process, what it was built with: it imports torch or TensorFlow for that."""
+    """Ask an installed Horovod for its build options, in a child process, since it imports torch or TensorFlow."""
     installed = packages.get("horovod")
     if installed is None:
         return None
@@ -118,7 +117,7 @@ def read_horovod(packages: TrainingPackages, *, timeout: float = 60.0) -> Horovo
 
 
 def read_build_variables(environ: Mapping[str, str]) -> tuple[BuildVariable, ...]:
-    """The published variables of a build from source, and whether each leads to what it should."""
+    """Read the published variables of a build from source, and check the paths in them."""
     return tuple(
         BuildVariable(name, value, holds, leads_there(value) if value and leads_there else None)
         for name, holds, leads_there in _BUILD_VARIABLES
