@@ -150,11 +150,16 @@ def refuse_if_lost() -> None:
         raise forked_from(creator)
 
 
-def refuse_if_unusable(session: Opened) -> None:
-    """Raise the error of ``session`` if it is closed or lost the GPU."""
-    inner = session.__dict__.get("_sess")
+def refuse_if_closed(session: Opened) -> None:
+    """Raise the error of ``session`` if it is closed, or if it is known that it lost the GPU. Asks no driver."""
+    inner = vars(session).get("_sess")
     if isinstance(inner, UnusableSession):
         raise fresh_copy(inner.error)
+
+
+def refuse_if_unusable(session: Opened) -> None:
+    """Raise the error of ``session`` if it is closed or lost the GPU."""
+    refuse_if_closed(session)
     gone = context_is_gone(session, "this process has another CUDA context now than when the session was opened")
     if gone is not None:
         raise fresh_copy(gone)  # else it and this frame, in its traceback, would refer to each other
@@ -236,7 +241,7 @@ _abandoned: list[list[Any]] = []  # what may not be destroyed, streams for insta
 
 def abandon_if_context_is_gone(session: Opened) -> bool:
     """Never destroy, free or use what a session had in a lost context. Return True if its context is lost."""
-    inner = session.__dict__.get("_sess")
+    inner = vars(session).get("_sess")
     if inner is None or isinstance(inner, UnusableSession) or not has_lost_context(session):
         return False
     _never_destroy(inner)
@@ -258,7 +263,7 @@ def gpu_works(ordinal: int | None) -> bool:
 
 def refuse(session: Opened, error: GPUError) -> None:
     """Make every later use of a session raise ``error``: its GPU is lost."""
-    inner = session.__dict__.get("_sess")
+    inner = vars(session).get("_sess")
     if inner is not None and not isinstance(inner, UnusableSession):
         _never_destroy(inner)  # the destructor would call a CUDA that is not there any more, and abort
         # A copy: the traceback of the original holds all that was at work when it came.
@@ -267,7 +272,7 @@ def refuse(session: Opened, error: GPUError) -> None:
 
 def refuses(session: Opened) -> bool:
     """Return True if the session was closed or lost its GPU, and only raises errors now."""
-    return isinstance(session.__dict__.get("_sess"), UnusableSession)
+    return isinstance(vars(session).get("_sess"), UnusableSession)
 
 
 def _never_destroy(inner: object) -> None:

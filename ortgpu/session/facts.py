@@ -1,7 +1,7 @@
 """Methods by which a GPUSession describes itself: inputs, outputs, providers, and the reasons for its placement.
 
-ONNX Runtime answers most of them from attributes of the Python object. A session that lost the GPU would still claim
-the CUDA provider, so these methods check first that the session works.
+ONNX Runtime answers most of them from attributes of the Python object. A session that is closed or lost the GPU would
+still claim the CUDA provider, so these methods check first that it was not closed or refused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .throughput import ThroughputMethods
 
 if TYPE_CHECKING:
     from .placement_details import PlacementDetails
+    from .request import SessionRequest
 
 # The methods of all releases since 1.18 that do not ask the C++ session.
 _ANSWERS = (
@@ -27,6 +28,9 @@ _ANSWERS = (
 
 class SessionFacts(ThroughputMethods):
     """The methods that describe a session. Each raises ExecutionError if the session is closed or lost the GPU."""
+
+    if TYPE_CHECKING:
+        _request: SessionRequest
 
     def explain_placement(self) -> PlacementDetails:
         """Explain why each node is where it is, and where ONNX Runtime copies between devices.
@@ -41,20 +45,19 @@ class SessionFacts(ThroughputMethods):
         """
         from .placement_details import explain_placement
 
-        lifetime.refuse_if_unusable(self)
-        of: Any = self  # a GPUSession, which has these attributes
-        return explain_placement(of._request.model, device=lifetime.device_of(self).ordinal)
+        lifetime.refuse_if_closed(self)
+        return explain_placement(self._request.model, device=lifetime.device_of(self).ordinal)
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    @functools.wraps(getattr(InferenceSession, name))
-    def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lifetime.refuse_if_unusable(self)
-        return getattr(InferenceSession, name)(self, *args, **kwargs)  # look it up now, as a tracer may replace it
+def _refusing(method: Callable[[SessionFacts], Any]) -> Callable[[SessionFacts], Any]:
+    @functools.wraps(method)
+    def ask(self: SessionFacts) -> Any:
+        lifetime.refuse_if_closed(self)
+        return method(self)
 
     return ask
 
 
 for _name in _ANSWERS:
     if hasattr(InferenceSession, _name):
-        setattr(SessionFacts, _name, _refusing(_name))
+        setattr(SessionFacts, _name, _refusing(getattr(InferenceSession, _name)))
