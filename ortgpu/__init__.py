@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # typing itself would be most of the time of this import
 if TYPE_CHECKING:
     from . import distributed as distributed
     from .diagnosis.diagnosing import Diagnosis as Diagnosis
-    from .diagnosis.diagnosing import diagnose as diagnose
+    from .distributed.diagnosis.profiles import diagnose as diagnose
     from .environment.inspection import Environment as Environment
     from .environment.inspection import inspect_environment as inspect_environment
     from .errors import BrokenPackageError as BrokenPackageError
@@ -82,7 +82,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Device": "provider.devices",
     "Diagnosis": "diagnosis.diagnosing",
-    "diagnose": "diagnosis.diagnosing",
+    "diagnose": "distributed.diagnosis.profiles",
     "Environment": "environment.inspection",
     "inspect_environment": "environment.inspection",
     "PlacedNode": "provider.placement",

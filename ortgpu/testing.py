@@ -138,10 +138,10 @@ def find_gpus(timeout: float = 60.0) -> FoundGPUs:
 
     Not promised: only the first GPU is tried, and it may fail later.
     """
-    from .diagnosis.diagnosing import diagnose
+    from .diagnosis.diagnosing import diagnose_inference
     from .environment.gpu.driver import read_driver_version
 
-    diagnosis = diagnose(probe=True, timeout=timeout)
+    diagnosis = diagnose_inference(probe=True, timeout=timeout)
     probe = diagnosis.probe
     cuda = probe.cuda if probe is not None else None
     version = read_driver_version()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..environment.libraries.catalogue import spec_for
@@ -54,7 +54,6 @@ from .remedies import commands as remedies
 from .remedies.windows_advice import advise_for_windows
 
 Check = Callable[[Facts], GPUError | None]
-Profile = Literal["inference", "training"]
 
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
@@ -204,55 +203,14 @@ class Diagnosis:
         }
 
 
-def diagnose(
-    model: str | bytes | os.PathLike[str] | None = None,
-    *,
-    probe: bool = False,
-    timeout: float = 30.0,
-    profile: Profile = "inference",
-    ssh: Sequence[str] = (),
-    shared_folder: str | os.PathLike[str] | None = None,
+def diagnose_inference(
+    model: str | bytes | os.PathLike[str] | None = None, *, probe: bool = False, timeout: float = 30.0
 ) -> Diagnosis:
-    """Inspect this environment and judge it. What is wrong is returned, and not raised.
-
-    Args:
-        model: a path or the bytes of a model; what it needs is judged too. Whether ONNX Runtime knows its opset and
-            operators, and which of its nodes stay on the CPU, is found out by ``probe`` alone; the latter takes a GPU.
-        probe: also really open the driver, the provider and a session (of ``model`` too), in a child process. For that
-            a model in bytes is written to a temporary file that no other user can read, and removed again. Without
-            ``probe`` no CUDA is initialised anywhere, and a fault that only shows when CUDA works is not found. With
-            ``profile="training"``: the driver, ``onnxruntime.training``, and MPI.
-        timeout: seconds that each child may take, and the ranks to meet in ``shared_folder``.
-        profile: "training" judges whether processes can train together with ONNX Runtime here, instead of whether a
-            session opens: the training package, MPI and NCCL, the network.
-        ssh: hosts that have to be reached without a password. Only for "training".
-        shared_folder: a folder that every rank has to see. Each rank has to make this call, started by the launcher.
-            Only for "training"; one process alone shows that it can write there, and no more.
-
-    Raises:
-        LauncherConflictError: with ``shared_folder``, when the launcher's variables contradict each other.
-        TypeError: ``model`` is neither a path nor bytes.
-        ValueError: for arguments of the other profile, and a ``timeout`` that is no time to wait.
-
-    Not promised: that a machine without problems runs every model; that takes a session.
-    """
-    if not 0 < timeout <= threading.TIMEOUT_MAX:
-        raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
-    if profile not in ("inference", "training"):
-        raise ValueError(f"profile is 'inference' or 'training', not {profile!r}")
-    if profile == "training":
-        if model is not None:
-            raise ValueError("the profile 'training' judges no model")
-        from ..distributed.diagnosis.training import gather  # only here: a session that failed is explained soon
-
-        facts, training, checks = gather(ssh, shared_folder, probe=probe, timeout=timeout)
-        problems = find_problems(facts, checks)
-        return Diagnosis(problems, facts.environment, facts.observed.probe, training)
-    if ssh or shared_folder is not None:
-        raise ValueError("ssh and shared_folder belong to the profile 'training'")
+    """Judge whether a session opens here: :func:`ortgpu.diagnose` with its default profile."""
+    check_timeout(timeout)
     result = None
     if probe:
-        from .probe.parent import run_probe  # which has no part in a construction that fails
+        from .probe.parent import run_probe  # not needed when a session explains why it failed
 
         result = run_probe(model, timeout=timeout)
     environment = inspect_environment() if result is None else inspect_after(result)
@@ -264,6 +222,12 @@ def diagnose(
 
         observed = dataclasses.replace(observed, has_collective_ops=load_runtime().has_collective_ops)
     return Diagnosis(find_problems(Facts(environment, request, observed)), environment, result)
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise ValueError if a process cannot wait so many seconds."""
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout}")
 
 
 def request_for(model: ModelFacts | None) -> Request:
@@ -298,16 +262,3 @@ def observed_by(result: ProbeResult) -> Observed:
         probe=result,
         sessions=sessions(),
     )
-
-
-__all__ = [
-    "CHECKS",
-    "Diagnosis",
-    "Facts",
-    "Observed",
-    "Request",
-    "diagnose",
-    "find_problems",
-    "inspect_after",
-    "observed_by",
-]

@@ -203,7 +203,7 @@ def test_find_gpus_needs_a_session_that_ran(monkeypatch: pytest.MonkeyPatch) -> 
     for output, problem in outputs.items():
         probe = parse_report(output, 0, 1.0)
         found = diagnosing.Diagnosis((), None, probe)  # type: ignore[arg-type]  # no fact of it is looked at
-        monkeypatch.setattr(diagnosing, "diagnose", lambda found=found, **_: found)
+        monkeypatch.setattr(diagnosing, "diagnose_inference", lambda found=found, **_: found)
         result = testing.find_gpus()
         assert (result.problem is None) == (problem is None)
         assert [device.ordinal for device in result.gpus] == ([0] if problem is None else [])
