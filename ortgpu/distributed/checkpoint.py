@@ -26,7 +26,6 @@ from typing import Any, Final, Protocol
 
 from ..environment.ranks import Rank, current_rank
 from ..errors import DistributedError, Fix, manual, python
-from .diagnosis import refusals
 
 FORMAT: Final = 1  # of the manifest: raised when what was written before cannot be read any more
 _MANIFEST: Final = "manifest.json"
@@ -159,7 +158,9 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     root = Path(folder)
     known = steps(root)
     if not known and any(name.endswith(".ort.pt") for name in _names(root)):
-        raise refusals.refuse("checkpoint shards")
+        from .training import require_training
+
+        require_training("checkpoint shards")  # raises
     wanted = operator.index(step) if step is not None else max(known, default=None)
     if wanted is None or wanted not in known:
         what = f"no checkpoint of step {wanted}" if wanted is not None else "no checkpoint"

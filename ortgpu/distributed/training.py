@@ -9,7 +9,7 @@ from ..diagnosis.facts import Facts
 from ..environment.inspection import inspect_environment
 from ..errors import TrainingUnavailableError
 from .diagnosis import packages as training_packages
-from .diagnosis import refusals
+from .diagnosis.packages import Missing
 from .environment.training import read_training_packages
 
 _MODULES: Final = {
@@ -17,7 +17,7 @@ _MODULES: Final = {
     "ORTModule": ("onnxruntime.training.ortmodule",),
 }
 
-Feature = Literal["on-device", "ORTModule"] | refusals.Missing
+Feature = Literal["on-device", "ORTModule"] | Missing
 
 
 def require_training(feature: Feature = "on-device") -> None:
@@ -36,10 +36,10 @@ def require_training(feature: Feature = "on-device") -> None:
         ConflictingPackagesError, BrokenPackageError: the training package is there, and damaged.
         ValueError: there is no such feature.
     """
-    if feature in get_args(refusals.Missing):
-        raise refusals.refuse(feature)  # type: ignore[arg-type]  # mypy does not narrow a Literal by get_args
+    if feature in get_args(Missing):
+        raise training_packages.refuse(feature)  # type: ignore[arg-type]  # mypy does not narrow a Literal by get_args
     if feature not in _MODULES:
-        raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(refusals.Missing)))}; not {feature!r}")
+        raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(Missing)))}; not {feature!r}")
     environment = inspect_environment()
     packages = read_training_packages(environment.packages.onnxruntime.folder)
     found = training_packages.find_faults(packages, Facts(environment))

@@ -6,30 +6,46 @@ the other ranks.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from ..diagnosis.checks import opening
+from ..diagnosis.facts import Facts
+from ..diagnosis.remedies import commands as remedies
 from ..environment.gpu.cuda import CudaDevice, initialise
 from ..environment.gpu.driver import read_driver
+from ..environment.inspection import inspect_environment
+from ..environment.libraries.catalogue import BY_STEM
 from ..environment.packages.installed import locate_packages
 from ..environment.ranks import Rank
-from ..errors import CollectiveTimeoutError, DeviceError, DistributedError, DriverError, GPUError, NCCLError, manual
+from ..errors import (
+    CollectiveTimeoutError,
+    DeviceError,
+    DistributedError,
+    DriverError,
+    GPUError,
+    LibraryNotFoundError,
+    NCCLError,
+    manual,
+)
+from ..provider.preloading import open_library, plan
 from ..provider.rank_devices import own_device
-from ..running.cudart import CudaRuntime
+from ..running.cudart import CudaCallError, CudaRuntime
 from . import nccl
-from .cuda_runtime import open_gpu, typed_cuda_errors
 from .reports import Collective, RankFacts
 from .wire import FROM_A_RANK, Decoder, Message, encode, error_to_message
 
+_RUNTIME = "libcudart"
 COMMUNICATOR = "setting up the communicator"
 _REPEATS = 5  # timed calls of each operation, after the one whose values are checked
 _PAUSE = 0.0001  # seconds between two questions to NCCL or the GPU
@@ -169,6 +185,54 @@ def _onnxruntime() -> str | None:
         return None
     cuda = f" (CUDA {build.cuda_version[0]}.{build.cuda_version[1]})" if build.cuda_version else ""
     return f"{build.build_name} {build.build_version}{cuda}"
+
+
+# The CUDA runtime: the same library that ONNX Runtime would use
+
+
+def open_gpu(ordinal: int) -> CudaRuntime:
+    """Create a CUDA context on this GPU, as the current device of this thread.
+
+    Raises:
+        LibraryNotFoundError: there is no CUDA runtime for the installed ONNX Runtime.
+        CudaCallError: CUDA refused; see :func:`typed_cuda_errors`.
+    """
+    runtime = CudaRuntime(_load_library(), ordinal)
+    runtime.use_device()
+    runtime.free(0)  # before CUDA 12, to choose the device alone creates no context
+    return runtime
+
+
+@contextlib.contextmanager
+def typed_cuda_errors() -> Iterator[None]:
+    """Raise the GPUError for a failed CUDA call."""
+    try:
+        yield
+    except CudaCallError as failure:
+        raise opening.for_code(failure.code, Facts(inspect_environment()), [str(failure)]) from failure
+
+
+def _load_library() -> str:
+    found = plan(locate_packages()).resolutions
+    candidates = [each for one in found if one.spec.stem == _RUNTIME for each in one.candidates]
+    refused = []
+    for candidate in candidates:
+        error = open_library(candidate.path)
+        if error is None:
+            return candidate.path
+        refused.append(f"{candidate.path}: {error}")
+    environment = inspect_environment()
+    wheel = remedies.wheel_of(f"{_RUNTIME}.so", environment.cuda_major)
+    raise LibraryNotFoundError(
+        "the CUDA runtime, which the collective operations need, was not found",
+        evidence=refused or ["there is no file of it in any place where libraries are looked for"],
+        fixes=[
+            remedies.install_libraries(environment, [wheel])
+            if wheel is not None
+            else manual("install an ONNX Runtime that is built with CUDA")
+        ],
+        missing=(BY_STEM[_RUNTIME].sonames.get(environment.cuda_major or 0, f"{_RUNTIME}.so"),),
+    )
 
 
 # Collective operations

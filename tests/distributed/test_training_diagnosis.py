@@ -16,7 +16,7 @@ from ortgpu.diagnosis.facts import Facts, Observed
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
 from ortgpu.distributed import require_training
 from ortgpu.distributed.diagnosis.attempts import TrainingFacts
-from ortgpu.distributed.diagnosis.refusals import Missing, refuse
+from ortgpu.distributed.diagnosis.packages import Missing, refuse
 from ortgpu.distributed.diagnosis.training import checks_for
 from ortgpu.distributed.environment.mpi import Mpi, MpiVersion
 from ortgpu.distributed.environment.nccl import Nccl, NcclLibrary

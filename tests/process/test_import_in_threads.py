@@ -39,7 +39,7 @@ report(sorted(each.get("returned", str(each)) for each in outcomes))
         "running.cuda_graph",
         "running.graph_requests",
         "distributed.checkpoint",
-        "distributed.cuda_runtime",
+        "distributed.worker",
         "distributed.training",
     ],
 )

@@ -17,7 +17,6 @@ import time
 from types import SimpleNamespace
 
 from ortgpu.distributed import nccl, worker
-from ortgpu.distributed.cuda_runtime import open_gpu
 from ortgpu.distributed.worker import Channel, Task
 
 
@@ -50,7 +49,7 @@ def parent_stopped(channel: Channel, task: Task, ordinal: int, unique_id: bytes,
 def idle(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: float) -> None:
     """Joins, and calls nothing."""
     channel.begin("opening the GPU")
-    gpu = open_gpu(ordinal)  # without it NCCL would find all ranks on the first GPU
+    gpu = worker.open_gpu(ordinal)  # without it NCCL would find all ranks on the first GPU
     channel.begin(worker.COMMUNICATOR)
     communicator = nccl.Communicator(task.rank.rank, task.rank.world_size, unique_id)
     while not communicator.is_ready():

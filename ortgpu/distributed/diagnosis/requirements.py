@@ -14,8 +14,7 @@ from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
 from ..environment.network import InfinibandPort, Interface
 from ..environment.training import BuildVariable, TrainingEnvironment
-from .packages import NEWEST_ONNX
-from .refusals import LAST_RELEASE
+from .packages import LAST_RELEASE, NEWEST_ONNX
 
 _GB = 10**9
 _FAST_ETHERNET = 10_000  # Mb/s

