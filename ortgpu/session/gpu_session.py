@@ -333,7 +333,7 @@ class GPUSession(SessionFacts):
     def __reduce__(self) -> tuple[Any, ...]:
         from .pickling import reduced
 
-        return reduced(self)
+        return reduced(self, type(self))
 
     def _open_again(self, *arguments: Any, **settings: Any) -> None:
         """Open the session again. Skips the constructor of a subclass, which may take other arguments."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import fields
-from types import MemberDescriptorType
 from typing import Any, Protocol
 
 from ..provider.options import Carried
@@ -22,19 +20,18 @@ class Reopened(Protocol):
     _pinned_memory_limit: int
     _own_names: frozenset[str]
 
+    def __getstate__(self) -> object: ...
 
-def reduced(session: Reopened) -> tuple[Any, ...]:
-    """Return the value of ``__reduce__``: model and arguments, with the attributes of the subclass as state.
+
+def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
+    """Return the value of ``__reduce__``: the arguments for a ``cls``, with the attributes of the subclass as state.
 
     A class with its own ``__getstate__`` and ``__setstate__`` opens itself again.
     """
-    cls = type(session)
     if has_own_state(cls) and hasattr(cls, "__setstate__"):
-        return by_its_state(session, cls)
-    arguments, settings = requested(session)
+        return object.__new__, (cls,), session.__getstate__()
     state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
-    slots = _in_slots(session)
-    return _opened_again, (cls, arguments, settings), (state, slots) if slots else state or None
+    return _opened_again, (cls, *requested(session)), state or None
 
 
 def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -63,32 +60,12 @@ def _is_added(session: Reopened, name: str, value: Any) -> bool:
     return name not in session._own_names
 
 
-def _in_slots(session: Reopened) -> dict[str, Any]:
-    """Return the values in the slots of its class and base classes, for instance of dataclasses with slots."""
-    found: dict[str, Any] = {}
-    for cls in type(session).__mro__:
-        for name, member in vars(cls).items():
-            if isinstance(member, MemberDescriptorType):
-                with suppress(AttributeError):  # the slot is empty
-                    found.setdefault(name, member.__get__(session))
-    return found
-
-
 def has_own_state(cls: type[Any]) -> bool:
     return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)  # from Python 3.11
 
 
-def by_its_state(session: Any, cls: type[Any]) -> tuple[Any, ...]:
-    """Return a reduction by ``__getstate__``, as Python makes it, which unpickles as a ``cls``."""
-    return new, (cls, *getattr(session, "__getnewargs__", tuple)()), session.__getstate__()
-
-
-def new(cls: type[Any], *arguments: Any) -> Any:
-    return cls.__new__(cls, *arguments)
-
-
 def _opened_again(cls: type[Any], arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
     model, options, providers, provider_options = arguments
-    session = new(cls)
+    session = object.__new__(cls)
     session._open_again(model, options.options, providers, provider_options, **settings)
     return session

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def set_class(session: Any, cls: type[Any]) -> None:
+def set_class(session: object, cls: type[Any]) -> None:
     """Set the class of a session, bypassing a ``__setattr__`` that its class may define."""
     object.__setattr__(session, "__class__", cls)
 
 
 @contextlib.contextmanager
-def unchanged_on_error(session: Any) -> Iterator[None]:
+def unchanged_on_error(session: object) -> Iterator[None]:
     """Restore an InferenceSession, its class and its attributes, if the block raises."""
     cls, held = type(session), dict(vars(session))
     pinned = vars(session).pop("_pinned", None)  # else opening it again would close it

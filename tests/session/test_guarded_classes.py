@@ -104,15 +104,6 @@ class Theirs(typing.Generic[typing.TypeVar("T")], Plain): pass
 class Theirs(typing.Generic[typing.TypeVar("T")], Plain):
     __slots__ = ("mine",)
 """,
-    "counted by a mixin": """
-class Counted:
-    known = []
-    def __init_subclass__(cls): Counted.known.append(cls.__name__)
-class Theirs(Counted, Plain):
-    def run(self, *arguments):
-        assert Counted.known == ["Theirs"]
-        return super().run(*arguments)
-""",
     "keeps its attributes itself": """
 class Theirs(Plain):
     def __setattr__(self, name, value): self.__dict__[name] = value

@@ -42,53 +42,15 @@ report([state(again), state(arrived(again)), state(copy.deepcopy(detector)),
     assert by_protocol == [EXPECTED] * len(by_protocol)
 
 
-def test_attributes_in_slots_arrive_too() -> None:
-    found = child(
-        DETECTOR
-        + """
-import dataclasses
-
-@dataclasses.dataclass(slots=True)
-class Slotted(GPUSession):
-    path: bytes
-    threshold: float = 0.5
-    labels: list = None
-    def __post_init__(self):
-        GPUSession.__init__(self, self.path)
-
-class Named(Slotted):
-    __slots__ = ("__name", "never_set")
-    def __post_init__(self):
-        super().__post_init__()
-        self.__name, self.size = "a", 640
-    def known(self):
-        ran = self.run(None, feeds(2)[1])[0].tolist()
-        return [self.__name, self.size, self.threshold, hasattr(self, "never_set"), ran]
-
-session = Named(NEG, 0.7)
-session.labels = [session]
-again = [arrived(session), arrived(session, 0), copy.copy(session), copy.deepcopy(session)]
-report([[each.known() for each in again], [each.labels[0] is each for each in again]])
-"""
-    )
-    assert found == [[["a", 640, 0.7, False, [-1] * 4]] * 4, [True, True, False, True]]
-
-
 def test_a_class_that_says_itself_what_is_carried() -> None:
     """As for an InferenceSession, which cannot be pickled otherwise."""
     found = child(
         DETECTOR
         + """
 class Pickable(GPUSession):
-    def __new__(cls, path):
-        made = super().__new__(cls)
-        made.named = path
-        return made
     def __init__(self, path):
         super().__init__(path)
-        self.made = os.getpid()
-    def __getnewargs__(self):
-        return (self.named,)
+        self.named, self.made = path, os.getpid()
     def __getstate__(self):
         return ("state", self.named)
     def __setstate__(self, state):

@@ -119,13 +119,6 @@ def _names() -> dict[str, Callable[..., Any]]:
     class Slotted(Subclass):
         __slots__ = ("more",)
 
-    class Registered(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
-        def __init_subclass__(cls, *, number: int, **kwargs: Any) -> None:
-            super().__init_subclass__(**kwargs)
-
-    class Numbered(Registered, number=1):
-        pass
-
     class Meta(type):
         pass
 
@@ -146,7 +139,6 @@ def _names() -> dict[str, Callable[..., Any]]:
         "subclass": Subclass,
         "explicit subclass": Explicit,
         "slots": Slotted,
-        "registered subclass": Numbered,
         "metaclass": WithMeta,
     }
 
