@@ -16,6 +16,7 @@ from ..environment.gpu.driver import GPU
 from ..environment.inspection import Environment
 from ..environment.libraries.catalogue import major_of
 from ..environment.libraries.search import Resolution
+from ..environment.packages.metadata import numbers_of
 from .checks.visible import visible_gpus
 from .remedies import system as system_remedies
 from .remedies.releases import FOR_CUDA_13
@@ -340,8 +341,3 @@ def dotted(version: tuple[int, ...]) -> str:
 
 def at_least(version: str, lowest: str) -> bool:
     return numbers_of(version) >= numbers_of(lowest)
-
-
-def numbers_of(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(number) for number in match[0].split(".")) if match else ()

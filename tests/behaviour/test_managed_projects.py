@@ -109,6 +109,8 @@ def _variables(programs: Path, home: Path) -> Mapping[str, str]:
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(ROOT),
+        "POETRY_VIRTUALENVS_IN_PROJECT": "1",
+        "PIPENV_VENV_IN_PROJECT": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 
@@ -177,30 +179,12 @@ def _keep_the_cpu_package_out(project: Project) -> None:
     (now, is_command), (later, _) = fixes
     assert is_command
     project.call(now)
-    if project.tool.name != "uv":  # with which a run is a sync
+    if project.tool.name != "uv":  # whose run command makes the environment what the lock file says
         assert "ConflictingPackagesError" not in project.found()
-    if project.tool.name == "poetry":
-        assert "run the command above again after each poetry install" in later
-        project.call(project.tool.install)
-        assert "ConflictingPackagesError" in project.found(), "it can be kept out after all"
-        project.call(now)
-    elif project.tool.name == "pipenv":
-        command, _, again = later.partition(": ")[2].partition("; then ")
-        assert again == "run the command above again"
-        project.call(command)
-        project.call(now)
-    else:
-        table = "[tool.uv]" if project.tool.name == "uv" else "[tool.pdm.resolution]"
-        (setting,) = (words for words in _settings(later) if words)
-        assert table in later
-        project.configure(f"{table}\n{setting}\n")
-        project.call("uv add onnxruntime-gpu && uv sync" if project.tool.name == "uv" else project.tool.install)
-    if project.tool.name != "poetry":
-        project.call(project.tool.sync)
+        assert "take onnxruntime out of the project" in later
+        return
+    (setting,) = re.findall(r"[a-z-]+ = \[.*?\](?= under \[tool\.uv\])", later)
+    project.configure(f"[tool.uv]\n{setting}\n")
+    project.call(now)
     found = project.found()
     assert not {"ConflictingPackagesError", "BrokenPackageError", "CPUOnlyPackageError"} & set(found), found
-
-
-def _settings(text: str) -> list[str]:
-    """The line for pyproject.toml that a fix holds."""
-    return re.findall(r"[a-z-]+ = \[.*?\](?= under)", text)

@@ -16,7 +16,7 @@ from ortgpu.diagnosis.remedies import system as system_remedies
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import BY_STEM
 from ortgpu.environment.packages.installed import Distribution
-from ortgpu.environment.packages.managers import Manager
+from ortgpu.environment.packages.installer import Manager
 from ortgpu.environment.variables import Variables
 from ortgpu.errors import GPUError
 from ortgpu.provider.preloading import MissingLibrary

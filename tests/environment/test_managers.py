@@ -1,13 +1,9 @@
-"""Whose environment this is: read from the files and variables by which uv, Poetry, PDM and pipenv know their own."""
+"""The manager of an environment: known by the lock file beside its .venv."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 READ = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from ortgpu.environment.packages.managers import is_for_one_run, read_manager
-if is_for_one_run(): sys.exit("for one run")
-found = read_manager()
+from ortgpu.environment.packages.installer import read_installer
+if read_installer().for_one_run: sys.exit("for one run")
+found = read_installer().manager
 print(*(found.name, found.lock, found.add) if found is not None else ("none",), sep="\\n")
 """
 LOCKS = {"uv": "uv.lock", "poetry": "poetry.lock", "pdm": "pdm.lock", "pipenv": "Pipfile.lock"}
@@ -34,11 +30,11 @@ class Place:
     environment: Path
     tools: Path
 
-    def read(self, folder: Path | None = None, **variables: str) -> list[str]:
+    def read(self, folder: Path | None = None) -> list[str]:
         done = subprocess.run(
             [self.environment / "bin" / "python", "-c", READ, ROOT],
             cwd=folder or self.project,
-            env={"PATH": f"{self.tools}:/usr/bin:/bin", **variables},
+            env={"PATH": f"{self.tools}:/usr/bin:/bin"},
             capture_output=True,
             text=True,
             check=True,
@@ -67,59 +63,7 @@ def test_the_environment_beside_the_lock_file(tmp_path: Path, name: str) -> None
     inside = here.project / "inside"
     inside.mkdir()
     assert here.read(inside) == [name, lock, ADD[name]]
-    assert here.read(tmp_path) == [name, lock, f"cd '{here.project}' && {ADD[name]}"]
-
-
-def name_as_poetry_does(project: Path) -> str:
-    digest = hashlib.sha256(str(project).encode()).digest()
-    return f"a-project-{base64.urlsafe_b64encode(digest).decode()[:8]}-py3.12"
-
-
-def nothing(_here: Place) -> dict[str, str]:
-    return {}
-
-
-def by_a_variable(here: Place) -> dict[str, str]:
-    return {"UV_PROJECT_ENVIRONMENT": str(here.environment)}
-
-
-def by_a_relative_path(here: Place) -> dict[str, str]:
-    return {"UV_PROJECT_ENVIRONMENT": os.path.relpath(here.environment, here.project)}
-
-
-def by_the_interpreter(here: Place) -> dict[str, str]:
-    (here.project / ".pdm-python").write_text(f"{here.environment}/bin/python", encoding="utf-8")
-    return {}
-
-
-def by_the_project(here: Place) -> dict[str, str]:
-    (here.environment / ".project").write_text(str(here.project), encoding="utf-8")
-    return {}
-
-
-@pytest.mark.parametrize(
-    ("name", "tell"),
-    [
-        ("uv", by_a_variable),
-        ("uv", by_a_relative_path),
-        ("poetry", nothing),
-        ("pdm", by_the_interpreter),
-        ("pipenv", by_the_project),
-    ],
-)
-def test_an_environment_elsewhere(tmp_path: Path, name: str, tell: Callable[[Place], dict[str, str]]) -> None:
-    folder = name_as_poetry_does(tmp_path / "a project") if name == "poetry" else "elsewhere"
-    here = place(tmp_path, folder, name)
-    variables = tell(here)
-    inside = here.project / "inside"
-    inside.mkdir()
-    assert here.read(inside, **variables) == [name, str(here.project / LOCKS[name]), ADD[name]]
-
-
-def test_pipenv_is_known_from_any_folder(tmp_path: Path) -> None:
-    here = place(tmp_path, "elsewhere", "pipenv")
-    by_the_project(here)
-    assert here.read(tmp_path)[2] == f"cd '{here.project}' && pipenv install"
+    assert here.read(tmp_path) == ["none"], "its command would change the project of another folder"
 
 
 @pytest.mark.parametrize("name", LOCKS)

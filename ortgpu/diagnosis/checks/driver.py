@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+from ...environment.packages.metadata import numbers_of
 from ...errors import DriverTooOldError, DriverUnusableError, Fix, GPUError, manual, on_linux, shell
 from ..facts import Facts
 from ..messages.cuda_codes import UNUSABLE, Meaning, name_of, returned_by_cuinit
 from ..remedies import commands as remedies
 from ..remedies import system as system_remedies
 from ..remedies.releases import FOR_CUDA_12, runs_with_cuda_12
-from ..remedies.system import numbers_of
 from .surroundings import of_wsl
 from .visible import hides_everything, visible_gpus
 

@@ -8,6 +8,7 @@ import re
 from ...environment.libraries.catalogue import spec_for
 from ...environment.packages.installed import Distribution
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
+from ...environment.packages.metadata import numbers_of
 from ...errors import BrokenPackageError, Fix, GPUError, LibraryNotFoundError, UnsupportedPlatformError, manual
 from ..facts import Facts
 from ..messages import loader_words
@@ -217,6 +218,6 @@ def _of_another_python(facts: Facts, found: Distribution, text: str) -> GPUError
 
 
 def _before(version: str | None, other: tuple[int, ...]) -> bool:
-    """Whether a version is known, and below another."""
-    numbers = tuple(map(int, re.findall(r"\d+", version or "")))
+    """Return True if a version is known, and below another."""
+    numbers = numbers_of(version or "")
     return bool(numbers) and numbers[: len(other)] < other

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from collections.abc import Sequence
 
 from ...environment.packages.installed import Distribution, OnnxRuntime, provider_file_name
 from ...errors import (
@@ -20,7 +22,6 @@ from ...errors import (
 from ...provider.requests import CUDA
 from ..facts import Facts
 from ..remedies import commands as remedies
-from ..remedies import locked
 from .package_files import did_its_work, is_for_packages, is_of_somebody_else, is_vital
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
@@ -194,7 +195,7 @@ def conflicting(facts: Facts) -> GPUError | None:
     return ConflictingPackagesError(
         summary,
         evidence=evidence,
-        fixes=locked.keep_out(facts, [remedies.reinstall_onnxruntime(facts.environment)]),
+        fixes=_keep_away(facts, [remedies.reinstall_onnxruntime(facts.environment)]),
         severity="warning" if works else "fatal",
         packages=tuple(owner.name for owner in owners),
     )
@@ -234,7 +235,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
-        fixes=locked.keep_out(facts, _replace_build(facts)),
+        fixes=_keep_away(facts, _replace_build(facts)),
         package=name,
         version=version,
     )
@@ -262,6 +263,37 @@ def provider_missing(facts: Facts) -> GPUError | None:
         package=owner.name if owner else installed.build_name,
         files=(f"onnxruntime/capi/{provider_file_name('cuda', facts.environment.host.system)}",),
     )
+
+
+def _keep_away(facts: Facts, fixes: Sequence[Fix]) -> list[Fix]:
+    """Return ``fixes``, and advice if a lock file or another package would bring back what they remove."""
+    environment = facts.environment
+    installer, requirers = environment.installer, environment.packages.requirers
+    owners = {owner.name: owner.version for owner in environment.packages.onnxruntime.owners}
+    others = [name for name in owners if name != "onnxruntime-gpu"]
+    if (manager := installer.manager) is not None and others:
+        advice = f"and take {' and '.join(others)} out of the project, or else {manager.lock} brings it back"
+        if manager.name == "uv":
+            never = ", ".join(f"\"{name} ; sys_platform == 'never'\"" for name in others)
+            advice += (
+                f"; if another package requires it, write override-dependencies = [{never}] under [tool.uv] in "
+                "pyproject.toml, and run the command above again"
+            )
+        return [*fixes, manual(advice)]
+    removed = any(installer.uninstall in fix for fix in fixes)
+    version = owners.get("onnxruntime")
+    if manager is not None or not removed or version is None or not requirers or environment.host.system == "Windows":
+        return [*fixes]
+    # pip cannot override what a package requires; an empty package of that name satisfies it, and `pip check`.
+    lines = ("[project]", 'name = "onnxruntime"', f'version = "{version}"', "[tool.setuptools]", "py-modules = []")
+    made = f"printf '%s\\n' {' '.join(map(shlex.quote, lines))} > \"$empty/pyproject.toml\""
+    return [
+        *fixes,
+        manual(
+            f"and keep {' and '.join(requirers)} from installing onnxruntime again: put an empty package in its place: "
+            f'empty=$(mktemp -d) && {made} && {installer.install} "$empty"'
+        ),
+    ]
 
 
 def _first_install(facts: Facts) -> list[Fix]:

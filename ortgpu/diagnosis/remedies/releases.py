@@ -6,11 +6,11 @@ binaries of its wheels when 1.31.1 was the newest.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...environment.host import Host
+from ...environment.packages.metadata import numbers_of
 
 _X86 = {("Linux", "x86_64"): (2, 28), ("Windows", "AMD64"): None}  # by platform, the glibc that its wheels need
 _AARCH64 = {("Linux", "aarch64"): (2, 34)}
@@ -42,8 +42,7 @@ class Release:
             return f"use Python {first} to {last}: no wheel of {self.requirement} is known for Python {here}"
         if glibc is None or host.libc is None:
             return None
-        version = re.fullmatch(r"glibc (\d+)\.(\d+).*", host.libc)
-        if version is not None and (int(version[1]), int(version[2])) >= glibc:
+        if host.libc.startswith("glibc") and numbers_of(host.libc) >= glibc:
             return None
         needed = "glibc {}.{}".format(*glibc)
         return f"use an image with {needed} or newer, which the wheels of {self.requirement} need: this has {host.libc}"
@@ -124,8 +123,7 @@ def for_gpus(
 
 def cuda_major_of(version: str) -> int | None:
     """Return the CUDA major of onnxruntime-gpu of this version on the package index; None if it is no number."""
-    found = re.match(r"([0-9]+)\.([0-9]+)", version)
-    if found is None:
+    numbers = numbers_of(version)[:2]
+    if len(numbers) < 2:
         return None
-    number = int(found[1]), int(found[2])
-    return 13 if number >= (1, 27) else 12 if number >= (1, 19) else 11
+    return 13 if numbers >= (1, 27) else 12 if numbers >= (1, 19) else 11

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import is_dll
+from ...environment.packages.metadata import numbers_of
 from ...errors import Fix, manual, on_linux, shell
 
 # Lowest driver per CUDA major: docs.nvidia.com/deploy/cuda-compatibility, "minor version compatibility".
@@ -38,10 +39,6 @@ def is_enough(version: str | None, cuda_major: int) -> bool:
     """Whether a driver is known, and as new as a CUDA major needs."""
     lowest = LOWEST_DRIVER.get(cuda_major)
     return version is not None and lowest is not None and numbers_of(version) >= numbers_of(lowest)
-
-
-def numbers_of(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def update_driver(environment: Environment) -> Fix:

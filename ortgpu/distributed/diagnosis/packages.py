@@ -13,9 +13,9 @@ from typing import Final, Literal
 from ...diagnosis.checks.package_files import broken_files, is_vital
 from ...diagnosis.facts import Facts
 from ...diagnosis.remedies import commands as remedies
-from ...diagnosis.requirements import numbers_of
 from ...environment.inspection import Environment
 from ...environment.packages.installed import Distribution
+from ...environment.packages.metadata import numbers_of
 from ...errors import (
     BrokenPackageError,
     ConflictingPackagesError,

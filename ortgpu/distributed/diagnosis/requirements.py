@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...diagnosis.checks.visible import visible_gpus
-from ...diagnosis.requirements import Requirement, Status, at_least, dotted, numbers_of
+from ...diagnosis.requirements import Requirement, Status, at_least, dotted
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
+from ...environment.packages.metadata import numbers_of
 from ..environment.network import InfinibandPort, Interface
 from ..environment.training import BuildVariable, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..packages.metadata import numbers_of
 from .catalogue import LibrarySpec, canonical
 
 Source = Literal[
@@ -124,11 +125,7 @@ def listed(folder: str) -> list[str]:
 
 def newest_first(folder: str, pattern: str) -> list[str]:
     """Return the matching names in a folder, the highest version first."""
-    return sorted((n for n in listed(folder) if re.fullmatch(pattern, n, re.IGNORECASE)), key=version_in, reverse=True)
-
-
-def version_in(name: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"[0-9]+", name))
+    return sorted((n for n in listed(folder) if re.fullmatch(pattern, n, re.IGNORECASE)), key=numbers_of, reverse=True)
 
 
 def distinct(paths: Iterable[str]) -> Iterator[str]:

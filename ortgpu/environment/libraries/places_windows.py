@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 
 from ..files.elf import wrong_machine
 from ..files.pe import read_pe
+from ..packages.metadata import numbers_of
 from .catalogue import canonical, is_dll, spec_for
 from .places import (
     VARIABLES,
@@ -42,7 +43,6 @@ from .places import (
     nvidia_wheels,
     root,
     torch_folder,
-    version_in,
 )
 
 # By no provider for Windows (1.19.2 to 1.31.1). CUDA's runtime is opened at need where it is not linked.
@@ -90,7 +90,7 @@ def _conda(places: SearchPlaces, _: int) -> Iterator[Root]:
 
 def _variables(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
     of_toolkits = [n for n in places.variables if re.fullmatch(rf"CUDA_PATH_V{cuda_major}_[0-9]+", n)]
-    names = (*VARIABLES, *sorted(of_toolkits, key=version_in, reverse=True))
+    names = (*VARIABLES, *sorted(of_toolkits, key=numbers_of, reverse=True))
     for prefix in distinct(places.variables.get(name, "") for name in names):
         yield from _installed("environment variable", prefix, places, cuda_major)
 
@@ -112,7 +112,7 @@ def _installed(source: Source, prefix: str, places: SearchPlaces, cuda_major: in
     others: list[Root] = []
     for name in newest_first(os.path.join(prefix, "bin"), r"[0-9]+\.[0-9]+"):
         folders = [os.path.join(prefix, "bin", name), os.path.join(prefix, "bin", name, "x64")]
-        if version_in(name)[0] == cuda_major:
+        if numbers_of(name)[0] == cuda_major:
             own += folders
         else:
             unfit = f"is for CUDA {name}, CUDA {cuda_major} is needed"

@@ -13,10 +13,30 @@ from importlib.machinery import PathFinder
 
 from ...process.background import fork_safe_lock
 from .interpreter import this_interpreter
-from .managers import Manager, is_for_one_run, read_manager
-from .metadata import search_path
+from .metadata import read_text, search_path
 
 _of_sysconfig = fork_safe_lock()  # sysconfig has no lock before Python 3.13, and fails in a second thread
+
+
+@dataclass(frozen=True, slots=True)
+class Manager:
+    """A program that makes an environment agree with a lock file, and undoes what pip changes there.
+
+    ``add``: shell words before requirements, to add them to both.
+    """
+
+    name: str
+    lock: str
+    add: str
+
+
+# All of them can keep the environment of a project in .venv beside the lock file.
+_MANAGERS = (
+    Manager("uv", "uv.lock", "uv add"),
+    Manager("poetry", "poetry.lock", "poetry add"),
+    Manager("pdm", "pdm.lock", "pdm add"),
+    Manager("pipenv", "Pipfile.lock", "pipenv install"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +75,27 @@ def read_installer() -> Installer:
         found,
         hidden=_hidden_by(found.folder),
         obstacle=_why_not_written(found.folder) or found.obstacle,
-        for_one_run=is_for_one_run(),
-        manager=read_manager(),
+        for_one_run=_is_for_one_run(),
+        manager=_read_manager(),
     )
+
+
+def _is_for_one_run() -> bool:
+    """Return True in the temporary environment that `uv run --with` makes: docs.astral.sh/uv, "Running commands"."""
+    lines = read_text(os.path.join(sys.prefix, "pyvenv.cfg")).splitlines()
+    return any(line.startswith("extends-environment") for line in lines)
+
+
+def _read_manager() -> Manager | None:
+    """Return the manager if this is the .venv of the project of the working directory, and the manager is installed."""
+    project, name = os.path.split(os.path.realpath(sys.prefix))
+    try:
+        is_here = _is_below(os.getcwd(), (project,))
+    except OSError:  # the working directory is gone
+        return None
+    found = [replace(each, lock=os.path.join(project, each.lock)) for each in _MANAGERS if shutil.which(each.name)]
+    found = [each for each in found if os.path.isfile(each.lock)]
+    return found[0] if name == ".venv" and is_here and len(found) == 1 else None
 
 
 def _uv(python: str) -> Installer:

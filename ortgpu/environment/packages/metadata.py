@@ -118,6 +118,11 @@ def parse_assignments(text: str) -> dict[str, str]:
     return {match[1]: match[3] for match in re.finditer(pattern, text, re.MULTILINE)}
 
 
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return the numbers in a version, or in a name that ends in one: 12 and 8 of "12.8" and of "cuda-12.8"."""
+    return tuple(map(int, re.findall(r"[0-9]+", version)))
+
+
 def parse_cuda_version(text: str | None) -> tuple[int, int] | None:
     """Return the first two numbers of "13.0" or "12.8.1"."""
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", text or "")
