@@ -324,3 +324,14 @@ def test_code_of_a_page_names_only_what_exists(page: Path) -> None:
             command = getattr(importlib.import_module(f"ortgpu.cli.{name}"), name)
             known = {option for parameter in command.params for option in parameter.opts}
             assert set(re.findall(r" (--[a-z-]+)", rest)) <= known, f"ortgpu {name}{rest}"
+
+
+def test_pages_count_the_faults_as_they_were_recorded() -> None:
+    recorded = (EXAMPLES.parent / "tests" / "faults" / "README.md").read_text(encoding="utf-8")
+    [found] = re.findall(r"^\| all \| (\d+) \| (\d+)/\1 \| (\d+)/(\d+) \|", recorded, re.MULTILINE)
+    cases, right, fixes, true = found
+    assert (cases, fixes) == (right, true)
+    promises, doctor = ((EXAMPLES / f"{name}.md").read_text(encoding="utf-8") for name in ("PROMISES", "DOCTOR"))
+    assert f"[{cases} faults]" in doctor
+    assert f"[{cases} faults]" in promises
+    assert f"{right} right errors. {fixes} fixes are commands" in promises
