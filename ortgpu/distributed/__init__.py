@@ -1,6 +1,6 @@
-"""Several processes, one GPU each: which rank this is, which GPU is its own, and whether the ranks can work together.
+"""Jobs of several processes with one GPU each: the rank of this process, and a check that the ranks work together.
 
-Every name arrives when it is first used; ``import ortgpu`` loads nothing of this package.
+Every name is imported when it is first used. ``import ortgpu`` loads nothing of this package.
 """
 
 from __future__ import annotations

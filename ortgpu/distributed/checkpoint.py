@@ -1,11 +1,10 @@
-"""Checkpoints of data-parallel training: whole or not there, readable by any number of ranks.
+"""Checkpoints of data-parallel training: complete or absent, and readable by any number of ranks.
 
-Every rank of data-parallel training holds the whole model, so one file holds all of it, whoever reads it. A checkpoint
-is a folder ``step-N`` in a folder of the job: the file that ONNX Runtime writes, what else the caller names, and a
-manifest with size and SHA-256 of each. It is written under another name and renamed when all of it is on the disk: a
-crash at any moment leaves the older checkpoints as they were, and at most a folder ``.partial-*``, which no function
-here reads and the next save removes. One process at a time writes into a folder, and locks it meanwhile: another is
-refused, but where folders cannot be locked (Windows, NFS).
+Every rank of data-parallel training holds the whole model, so one file holds all of it. A checkpoint is a folder
+``step-N`` in a folder of the job. It has ONNX Runtime's file, the caller's files, and a manifest with size and SHA-256
+of each. It is written under another name, and renamed once all of it is on the disk. A crash leaves the older
+checkpoints unchanged, and at most a folder ``.partial-*``, which no function here reads and the next save removes. One
+process at a time writes into a folder, and locks it. Another is refused, except on Windows and NFS.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from typing import Any, Final, Protocol
 from ..environment.ranks import Rank, current_rank
 from ..errors import DistributedError, Fix, manual, python
 
-FORMAT: Final = 1  # of the manifest: raised when what was written before cannot be read any more
+FORMAT: Final = 1  # of the manifest; it changes when older ones cannot be read any more
 _MANIFEST: Final = "manifest.json"
 _STATE: Final = "state.ckpt"
 _PARTIAL: Final = ".partial-"
 _NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
 _PHASE: Final = "checkpoint"
-_NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # of folders, on file systems that cannot: PostgreSQL's fsync_fname
-_SAID: Final = re.compile(r"errno:([0-9]{1,9})\s*$")  # by ONNX Runtime, which raises a bare RuntimeError
+_NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # from file systems that cannot sync folders: PostgreSQL's fsync_fname
+_ERRNO: Final = re.compile(r"errno:([0-9]{1,9})\s*$")  # in the RuntimeError of ONNX Runtime
 _FIXES: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there: older checkpoints may be deleted, a folder each"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a folder that this user may write to"),
@@ -42,7 +41,7 @@ _FIXES: Final = {
 
 
 class State(Protocol):
-    """What of ``onnxruntime.training.api.CheckpointState`` is used."""
+    """The used part of ``onnxruntime.training.api.CheckpointState``."""
 
     @staticmethod
     def save_checkpoint(state: Any, checkpoint_uri: str, include_optimizer_state: bool = ...) -> None: ...
@@ -50,29 +49,29 @@ class State(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was found whole.
+    """A complete checkpoint.
 
-    ``world_size``: the number of ranks that trained when it was saved. It may be gone on from with any other: what
-    depends on it is how a program deals out its data.
+    ``world_size`` is the number of ranks that trained when it was saved. Training can continue with any other number,
+    which changes only how a program distributes its data.
     """
 
     folder: Path
     step: int
     world_size: int
-    files: tuple[str, ...]  # what the caller added, by name
+    files: tuple[str, ...]  # names of the caller's files
     has_state: bool
 
     def path(self, name: str) -> Path:
-        """The path of a file that the caller added. KeyError where there is none of this name."""
+        """Return the path of a file of the caller. Raises KeyError if there is none of this name."""
         if name not in self.files:
             raise KeyError(name)
         return self.folder / name
 
     def load_state(self) -> Any:
-        """ONNX Runtime's ``CheckpointState``, with the optimizer's state.
+        """Load ONNX Runtime's ``CheckpointState``, with the optimizer's state.
 
         Raises:
-            TrainingUnavailableError: and its like, as :func:`ortgpu.distributed.require_training` raises them.
+            TrainingUnavailableError: and others, as :func:`ortgpu.distributed.require_training` raises.
             DistributedError: ONNX Runtime cannot read its file, or none was saved.
         """
         if not self.has_state:
@@ -96,25 +95,25 @@ def save(
     files: Iterable[str | os.PathLike[str]] = (),
     rank: Rank | None = None,
 ) -> Path | None:
-    """Write a checkpoint, on rank 0; the other ranks return None at once.
+    """Write a checkpoint on rank 0. The other ranks return None at once.
 
     Args:
-        folder: of the job; made where it is not there.
-        step: how many steps were trained. There must be no checkpoint of this step yet.
+        folder: the folder of the job; created if it is missing.
+        step: the number of steps that were trained. There must be no checkpoint of this step yet.
         state: ONNX Runtime's ``CheckpointState``; saved with the state of the optimizer.
         files: further files, copied under their own names.
-        rank: which process this is; by default what the launcher says.
+        rank: the rank of this process; by default from the launcher's variables.
 
     Returns:
         The folder of the checkpoint.
 
     Not promised: that another rank sees it when this returns. Let all ranks wait for rank 0 (a barrier) before one of
-    them reads; on a network file system it may take longer.
+    them reads. On a network file system it may take longer.
 
     Raises:
         DistributedError: the step is saved already, another process is saving there, a file cannot be read, or the
-            folder cannot be written. Older checkpoints are as they were.
-        LauncherConflictError: without ``rank``, when the launcher's variables contradict each other.
+            folder cannot be written. Older checkpoints are unchanged.
+        LauncherConflictError: without ``rank``, if the launcher's variables contradict each other.
         TypeError: the step is no whole number, or ``files`` is one path.
         ValueError: the step is negative, two files have one name, or one has a name that is used here.
     """
@@ -138,22 +137,22 @@ def save(
             _write(target, sources, state, step, here.world_size)
     except DistributedError:
         raise
-    except Exception as error:  # ONNX Runtime raises a bare RuntimeError where it cannot write
+    except Exception as error:  # ONNX Runtime raises a bare RuntimeError if it cannot write
         summary = f"the checkpoint of step {step} could not be written to {root}"
         raise _error(summary, [_text(error)], _fixes(error, sources)) from error
     return target
 
 
 def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
-    """Find the checkpoint of a step, by default the newest, and make sure that all of it is there and unchanged.
+    """Find the checkpoint of a step, by default the newest, and verify that it is complete and unchanged.
 
-    Reads every byte once. Every rank may do so.
+    It reads every byte once. Every rank may call it.
 
     Raises:
-        DistributedError: there is none, or something of it is missing, cut off or altered; ``evidence`` names each
-            file, and what is wrong with it. An older checkpoint is never taken instead: ``fixes`` names the newest
-            that is whole. Or it cannot be read, which is not the same as that it is damaged.
-        TrainingUnavailableError: the folder holds a checkpoint of ORTTrainer, which no package reads that still trains.
+        DistributedError: there is none, or a part of it is missing, cut off or altered. ``evidence`` names each faulty
+            file. An older checkpoint never takes its place, but ``fixes`` names the newest complete one. Or the
+            checkpoint cannot be read, which does not mean that it is damaged.
+        TrainingUnavailableError: the folder holds a checkpoint of ORTTrainer, which no package with training reads.
     """
     root = Path(folder)
     known = steps(root)
@@ -180,12 +179,10 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
 
 
 def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
-    """The steps of which there is a checkpoint, ascending. That it is whole is what :func:`load` finds out.
-
-    None where there is no such folder.
+    """Return the steps of the folder's checkpoints, ascending. :func:`load` verifies them. Empty if there is no folder.
 
     Raises:
-        DistributedError: the folder is there and cannot be read. A program that took that for nothing would train anew.
+        DistributedError: the folder cannot be read. It must not count as empty: a program would train from the start.
     """
     return tuple(sorted(int(match[1]) for name in _names(folder) if (match := _NAME.fullmatch(name))))
 
@@ -200,7 +197,7 @@ def _names(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _make(root: Path) -> None:
-    """The folder, and those above it, also after a crash."""
+    """Create the folder and its parents, so that they outlast a crash."""
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)
     for folder in new:
@@ -209,7 +206,7 @@ def _make(root: Path) -> None:
 
 @contextlib.contextmanager
 def _only_writer(root: Path) -> Iterator[None]:
-    """The kernel lets go of the lock when this process ends, however it ends."""
+    """Lock the folder. The kernel releases the lock when this process ends."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -221,7 +218,7 @@ def _only_writer(root: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _error(f"another process is saving a checkpoint in {root}", ["one at a time writes there"]) from None
-        except OSError:  # NFS locks what is open for writing only, as no folder is: flock(2)
+        except OSError:  # NFS locks only files that are open for writing: flock(2)
             pass
         yield
     finally:
@@ -230,7 +227,7 @@ def _only_writer(root: Path) -> Iterator[None]:
 
 def _write(target: Path, sources: Iterable[Path], state: State | None, step: int, world_size: int) -> None:
     root = target.parent
-    for left in root.glob(f"{_PARTIAL}*"):  # of a save that was killed
+    for left in root.glob(f"{_PARTIAL}*"):  # from a save that was killed
         shutil.rmtree(left)
     partial = root / f"{_PARTIAL}{step}"
     partial.mkdir()
@@ -239,20 +236,19 @@ def _write(target: Path, sources: Iterable[Path], state: State | None, step: int
             shutil.copyfile(source, partial / source.name)
         if state is not None:
             type(state).save_checkpoint(state, str(partial / _STATE), include_optimizer_state=True)
-        _write_manifest(partial, step, world_size)
-        _reach_the_disk(partial)
+        files = {
+            path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(partial.iterdir())
+        }
+        content = {"format": FORMAT, "step": step, "world_size": world_size, "files": files}
+        text = json.dumps({"content": content, "sha256": _digest_of(content)}, indent=1)
+        (partial / _MANIFEST).write_text(text, encoding="utf-8")
+        for path in (*partial.iterdir(), partial):
+            _sync(path)
         partial.rename(target)
         _sync(root)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _write_manifest(folder: Path, step: int, world_size: int) -> None:
-    files = {path.name: {"size": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}
-    content = {"format": FORMAT, "step": step, "world_size": world_size, "files": files}
-    text = json.dumps({"content": content, "sha256": _digest_of(content)}, indent=1)
-    (folder / _MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _is_whole(folder: Path, step: int) -> bool:
@@ -263,7 +259,7 @@ def _is_whole(folder: Path, step: int) -> bool:
 
 
 def _verify(folder: Path, step: int) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint, or what is wrong with it, a file a line. Raises PermissionError, which says nothing of that."""
+    """Return the checkpoint, or its faults, one line for each file. Raises PermissionError if it cannot be read."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         content: Mapping[str, Any] = manifest["content"]
@@ -311,14 +307,8 @@ def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _reach_the_disk(folder: Path) -> None:
-    for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-
-
 def _sync(path: Path) -> None:
-    """fsync: a rename may reach the disk before what was written to the file does."""
+    """Call fsync, because a rename may reach the disk before the content of the file."""
     if os.name == "nt" and path.is_dir():
         return  # folders cannot be opened there
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -335,7 +325,7 @@ def _fixes(error: Exception, sources: Iterable[Path]) -> list[Fix]:
     if isinstance(error, OSError):
         code = error.errno if error.filename not in map(str, sources) else None
     else:
-        said = _SAID.search(str(error))
+        said = _ERRNO.search(str(error))
         code = int(said[1]) if said is not None else None
     return [manual(_FIXES[code])] if code in _FIXES else []
 

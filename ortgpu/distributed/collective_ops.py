@@ -6,13 +6,12 @@ from ..provider.runtime import load_runtime
 
 
 def has_collective_ops() -> bool:
-    """Whether the installed ONNX Runtime has com.microsoft:AllReduce, AllGather and AllToAll.
+    """Return True if the installed ONNX Runtime has com.microsoft:AllReduce, AllGather and AllToAll.
 
-    It was built with NCCL and MPI then, which no published package is: False in those that were looked at, from 1.22
-    to 1.31.1. Imports ``onnxruntime``.
+    These need a build with NCCL and MPI, which no published package from 1.22 to 1.31.1 is. Imports ``onnxruntime``.
 
     Raises:
-        PackageError: it cannot be imported.
+        PackageError: ``onnxruntime`` cannot be imported.
     """
     runtime = load_runtime()
     found = runtime.has_collective_ops

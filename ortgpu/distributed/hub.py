@@ -10,7 +10,6 @@ import math
 import selectors
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CollectiveMismatchError, GPUError
@@ -41,19 +40,11 @@ _NOTED = 8  # refused connections that an error lists
 _REST = 0.1  # seconds without accepting, after this process ran out of descriptors
 
 
-@dataclass(slots=True)
-class Deadlines:
-    """Times of time.monotonic: ``arrival`` is for all ranks to have come, ``verdict`` for everything."""
-
-    arrival: float
-    verdict: float
-
-
 class Hub:
     """The connections of rank 0.
 
-    A rank of this job must know ``key``. ``settling`` is the seconds from a fault to the verdict, in which the other
-    ranks report what they see.
+    A rank of this job must know ``key``. All ranks must have come at ``arrival``, and everything ends at ``verdict``,
+    by time.monotonic. ``settling`` is the seconds from a fault to the verdict, in which the other ranks report theirs.
     """
 
     def __init__(
@@ -62,15 +53,15 @@ class Hub:
         key: str,
         known: Known,
         selector: selectors.BaseSelector,
-        deadlines: Deadlines,
+        arrival: float,
+        verdict: float,
         settling: float,
     ) -> None:
         self._listener: socket.socket | None = listener
         self._rests_until: float | None = None  # until then, the listener is not watched
         self._key = key
         self._selector = selector
-        self._deadlines = deadlines
-        self._settling = settling
+        self._arrival, self._verdict, self._settling = arrival, verdict, settling
         self._settled_at: float | None = None
         self._mismatch: CollectiveMismatchError | None = None
         self._guests: dict[Connection, tuple[float, str]] = {}  # deadline and challenge
@@ -86,11 +77,11 @@ class Hub:
     def next_deadline(self) -> float:
         if self._is_over:
             return float("inf")
-        times = [self._deadlines.verdict, *(until for until, _ in self._guests.values())]
+        times = [self._verdict, *(until for until, _ in self._guests.values())]
         if self._rests_until is not None:
             times.append(self._rests_until)
         if not self.known.all_came:
-            times.append(self._deadlines.arrival)
+            times.append(self._arrival)
         elif self._settled_at is not None:
             times.append(self._settled_at)
         return min(times)
@@ -106,11 +97,11 @@ class Hub:
             return
         everyone_failed = len(self.known.failures) == self.known.world_size
         if not self.known.all_came:  # no verdict before, since a late rank must learn of it too
-            if now >= self._deadlines.arrival:
+            if now >= self._arrival:
                 self._decide(verdicts.never_came(self.known, self._refused))
         elif self._settled_at is not None and (now >= self._settled_at or everyone_failed):
             self._decide(self._mismatch or verdicts.cause(self.known))
-        elif now >= self._deadlines.verdict:
+        elif now >= self._verdict:
             self._decide(self._mismatch or verdicts.out_of_time(self.known))
 
     @property
@@ -180,8 +171,8 @@ class Hub:
         del self._guests[connection]
         self._members[rank] = connection
         self.known.hosts[rank] = str(host)
-        self._deadlines.arrival = min(self._deadlines.arrival, now + arrival)
-        self._deadlines.verdict = min(self._deadlines.verdict, now + verdict)
+        self._arrival = min(self._arrival, now + arrival)
+        self._verdict = min(self._verdict, now + verdict)
         self._selector.modify(connection, selectors.EVENT_READ, lambda events: self._serve(rank, events))
         connection.trust(FROM_A_RANK)
         connection.send({"in": True, "proof": own})
@@ -189,7 +180,7 @@ class Hub:
             self._note(rank, unfit)
         if self.known.all_came:
             self._stop_listening()
-            self._tell({"welcome": max(0.0, self._deadlines.verdict - now)})
+            self._tell({"welcome": max(0.0, self._verdict - now)})
         return None
 
     def _refuse(self, connection: Connection, reason: str) -> None:

@@ -15,7 +15,7 @@ from ..environment.ranks import Rank
 from ..errors import CollectiveTimeoutError, DistributedError, GPUError, RendezvousError, manual
 from . import verdicts
 from .child import Child
-from .hub import FACTS, ID, LAST, Deadlines, Hub
+from .hub import FACTS, ID, LAST, Hub
 from .meeting import SECRET, Address, Meeting, is_own, resolve
 from .reports import OWN_VERSION, Collective, CollectiveResult, PreflightReport, differences, named
 from .verdicts import RENDEZVOUS, RUN, Described
@@ -178,9 +178,9 @@ class Participant:
                 ranks=(0,),
                 phase=RENDEZVOUS,
             ) from error
-        deadlines = Deadlines(self._schedule.arrival, self._schedule.verdict)
         known = verdicts.Known(self._rank.world_size, str(self._meeting))
-        self._hub = Hub(listener, key, known, self._selector, deadlines, self._schedule.settling)
+        times = self._schedule
+        self._hub = Hub(listener, key, known, self._selector, times.arrival, times.verdict, times.settling)
         host, port = listener.getsockname()[:2]
         return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, key)  # noqa: S104 - compared only
 

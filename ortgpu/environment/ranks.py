@@ -1,8 +1,8 @@
 """The rank and world size of this process, from the variables of the launcher that started it.
 
-Seen with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher of
-DeepSpeed 0.19.8. Not seen: what Cray's PALS calls the local numbers, which is read as programs for it do; and what srun
---mpi=pmi2 adds, which is in its source.
+Verified with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher
+of DeepSpeed 0.19.8. Not verified: the local numbers of Cray's PALS, which are read as programs for it do, and the
+variables that srun --mpi=pmi2 adds, which are from its source.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import LauncherConflictError, manual
 
-MOST_RANKS = 1_000_000  # more than any job has; what is left over, or mistyped, would cost memory for each
+MOST_RANKS = 1_000_000  # more than any job has; a wrong number would cost memory for each rank
 Launcher = Literal["torchrun", "openmpi", "mpich", "srun", "environment"]
 
 
@@ -23,9 +23,9 @@ Launcher = Literal["torchrun", "openmpi", "mpich", "srun", "environment"]
 class Rank:
     """One process of a job.
 
-    ``rank`` counts over all hosts, ``local_rank`` over the processes of this host. ``launcher`` None: no launcher
-    started this process, and it is a world of one; "environment": RANK and its like are set, and not by torchrun.
-    ``master_address`` is a host on which rank 0 can be found; None where the launcher names none (mpirun).
+    ``rank`` counts over all hosts, ``local_rank`` over the processes of this host. ``launcher`` is None in a world of
+    one without a launcher. It is "environment" if RANK and its like are set, but not by torchrun. ``master_address`` is
+    the host of rank 0, or None if the launcher does not name it (mpirun).
     """
 
     rank: int
@@ -36,7 +36,7 @@ class Rank:
     master_address: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers. Raises ValueError if they contradict each other, or are too large."""
+        """Raise ValueError if the numbers contradict each other, or are too large."""
         if self.world_size > MOST_RANKS:
             raise ValueError(f"{self.world_size} ranks are more than {MOST_RANKS}, the most that ortgpu counts")
         if not (0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size <= self.world_size):
@@ -52,7 +52,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """A launcher's variables for each number; ``else_local``: those of a related launcher for the local numbers."""
+    """A launcher's variables. ``else_local`` are a related launcher's for the local numbers."""
 
     launcher: Launcher
     rank: str
@@ -62,7 +62,7 @@ class _Variables:
     else_local: tuple[str, str] | None = None
 
     def of(self, variables: Mapping[str, str]) -> tuple[str, str, str, str]:
-        """The names that are in use, in the order of the fields."""
+        """Return the names that are in use, in the order of the fields."""
         local = (self.local_rank, self.local_world_size)
         if self.else_local is not None and self.rank in variables and local[1] not in variables:
             local = self.else_local if self.else_local[1] in variables else local
@@ -88,8 +88,8 @@ _MPICH = _Variables(
     else_local=("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),  # Cray
 )
 
-# Launchers that are not read: a process of theirs is not taken for a world of one. How each calls rank and world size;
-# None where it does not tell the size.
+# Variables of rank and world size of unsupported launchers, whose processes must not count as worlds of one. None: the
+# launcher does not tell the size.
 _OTHERS: Mapping[str, tuple[str, str | None]] = {
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
@@ -98,11 +98,11 @@ _OTHERS: Mapping[str, tuple[str, str | None]] = {
     "mpiexec of PALS": ("PALS_RANKID", None),
     "a launcher that speaks PMIx": ("PMIX_RANK", None),
 }
-_UNNUMBERED_STEPS = 0xFFFF_FFF0  # ids from here on are the batch script's, an interactive shell's and the like: slurm.h
+_UNNUMBERED_STEPS = 0xFFFF_FFF0  # from here on, the ids of batch scripts, interactive shells and the like: slurm.h
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Claim:
     """The numbers in one launcher's variables. Local numbers are None if it leaves them to another launcher."""
 
     launcher: Launcher
@@ -126,48 +126,41 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     """
     variables = os.environ if environ is None else environ
     srun = _srun(variables)
-    inner = [said for said in (_read(_OPENMPI, variables), _read(_MPICH, variables), _torch(variables)) if said]
-    inner = [said for said in inner if srun is None or not _is_pmi_of(srun, said)]
-    if srun is not None and inner and all(_was_started_by(srun, said, variables) for said in inner):
+    inner = [each for each in (_read(_OPENMPI, variables), _read(_MPICH, variables), _torch(variables)) if each]
+    inner = [each for each in inner if srun is None or not _is_pmi_of(srun, each)]
+    if srun is not None and inner and all(_was_started_by(srun, each, variables) for each in inner):
         srun = None
-    said = [*([srun] if srun is not None else []), *inner]
-    _refuse_others(variables, said)
-    if not said:
-        _refuse_part_of_srun(variables)
+    claims = [*([srun] if srun is not None else []), *inner]
+    _reject_unsupported(variables, claims)
+    if not claims:
+        _reject_part_of_srun(variables)
         return Rank(0, 1, 0, 1)
     for number in ("rank", "world_size", "local_rank", "local_world_size"):
-        if len({getattr(each, number) for each in said} - {None}) > 1:
-            raise _contradiction(said)
-    first = said[0]
-    local_rank = next((each.local_rank for each in said if each.local_rank is not None), None)
-    local_size = next((each.local_world_size for each in said if each.local_world_size is not None), None)
+        if len({getattr(each, number) for each in claims} - {None}) > 1:
+            raise _contradiction(claims)
+    first = claims[0]
+    local_rank = next((each.local_rank for each in claims if each.local_rank is not None), None)
+    local_size = next((each.local_world_size for each in claims if each.local_world_size is not None), None)
     if first.world_size == 1 and local_rank is None and local_size is None:
         local_rank, local_size = 0, 1  # there is no other
     if local_rank is None or local_size is None:
         raise _incomplete("the rank among the processes of this host is not known", first.variables)
+    address = next((each.master_address for each in claims if each.master_address), None)
     try:
-        return Rank(
-            first.rank,
-            first.world_size,
-            local_rank,
-            local_size,
-            first.launcher,
-            next((each.master_address for each in said if each.master_address), None),
-        )
+        return Rank(first.rank, first.world_size, local_rank, local_size, first.launcher, address)
     except ValueError as impossible:
-        raise _incomplete(str(impossible), [one for each in said for one in each.variables]) from None
+        raise _incomplete(str(impossible), [one for each in claims for one in each.variables]) from None
 
 
-def _torch(variables: Mapping[str, str]) -> _Said | None:
-    said = _read(_TORCH, variables)
-    if said is None:
+def _torch(variables: Mapping[str, str]) -> _Claim | None:
+    claim = _read(_TORCH, variables)
+    if claim is None:
         return None
     launcher: Launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else "environment"
-    numbers = (said.rank, said.world_size, said.local_rank, said.local_world_size)
-    return _Said(launcher, *numbers, said.variables, variables.get("MASTER_ADDR") or None)
+    return replace(claim, launcher=launcher, master_address=variables.get("MASTER_ADDR") or None)
 
 
-def _read(names: _Variables, variables: Mapping[str, str]) -> _Said | None:
+def _read(names: _Variables, variables: Mapping[str, str]) -> _Claim | None:
     every = names.of(variables)
     present = [name for name in every if name in variables]
     if not present:
@@ -180,10 +173,10 @@ def _read(names: _Variables, variables: Mapping[str, str]) -> _Said | None:
     rank, size, local_rank, local_size = numbers
     assert rank is not None
     assert size is not None
-    return _Said(names.launcher, rank, size, local_rank, local_size, evidence)
+    return _Claim(names.launcher, rank, size, local_rank, local_size, evidence)
 
 
-def _srun(variables: Mapping[str, str]) -> _Said | None:
+def _srun(variables: Mapping[str, str]) -> _Claim | None:
     """Read srun's variables. Only a numbered step was started by srun: a batch script has SLURM_PROCID=0, too."""
     step = variables.get("SLURM_STEP_ID", variables.get("SLURM_STEPID", ""))
     if "SLURM_PROCID" not in variables or not step.isdecimal() or int(step) >= _UNNUMBERED_STEPS:
@@ -204,10 +197,10 @@ def _srun(variables: Mapping[str, str]) -> _Said | None:
     if tasks is None or node >= len(tasks):
         raise _incomplete(f"{names[3]} does not say how many tasks run on node {node}", evidence)
     hosts = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
-    return _Said("srun", rank, size, local_rank, tasks[node], evidence, first_host(hosts))
+    return _Claim("srun", rank, size, local_rank, tasks[node], evidence, first_host(hosts))
 
 
-def _refuse_part_of_srun(variables: Mapping[str, str]) -> None:
+def _reject_part_of_srun(variables: Mapping[str, str]) -> None:
     """Raise if only some of srun's variables are here, as in a container. A batch script has no step, but number 0."""
     names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_JOB_ID")
     if variables.get("SLURM_PROCID", "0") != "0" and not {"SLURM_STEP_ID", "SLURM_STEPID"} & variables.keys():
@@ -232,13 +225,13 @@ def first_host(nodelist: str) -> str | None:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else None
 
 
-def _is_pmi_of(srun: _Said, said: _Said) -> bool:
+def _is_pmi_of(srun: _Claim, claim: _Claim) -> bool:
     """Return True for the variables of MPICH that srun --mpi=pmi2 sets: Hydra's would have local numbers, too."""
-    ranks_alike = (said.rank, said.world_size) == (srun.rank, srun.world_size)
-    return said.launcher == "mpich" and said.local_rank is None and said.local_world_size is None and ranks_alike
+    numbers = (claim.rank, claim.world_size, claim.local_rank, claim.local_world_size)
+    return claim.launcher == "mpich" and numbers == (srun.rank, srun.world_size, None, None)
 
 
-def _was_started_by(srun: _Said, inner: _Said, variables: Mapping[str, str]) -> bool:
+def _was_started_by(srun: _Claim, inner: _Claim, variables: Mapping[str, str]) -> bool:
     """Return True if srun started the launcher's own process on this host, and not its ranks.
 
     torchrun says how many agents there are. mpirun has srun start one daemon on each host but, with Open MPI, its own.
@@ -251,20 +244,20 @@ def _was_started_by(srun: _Said, inner: _Said, variables: Mapping[str, str]) -> 
     return srun.local_world_size == 1 and inner.world_size > srun.world_size
 
 
-def _refuse_others(variables: Mapping[str, str], said: list[_Said]) -> None:
-    """Raise if an unknown launcher started this process, and no other variables tell its rank."""
+def _reject_unsupported(variables: Mapping[str, str], claims: list[_Claim]) -> None:
+    """Raise if an unsupported launcher started this process, and no other variables tell its rank."""
     for launcher, (rank, size) in _OTHERS.items():
         count = variables.get(size) if size is not None else None
         if rank not in variables or count == "1":
             continue
         evidence = (f"{rank}={variables[rank]}", *([f"{size}={count}"] if count is not None else []))
-        if not said:
+        if not claims:
             raise _incomplete(f"it was started by {launcher}, whose variables ortgpu does not read", evidence)
-        by_hand = all(each.launcher == "environment" for each in said)
+        by_hand = all(each.launcher == "environment" for each in claims)
         # Fewer processes than ranks are those that started them, one on a host
-        as_many = count is not None and count.isdecimal() and int(count) >= said[0].world_size
-        if by_hand and as_many and variables[rank] != str(said[0].rank):
-            raise _contradiction(said, [f"{launcher}: {', '.join(evidence)}"])
+        as_many = count is not None and count.isdecimal() and int(count) >= claims[0].world_size
+        if by_hand and as_many and variables[rank] != str(claims[0].rank):
+            raise _contradiction(claims, [f"{launcher}: {', '.join(evidence)}"])
 
 
 def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
@@ -273,24 +266,24 @@ def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
     return int(text)
 
 
-def _contradiction(said: list[_Said], others: Iterable[str] = ()) -> LauncherConflictError:
-    claims = [
-        f"{each.launcher} says rank {each.rank} of {each.world_size}: {', '.join(each.variables)}" for each in said
+def _contradiction(claims: list[_Claim], others: Iterable[str] = ()) -> LauncherConflictError:
+    said = [
+        f"{each.launcher} says rank {each.rank} of {each.world_size}: {', '.join(each.variables)}" for each in claims
     ]
-    # What somebody exported is the likelier to be left over; between two launchers only the user can choose
-    doubtful = [each for each in said if each.launcher == "environment"] or said
+    # Exported variables are likelier to be left over; between two launchers only the user can choose
+    doubtful = [each for each in claims if each.launcher == "environment"] or claims
     return LauncherConflictError(
         "the variables of two launchers contradict each other about which rank this is",
-        evidence=[*claims, *others],
+        evidence=[*said, *others],
         fixes=[manual(_unset(each)) for each in doubtful],
     )
 
 
-def _unset(said: _Said) -> str:
-    names = ", ".join(entry.partition("=")[0] for entry in said.variables)
-    if said.launcher == "environment":
+def _unset(claim: _Claim) -> str:
+    names = ", ".join(entry.partition("=")[0] for entry in claim.variables)
+    if claim.launcher == "environment":
         return f"if they are left over, unset {names}"
-    return f"if it was not {said.launcher} that started this process, unset {names}"
+    return f"if it was not {claim.launcher} that started this process, unset {names}"
 
 
 def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherConflictError:
@@ -308,5 +301,5 @@ def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherCon
 
 
 def visibility(visible_devices: str | None) -> str:
-    """Return what CUDA_VISIBLE_DEVICES is, as a line of evidence."""
+    """Return a line of evidence about CUDA_VISIBLE_DEVICES."""
     return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"

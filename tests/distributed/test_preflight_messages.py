@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortgpu import __version__
-from ortgpu.distributed.hub import Deadlines, Hub
+from ortgpu.distributed.hub import Hub
 from ortgpu.distributed.verdicts import RUN, Known
 from ortgpu.distributed.wire import (
     FROM_A_RANK,
@@ -116,9 +116,9 @@ class Rank0:
         self.address = listener.getsockname()
         self.selector = selectors.DefaultSelector()
         now = time.monotonic()
-        known, deadlines = Known(world_size, "here"), Deadlines(now + seconds, now + seconds)
+        known, until = Known(world_size, "here"), now + seconds
         self.world_size = world_size
-        self.hub = Hub(listener, KEY, known, self.selector, deadlines, settling=0.5)
+        self.hub = Hub(listener, KEY, known, self.selector, until, until, settling=0.5)
         self.opened: list[socket.socket] = []
         self.heard: dict[socket.socket, tuple[Decoder, list[dict[str, Any]]]] = {}
 

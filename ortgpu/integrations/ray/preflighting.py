@@ -13,7 +13,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...errors import RendezvousError, manual
-from .placing import address_of, ranks_of, strategy_for
+from .assignment import address_of, ranks_of, strategy_for
 from .workers import no_gpu_in_time, result_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def preflight(
     deadline = time.monotonic() + timeout
     if count == 0:
         raise no_gpu_in_time("has no GPU for a rank")
-    group = placement_group([{"GPU": 1}] * count, strategy=strategy_for(count, _nodes_with_gpus()))
+    nodes = sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1)
+    group = placement_group([{"GPU": 1}] * count, strategy=strategy_for(count, nodes))
     actors: list[Any] = []
     try:
         if not group.wait(timeout):
@@ -95,10 +96,6 @@ class _RankActor:
 def _start(group: Any, number: int) -> Any:
     place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
     return ray.remote(num_cpus=0, num_gpus=1, scheduling_strategy=place)(_RankActor).remote()
-
-
-def _nodes_with_gpus() -> int:
-    return sum(1 for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1)
 
 
 def _gather(results: list[Any], deadline: float, phase: str) -> list[Any]:
