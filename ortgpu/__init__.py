@@ -149,13 +149,15 @@ def _public_names() -> list[str]:
     return sorted((*_HOMES, *_PACKAGES, *import_module(".errors", __name__).__all__))
 
 
-# What does not say no is a yes: `docker --env-file` hands on the quotes around a 1, other files a carriage return.
-if _os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off"):
-    import sys as _sys
+if "ORTGPU_ENFORCE" in _os.environ:
+    from .session.guard.startup._ortgpu_waiting import is_wanted as _is_wanted
 
-    from .session.guard.guard import install as _install
+    if _is_wanted():
+        import sys as _sys
 
-    # Of `ortgpu exec`: whoever looks for the package onnxruntime is not to find what stands in for it there.
-    _startup = _os.path.join("session", "guard", "startup")
-    _sys.path[:] = [entry for entry in _sys.path if not str(entry).endswith(_startup)]
-    _install()
+        from .session.guard.guard import install as _install
+
+        # Of `ortgpu exec`: whoever looks for the package onnxruntime is not to find what stands in for it there.
+        _startup = _os.path.join("session", "guard", "startup")
+        _sys.path[:] = [entry for entry in _sys.path if not str(entry).endswith(_startup)]
+        _install()

@@ -35,12 +35,12 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ...process.background import fork_safe_lock
+from .startup._ortgpu_waiting import ImportHook
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -223,7 +223,7 @@ def _imported() -> ModuleType | None:
 
 
 def _change(module: ModuleType) -> None:
-    cls = getattr(module, "InferenceSession", None)
+    cls = getattr(module, "InferenceSession", None) if module.__name__ == _HOME else None
     with _lock:
         in_use = is_enforced() or _noting
         if not isinstance(cls, type) or not in_use or any(known is cls for known, _ in _changed):
@@ -251,54 +251,14 @@ def _restore() -> None:
     _changed.clear()
 
 
-class _Finder:
-    """An import hook that changes InferenceSession each time the module that defines it has been executed.
+def _prepare(name: str) -> None:
+    if name == _NATIVE and is_enforced():
+        from ...provider.runtime import prepare_import
 
-    ``find_spec`` imports nothing itself. Python holds the global import lock meanwhile, so another thread that imports
-    the same module could deadlock.
-    """
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in (_HOME, _NATIVE):
-            return None
-        for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find is not None and finder is not self else None
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec)
-                return spec  # type: ignore[no-any-return]  # other finders are untyped
-        return None
+        prepare_import()
 
 
-class _Loader:
-    """A wrapper of the original loader. It prepares the import of the native module, and calls :func:`_change`."""
-
-    def __init__(self, spec: ModuleSpec) -> None:
-        self._spec = spec
-        self._loader: Any = spec.loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        if spec.name == _NATIVE and is_enforced():
-            from ...provider.runtime import prepare_import
-
-            prepare_import()
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._spec.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        if self._spec.name == _HOME:
-            _change(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-_finder: Any = _Finder()
+_finder: Any = ImportHook((_HOME, _NATIVE), _prepare, _change)
 
 
 # The methods of the class while a guard is in force

@@ -24,10 +24,7 @@ from setuptools.build_meta import (
 )
 
 WAITING = "_ortgpu_waiting"
-LINE = (
-    'import os; os.environ.get("ORTGPU_ENFORCE", "").lower() not in ("", "0", "false", "no", "off") '
-    f'and __import__("{WAITING}")\n'
-)
+LINE = f'import os; "ORTGPU_ENFORCE" in os.environ and __import__("{WAITING}")\n'
 
 
 # The time of all files in a wheel, so that two builds of the same source are equal.
