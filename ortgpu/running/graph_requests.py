@@ -14,7 +14,7 @@ from ..errors import GPUError, PlacementError, ProviderRequestError, manual
 from ..model.contents import read_model
 from ..model.tensor_types import DTYPES
 from ..provider.lifetime import device_of
-from ..provider.requests import CUDA, ProviderList
+from ..provider.requests import CUDA
 from .cuda_graph import LEAVE_OUT, CapturedRunner, CapturingSession
 from .cudart import CudaCallError, Stream, runtime_of, runtime_on
 from .pinned import memory_of
@@ -25,56 +25,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ortgpu")
 
-_OPTION = "enable_cuda_graph"
-_STREAM = "user_compute_stream"
 # The kernels of these operators read a count from the GPU. A capture computes nothing, so the count is random, and a
 # replay writes to memory where the count was once kept (nonzero_op.cc, compress.cc).
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 _REFUSAL = re.compile(r"cannot use the (?:CUDA Graph|graph capture) feature", re.IGNORECASE)
 
 
-def with_capture(requested: ProviderList) -> ProviderList:
-    """Return ``requested`` with the provider option that enables capturing.
+def own_stream(ordinal: int) -> Stream | None:
+    """Return a new stream on a GPU, for all work of a session.
 
-    Raises:
-        ProviderRequestError: the caller disabled it, or set a stream of their own.
+    Copies in the same stream need no wait before or after a run. None if no stream can be made: ONNX Runtime then
+    reports the GPU's problem, or :func:`captured` refuses the session.
     """
-    options = requested.options_of(CUDA)
-    if options.get(_OPTION, "1").lower() in ("0", "false"):
-        raise ProviderRequestError(
-            f"cuda_graph=True and the provider option {_OPTION}=0 contradict each other",
-            fixes=[manual("say it once")],
-            requested=requested.names,
-        )
-    if _STREAM in options:
-        raise ProviderRequestError(
-            f"cuda_graph=True and the provider option {_STREAM} contradict each other",
-            evidence=["with cuda_graph a session has a stream of its own, in which run also copies"],
-            fixes=[manual(f"leave {_STREAM} out")],
-            requested=requested.names,
-        )
-    return requested.with_cuda_options({_OPTION: "1"})
-
-
-def on_own_stream(session: RunningSession, providers: ProviderList) -> ProviderList:
-    """Return ``providers`` with a new stream for all work of the session, kept as ``session._stream``.
-
-    Copies in the same stream need no wait before or after a run. If no stream can be made, ``providers`` is returned
-    unchanged: ONNX Runtime then reports the GPU's problem, or :func:`captured` refuses the session.
-    """
-    runtime = runtime_on(int(providers.options_of(CUDA).get("device_id", "0")))
+    runtime = runtime_on(ordinal)
     if runtime is None:
-        return providers
+        return None
     try:
-        session._stream = Stream(runtime)
+        return Stream(runtime)
     except CudaCallError as error:
         logger.debug("no stream can be made: %s", error)
-        return providers
-    return providers.with_cuda_options({_STREAM: str(session._stream.handle)})
-
-
-def without_capture(requested: ProviderList) -> ProviderList:
-    return requested.with_cuda_options({_OPTION: "0"})
+        return None
 
 
 def is_refusal(cause: BaseException) -> bool:

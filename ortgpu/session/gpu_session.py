@@ -26,8 +26,9 @@ from ..provider.devices import Device, DeviceRequest
 from ..provider.requests import CPUNodes  # for typing.get_type_hints
 from ..running.onnxruntimes import InferenceSession
 from ..running.plain_runs import PlainRunner
-from . import arguments, failures
+from . import failures
 from .facts import SessionFacts
+from .request import PINNED_MEMORY_LIMIT, checked_request, no_fallback
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # type checkers bring it; typing has it since Python 3.11
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from ..provider.placement import Placement
     from ..running.pinned import PinnedMemory
     from .request import SessionRequest, Verified
-
-_PINNED_MEMORY_LIMIT = 2 << 30
 
 _HELD = ("_request", *lifetime.HELD_BY_ONNXRUNTIME)  # _request keeps the model's bytes alive
 
@@ -111,7 +110,7 @@ class GPUSession(SessionFacts):
     _stream: Any = None  # set while a session with cuda_graph opens
     _pinned = None
     _runner = PlainRunner()
-    _pinned_memory_limit = _PINNED_MEMORY_LIMIT
+    _pinned_memory_limit = PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
 
     def __init__(
@@ -125,57 +124,43 @@ class GPUSession(SessionFacts):
         cpu_nodes: CPUNodes = "warn",
         allow_cpu: bool | None = None,
         cuda_graph: bool = False,
-        pinned_memory_limit: int = _PINNED_MEMORY_LIMIT,
+        pinned_memory_limit: int = PINNED_MEMORY_LIMIT,
         **kwargs: Any,
     ) -> None:
         others = vars(self).keys() - self._own_names
-        request: dict[str, Any] = {
-            "model": arguments.checked_model(path_or_bytes),
-            "sess_options": arguments.checked_options(sess_options, onnxruntime.SessionOptions),
-            "providers": providers,
-            "provider_options": provider_options,
-            "device": arguments.checked_device(device),
-            "cpu_nodes": arguments.checked_cpu_nodes(cpu_nodes),
-            "allow_cpu": arguments.checked_allow_cpu(allow_cpu),
-            "cuda_graph": arguments.checked_flag("cuda_graph", cuda_graph),
-            "choose_options": self._chooses_options,
-            "kwargs": arguments.checked_others(kwargs),
-        }
-        self._allow_cpu = request["allow_cpu"]
-        self._pinned_memory_limit = arguments.checked_limit("pinned_memory_limit", pinned_memory_limit)
-        driver = None
+        request = checked_request(
+            path_or_bytes,
+            sess_options,
+            providers,
+            provider_options,
+            options_class=onnxruntime.SessionOptions,
+            device=device,
+            cpu_nodes=cpu_nodes,
+            allow_cpu=allow_cpu,
+            cuda_graph=cuda_graph,
+            pinned_memory_limit=pinned_memory_limit,
+            chooses_options=self._chooses_options,
+            others=kwargs,
+        )
+        construct, driver = super().__init__, None
         try:
-            self._refuse_if_lost()
-            driver = initialising() if load_runtime().provider_library is not None else None
-            # Import while the driver initialises: neither waits for the other.
-            from ..running.runners import runner_of
-            from .opening import open_verified
-            from .request import SessionRequest
+            try:
+                self._refuse_if_lost()
+                driver = initialising() if load_runtime().provider_library is not None else None
+                from .opening import open_on_gpu  # while the driver initialises: neither waits for the other
 
-            self._request = SessionRequest(**request)
-            verified = open_verified(self, super().__init__, self._request, driver)
-            if verified.device.is_gpu:
-                from ..provider.living import stacklevel
-                from .opening import check_cpu_nodes
-
-                check_cpu_nodes(verified.placement, cpu_nodes, stacklevel(self))
-                self._keep(verified)
-            self._runner = runner_of(self, cuda_graph=cuda_graph)
-        except GPUError as error:
-            self._let_go(error)
-            try:  # a failure here must leave nothing behind either
-                from ..running.runners import runner_of
+                verified = open_on_gpu(self, construct, request, driver)
+            except GPUError as error:
+                self._let_go(error)
                 from .opening import open_on_cpu
-                from .request import SessionRequest
 
-                self._request = SessionRequest(**request)
-                open_on_cpu(self, super().__init__, self._request, error)
-                self._runner = runner_of(self, cuda_graph=False)
-            except BaseException as final:
-                self._let_go(final)
-                raise
+                verified = open_on_cpu(self, construct, request, error)
+            from ..running.runners import runner_of
+
+            self._keep(request, verified)
+            self._runner = runner_of(self, cuda_graph=cuda_graph)
         except BaseException as error:
-            self._let_go(error)
+            self._let_go(error)  # a failure must leave nothing behind
             raise
         finally:
             if driver is not None:
@@ -351,7 +336,7 @@ class GPUSession(SessionFacts):
     def enable_fallback(self) -> None:
         """Raise ProviderRequestError, because a GPUSession has no fallback."""
         lifetime.refuse_if_unusable(self)
-        raise arguments.no_fallback("enable_fallback() was called")
+        raise no_fallback("enable_fallback() was called")
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """Open the model again with these providers and the other arguments of the constructor, and verify it.
@@ -381,10 +366,10 @@ class GPUSession(SessionFacts):
             settings["device"] = device.ordinal
         with unchanged_on_error(self):
             self._open_again(model, options.options, providers, provider_options, **{**settings, "allow_cpu": False})
-        self._allow_cpu = settings["allow_cpu"]
+        self._request = dataclasses.replace(self._request, allow_cpu=settings["allow_cpu"])
 
-    def _keep(self, verified: Verified) -> None:
-        """Store what was verified.
+    def _keep(self, request: SessionRequest, verified: Verified) -> None:
+        """Store what was requested and verified.
 
         Writes to ``__dict__`` and keeps attributes of others: a guarded class may define properties of these names.
         """
@@ -398,11 +383,10 @@ class GPUSession(SessionFacts):
             self._pinned.close()  # a finalizer of the session would keep it alive
         for name in ("_pinned", "_runner"):
             held.pop(name, None)
-        model = self._request.model
-        if not isinstance(model, bytes):  # it may be opened again in another working directory
-            path = os.path.abspath(os.fsdecode(model))
-            if path != model:
-                self._request = dataclasses.replace(self._request, model=path)
+        if not isinstance(request.model, bytes):  # it may be opened again in another working directory
+            request = dataclasses.replace(request, model=os.path.abspath(os.fsdecode(request.model)))
+        self._request = request
+        self._pinned_memory_limit = request.pinned_memory_limit
 
     def _refuse_if_lost(self) -> None:
         """Raise the error by which this process lost the GPU, if it did. A subclass may check more."""

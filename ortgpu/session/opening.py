@@ -1,4 +1,4 @@
-"""Open an InferenceSession on the GPU and verify it, or raise the reason.
+"""Open an InferenceSession as planned and verify it, or raise the reason why it cannot be.
 
 It works on any instance of ``onnxruntime.InferenceSession`` under construction; the caller passes the original
 constructor. ``onnxruntime`` must be imported already.
@@ -10,13 +10,13 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
-import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from ..environment.gpu.cuda import CudaDevice, CudaState, context_is_active, initialise
+from ..environment.gpu.cuda import CudaState, context_is_active, initialise
 from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.libraries.wheel import Architecture, coverage_by, read_architectures_of_cudnn
@@ -28,25 +28,31 @@ from ..errors import (
     PoisonedContextError,
     ProviderError,
     ProviderFallbackError,
-    ProviderRequestError,
     manual,
 )
 from ..model.contents import read_collective_operators, read_model
+from ..model.questions import in_memory
 from ..model.structure import NO_REGULAR_FILE, ModelSource
 from ..process.background import Task
+from ..process.signals import is_of_a_handler
 from ..provider import lifetime, requests
 from ..provider import placement as placements
-from ..provider.devices import CPU, Device, DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
+from ..provider.devices import CPU as CPU_DEVICE
+from ..provider.devices import Device
 from ..provider.living import stacklevel
-from ..provider.options import CPU_FALLBACK_KEY, carries_providers, keeps_cpu_out
+from ..provider.options import CPU_FALLBACK_KEY, keeps_cpu_out, recording, recording_options
 from ..provider.placement import CPUNodesWarning, Placement
 from ..provider.preloading import PreloadReport
 from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
-from ..running.onnxruntimes import InferenceSession
-from .arguments import cpu_is_allowed_by_variable
-from .construction import Constructed, construct_recording, constructed_as_chosen
-from .request import SessionRequest, Verified
+from ..running.onnxruntimes import InferenceSession, is_onnxruntimes
+from .chosen.unneeded import HANDLES, THREADS, needs_no_handles, needs_no_more_threads
+from .plan import Plan, for_model, on_cpu, on_gpu, plan_of
+from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
+from .weights import Weights, weights_in_place
+
+if TYPE_CHECKING:
+    from ..running.plain_runs import RunningSession
 
 logger = logging.getLogger("ortgpu")
 
@@ -62,242 +68,271 @@ _DECISIVE = (
 )  # fmt: skip
 
 
-def open_verified(
-    session: Any, construct: Callable[..., None], request: SessionRequest, driver: Task[CudaState] | None = None
+def open_on_gpu(
+    session: RunningSession,
+    construct: Callable[..., None],
+    request: SessionRequest,
+    driver: Task[CudaState] | None = None,
 ) -> Verified:
     """Construct ``session`` on the GPU that the request names, and verify that it is there.
-
-    Constructs it on the CPU at once if that is allowed and an earlier error keeps this process from the GPU.
 
     Args:
         construct: InferenceSession's own ``__init__``, bound to ``session``.
         driver: the initialisation of the driver, if it has begun.
 
-    The caller then calls :func:`check_cpu_nodes`, from where its warning should point.
-
     Raises:
         GPUError: the cause. The instance may be half made, and the caller must drop what it holds.
         Exception: ONNX Runtime's own, if it is not about the GPU.
     """
-    global _has_opened
-    check_form(request.device)
-    _refuse_providers_in(request.sess_options)
-    runtime = load_runtime() if _has_opened else look_again()
-    if request.providers is None and request.provider_options is None:
-        known = _known_refusal(request, request.device, False, runtime)
-        if known is not None:  # no provider arguments to check first
-            return open_on_cpu(session, construct, request, known)
-    requested = requests.parse(request.providers, request.provider_options)
-    for name in requested.repeated:
+    for name in request.providers.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
-    available = runtime.available_providers or ()
-    requests.check_names(requested, _all_providers(available), available)
-    requests.check_options(requested, runtime.provider_library)
-    options_chosen = {
-        name: choice
-        for name, choice in requests.CHOSEN_OPTIONS.items()
-        if request.choose_options and name not in requested.options_of(requests.CUDA)
-    }
-    with_defaults = requested.with_cuda_options({name: value for name, (value, _) in options_chosen.items()})
-    if request.cuda_graph:
-        from ..running.graph_requests import with_capture
-
-        with_defaults = with_capture(with_defaults)
-    device = _device_asked_for(with_defaults, request.device)
-    cudnn_disabled = with_defaults.options_of(requests.CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
-    context = OpeningContext(runtime, device, request.model, cudnn_disabled)
+    runtime = load_runtime() if _has_opened else look_again()
+    context = OpeningContext(plan_of(request, runtime), runtime)
     lifetime.refuse_if_lost()
-    known = _known_refusal(request, device, cudnn_disabled, runtime)
-    if known is not None:
-        return open_on_cpu(session, construct, request, known)
-    try:
-        gpu = _gpu_for(context, driver)
-    except GPUError as error:
-        if not context.depends_on_model:
-            if len(_known) >= _MANY:
-                _known.clear()
-            _known[_surroundings(device, cudnn_disabled, context.runtime)] = lifetime.fresh_copy(error)
-        raise
-    _check_tensorrt(with_defaults, context.runtime)
-    final, constructed = _construct(session, construct, request, requested, with_defaults, gpu, context)
-    _verify_providers(session, final, gpu, context)
-    _check_lazily_opened(constructed.placement, gpu.compute_capability, context)
-    _has_opened = True
-    return Verified(_describe(gpu), constructed.placement, {**options_chosen, **constructed.chosen})
+    _find_gpu(context, driver)
+    _check_tensorrt(context)
+    plan, placement = _open_as_chosen(session, construct, context)
+    return _verify(session, plan, placement, context)
 
 
-def _gpu_for(context: OpeningContext, driver: Task[CudaState] | None) -> CudaDevice:
-    """Return the requested GPU. Raises GPUError if this process cannot open sessions on it."""
-    runtime = context.runtime
-    if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
-        raise context.diagnose()
-    context.runtime = open_provider()
-    context.cuda = driver.result() if driver is not None else initialise()
-    report = context.runtime.preload
-    if report is None or not report.ok or report.driver_missing or context.runtime.provider_error is not None:
-        raise context.diagnose()
-    if context.cuda.code != 0:
-        raise lifetime.forked_error(context.cuda.code) or context.diagnose()
-    return _choose(context.device, context)
-
-
-def _known_refusal(
-    request: SessionRequest, device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime
-) -> GPUError | None:
-    """Return the error that kept this process from the device before, or None.
-
-    None also if the CPU is not allowed instead, or if the surroundings have changed.
-    """
-    if not cpu_is_allowed(request.allow_cpu, request.sess_options):
-        return None
-    known = _known.get(_surroundings(device, cudnn_disabled, runtime))
-    return lifetime.fresh_copy(known) if known is not None else None
-
-
-def _surroundings(device: DeviceRequest, cudnn_disabled: bool, runtime: Runtime) -> tuple[Any, ...]:
-    """Return the facts that decide whether the device can be used, as far as each session reads them again."""
-    loaded = len(loader_of_this_process().handles)
-    variables = tuple(map(os.environ.get, _DECISIVE))
-    return os.getpid(), device, cudnn_disabled, runtime.provider_stamp, loaded, variables
-
-
-def cpu_is_allowed(allow_cpu: bool | None, options: Any, error: GPUError | None = None) -> bool:
-    """Return True if the session may run on the CPU after ``error``, or after any error if it is None.
-
-    An error of the request itself never allows the CPU, which would not mend it.
-    """
-    if keeps_cpu_out(options) or (error is not None and _is_of_the_request(error)):
-        return False
-    return cpu_is_allowed_by_variable() if allow_cpu is None else allow_cpu
-
-
-def warn_of_cpu(session: Any, error: GPUError, model: ModelSource) -> None:
-    """Warn that a session is on the CPU because of ``error``. Log it too, since a program may hide warnings."""
-    warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
-    text = "%s runs on the CPU, which was allowed [%s]: %s"
-    logger.warning(text, warning.model, error.code, error.summary, extra={"warning": warning})
-    warnings.warn(warning, stacklevel=stacklevel(session))
-
-
-def _is_of_the_request(error: GPUError) -> bool:
-    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
-    return isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
-
-
-def refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
-    """Raise ONNX Runtime's own error for a model that it cannot read, if ``error`` came before it saw the model.
-
-    ONNX Runtime is asked only if our own reader finds a problem, since it would parse the whole model. A model that
-    then opens on the CPU is not broken.
-    """
-    if error.__cause__ is not None or _is_of_the_request(error):
-        return
-    facts = read_model(request.model)
-    if facts.problem == NO_REGULAR_FILE or (facts.problem is None and not facts.data_problems):
-        return
-    in_file = not isinstance(request.model, bytes)
-    options = request.sess_options if request.sess_options is not None else native.get_default_session_options()
-    try:
-        # Not an InferenceSession, which guards, tracers and ortgpu.sessions() would see
-        model = os.fspath(request.model) if in_file else request.model
-        opened = native.InferenceSession(options, model, in_file, False)
-        opened.initialize_session([requests.CPU], [{}], set())
-    except Exception as refusal:
-        if _placement_refused(refusal) is None:
-            raise refusal from None
-
-
-def open_on_cpu(session: Any, construct: Callable[..., None], request: SessionRequest, error: GPUError) -> Verified:
+def open_on_cpu(
+    session: RunningSession, construct: Callable[..., None], request: SessionRequest, error: GPUError
+) -> Verified:
     """Construct ``session`` on the CPU instead of raising ``error``, if its caller allowed that.
 
     Raises:
         GPUError: ``error``, if it is not allowed.
         Exception: ONNX Runtime's own, if it refuses the model.
     """
-    if not cpu_is_allowed(request.allow_cpu, request.sess_options, error):
-        refuse_broken_model(request, error)
+    if not _cpu_is_allowed(request, error):
+        _refuse_broken_model(request, error)
         raise error
-    construct_recording(construct, request.model, request.sess_options, [requests.CPU], request.kwargs)
-    verified = Verified(CPU, _placement_of(session, request), {})
-    session._keep(verified)
+    verified = Verified(CPU_DEVICE, _open(session, construct, on_cpu(request)), {})
     warn_of_cpu(session, error, request.model)  # after opening, since ONNX Runtime may refuse the model
     return verified
 
 
-def _placement_of(session: Any, request: SessionRequest) -> Placement:
+# The GPU
+
+
+def _find_gpu(context: OpeningContext, driver: Task[CudaState] | None) -> None:
+    """Plan for the requested GPU. Raises GPUError if this process cannot open sessions on it.
+
+    Where the CPU is allowed instead, an earlier error is raised again, unless the surroundings have changed.
+    """
+    if _cpu_is_allowed(context.plan.request):
+        known = _known.get(_surroundings(context))
+        if known is not None:
+            raise lifetime.fresh_copy(known)
+    try:
+        context.cuda = _working_driver(context, driver)
+        context.plan = on_gpu(context.plan, context.cuda)
+        report, capability = context.runtime.preload, context.plan.gpu.compute_capability
+        provider = report.provider if report is not None else None
+        if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
+            raise context.diagnose()
+    except GPUError as error:
+        if not context.depends_on_model:
+            if len(_known) >= _MANY:
+                _known.clear()
+            _known[_surroundings(context)] = lifetime.fresh_copy(error)
+        raise
+
+
+def _working_driver(context: OpeningContext, driver: Task[CudaState] | None) -> CudaState:
+    """Return the driver's answers. Raises GPUError if it, the provider or its libraries do not work."""
+    runtime = context.runtime
+    if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
+        raise context.diagnose()
+    context.runtime = open_provider()
+    context.cuda = cuda = driver.result() if driver is not None else initialise()
+    report = context.runtime.preload
+    if report is None or not report.ok or report.driver_missing or context.runtime.provider_error is not None:
+        raise context.diagnose()
+    if cuda.code != 0:
+        raise lifetime.forked_error(cuda.code) or context.diagnose()
+    if cuda.devices is not None and not cuda.devices:
+        raise context.diagnose()
+    return cuda
+
+
+def _surroundings(context: OpeningContext) -> tuple[Any, ...]:
+    """Return the facts that decide whether the device can be used, as far as each session reads them again."""
+    plan, stamp = context.plan, context.runtime.provider_stamp
+    loaded = len(loader_of_this_process().handles)
+    return os.getpid(), plan.device, plan.cudnn_disabled, stamp, loaded, tuple(map(os.environ.get, _DECISIVE))
+
+
+def _check_tensorrt(context: OpeningContext) -> None:
+    from ..provider.tensorrt import check_loadable
+
+    if requests.TENSORRT[0] in context.plan.providers.names and context.runtime.provider_library is not None:
+        check_loadable(context.runtime.provider_library)
+
+
+# The construction
+
+
+def _open_as_chosen(
+    session: RunningSession, construct: Callable[..., None], context: OpeningContext
+) -> tuple[Plan, Placement]:
+    """Open the session with what suits its model, or without. Return the plan that held, and the placement."""
+    plan = context.plan
+    if plan.request.cuda_graph:
+        from ..running.graph_requests import own_stream
+
+        session._stream = own_stream(plan.gpu.ordinal)
+        if session._stream is not None:
+            plan = plan.in_stream(session._stream.handle)
+    opened = _open_with_choices(session, construct, plan) if plan.request.chooses_options else None
+    if opened is not None:
+        return opened
+    try:
+        return plan, _open(session, construct, plan)
+    except Exception as cause:
+        error = _placement_refused(cause) or _capture_refused(cause, session, construct, plan)
+        error = error or context.diagnose(cause)
+        if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(plan.gpu.ordinal)):
+            raise  # ONNX Runtime's own error, not about the GPU
+        if context_is_active(plan.gpu.ordinal) is False:
+            raise error from cause  # this process has no CUDA context that could be lost
+        raise lifetime.noted(error) from cause
+
+
+def _open_with_choices(
+    session: RunningSession, construct: Callable[..., None], plan: Plan
+) -> tuple[Plan, Placement] | None:
+    """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
+    model = plan.request.model
+    judged = _stamp_of(model)
+    weights = weights_in_place(model) if _takes_weights(construct, plan) else None
+    chosen = for_model(plan, in_memory(model) if weights is None else weights.structure)
+    while chosen != plan or weights is not None:
+        try:
+            placement = _open(session, construct, chosen, weights)
+        except Exception as refusal:  # a choice must not keep a session from opening
+            if is_of_a_handler(refusal):
+                raise
+            # Log the text alone: a handler may keep the error, and the error keeps the half-made session.
+            logger.debug("a session does not open as chosen: %s", str(refusal))
+            if weights is None:
+                return None
+            weights = None  # free them first: the memory may not have room for two copies
+            continue
+        unfit = {name for name, fits in _FITS.items() if name in chosen.chosen and not fits(placement)}
+        if weights is None and _stamp_of(model) != judged:
+            unfit = chosen.chosen.keys() - plan.chosen.keys()  # the file changed, so they may fit another model
+        if not unfit:
+            if weights is not None:
+                weights.give_back()
+            return chosen, placement
+        chosen = chosen.without(unfit)
+        for name in lifetime.HELD_BY_ONNXRUNTIME:  # free it first: the GPU may not have room for two
+            vars(session).pop(name, None)
+    return None
+
+
+_FITS = {HANDLES: needs_no_handles, THREADS: needs_no_more_threads}
+
+
+def _open(
+    session: RunningSession, construct: Callable[..., None], plan: Plan, weights: Weights | None = None
+) -> Placement:
+    """Call InferenceSession's constructor as planned, and return the placement that it recorded.
+
+    It never falls back. ``weights`` are those of the model, which it takes from memory.
+    """
+    request = plan.request
+    model, options = request.model, request.sess_options
+    if weights is not None:
+        model, options = weights.structure, _with_threads(weights.options(), plan)
+    elif plan.threads is not None:
+        options = _with_threads(recording_options(), plan)
+    with recording(options) as with_entry:
+        construct(model, with_entry, providers=plan.as_arguments(), enable_fallback=0, **request.others)
+    if weights is not None:
+        in_bytes = isinstance(request.model, bytes)
+        vars(session).update(  # as if the caller's model had been passed
+            _model_path=None if in_bytes else os.fspath(request.model),
+            _model_bytes=request.model if in_bytes else None,
+            _sess_options_initial=_with_threads(recording_options(), plan),
+        )
     return placements.read_placement(session, without_options=request.sess_options is None)
 
 
-def _construct(
-    session: Any,
-    construct: Callable[..., None],
-    request: SessionRequest,
-    requested: requests.ProviderList,
-    with_defaults: requests.ProviderList,
-    gpu: CudaDevice,
-    context: OpeningContext,
-) -> tuple[requests.ProviderList, Constructed]:
-    """Construct ``session``. Return the providers that were asked of ONNX Runtime, and the result."""
-    final = _with_device(requests.cuda_first(with_defaults, keep_cpu=not keeps_cpu_out(request.sess_options)), gpu)
-    if request.cuda_graph:
-        from ..running.graph_requests import on_own_stream
+def _with_threads(options: Any, plan: Plan) -> Any:
+    if plan.threads is not None:
+        options.intra_op_num_threads = plan.threads
+    return options
 
-        final = on_own_stream(session, final)
 
-    def construct_with(providers: requests.ProviderList) -> None:
-        arguments = providers.as_arguments()
-        construct_recording(construct, request.model, request.sess_options, arguments, request.kwargs)
-
-    constructed = constructed_as_chosen(session, construct, request, requested, final, gpu.compute_capability)
-    if constructed is not None:
-        return final, constructed
+def _stamp_of(model: ModelSource) -> tuple[int, ...] | None:
+    """Return a stamp that changes with the content of a model file. None for bytes, or if there is no file."""
+    if isinstance(model, bytes):
+        return None
     try:
-        construct_with(final)
-    except Exception as cause:
-        error = _placement_refused(cause) or _capture_refused(cause, session, construct_with, final, request)
-        error = error or context.diagnose(cause)
-        if error is None or (isinstance(error, PoisonedContextError) and lifetime.gpu_works(gpu.ordinal)):
-            raise  # ONNX Runtime's own error, not about the GPU
-        if context_is_active(gpu.ordinal) is False:
-            raise error from cause  # this process has no CUDA context that could be lost
-        raise lifetime.noted(error) from cause
-    return final, Constructed({}, _placement_of(session, request))
+        found = os.stat(model)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _choose(device: DeviceRequest, context: OpeningContext) -> CudaDevice:
-    """Return the requested device. Only its ordinal is known if the driver lists no devices to this process."""
-    cuda = context.cuda
-    if cuda is None or cuda.devices is None:
-        return unlisted(device)
-    if not cuda.devices:
-        raise context.diagnose()
-    chosen = choose_visible(device, cuda)
-    provider = context.runtime.preload.provider if context.runtime.preload is not None else None
-    capability = chosen.compute_capability
-    if provider is not None and capability is not None and provider.coverage(capability, os.environ) == "none":
-        raise context.diagnose()
-    return chosen
+def _takes_weights(construct: Callable[..., None], plan: Plan) -> bool:
+    """Return False if the caller passed SessionOptions, uses other providers, or patches the constructor.
+
+    SessionOptions would keep the weights for the next session. TensorRT may read weights at any time. A tracer that
+    patches the constructor expects the model that the caller named.
+    """
+    if plan.request.sess_options is not None or not {requests.CUDA, requests.CPU}.issuperset(plan.providers.names):
+        return False
+    function: Any = getattr(construct, "__func__", None)
+    while type(function) is FunctionType and str(function.__globals__.get("__name__")).startswith(_HOME):  # the guard
+        function = getattr(function, "__wrapped__", None)
+    return is_onnxruntimes(function)
 
 
-def _verify_providers(session: Any, final: requests.ProviderList, chosen: CudaDevice, context: OpeningContext) -> None:
+_HOME = f"{__package__}."
+
+
+# The verification
+
+
+def _verify(session: RunningSession, plan: Plan, placement: Placement, context: OpeningContext) -> Verified:
+    """Return the facts of a session that is on its GPU. Raises GPUError for any other."""
+    global _has_opened
+    _verify_providers(session, plan, context)
+    _check_lazily_opened(placement, context)
+    _has_opened = True
+    _check_cpu_nodes(session, placement, plan.request.cpu_nodes)
+    from ..environment.gpu.driver import read_driver_version
+
+    gpu, version = plan.gpu, read_driver_version()
+    device = Device("cuda", gpu.ordinal, gpu.uuid, gpu.name, gpu.compute_capability, gpu.total_memory, version)
+    return Verified(device, placement, dict(plan.chosen))
+
+
+def _verify_providers(session: RunningSession, plan: Plan, context: OpeningContext) -> None:
+    expected, ordinal = plan.providers.names, plan.gpu.ordinal
     bound = tuple(InferenceSession.get_providers(session))  # a subclass may override it
     if requests.CUDA not in bound:
         raise context.diagnose()
-    if bound[: len(final.names)] != final.names:
-        raise _other_providers(final.names, bound)
-    ordinal = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
-    listed = context.cuda is not None and context.cuda.devices is not None
-    if ordinal != str(chosen.ordinal):
+    if bound[: len(expected)] != expected:
         raise ProviderFallbackError(
-            f"ONNX Runtime bound cuda:{ordinal} and cuda:{chosen.ordinal} was asked for", bound=bound
+            "ONNX Runtime bound other providers than those asked for",
+            evidence=[f"asked for: {', '.join(expected)}", f"bound: {', '.join(bound)}"],
+            bound=bound,
         )
-    if listed and context_is_active(chosen.ordinal) is False:
+    found = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
+    if found != str(ordinal):
+        raise ProviderFallbackError(f"ONNX Runtime bound cuda:{found} and cuda:{ordinal} was asked for", bound=bound)
+    listed = context.cuda is not None and context.cuda.devices is not None
+    if listed and context_is_active(ordinal) is False:
         raise ProviderFallbackError(
             f"ONNX Runtime bound cuda:{ordinal}, and this process has no CUDA context there", bound=bound
         )
 
 
-def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | None, context: OpeningContext) -> None:
+def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
     """Raise the error that the first node needing cuDNN or cuFFT would raise.
 
     ONNX Runtime 1.28 and newer bind CUDA without these libraries and fail at that node. Any release fails there if
@@ -305,7 +340,7 @@ def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | Non
     """
     placed = [(node.op_type, node.domain) for node in placement.nodes if node.provider == requests.CUDA]
     operators = placements.cudnn_operators(placed)
-    if context.cudnn_disabled:
+    if context.plan.cudnn_disabled:
         if operators:
             from ..diagnosis.checks.opening import cudnn_disabled
 
@@ -323,8 +358,8 @@ def _check_lazily_opened(placement: Placement, capability: tuple[int, int] | Non
     if (operators and (lacks_cudnn or report.cudnn_mixed)) or (transforms and report.path_of("libcufft") is None):
         context.operators = frozenset(placed)
         raise context.diagnose()
-    if (operators or not placement.known) and _cudnn_lacks_code(report, capability):
-        context.operators = frozenset(placed) if placement.known else read_model(context.model).operators
+    if (operators or not placement.known) and _cudnn_lacks_code(report, context.plan.gpu.compute_capability):
+        context.operators = frozenset(placed) if placement.known else read_model(context.plan.request.model).operators
         if placements.cudnn_operators(context.operators):
             raise context.diagnose()
 
@@ -351,8 +386,8 @@ def _stems_for(cudnn: tuple[str, ...], cufft: tuple[str, ...], *, everything: bo
     return frozenset(stems)
 
 
-def check_cpu_nodes(placement: Placement, cpu_nodes: CPUNodes, stacklevel: int) -> None:
-    """Warn of nodes that compute on the CPU, or raise PlacementError. ``stacklevel`` counts from the caller."""
+def _check_cpu_nodes(session: RunningSession, placement: Placement, cpu_nodes: CPUNodes) -> None:
+    """Warn of nodes that compute on the CPU, or raise PlacementError."""
     if cpu_nodes == "forbid":
         refusal = placements.refusal(placement)
         if refusal is not None:
@@ -360,104 +395,59 @@ def check_cpu_nodes(placement: Placement, cpu_nodes: CPUNodes, stacklevel: int) 
     elif cpu_nodes == "warn":
         warning = placements.warning(placement)
         if warning is not None:
-            warnings.warn(CPUNodesWarning(warning), stacklevel=stacklevel + 1)
+            warnings.warn(CPUNodesWarning(warning), stacklevel=stacklevel(session))
 
 
-class OpeningContext:
-    """The facts that a diagnosis needs if this session does not open."""
-
-    def __init__(self, runtime: Runtime, device: DeviceRequest, model: Any, cudnn_disabled: bool) -> None:
-        self.runtime = runtime
-        self.device = device
-        self.model = model
-        self.cudnn_disabled = cudnn_disabled
-        self.cuda: CudaState | None = None
-        self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: read them from the model file
-        self.depends_on_model = False  # of the last diagnosis
-
-    def diagnose(self, cause: BaseException | None = None) -> Any:
-        """Return the error to raise, or None if ``cause`` has nothing to do with the GPU."""
-        operators = self.operators
-        if operators is None:  # read the model only if these libraries are in doubt: it takes longest
-            report = self.runtime.preload
-            absent = [stem_of(library.soname) for library in report.missing] if report is not None else []
-            in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
-            in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
-            operators = read_model(self.model).operators if in_doubt else frozenset()
-        from ..diagnosis import failure
-        from ..diagnosis.facts import Request
-
-        request = Request(
-            device=self.device,
-            cudnn_operators=placements.cudnn_operators(operators),
-            cufft_operators=placements.cufft_operators(operators),
-            cudnn_disabled=self.cudnn_disabled,
-            collective_operators=read_collective_operators(self.model),
-        )
-        self.depends_on_model = bool(request.cudnn_operators or request.cufft_operators or request.collective_operators)
-        return failure.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)
+# The CPU
 
 
-def _all_providers(available: Sequence[str]) -> list[str]:
-    names = getattr(onnxruntime, "get_all_providers", None)
-    return list(names()) if names is not None else [*available, requests.CUDA, requests.CPU]
+def _cpu_is_allowed(request: SessionRequest, error: GPUError | None = None) -> bool:
+    """Return True if the session may run on the CPU after ``error``, or after any error if it is None.
 
-
-def _device_asked_for(requested: requests.ProviderList, device: DeviceRequest) -> DeviceRequest:
-    """Return the one device that the argument and the options of CUDA and TensorRT name.
-
-    Raises:
-        ProviderRequestError: they name different GPUs.
+    An error of the request itself never allows the CPU, which would not mend it.
     """
-    options = {name: requested.options_of(name).get("device_id", "") for name in (requests.CUDA, *requests.TENSORRT)}
-    named = {name: int(text) for name, text in options.items() if text.strip().isdecimal()}
-    if not named:
-        return device
-    ordinal = next(iter(named.values()))
-    if set(named.values()) != {ordinal} or (device is not None and ordinal_of(device) != ordinal):
-        given = [f"device_id={number} in the options of {name}" for name, number in named.items()]
-        raise ProviderRequestError(
-            "this session is asked for on different GPUs",
-            evidence=[*([f"device={device!r}"] if device is not None else []), *given],
-            fixes=[manual("name the GPU once")],
-            requested=requested.names,
-        )
-    return ordinal
+    if keeps_cpu_out(request.sess_options) or (error is not None and _is_of_the_request(error)):
+        return False
+    return cpu_is_allowed_by_variable() if request.allow_cpu is None else request.allow_cpu
 
 
-def _with_device(providers: requests.ProviderList, chosen: CudaDevice) -> requests.ProviderList:
-    """Return ``providers`` with the device's ordinal.
+def warn_of_cpu(session: RunningSession, error: GPUError, model: ModelSource) -> None:
+    """Warn that a session is on the CPU because of ``error``. Log it too, since a program may hide warnings."""
+    warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
+    text = "%s runs on the CPU, which was allowed [%s]: %s"
+    logger.warning(text, warning.model, error.code, error.summary, extra={"warning": warning})
+    warnings.warn(warning, stacklevel=stacklevel(session))
 
-    Ordinal 0 is left out unless the caller named it, since naming it makes 1.31 log a warning about plugin providers.
+
+def _is_of_the_request(error: GPUError) -> bool:
+    of_the_request = (ProviderError, PlacementError, CollectiveOpsUnavailableError)
+    return isinstance(error, of_the_request) and not isinstance(error, ProviderFallbackError)
+
+
+def _refuse_broken_model(request: SessionRequest, error: GPUError) -> None:
+    """Raise ONNX Runtime's own error for a model that it cannot read, if ``error`` came before it saw the model.
+
+    ONNX Runtime is asked only if our own reader finds a problem, since it would parse the whole model. A model that
+    then opens on the CPU is not broken.
     """
-    named = any("device_id" in options for options in providers.options.values())
-    if chosen.ordinal == 0 and not named:
-        return providers
-    on_device = {name: {"device_id": str(chosen.ordinal)} for name in (requests.CUDA, *requests.TENSORRT)}
-    options = {name: {**providers.options_of(name), **on_device.get(name, {})} for name in providers.names}
-    return requests.ProviderList(providers.names, options)
+    if error.__cause__ is not None or _is_of_the_request(error):
+        return
+    facts = read_model(request.model)
+    if facts.problem == NO_REGULAR_FILE or (facts.problem is None and not facts.data_problems):
+        return
+    in_file = not isinstance(request.model, bytes)
+    options = request.sess_options if request.sess_options is not None else native.get_default_session_options()
+    try:
+        # Not an InferenceSession, which guards, tracers and ortgpu.sessions() would see
+        model = os.fspath(request.model) if in_file else request.model
+        opened = native.InferenceSession(options, model, in_file, False)
+        opened.initialize_session([requests.CPU], [{}], set())
+    except Exception as refusal:
+        if _placement_refused(refusal) is None:
+            raise refusal from None
 
 
-def _check_tensorrt(requested: requests.ProviderList, runtime: Runtime) -> None:
-    from ..provider.tensorrt import check_loadable
-
-    if requests.TENSORRT[0] in requested.names and runtime.provider_library is not None:
-        check_loadable(runtime.provider_library)
-
-
-def _refuse_providers_in(options: Any) -> None:
-    if carries_providers(options):
-        raise ProviderRequestError(
-            "the SessionOptions carry execution providers of their own, which cannot be verified",
-            evidence=[
-                "set by add_provider, add_provider_for_devices or set_provider_selection_policy",
-                "a GPUSession is on the CUDA provider that is part of onnxruntime-gpu",
-            ],
-            fixes=[
-                manual("leave them out of the SessionOptions, and name those beside CUDA as providers="),
-                manual("or use onnxruntime.InferenceSession for a provider that a plugin brought"),
-            ],
-        )
+# Why ONNX Runtime refused
 
 
 def _placement_refused(cause: BaseException) -> PlacementError | None:
@@ -471,36 +461,47 @@ def _placement_refused(cause: BaseException) -> PlacementError | None:
 
 
 def _capture_refused(
-    cause: BaseException,
-    session: Any,
-    construct_with: Callable[[requests.ProviderList], None],
-    final: requests.ProviderList,
-    request: SessionRequest,
+    cause: BaseException, session: RunningSession, construct: Callable[..., None], plan: Plan
 ) -> GPUError | None:
-    from ..running.graph_requests import is_refusal, why_not_captured, without_capture
+    from ..running.graph_requests import is_refusal, why_not_captured
 
     if not is_refusal(cause):
         return None
     try:
-        construct_with(without_capture(final))  # open it without capture to learn its placement
-        placement = placements.read_placement(session)
+        placement = _open(session, construct, plan.without_capture())  # to learn it
     except Exception:  # noqa: BLE001 - the refusal stands, with fewer details
         placement = placements.UNKNOWN
-    return why_not_captured(cause, placement, request.model)
+    return why_not_captured(cause, placement, plan.request.model)
 
 
-def _other_providers(expected: tuple[str, ...], bound: tuple[str, ...]) -> ProviderFallbackError:
-    return ProviderFallbackError(
-        "ONNX Runtime bound other providers than those asked for",
-        evidence=[f"asked for: {', '.join(expected)}", f"bound: {', '.join(bound)}"],
-        bound=bound,
-    )
+class OpeningContext:
+    """The plan of a session and the facts that a diagnosis needs if it does not open."""
 
+    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+        self.plan = plan
+        self.runtime = runtime
+        self.cuda: CudaState | None = None
+        self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: read them from the model file
+        self.depends_on_model = False  # of the last diagnosis
 
-def _describe(chosen: CudaDevice) -> Device:
-    from ..environment.gpu.driver import read_driver_version
+    def diagnose(self, cause: BaseException | None = None) -> Any:
+        """Return the error to raise, or None if ``cause`` has nothing to do with the GPU."""
+        operators = self.operators
+        if operators is None:  # read the model only if these libraries are in doubt: it takes longest
+            report = self.runtime.preload
+            absent = [stem_of(library.soname) for library in report.missing] if report is not None else []
+            in_doubt = any(stem.startswith(("libcudnn", "libcufft")) for stem in absent)
+            in_doubt = in_doubt or (report is not None and bool(report.cudnn_mixed))
+            operators = read_model(self.plan.request.model).operators if in_doubt else frozenset()
+        from ..diagnosis import failure
+        from ..diagnosis.facts import Request
 
-    version = read_driver_version()
-    return Device(
-        "cuda", chosen.ordinal, chosen.uuid, chosen.name, chosen.compute_capability, chosen.total_memory, version
-    )
+        request = Request(
+            device=self.plan.device,
+            cudnn_operators=placements.cudnn_operators(operators),
+            cufft_operators=placements.cufft_operators(operators),
+            cudnn_disabled=self.plan.cudnn_disabled,
+            collective_operators=read_collective_operators(self.plan.request.model),
+        )
+        self.depends_on_model = bool(request.cudnn_operators or request.cufft_operators or request.collective_operators)
+        return failure.why_unusable(self.runtime, request=request, cuda=self.cuda, cause=cause)

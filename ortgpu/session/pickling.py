@@ -16,8 +16,6 @@ class Reopened(Protocol):
 
     _request: SessionRequest
     _verified: Verified
-    _allow_cpu: bool | None
-    _pinned_memory_limit: int
     _own_names: frozenset[str]
 
     def __getstate__(self) -> object: ...
@@ -37,19 +35,14 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
 def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments of the session, with the SessionOptions wrapped in Carried."""
     request = session._request
-    arguments = (
-        request.model,
-        Carried(request.sess_options),
-        request.providers,
-        request.provider_options,
-    )
+    arguments = (request.model, Carried(request.sess_options), request.providers.as_arguments() or None, None)
     settings = {
         "device": request.device,
         "cpu_nodes": request.cpu_nodes,
-        "allow_cpu": session._allow_cpu,
+        "allow_cpu": request.allow_cpu,
         "cuda_graph": request.cuda_graph,
-        "pinned_memory_limit": session._pinned_memory_limit,
-        **request.kwargs,
+        "pinned_memory_limit": request.pinned_memory_limit,
+        **request.others,
     }
     return arguments, settings
 

@@ -1,15 +1,26 @@
-"""The request for a session, and the facts verified after opening it."""
+"""The request for a session, made once from the arguments of its constructor, and the facts verified after opening."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import ProviderRequestError, manual
 from ..model.structure import ModelSource
-from ..provider.devices import Device, DeviceRequest
+from ..provider.devices import Device, DeviceRequest, as_request, check_form, is_cpu
 from ..provider.placement import Placement
-from ..provider.requests import CPUNodes
+from ..provider.requests import CPUNodes, ProviderList, parse
+
+PINNED_MEMORY_LIMIT = 2 << 30
+
+#: Arguments that GPUSession takes and InferenceSession ignores.
+OWN = ("device", "cpu_nodes", "allow_cpu", "cuda_graph", "pinned_memory_limit")
+NAMES = (*OWN, "sess_options", "providers", "provider_options")
+
+_CLOSE = 0.7  # difflib's ratio: "device_id" and "enable_cuda_graph" are close, no argument of ONNX Runtime's own is
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +28,15 @@ class SessionRequest:
     """The arguments of a constructor, checked."""
 
     model: ModelSource
-    sess_options: Any = None
-    providers: Sequence[Any] | None = None
-    provider_options: Sequence[dict[Any, Any]] | None = None
+    sess_options: Any = None  # ONNX Runtime ships no types
+    providers: ProviderList = field(default_factory=lambda: ProviderList(()))
     device: DeviceRequest = None
     cpu_nodes: CPUNodes = "warn"
-    cuda_graph: bool = False
-    choose_options: bool = True  # set CHOSEN_OPTIONS where the caller does not
-    kwargs: dict[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
     allow_cpu: bool | None = False  # None: the variable ORTGPU_ALLOW_CPU decides
+    cuda_graph: bool = False
+    pinned_memory_limit: int = PINNED_MEMORY_LIMIT
+    chooses_options: bool = True  # whether to set options that the caller leaves open
+    others: Mapping[str, Any] = field(default_factory=dict)  # further arguments of InferenceSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +44,102 @@ class Verified:
     device: Device
     placement: Placement
     options_chosen: dict[str, tuple[str, str]]
+
+
+def checked_request(
+    model: str | bytes | os.PathLike[str],
+    sess_options: Any,
+    providers: Sequence[Any] | None,
+    provider_options: Sequence[dict[Any, Any]] | None,
+    *,
+    options_class: type[Any],
+    device: Device | DeviceRequest,
+    cpu_nodes: CPUNodes,
+    allow_cpu: bool | None,
+    cuda_graph: bool,
+    pinned_memory_limit: int,
+    chooses_options: bool,
+    others: Mapping[str, Any],
+) -> SessionRequest:
+    """Check the arguments of a GPUSession before anything is opened. ``options_class`` is that of SessionOptions.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or its name looks misspelt.
+        DeviceNotFoundError: ``device`` has a form that names no GPU anywhere, and not the CPU either.
+        ProviderRequestError: ``providers`` are malformed, or enable_fallback=1.
+    """
+    if not isinstance(model, (str, bytes, os.PathLike)):
+        raise TypeError(f"Unable to load from type '{type(model)}'")  # the words of InferenceSession
+    if sess_options and not isinstance(sess_options, options_class):
+        raise TypeError(f"sess_options must be an onnxruntime.SessionOptions, not {type(sess_options).__name__}")
+    requested: DeviceRequest = as_request(device)
+    if not is_cpu(requested):
+        check_form(requested)
+    if cpu_nodes not in ("allow", "warn", "forbid"):
+        raise ValueError(f'cpu_nodes must be "allow", "warn" or "forbid", not {cpu_nodes!r}')
+    return SessionRequest(
+        model=model,
+        sess_options=sess_options or None,  # ONNX Runtime takes any falsy value for none
+        device=requested,
+        cpu_nodes=cpu_nodes,
+        allow_cpu=None if allow_cpu is None else _flag("allow_cpu", allow_cpu),
+        cuda_graph=_flag("cuda_graph", cuda_graph),
+        others=_checked_others(others),
+        pinned_memory_limit=_size("pinned_memory_limit", pinned_memory_limit),
+        chooses_options=chooses_options,
+        providers=parse(providers, provider_options),
+    )
+
+
+def _flag(name: str, value: Any) -> bool:
+    """Return ``value`` as a bool. Raises TypeError for others, since the text "false" of a configuration is truthy."""
+    if value not in (False, True):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
+def _size(name: str, value: Any) -> int:
+    """Return a number of bytes. Raises TypeError if it is no integer, ValueError if it is negative."""
+    if operator.index(value) < 0:
+        raise ValueError(f"{name} must be at least 0, not {value}")
+    return operator.index(value)
+
+
+def _checked_others(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the further arguments of InferenceSession, without enable_fallback=0."""
+    if int(arguments.get("enable_fallback", 0)):
+        raise no_fallback("enable_fallback=1 was passed")
+    others = {name: value for name, value in arguments.items() if name != "enable_fallback"}
+    if others:
+        refuse_misspelt("GPUSession", others)
+    return others
+
+
+def no_fallback(what: str) -> ProviderRequestError:
+    return ProviderRequestError(
+        "a GPUSession does not fall back to the CPU",
+        evidence=[what],
+        fixes=[manual("leave it out; allow_cpu=True, or ORTGPU_ALLOW_CPU=1, accepts the CPU where there is no GPU")],
+    )
+
+
+def misspelt(names: Iterable[str], known: Iterable[str] = NAMES) -> dict[str, str]:
+    """Map each name that is close to a known argument to that argument.
+
+    InferenceSession ignores unknown arguments: with ``device_id=1`` a session would be on the first GPU.
+    """
+    import difflib
+
+    known = tuple(known)
+    close = {name: difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE) for name in names}
+    return {name: matches[0] for name, matches in close.items() if matches}
+
+
+def refuse_misspelt(kind: str, names: Iterable[str], known: Iterable[str] = NAMES) -> None:
+    """Raise TypeError if a name looks misspelt. ``kind`` is the class that has the arguments."""
+    for name, meant in misspelt(names, known).items():
+        raise TypeError(f"{kind} has no argument {name!r}; did you mean {meant!r}?")
+
+
+def cpu_is_allowed_by_variable() -> bool:
+    return os.environ.get("ORTGPU_ALLOW_CPU", "").lower() in ("1", "true", "yes", "on")

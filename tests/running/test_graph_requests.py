@@ -101,40 +101,26 @@ def test_a_model_of_unknown_operators_is_refused(stubs: Stubs, tmp_path: Path) -
     assert "its operators are not known" in found["text"]
 
 
-def test_the_option_is_set_and_must_not_contradict() -> None:
+def test_on_the_cpu_that_was_allowed_nothing_is_captured() -> None:
     found = child("""
-        from ortgpu.running.graph_requests import with_capture
-        from ortgpu.provider.requests import CUDA, parse
-        asked = [parse([CUDA], [each]) for each in ({"enable_cuda_graph": False}, {"user_compute_stream": "1234"})]
-        report([with_capture(parse(None, None)).options_of(CUDA),
-                *(outcome(lambda: str(with_capture(each))) for each in asked),
-                outcome(lambda: GPUSession(NEG, cuda_graph=True).device.kind)])  # the CPU, which was allowed, has none
+        report(outcome(lambda: GPUSession(NEG, cuda_graph=True).device.kind))
     """)
-    assert found[0] == {"enable_cuda_graph": "1"}
-    assert [each["type"] for each in found[1:3]] == ["ProviderRequestError"] * 2
-    assert found[3] == {"returned": "cpu"}
+    assert found == {"returned": "cpu"}
 
 
-def test_a_session_runs_in_the_stream_that_it_is_given(stubs: Stubs) -> None:
+def test_a_session_is_given_a_stream_if_one_can_be_made(stubs: Stubs) -> None:
     found = with_graphs(
         stubs,
         """
         from ortgpu.running import graph_requests
-        from ortgpu.provider.requests import CUDA, parse
-        class Session:
-            _stream = None
-        asked = parse([CUDA], [{"device_id": "1"}])
         ordinals = []
         graph_requests.runtime_on = lambda ordinal: ordinals.append(ordinal) or runtime
-        session = Session()
-        options = graph_requests.on_own_stream(session, asked).options_of(CUDA)
-        same = options["user_compute_stream"] == str(session._stream.handle)
+        stream = graph_requests.own_stream(1)
+        made = stream.handle != 0
         streams = stub.stub_streams()
-        del session
+        del stream
         os.environ["STUB_CUDART_FAIL"] = "cudaStreamCreateWithFlags=2"
-        without = Session()
-        report([same, ordinals, streams, stub.stub_streams(),
-                graph_requests.on_own_stream(without, asked).options_of(CUDA), without._stream])
+        report([made, ordinals, streams, stub.stub_streams(), graph_requests.own_stream(1)])
         """,
     )
-    assert found == [True, [1, 1], 1, 0, {"device_id": "1"}, None]
+    assert found == [True, [1, 1], 1, 0, None]

@@ -22,28 +22,28 @@ import weakref
 import onnxruntime
 from onnxruntime import InferenceSession
 from onnxruntime.capi import onnxruntime_inference_collection as collection
-from ortgpu.session import construction, weights
+from ortgpu.session import opening, weights
 from ortgpu.provider import requests as providers
-from ortgpu.session.construction import constructed_as_chosen
-from ortgpu.session.opening import SessionRequest
+from ortgpu.session.plan import Plan
+from ortgpu.session.request import SessionRequest
 
 CPU = providers.parse(["CPUExecutionProvider"], None)
 GIVEN = providers.parse([("CUDAExecutionProvider", {"enable_cudnn": "1"}), "CPUExecutionProvider"], None)
 path = sys.argv[1]
 
-def construct(model=path, **kwargs):
+def construct(model=path):
     session = InferenceSession.__new__(InferenceSession)
-    request = SessionRequest(model, kwargs=kwargs)
-    constructed = constructed_as_chosen(session, session.__init__, request, GIVEN, CPU, None)
-    return session, constructed and constructed.chosen
+    plan = Plan(SessionRequest(model, providers=GIVEN), CPU)
+    opened = opening._open_with_choices(session, session.__init__, plan)
+    return session, opened and opened[0].chosen
 
 memories = []
-def watched(model, plain=construction.weights_in_place):
+def watched(model, plain=opening.weights_in_place):
     found = plain(model)
     if found is not None:
         memories.append(weakref.ref(found._memory))
     return found
-construction.weights_in_place = watched
+opening.weights_in_place = watched
 
 def is_in_memory():
     gc.collect()
@@ -156,14 +156,16 @@ def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path:
     new.write_bytes(model_of(computed_weights))
     found = child(f"""{SETUP}
 given = providers.parse(["CUDAExecutionProvider", "CPUExecutionProvider"], None)
-def replacing(model, plain=construction.in_memory):
+def replacing(model, plain=opening.in_memory):
     content = plain(model)
     if {replaced}:
         os.replace(sys.argv[2], model)
     return content
-construction.in_memory = replacing
+opening.in_memory = replacing
 session = InferenceSession.__new__(InferenceSession)
-constructed = constructed_as_chosen(session, session.__init__, SessionRequest(path), given, CPU, (9, 0))
-report([constructed is not None and "prefer_nhwc" in constructed.chosen, hasattr(session, "_sess")])
+from ortgpu.environment.gpu.cuda import CudaDevice
+plan = Plan(SessionRequest(path, providers=given), CPU, gpu=CudaDevice(0, None, None, (9, 0), None, None))
+opened = opening._open_with_choices(session, session.__init__, plan)
+report([opened is not None and "prefer_nhwc" in opened[0].chosen, hasattr(session, "_sess")])
 """, str(path), str(new))  # fmt: skip
     assert found == [not replaced, not replaced]

@@ -26,19 +26,23 @@ def test_a_session_is_refused_where_its_operators_need_what_is_not_there() -> No
         from ortgpu.session import opening
         from ortgpu.errors import UnsupportedDeviceError
         from ortgpu.provider.placement import PlacedNode, Placement
+        from ortgpu.environment.gpu.cuda import CudaDevice
+        from ortgpu.provider.requests import parse
         from ortgpu.provider.runtime import open_provider
+        from ortgpu.session.plan import Plan
+        from ortgpu.session.request import SessionRequest
 
         class Context:  # in the place of a diagnosis, which finds no GPU here
-            cudnn_disabled, operators, model = False, None, None
-            runtime = open_provider()
+            operators, runtime = None, open_provider()
             def diagnose(self):
                 return UnsupportedDeviceError(str(sorted(self.operators)))
 
         def judged(capability, *operators, known=True, holds=NEG):
             nodes = [PlacedNode(name, name, "", "CUDAExecutionProvider", "compute") for name in operators]
             context = Context()
-            context.model = holds
-            return outcome(lambda: opening._check_lazily_opened(Placement(tuple(nodes), known), capability, context))
+            gpu = CudaDevice(0, None, None, capability, None, None)
+            context.plan = Plan(SessionRequest(holds), parse(None, None), gpu=gpu)
+            return outcome(lambda: opening._check_lazily_opened(Placement(tuple(nodes), known), context))
 
         conv = model("c (float[1,1,3,3] x, float[1,1,1,1] w) => (float[1,1,3,3] y) {{ y = Conv(x, w) }}")
         report([judged({OLD}, "Conv", "Relu"), judged({OLD}, "Relu"), judged({KNOWN}, "Conv"), judged(None, "Conv"),

@@ -173,10 +173,10 @@ def test_set_providers_never_moves_a_session_to_the_cpu(run: Any, machine: Machi
 from unittest import mock
 session = GPUSession(RELU, allow_cpu={allowed})
 native = session._sess
-from ortgpu.session import opening
-with mock.patch.object(opening, "choose_visible", side_effect=ortgpu.NoDeviceError("the GPU is gone")):
+from ortgpu.session import plan
+with mock.patch.object(plan, "choose_visible", side_effect=ortgpu.NoDeviceError("the GPU is gone")):
     came = outcome(lambda: session.set_providers([CUDA]))
-report([came, session._sess is native, str(session.device).partition(" ")[0], session._allow_cpu])
+report([came, session._sess is native, str(session.device).partition(" ")[0], session._request.allow_cpu])
 """,
         machine.but(env={**machine.env, "ORTGPU_ALLOW_CPU": "1"}),
     )

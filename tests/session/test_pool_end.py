@@ -79,7 +79,7 @@ def test_an_interrupt_at_any_line_leaves_no_thread_and_no_session() -> None:
         def no_gpu(*_):  # known beforehand: what takes long is finding out
             raise ortgpu.DriverNotFoundError("no driver")
 
-        opening.open_verified, pool_workers.initialise = no_gpu, lambda: CudaState(None, None, None)
+        opening.open_on_gpu, pool_workers.initialise = no_gpu, lambda: CudaState(None, None, None)
 
         def is_with(frame):
             return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")

@@ -320,7 +320,7 @@ def test_pickling_carries_model_options_and_arguments() -> None:
         carried = again.get_session_options()
         print(json.dumps([again.run(None, FEED)[0].tolist(), carried.intra_op_num_threads,
                           int(carried.graph_optimization_level), carried.get_session_config_entry("session.intra_op.allow_spinning"),
-                          again._request.device, again._request.cpu_nodes, again._allow_cpu]))
+                          again._request.device, again._request.cpu_nodes, again._request.allow_cpu]))
     """)
     assert found == [[1, 1, 1, 1], 3, 1, "0", "cuda:0", "allow", True]
 

@@ -272,14 +272,14 @@ def test_a_session_on_the_cpu_is_logged_where_warnings_are_hidden_and_guarded_to
 def test_pickling_carries_what_was_said_of_the_cpu(allowed: bool | None) -> None:
     found = child(
         """
-        import pickle
+        import dataclasses, pickle
         allowed = json.loads(sys.argv[1])
         session = GPUSession(NEG)
-        session._allow_cpu = allowed
+        session._request = dataclasses.replace(session._request, allow_cpu=allowed)
         data = pickle.dumps(session)
-        with_variable = outcome(lambda: pickle.loads(data)._allow_cpu)
+        with_variable = outcome(lambda: pickle.loads(data)._request.allow_cpu)
         os.environ.pop("ORTGPU_ALLOW_CPU")
-        report([with_variable, outcome(lambda: pickle.loads(data)._allow_cpu)])
+        report([with_variable, outcome(lambda: pickle.loads(data)._request.allow_cpu)])
         """,
         json.dumps(allowed),
     )

@@ -56,24 +56,19 @@ def pretend_gpu() -> None:
         return
     from ortgpu.provider import requests as providers
     from ortgpu.provider.devices import Device
-    from ortgpu.provider.placement import read_placement
-    from ortgpu.session import gpu_session as session
     from ortgpu.session import opening
-    from ortgpu.session.construction import construct_recording
+    from ortgpu.session.plan import on_cpu
     from ortgpu.session.request import SessionRequest, Verified
 
     def opened(made: Any, construct: Callable[..., None], request: SessionRequest, *_: Any) -> Verified:
         import onnxruntime
 
-        asked = providers.parse(request.providers, request.provider_options)
-        providers.check_names(asked, onnxruntime.get_all_providers(), onnxruntime.get_available_providers())
-        construct_recording(construct, request.model, request.sess_options, [CPU], {})
+        providers.check_names(request.providers, onnxruntime.get_all_providers(), onnxruntime.get_available_providers())
+        placement = opening._open(made, construct, on_cpu(request))
         made._providers, made._provider_options = [CUDA, CPU], {CUDA: {"device_id": "0"}, CPU: {}}
-        return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), read_placement(made), {})
+        return Verified(Device("cuda", 0, "GPU-1", "pretended", (9, 0), 1 << 30, None), placement, {})
 
-    for module in (opening, session):
-        if hasattr(module, "open_verified"):
-            vars(module)["open_verified"] = opened
+    vars(opening)["open_on_gpu"] = opened
 
 
 # By whatever name

@@ -9,10 +9,10 @@ from ...process.background import fork_safe_lock
 from ...provider.interfaces import Session
 from ...provider.lifetime import refuse_if_unusable
 from ...running.onnxruntimes import InferenceSession
-from ..arguments import OWN, misspelt
 from ..gpu_session import GPUSession
 from ..pickling import has_own_state, reduced
 from ..reopening import set_class, unchanged_on_error
+from ..request import OWN, misspelt
 from .policy import attainable, judge
 
 _lock = fork_safe_lock()

@@ -309,8 +309,8 @@ def _check_carried(session: Any) -> None:
 
     if not is_on_cpu_alone(session):
         return
-    from ..arguments import cpu_is_allowed_by_variable
     from ..opening import warn_of_cpu
+    from ..request import cpu_is_allowed_by_variable
 
     if not cpu_is_allowed_by_variable():
         raise left_on_cpu()

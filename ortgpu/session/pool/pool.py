@@ -23,8 +23,8 @@ from ...process.signals import is_of_a_handler
 from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest
-from .. import arguments
 from ..lazily import gpu_session_class
+from ..request import NAMES, refuse_misspelt
 from .workers import Worker, open_workers, stop
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class GPUSessionPool:
         self._closed_itself = False
         if "device" in options:
             raise TypeError("a pool has devices=, a sequence, and no device=")
-        arguments.refuse_misspelt("GPUSessionPool", options.keys() - set(arguments.NAMES), ("sessions_per_device",))
+        refuse_misspelt("GPUSessionPool", options.keys() - set(NAMES), ("sessions_per_device",))
         self._copies: FeedCopies | None = None
         self._workers: list[Worker] = []
         # Close too if the pool is dropped without close(), or the interpreter ends.

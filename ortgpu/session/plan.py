@@ -1,0 +1,210 @@
+"""The plan of a session: what ONNX Runtime is asked for, and why.
+
+A plan is made of facts alone, in the order in which they become known: of the request and the installed ONNX Runtime
+(:func:`plan_of`), of the GPUs (:func:`on_gpu`), and of the model (:func:`for_model`). Each step raises the GPUError of
+a request that cannot be met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..environment.gpu.cuda import CudaDevice, CudaState
+from ..errors import ProviderRequestError, manual
+from ..model.structure import ModelSource
+from ..provider.devices import DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
+from ..provider.options import carries_providers, keeps_cpu_out
+from ..provider.requests import (
+    CHOSEN_OPTIONS,
+    CPU,
+    CUDA,
+    TENSORRT,
+    ProviderList,
+    check_names,
+    check_options,
+    cuda_first,
+)
+from ..provider.runtime import Runtime
+from .chosen.layout import options_for_layout
+from .chosen.unneeded import THREADS, options_with_few_threads, options_without_handles
+from .request import SessionRequest
+
+_CAPTURE = "enable_cuda_graph"
+_STREAM = "user_compute_stream"
+_UNKNOWN = CudaDevice(0, None, None, None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What ONNX Runtime is asked for.
+
+    Attributes:
+        providers: those to bind, in order, with the options of the request and what it implies.
+        device: the one device that the arguments and the options name.
+        gpu: the GPU that it is. Nothing of it is known before it is looked for, nor for the CPU.
+        chosen: what the caller left open: options of CUDA, and ``THREADS`` of the session, with value and reason.
+    """
+
+    request: SessionRequest
+    providers: ProviderList
+    device: DeviceRequest = None
+    gpu: CudaDevice = _UNKNOWN
+    chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def cudnn_disabled(self) -> bool:
+        return self.providers.options_of(CUDA).get("enable_cudnn", "1").lower() in ("0", "false")
+
+    @property
+    def threads(self) -> int | None:
+        """The number of CPU threads of the session; None is ONNX Runtime's own choice."""
+        return int(self.chosen[THREADS][0]) if THREADS in self.chosen else None
+
+    def as_arguments(self) -> list[tuple[str, dict[str, str]]]:
+        """Return the argument ``providers`` of InferenceSession."""
+        of_cuda = {name: value for name, (value, _) in self.chosen.items() if name != THREADS}
+        return self.providers.with_cuda_options(of_cuda).as_arguments()
+
+    def without(self, names: Collection[str]) -> Plan:
+        """Return the plan without these of the chosen options."""
+        return replace(self, chosen={name: choice for name, choice in self.chosen.items() if name not in names})
+
+    def in_stream(self, handle: int) -> Plan:
+        """Return the plan with a CUDA stream for all work of the session."""
+        return replace(self, providers=self.providers.with_cuda_options({_STREAM: str(handle)}))
+
+    def without_capture(self) -> Plan:
+        return replace(self, providers=self.providers.with_cuda_options({_CAPTURE: "0"}))
+
+
+def on_cpu(request: SessionRequest) -> Plan:
+    """Return the plan for the CPU alone, which the caller accepts."""
+    return Plan(request, ProviderList((CPU,)))
+
+
+def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
+    """Return the plan for the installed ONNX Runtime. Its GPU is not looked for yet.
+
+    Raises:
+        DeviceNotFoundError: the device has a form that names no GPU.
+        ProviderRequestError: providers that do not exist here, or requests that contradict each other.
+        ProviderOptionError: the installed CUDA provider does not know an option or its value.
+    """
+    check_form(request.device)
+    if carries_providers(request.sess_options):
+        raise _providers_in_options()
+    requested = request.providers
+    available = runtime.available_providers or ()
+    all_names = getattr(runtime.module, "get_all_providers", None)
+    known = tuple(all_names()) if all_names is not None else (*available, CUDA, CPU)
+    check_names(requested, known, available)
+    check_options(requested, runtime.provider_library)
+    return Plan(
+        request,
+        cuda_first(_with_capture(request), keep_cpu=not keeps_cpu_out(request.sess_options)),
+        _device_named_by(request),
+        chosen={
+            name: choice
+            for name, choice in CHOSEN_OPTIONS.items()
+            if request.chooses_options and name not in requested.options_of(CUDA)
+        },
+    )
+
+
+def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
+    """Return the plan with the GPU that it names. Only its ordinal is known if the driver lists no GPUs.
+
+    Ordinal 0 is left out of the options unless the caller named it, since naming it makes 1.31 log a warning about
+    plugin providers.
+
+    Raises:
+        DeviceNotFoundError: no such GPU is visible to this process.
+    """
+    gpu = unlisted(plan.device) if cuda.devices is None else choose_visible(plan.device, cuda)
+    providers = plan.providers
+    if gpu.ordinal != 0 or any("device_id" in options for options in providers.options.values()):
+        ordinal = {"device_id": str(gpu.ordinal)}
+        options = {
+            name: {**providers.options_of(name), **(ordinal if name in (CUDA, *TENSORRT) else {})}
+            for name in providers.names
+        }
+        providers = ProviderList(providers.names, options)
+    return replace(plan, gpu=gpu, providers=providers)
+
+
+def for_model(plan: Plan, model: ModelSource) -> Plan:
+    """Return the plan with the options that suit the model, which may be without its weights."""
+    request = plan.request
+    if not request.chooses_options or request.others:  # further arguments change how the graph is optimised
+        return plan
+    requested, options = request.providers, request.sess_options
+    layout = options_for_layout(model, requested, options, plan.gpu.compute_capability)
+    threads = options_with_few_threads(model, requested, options, is_network_of_images=bool(layout))
+    further = {**(layout or options_without_handles(model, requested, options)), **threads}
+    return replace(plan, chosen={**plan.chosen, **further})
+
+
+def _with_capture(request: SessionRequest) -> ProviderList:
+    """Return the requested providers, with the option that enables capturing if a CUDA graph is requested.
+
+    Raises:
+        ProviderRequestError: the caller disabled it, or set a stream of their own.
+    """
+    requested = request.providers
+    if not request.cuda_graph:
+        return requested
+    options = requested.options_of(CUDA)
+    if options.get(_CAPTURE, "1").lower() in ("0", "false"):
+        raise ProviderRequestError(
+            f"cuda_graph=True and the provider option {_CAPTURE}=0 contradict each other",
+            fixes=[manual("say it once")],
+            requested=requested.names,
+        )
+    if _STREAM in options:
+        raise ProviderRequestError(
+            f"cuda_graph=True and the provider option {_STREAM} contradict each other",
+            evidence=["with cuda_graph a session has a stream of its own, in which run also copies"],
+            fixes=[manual(f"leave {_STREAM} out")],
+            requested=requested.names,
+        )
+    return requested.with_cuda_options({_CAPTURE: "1"})
+
+
+def _device_named_by(request: SessionRequest) -> DeviceRequest:
+    """Return the one device that the argument and the options of CUDA and TensorRT name.
+
+    Raises:
+        ProviderRequestError: they name different GPUs.
+    """
+    device, requested = request.device, request.providers
+    options = {name: requested.options_of(name).get("device_id", "") for name in (CUDA, *TENSORRT)}
+    named = {name: int(text) for name, text in options.items() if text.strip().isdecimal()}
+    if not named:
+        return device
+    ordinal = next(iter(named.values()))
+    if set(named.values()) != {ordinal} or (device is not None and ordinal_of(device) != ordinal):
+        raise ProviderRequestError(
+            "this session is asked for on different GPUs",
+            evidence=[
+                *([f"device={device!r}"] if device is not None else []),
+                *(f"device_id={number} in the options of {name}" for name, number in named.items()),
+            ],
+            fixes=[manual("name the GPU once")],
+            requested=requested.names,
+        )
+    return ordinal
+
+
+def _providers_in_options() -> ProviderRequestError:
+    return ProviderRequestError(
+        "the SessionOptions carry execution providers of their own, which cannot be verified",
+        evidence=[
+            "set by add_provider, add_provider_for_devices or set_provider_selection_policy",
+            "a GPUSession is on the CUDA provider that is part of onnxruntime-gpu",
+        ],
+        fixes=[
+            manual("leave them out of the SessionOptions, and name those beside CUDA as providers="),
+            manual("or use onnxruntime.InferenceSession for a provider that a plugin brought"),
+        ],
+    )

@@ -1,0 +1,168 @@
+"""The plan of a session: facts in, a plan or an error out. No session is opened."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import onnx.parser
+import onnxruntime
+import pytest
+
+from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
+from ortgpu.errors import DeviceNotFoundError, ProviderOptionError, ProviderRequestError
+from ortgpu.provider.requests import CHOSEN_OPTIONS, parse
+from ortgpu.provider.runtime import Runtime
+from ortgpu.session.chosen.unneeded import THREADS
+from ortgpu.session.plan import Plan, for_model, on_cpu, on_gpu, plan_of
+from ortgpu.session.request import SessionRequest
+from tests.support.made_facts import AVAILABLE, HEALTHY, UUID
+
+CUDA, CPU, TENSORRT = "CUDAExecutionProvider", "CPUExecutionProvider", "TensorrtExecutionProvider"
+DML = "DmlExecutionProvider"
+MODULE: Any = SimpleNamespace(get_available_providers=lambda: list(AVAILABLE), __version__="1.31.1")
+RUNTIME = Runtime(HEALTHY.environment.packages, MODULE, None)
+GPUS = CudaState(
+    0, tuple(CudaDevice(number, f"{UUID[:-1]}{number}", "NVIDIA H200", (9, 0), 1 << 30, 0) for number in range(2)), 1
+)
+SEARCH = "cudnn_conv_algo_search"
+
+
+@pytest.fixture(autouse=True)
+def all_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def planned(providers: Any = None, provider_options: Any = None, *, gpus: CudaState = GPUS, **arguments: Any) -> Plan:
+    request = SessionRequest("model.onnx", providers=parse(providers, provider_options), **arguments)
+    return on_gpu(plan_of(request, RUNTIME), gpus)
+
+
+def options_in(plan: Plan) -> dict[str, dict[str, str]]:
+    return dict(plan.as_arguments())
+
+
+def test_without_a_wish_it_is_the_first_gpu_and_the_cpu_for_the_rest() -> None:
+    plan = planned()
+    assert plan.as_arguments() == [(CUDA, {SEARCH: "HEURISTIC"}), (CPU, {})]
+    assert (plan.gpu, plan.chosen, plan.threads) == (cast(Any, GPUS.devices)[0], CHOSEN_OPTIONS, None)
+
+
+@pytest.mark.parametrize(
+    ("providers", "names"),
+    [
+        ([CPU], (CUDA, CPU)),
+        ([CPU, CUDA], (CUDA, CPU)),
+        ([TENSORRT, CPU, CUDA], (TENSORRT, CUDA, CPU)),
+        ([CUDA, TENSORRT], (CUDA, TENSORRT, CPU)),
+    ],
+)
+def test_cuda_comes_first_and_the_cpu_last(providers: list[str], names: tuple[str, ...]) -> None:
+    assert planned(providers).providers.names == names
+
+
+def test_the_cpu_stays_out_where_the_options_say_so() -> None:
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    assert planned(sess_options=options).providers.names == (CUDA,)
+
+
+def test_what_the_caller_sets_is_not_chosen() -> None:
+    plan = planned([CUDA], [{SEARCH: "DEFAULT", "enable_cudnn": 0}])
+    assert options_in(plan)[CUDA] == {SEARCH: "DEFAULT", "enable_cudnn": "0"}
+    assert plan.chosen == {}
+    assert plan.cudnn_disabled
+    assert planned(chooses_options=False).chosen == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "providers", "bound"),
+    [
+        (None, [CUDA], {CUDA: None}),
+        (1, [CUDA], {CUDA: "1"}),
+        (f"{UUID[:-1]}1", [CUDA], {CUDA: "1"}),
+        (None, [TENSORRT, CUDA], {TENSORRT: None, CUDA: None}),
+        (None, [(TENSORRT, {"device_id": 1}), CUDA], {TENSORRT: "1", CUDA: "1"}),
+        (None, [(TENSORRT, {"device_id": 1})], {TENSORRT: "1", CUDA: "1"}),
+        (None, [TENSORRT, (CUDA, {"device_id": 1})], {TENSORRT: "1", CUDA: "1"}),
+        ("cuda:1", [(TENSORRT, {"device_id": 1}), (CUDA, {"device_id": 1})], {TENSORRT: "1", CUDA: "1"}),
+        (None, [(TENSORRT, {"device_id": 0}), CUDA], {TENSORRT: "0", CUDA: "0"}),
+    ],
+)
+def test_a_gpu_that_is_named_once_holds_for_all(device: Any, providers: Any, bound: dict[str, str | None]) -> None:
+    found = {name: options.get("device_id") for name, options in options_in(planned(providers, device=device)).items()}
+    assert found == {**bound, CPU: None}
+
+
+@pytest.mark.parametrize(
+    ("device", "providers"),
+    [
+        (0, [(TENSORRT, {"device_id": 1}), CUDA]),
+        (0, [(CUDA, {"device_id": 1})]),
+        (None, [(TENSORRT, {"device_id": 1}), (CUDA, {"device_id": 0})]),
+        (1, [(TENSORRT, {"device_id": 0}), (CUDA, {"device_id": 1})]),
+    ],
+)
+def test_gpus_that_contradict_each_other_are_refused(device: Any, providers: Any) -> None:
+    with pytest.raises(ProviderRequestError, match="different GPUs") as raised:
+        planned(providers, device=device)
+    assert "device_id=1 in the options of" in str(raised.value)
+
+
+@pytest.mark.parametrize(("device", "ordinal"), [(None, 0), (1, 1), ("cuda:1", 1), ("auto", 0)])
+def test_a_driver_that_lists_no_gpus(device: Any, ordinal: int) -> None:
+    plan = planned(device=device, gpus=CudaState(0, None, 1))
+    assert plan.gpu.ordinal == ordinal
+    assert options_in(plan)[CUDA].get("device_id", "0") == str(ordinal)
+
+
+@pytest.mark.parametrize("device", [2, "GPU-9", "cpu"])
+def test_a_gpu_that_is_not_there(device: Any) -> None:
+    with pytest.raises(DeviceNotFoundError):
+        planned(device=device)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (([DML],), ProviderRequestError),
+        ((["CudaExecutionProvider"],), ProviderRequestError),
+        (([CUDA], [{"prefer_nhwc": "yes"}]), ProviderOptionError),
+    ],
+)
+def test_requests_that_this_build_cannot_meet(arguments: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        planned(*arguments)
+
+
+def test_options_that_carry_providers_are_refused() -> None:
+    with pytest.raises(ProviderRequestError, match="carry execution providers"):
+        planned(sess_options=SimpleNamespace(has_providers=lambda: True))
+
+
+def test_a_capture_is_asked_for_in_a_stream() -> None:
+    plan = planned(cuda_graph=True).in_stream(42)
+    assert options_in(plan)[CUDA] == {SEARCH: "HEURISTIC", "enable_cuda_graph": "1", "user_compute_stream": "42"}
+    assert options_in(plan.without_capture())[CUDA]["enable_cuda_graph"] == "0"
+
+
+@pytest.mark.parametrize("options", [{"enable_cuda_graph": False}, {"user_compute_stream": "1234"}])
+def test_a_capture_that_the_options_contradict(options: Any) -> None:
+    with pytest.raises(ProviderRequestError, match="contradict each other"):
+        planned([CUDA], [options], cuda_graph=True)
+
+
+def test_what_suits_the_model_can_be_left_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    text = '<ir_version: 8, opset_import: ["": 17]> neg (float[n] x) => (float[n] y) { y = Neg(x) }'
+    plan = planned()
+    suited = for_model(plan, onnx.parser.parse_model(text).SerializeToString())
+    assert suited.threads == 4
+    assert options_in(suited)[CUDA] == {SEARCH: "HEURISTIC", "enable_cudnn": "0"}
+    assert not suited.cudnn_disabled  # which is about the caller's wish
+    assert suited.without({THREADS, "enable_cudnn"}) == plan
+
+
+def test_the_plan_for_the_cpu() -> None:
+    plan = on_cpu(SessionRequest("model.onnx", providers=parse([CUDA], None), device=1))
+    assert (plan.as_arguments(), plan.chosen, plan.threads) == ([(CPU, {})], {}, None)
