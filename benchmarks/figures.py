@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks import models
-from benchmarks.common import ROOT, Child, GPUs, environment_record, find_gpus, run_child, spread
+from ortgpu.process.timing import quartiles
+from tests.support.children import ROOT, Child, run_child
+from tests.support.this_machine import GPUs, environment_record, find_gpus
 
 Benchmark = TypeVar("Benchmark")
 
@@ -26,6 +28,12 @@ _FEWEST_ROUNDS = 3  # that a figure can be made of
 
 class NotApplicableError(Exception):
     """This figure makes no sense here; the text says why."""
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, quartiles and number of repeats."""
+    low, middle, high = quartiles(values)
+    return {"median": middle, "quartiles": [low, high], "n": len(values)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ def made_model(name: str) -> str:
         deadline = max(0.0, min(240, _budget.left))
         child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=deadline)
         if "path" not in child.reports.get(name, {}):
-            raise RuntimeError(f"the model {name} could not be made: {child.explain()}")
+            raise RuntimeError(f"the model {name} could not be made: {child.output}")
     return str(models.path_of(name))
 
 
@@ -94,7 +102,7 @@ def run_worker(
         return child
     rounds = min((len(taken) for taken in child.reports.get("seconds", {}).values()), default=0)
     if child.returncode is not None or (rounds < _FEWEST_ROUNDS and _budget.left > 0):
-        raise RuntimeError(child.explain())
+        raise RuntimeError(child.output)
     if rounds < _FEWEST_ROUNDS:
         raise NotApplicableError(f"no time was left for more than {rounds} rounds")
     return dataclasses.replace(child, reports={**child.reports, "cut short": child.ended})

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import report
 from benchmarks.throughput_workers import ours, relative_error, resident, take_turns
-from benchmarks.workers import feed_of, plain_session
+from benchmarks.workers import feed_of
+from tests.support.children import report
+from tests.support.plain_session import plain_session
 
 
 def layouts(model: str, batch: int, batches: int, rounds: int, device: str) -> None:

@@ -13,8 +13,7 @@ import functools
 import sys
 from collections.abc import Sequence
 
-from benchmarks.common import spread
-from benchmarks.figures import Figure, Figures
+from benchmarks.figures import Figure, Figures, spread
 from benchmarks.models import VISION
 from benchmarks.throughput import Benchmark, ratio, take_sweep
 

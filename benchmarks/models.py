@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import report
+from tests.support.children import report
 
 OPSET = 17  # the newest that every supported ONNX Runtime runs on CUDA in full
 SEED = 20

@@ -14,8 +14,7 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks.common import spread
-from benchmarks.figures import Figure, Figures
+from benchmarks.figures import Figure, Figures, spread
 from benchmarks.throughput import Benchmark, ratio, take_sweep
 
 HEURISTIC = {"cudnn_conv_algo_search": "HEURISTIC"}

@@ -19,17 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import models
-from benchmarks.common import (
-    Child,
-    GPUs,
-    child_environment,
-    overlay,
-    run_child,
-    spread,
-    without_cuda_variables,
-)
-from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
+from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, spread, take_figures
 from ortgpu.process.timing import in_turns
+from tests.support.children import Child, child_environment, run_child
+from tests.support.this_machine import GPUs, overlay, without_cuda_variables
 
 # The children below import nothing before their clock starts but what reads it, and print one line when all is done.
 
@@ -288,7 +281,7 @@ class Benchmark:
             def action() -> float:
                 child = run_child([sys.executable, *arguments], deadline=60, cwd=self.scratch)
                 if child.returncode not in (0, 1):
-                    raise RuntimeError(child.explain())
+                    raise RuntimeError(child.output)
                 return child.seconds
 
             return action
@@ -356,7 +349,7 @@ def result_of(child: Child) -> dict[str, Any]:
         if line.startswith("RESULT "):
             result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
             return result
-    raise RuntimeError(child.explain())
+    raise RuntimeError(child.output)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import models
-from benchmarks.common import GPUs, child_environment, spread
-from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
+from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, spread, take_figures
 from benchmarks.throughput import ON_THE_CPU, ratio
+from tests.support.children import child_environment
+from tests.support.this_machine import GPUs
 
 BATCH = 256
 

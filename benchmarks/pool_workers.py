@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.common import report
 from benchmarks.throughput_workers import DIFFERENT_FEEDS, refilled, relative_error, take_turns
-from benchmarks.workers import feed_of, plain_session
+from benchmarks.workers import feed_of
+from tests.support.children import report
+from tests.support.plain_session import plain_session
 
 PLAIN_THREADS = 3  # of a session: what brings plain ONNX Runtime to its limit
 

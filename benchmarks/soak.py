@@ -21,12 +21,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import VisibleGPU, environment_record, find_gpus
 from benchmarks.figures import made_model
 from benchmarks.throughput import ON_THE_CPU
 from benchmarks.throughput_workers import ours, relative_error
-from benchmarks.workers import feed_of, plain_session
+from benchmarks.workers import feed_of
 from ortgpu.testing import LEAK_MARGIN
+from tests.support.plain_session import plain_session
+from tests.support.this_machine import VisibleGPU, environment_record, find_gpus
 
 BATCHES = (64, 8, 1, 17)
 FEEDS_OF_EACH = 3

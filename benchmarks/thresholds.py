@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common import GPUs
 from benchmarks.figures import Figure, Figures, made_model, readable, take_figures
 from benchmarks.throughput import FULL, QUICK, Benchmark
+from tests.support.this_machine import GPUs
 
 MIB = 1 << 20
 SIZES = (16, 4, 8, 64, 2, 256, 1, 32, 12)  # MiB; what decides most comes first, for a budget that ends early

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import models
-from benchmarks.common import GPUs, child_environment, spread
-from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, take_figures
+from benchmarks.figures import Figure, Figures, NotApplicableError, made_model, run_worker, spread, take_figures
+from tests.support.children import child_environment
+from tests.support.this_machine import GPUs
 
 # A smaller model in the place of each; of other networks, "conv"
 ON_THE_CPU = {"resnet50": "conv", "encoder": "mlp", "mlp": "mlp", "negate": "negate"}

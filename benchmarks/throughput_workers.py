@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks import models
-from benchmarks.common import report
-from benchmarks.workers import feed_of, plain_session, report_turns
+from benchmarks.workers import feed_of, report_turns
 from ortgpu.process.timing import in_turns
+from tests.support.children import report
+from tests.support.plain_session import plain_session
 
 LARGEST_OF_GRAPHS = 8  # batches that may gain by a CUDA graph
 BYTES_OF_A_ROUND = 128 << 20  # of an input that is staged, by each way to do it

@@ -14,10 +14,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.common import mapped_files, report
 from ortgpu.process.timing import in_turns
-
-PLAIN_PROVIDERS = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+from tests.support.children import report
+from tests.support.plain_session import PLAIN_PROVIDERS, plain_session
+from tests.support.this_machine import mapped_files
 
 
 def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, Any]:
@@ -29,26 +29,6 @@ def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, 
 
     inputs = session.get_inputs()
     return {each.name: array([n if isinstance(n, int) else batch for n in each.shape]) for each in inputs}
-
-
-def plain_session(
-    model: str,
-    device: str = "cuda",
-    ordinal: int = 0,
-    options: Mapping[str, str] | None = None,
-    *,
-    sess_options: Any = None,
-) -> Any:
-    """ONNX Runtime's own session, known to be on the device; with further options of the CUDA provider."""
-    import onnxruntime
-
-    names = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
-    given = {**({"device_id": str(ordinal)} if ordinal else {}), **(options or {})}
-    of_each = [given] + [{}] * (len(names) - 1) if given and device == "cuda" else None
-    session = onnxruntime.InferenceSession(model, sess_options, names, of_each)
-    if session.get_providers()[0] != names[0]:
-        raise RuntimeError("the plain session is on the CPU: there is nothing to compare with")
-    return session
 
 
 def report_turns(

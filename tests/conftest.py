@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from benchmarks.common import GPUs, find_gpus
+from tests.support.this_machine import GPUs, find_gpus
 
 # One variable for these tests, with ortgpu's plugin and without it: see tests/gpu/conftest.py.
 if os.environ.get("ORTGPU_REQUIRE_GPU") == "1":

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from benchmarks.common import Child, child_environment, commit_of, run_child
-from benchmarks.soak import soak
-from benchmarks.thresholds import PIECES, THREADS, Sweep
+from tests.support.children import Child, child_environment, run_child, run_python
+from tests.support.this_machine import commit_of
 
 
 def record_of(tmp_path: Path, benchmark: str, *options: str) -> tuple[dict[str, Any], Child]:
@@ -27,7 +22,7 @@ def record_of(tmp_path: Path, benchmark: str, *options: str) -> tuple[dict[str, 
     command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--quick", "--cpu", "--json", str(results), *options]
     env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
     child = run_child(command, env=env, deadline=110)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     record: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
     return record, child
 
@@ -78,30 +73,39 @@ def test_thresholds_of_staging_are_looked_for(tmp_path: Path) -> None:
     for figure in figures.values():
         assert figure["ratio"] > 0
         ratios = [figure["notes"][f"{case} / plain, by threads x MiB a piece"] for case in ("both", "in", "kept")]
-        assert [len(each) for each in ratios] == [len(THREADS) * len(PIECES)] * 3
+        assert [len(each) for each in ratios] == [6] * 3
         assert figure["notes"]["best"] in ratios[0]
         assert figure["notes"]["staged"] is False  # on the CPU
     assert child.stdout.endswith("nothing was staged: there is nothing to conclude\n")
 
 
 def test_thresholds_are_where_all_larger_sizes_gain() -> None:
-    sweep = Sweep(quick=True, device="cpu", no_gpu=None)
-    for mib, both in ((2, 0.5), (4, 1.2), (8, 0.9), (64, 0.6)):
-        for way, gained in ((way, way == (8, 8)) for way in itertools.product(THREADS, PIECES)):
-            of_size = sweep.ratios.setdefault(mib, {case: {} for case in ("both", "in", "kept")})
-            of_size["both"][way] = both if gained else both + 0.3
-            of_size["in"][way] = of_size["kept"][way] = 0.96 if mib == 64 else 0.98
+    code = """
+        import itertools
+        from benchmarks.thresholds import CASES, PIECES, THREADS, Sweep
+        from tests.support.children import report
+
+        sweep = Sweep(quick=True, device="cpu", no_gpu=None)
+        for mib, both in ((2, 0.5), (4, 1.2), (8, 0.9), (64, 0.6)):
+            for way, gained in ((way, way == (8, 8)) for way in itertools.product(THREADS, PIECES)):
+                of_size = sweep.ratios.setdefault(mib, {case: {} for case in CASES})
+                of_size["both"][way] = both if gained else both + 0.3
+                of_size["in"][way] = of_size["kept"][way] = 0.96 if mib == 64 else 0.98
+        report("all gain", sweep.conclusion())
+        sweep.ratios[64]["kept"][8, 8] = 1.0
+        report("one does not", sweep.conclusion())
+    """
+    found = run_python(code).ok().reports
     constants = "COPY_THREADS = 8, PIECE = 8 << 20, STAGED_FROM = 64 << 20"
-    assert sweep.conclusion() == f"{constants} (both from 8 MiB, in from 64 MiB, kept from 64 MiB)"
-    sweep.ratios[64]["kept"][8, 8] = 1.0
-    assert "STAGED_FROM" not in sweep.conclusion()
-    assert "kept from no MiB" in sweep.conclusion()
+    assert found["all gain"] == f"{constants} (both from 8 MiB, in from 64 MiB, kept from 64 MiB)"
+    assert "STAGED_FROM" not in found["one does not"]
+    assert "kept from no MiB" in found["one does not"]
 
 
 def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_TEST_MODELS": str(tmp_path)})
     child = run_child([sys.executable, "-m", "benchmarks.throughput"], env=env, deadline=60)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     assert "left out: graph-small: needs an NVIDIA GPU, or --cpu: " in child.stdout
 
 
@@ -110,7 +114,7 @@ def test_what_a_budget_cuts_short_is_kept_and_the_rest_left_out(tmp_path: Path) 
     code = """
 import functools, sys, time
 from benchmarks import figures
-from benchmarks.common import child_environment
+from tests.support.children import child_environment
 
 def take(_, rounds):
     taken = {"seconds": {name: [0.5] * rounds for name in ("ours", "plain")}}
@@ -125,7 +129,7 @@ sys.exit(figures.take_figures("made up", "", found, lambda *_: None, sys.argv[1:
     workers.mkdir()
     (workers / "workers.py").write_text(
         "import ast, os, time\n"
-        "from benchmarks.common import report\n"
+        "from tests.support.children import report\n"
         "for name, value in ast.literal_eval(os.environ['WORKER']).items():\n"
         "    report(name, value)\n"
         "time.sleep(100)\n"
@@ -134,7 +138,7 @@ sys.exit(figures.take_figures("made up", "", found, lambda *_: None, sys.argv[1:
     results = tmp_path / "results.json"
     command = [sys.executable, "-c", code, "--json", str(results), "--budget", "0.2"]
     child = run_child(command, deadline=60)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     record = json.loads(results.read_text(encoding="utf-8"))
     assert list(record["figures"]) == ["a"]
     assert record["figures"]["a"]["values"]["ours"] == [0.5] * 3
@@ -160,7 +164,7 @@ def test_pool_takes_every_figure(tmp_path: Path) -> None:
 def test_pool_without_so_many_gpus_says_so(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_TEST_MODELS": str(tmp_path)})
     child = run_child([sys.executable, "-m", "benchmarks.pool"], env=env, deadline=60)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     assert child.stdout.count("left out: pool-resnet50-b256-x") == 4
     assert child.stdout.count("left out: pool-reused-resnet50-b256-x") == 4
 
@@ -170,7 +174,7 @@ def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--cpu", "--minutes", "0.1", "--json", str(results)]
     env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models"), "PYTHONWARNINGS": "ignore"})
     child = run_child(command, env=env, deadline=110)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     assert child.stdout.endswith("OK\n")
     ways = json.loads(results.read_text(encoding="utf-8"))["ways"]
     assert list(ways) == ["map", "pool of 1"]
@@ -181,18 +185,26 @@ def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:
 
 
 def test_soak_notices_what_is_wrong_and_what_grows() -> None:
-    feeds = [{"x": np.full(3, value, np.float32)} for value in (1, 2)]
-    expected = [[feed["x"]] for feed in feeds]
-    held = bytearray()
-    started = time.monotonic()
+    code = """
+        import time
+        import numpy as np
+        from benchmarks.soak import soak
+        from tests.support.children import report
 
-    def leaking(feeds: Iterable[Any]) -> Iterator[Any]:
-        for number, feed in enumerate(feeds):
-            due = int((time.monotonic() - started) * (128 << 20))  # bytes by now: whatever the speed of the machine
-            held.extend(b"x" * (due - len(held)))
-            yield [feed["x"] if number != 5 else feed["x"] + np.nan]
+        feeds = [{"x": np.full(3, value, np.float32)} for value in (1, 2)]
+        expected = [[feed["x"]] for feed in feeds]
+        held = bytearray()
+        started = time.monotonic()
 
-    outcome = soak(leaking, feeds, expected, 0.3, ())
+        def leaking(feeds):
+            for number, feed in enumerate(feeds):
+                due = int((time.monotonic() - started) * (128 << 20))  # bytes by now: whatever the machine's speed
+                held.extend(b"x" * (due - len(held)))
+                yield [feed["x"] if number != 5 else feed["x"] + np.nan]
+
+        report("outcome", soak(leaking, feeds, expected, 0.3, ()))
+    """
+    outcome = run_python(code).ok().reports["outcome"]
     assert outcome["wrong"] == 1
     assert outcome["growth"]["host"] > 1 << 20
 
@@ -230,7 +242,7 @@ def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
     record = {"benchmark": "throughput", "machine": {"gpus": ["a GPU"]}, "figures": {"map-b8": figure}}
     results.write_text(json.dumps(record), encoding="utf-8")
     child = run_child([sys.executable, "-m", "benchmarks.publish", str(results), "--plot", str(plot)], deadline=60)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     assert "| `map-b8` | 2.00 ms | 4.00 ms | 0.500 [0.375, 0.625] |" in child.stdout
     text = plot.read_text(encoding="utf-8")
     assert "map-b8" in text

@@ -31,7 +31,7 @@ READS = re.compile(r"(read|inspect|try|run|load|locate|find|list)(_|$)|initialis
 
 def imports_of(path: Path) -> Iterator[tuple[str, str]]:
     """Module and name of everything that a file imports, wherever in it; names of ortgpu are written in full."""
-    here = ["ortgpu", *path.relative_to(PACKAGE).parent.parts]
+    here = path.relative_to(PACKAGE.parent).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((each.name, "") for each in node.names)
@@ -133,3 +133,9 @@ def test_only_the_command_line_knows_a_terminal(path: Path) -> None:
     if (PACKAGE / "cli") not in path.parents:
         known = {module.partition(".")[0] for module, _ in imports_of(path)}
         assert not known & {"click", "rich"}
+
+
+def test_no_test_imports_a_benchmark() -> None:
+    """Benchmarks import `tests/support`; their own tests start them as programs."""
+    files = (PACKAGE.parent / "tests").rglob("*.py")
+    assert [path for path in files for module, _ in imports_of(path) if module.partition(".")[0] == "benchmarks"] == []

@@ -44,7 +44,7 @@ def test_one_fix_after_the_other(lab: Lab, names: tuple[str, str], found: tuple[
         outcome = outcome_of(machine.run(f"{case.prelude}\nopen_session({model!r}, {{}})", first=done))
         error = outcome.error
         assert error is not None, outcome.result.output
-        assert outcome.result.first_status == 0, outcome.result.output
+        assert outcome.result.reports.get("first_status") == 0, outcome.result.output
         assert error.type == expected, error.text
         roots = {error.type, *(each.type for each in error.others if each.consequence_of is None)}
         assert not roots & set(found[:number]), f"mended before, and found again: {error.text}"

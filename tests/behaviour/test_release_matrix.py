@@ -18,9 +18,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortgpu.environment.libraries.catalogue import LIBRARIES
-from tests.lab import GPU, NVML, ChildResult, Cuda, Machine, Outcome, Overlay, Problem, Stubs
+from tests.lab import GPU, NVML, Cuda, Machine, Outcome, Overlay, Problem, Stubs
 from tests.lab.environments import install
 from tests.lab.models import Models
+from tests.support.children import Child
 from tests.support.release_programs import (
     fail_inside_a_provider,
     load_libraries,
@@ -74,7 +75,7 @@ def release(environment: Environment) -> Release:
     return environment.release
 
 
-def run(machine: Machine, function: Callable[..., object], *arguments: object) -> ChildResult:
+def run(machine: Machine, function: Callable[..., object], *arguments: object) -> Child:
     """Call a function of release_programs.py in a child. Its globals are those of ``tests/lab/probe.py``."""
     return machine.run(f"{inspect.getsource(function)}\nreport({function.__name__}(*{arguments!r}))").ok()
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from onnx import parser
 
-from benchmarks.common import GPUs, child_environment, run_child
 from ortgpu.__main__ import main
 from ortgpu.cli import inputs, output
 from ortgpu.cli.bench import measuring
@@ -26,7 +25,9 @@ from ortgpu.cli.bench.measuring import WAYS, Figure, Latency, Spread, recommend
 from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
 from ortgpu.provider.devices import Device
+from tests.support.children import child_environment, run_child
 from tests.support.command_line import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
+from tests.support.this_machine import GPUs
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> '
 ON_CPU = ["plain", "run", "map", "pool"]  # a CUDA graph needs CUDA
@@ -194,9 +195,10 @@ def test_figures_for_people(fixed: Path) -> None:
 
 PARTLY_FAILING = """
 import sys, warnings
-from benchmarks.common import report
+from tests.support.children import report
 from onnxruntime.capi import onnxruntime_pybind11_state as native
-from benchmarks.common import GPUs, child_environment, run_child
+from tests.support.children import child_environment, run_child
+from tests.support.this_machine import GPUs
 from ortgpu.cli.bench import measuring
 from ortgpu.cli.inputs import make_inputs
 from ortgpu.provider.devices import Device
@@ -231,7 +233,7 @@ report("steps", [len(steps), bench.steps])
 def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
     command = [sys.executable, "-c", PARTLY_FAILING, str(model)]
     child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     assert child.reports["left out"] == [
         ["pool", None, "DeviceBusyError"],
         ["run", 64, "GPUOutOfMemoryError"],
@@ -280,7 +282,7 @@ sys.exit(main(["bench", model, "--allow-cpu", "--rounds", "5", "--batch", "1,8",
 def with_memory_for(model: Path, *arguments: str) -> tuple[int | None, str]:
     command = [sys.executable, "-c", OUT_OF_MEMORY, str(model), *arguments]
     child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60)
-    assert not child.stderr, child.explain()
+    assert not child.stderr, child.output
     return child.returncode, child.stdout
 
 

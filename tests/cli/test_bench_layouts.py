@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import child_environment, run_child
 from ortgpu.cli import output
 from ortgpu.cli.bench.command import _Results
 from ortgpu.cli.bench.measuring import WAYS, Figure, Latency, LeftOut, Spread, recommend
@@ -22,6 +21,7 @@ from ortgpu.session.chosen.layouts import LAYOUTS
 from tests.cli.test_layout_trials import computed_weights, saved
 from tests.lab.fixtures import Lab
 from tests.session.test_layout import asked
+from tests.support.children import child_environment, run_child
 from tests.support.command_line import NO_GPU, ortgpu
 from tests.support.networks import Network
 
@@ -46,7 +46,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 CHOICES = """
 import sys, warnings
-from benchmarks.common import report
+from tests.support.children import report
 from ortgpu.cli.bench import measuring
 from ortgpu.provider.placement import PlacedNode, Placement
 
@@ -70,7 +70,7 @@ def test_why_none_is_tried(models: tuple[str, str], tmp_path: Path) -> None:
     no_model.write_bytes(b"\xff" * 40)
     command = [sys.executable, "-c", CHOICES, models[0], computed, str(no_model)]
     child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     assert child.reports["right"] == [[LAST, FUSED], []]
     for name, why in (
         ("computed", "weights of a convolution are not constant"),
@@ -91,7 +91,7 @@ def test_it_is_asked_for_also_where_a_session_would_choose(layout: str, lab: Lab
 
 TRIED = """
 import sys, warnings
-from benchmarks.common import report
+from tests.support.children import report
 from ortgpu import GPUSession
 from ortgpu.cli.bench import measuring
 from ortgpu.cli.inputs import make_inputs
@@ -156,7 +156,7 @@ def test_a_layout_is_measured_or_left_out(
     child = run_child(
         [sys.executable, "-c", TRIED, *models, kind], env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60
     )
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     assert child.reports["on the CPU"] == []
     assert child.reports["figures"] == [[LAST, batch, True, True] for batch in measured]
     found = child.reports["left out"]

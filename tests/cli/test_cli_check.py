@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import GPUs
 from ortgpu.cli import inputs
 from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
 from tests.lab.fixtures import Lab
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.known_placements import MODELS
+from tests.support.this_machine import GPUs
 
 # Inputs
 

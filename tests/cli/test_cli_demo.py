@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import GPUs
 from ortgpu.__main__ import main
 from ortgpu.cli import demo, plain
 from ortgpu.cli.model import BATCH, LAYERS, example_model
 from tests.support.command_line import DEADLINE, NO_GPU, example_error, example_report, is_clean, ortgpu
+from tests.support.this_machine import GPUs
 
 
 def test_demo_without_a_gpu() -> None:

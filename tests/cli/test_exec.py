@@ -15,9 +15,9 @@ import pytest
 
 from ortgpu.cli.exec import prepare, reject_isolated_python
 from tests.lab import Machine
-from tests.lab.child import ChildResult
 from tests.lab.fixtures import Lab
 from tests.lab.models import Models
+from tests.support.children import Child
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parents[1] / "support" / "guarded_programs.py"
@@ -34,8 +34,8 @@ def machine(module_lab: Lab) -> Machine:
 
 
 @pytest.fixture
-def run_exec(machine: Machine) -> Callable[..., ChildResult]:
-    def start(*command: str) -> ChildResult:
+def run_exec(machine: Machine) -> Callable[..., Child]:
+    def start(*command: str) -> Child:
         return machine.run(argv=[*EXEC, *command])
 
     return start
@@ -167,12 +167,12 @@ def test_an_empty_entry_stays_the_working_directory(machine: Machine, tmp_path: 
 
 
 @pytest.mark.parametrize("code", [0, 3, 255])
-def test_exit_code_is_that_of_the_program(run_exec: Callable[..., ChildResult], code: int) -> None:
+def test_exit_code_is_that_of_the_program(run_exec: Callable[..., Child], code: int) -> None:
     result = run_exec("python", "-c", f"raise SystemExit({code})")
     assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
 
 
-def test_a_program_that_is_killed(run_exec: Callable[..., ChildResult]) -> None:
+def test_a_program_that_is_killed(run_exec: Callable[..., Child]) -> None:
     result = run_exec("python", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
     assert result.returncode == -signal.SIGTERM
 
@@ -195,14 +195,14 @@ def test_signals_reach_the_program() -> None:
             process.kill()
 
 
-def test_a_closed_pipe_ends_the_program_as_ever(run_exec: Callable[..., ChildResult]) -> None:
+def test_a_closed_pipe_ends_the_program_as_ever(run_exec: Callable[..., Child]) -> None:
     result = run_exec("python", "-c", "import signal; print(signal.getsignal(signal.SIGXFSZ))")
     assert result.ok().stdout.strip() in ("0", "1", "Handlers.SIG_IGN"), "Python itself ignores it again"
     assert run_exec("bash", "-c", "yes | head -1 >/dev/null; echo ${PIPESTATUS[0]}").stdout.strip() == "141"
 
 
 @pytest.mark.parametrize(("command", "code"), [("no-such-program", 127), ("/", 126)])
-def test_programs_that_cannot_be_started(run_exec: Callable[..., ChildResult], command: str, code: int) -> None:
+def test_programs_that_cannot_be_started(run_exec: Callable[..., Child], command: str, code: int) -> None:
     result = run_exec(command)
     assert result.returncode == code
     assert result.stderr.startswith(f"ortgpu exec: {command}: ")

@@ -91,8 +91,8 @@ def follow_advice(case: Case, lab: Lab) -> Iterator[tuple[str, Outcome]]:
 def why_not_mended(case: Case, outcome: Outcome) -> str | None:
     """What is wrong with an environment after a fix, or None when the fault is gone."""
     output = outcome.result.output[-6000:]
-    if outcome.result.first_status not in (0, None):
-        return f"the command ended with {outcome.result.first_status}\n{output}"
+    if outcome.result.reports.get("first_status") not in (0, None):
+        return f"the command ended with {outcome.result.reports.get('first_status')}\n{output}"
     error = outcome.error
     if error is None:
         return None if outcome.providers and "CUDAExecutionProvider" in outcome.providers else output

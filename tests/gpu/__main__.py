@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.common import GPUs, environment_record, find_gpus
+from tests.support.this_machine import GPUs, environment_record, find_gpus
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

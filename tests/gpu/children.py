@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import Child, child_environment, run_child
+from tests.support.children import Child, child_environment, run_child
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 
@@ -29,7 +29,7 @@ class Report:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.child.reports:
-            pytest.fail(f"no report of {name!r}: {self.child.explain()}", pytrace=False)
+            pytest.fail(f"no report of {name!r}: {self.child.output}", pytrace=False)
         return self.child.reports[name]
 
     def get(self, name: str) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import models
-from benchmarks.common import GPUs, child_environment, run_child
+from tests.support.children import child_environment, run_child
+from tests.support.this_machine import GPUs
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,8 +35,9 @@ def every_test_needs_gpus(gpus: GPUs) -> None:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if os.environ.get("ORTGPU_TEST_MODELS"):
-        return models.folder().absolute()
+    kept = os.environ.get("ORTGPU_TEST_MODELS")
+    if kept:
+        return Path(kept).absolute()
     return tmp_path_factory.mktemp("models")
 
 
@@ -51,7 +52,7 @@ def make_model(model_folder: Path) -> Callable[[str], tuple[Path, str]]:
             names = ["resnet50", "encoder"] if name in ("resnet50", "encoder") else ["mlp", "conv"]
             command = [sys.executable, "-m", "benchmarks.models", "--folder", str(model_folder), *names]
             child = run_child(command, env=child_environment(), deadline=200)
-            made.update({each: child.reports.get(each, {"error": child.explain()}) for each in names})
+            made.update({each: child.reports.get(each, {"error": child.output}) for each in names})
         if "error" in made[name]:
             pytest.fail(f"the model {name} could not be made: {made[name]['error']}", pytrace=False)
         return Path(made[name]["path"]), str(made[name]["recipe"])

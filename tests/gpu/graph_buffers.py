@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import report
 from tests.gpu.programs import attempt
 from tests.gpu.throughput import address_of, memory_type
+from tests.support.children import report
 
 SMALL, LARGE = 16384, 16385  # floats: 64 KiB, the most that is copied through pinned memory, and more
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import report
 from tests.gpu.programs import (
     CUDA,
     attempt,
@@ -14,6 +13,7 @@ from tests.gpu.programs import (
     random_feed,
     relative_error,
 )
+from tests.support.children import report
 
 
 def operators_without_cudnn() -> None:

@@ -6,10 +6,10 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import report
-from benchmarks.workers import plain_session
 from tests.gpu.programs import attempt, device_facts, relative_error
+from tests.support.children import report
 from tests.support.networks import CHANNELS, SIZE, Network, random_network
+from tests.support.plain_session import plain_session
 
 
 def layouts(networks: int, batches: list[int]) -> None:

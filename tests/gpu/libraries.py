@@ -11,15 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import (
-    child_environment,
-    loader_finds,
-    nvidia_folders,
-    run_child,
-    site_folders,
-    without_cuda_variables,
-)
 from tests.lab.mounts import with_mounts
+from tests.support.children import child_environment, run_child
+from tests.support.this_machine import loader_finds, nvidia_folders, site_folders, without_cuda_variables
 
 
 def cuda_major() -> str:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import report
 from tests.gpu.programs import CUDA, attempt, cpu_reference, free_memory, random_feed, relative_error
+from tests.support.children import report
 
 
 def resources(uuid: str | None) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import report
 from tests.gpu.programs import CUDA, attempt, free_memory
 from tests.gpu.running import elementwise
+from tests.support.children import report
 
 
 def feed_of(value: int, size: int = 2) -> dict[str, Any]:

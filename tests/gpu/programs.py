@@ -16,7 +16,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import mapped_files, report
+from tests.support.children import report
+from tests.support.this_machine import mapped_files
 
 CUDA = "CUDAExecutionProvider"
 CPU = "CPUExecutionProvider"

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import child_environment, report
 from tests.gpu.programs import CUDA, attempt, mapped_cuda_libraries
 from tests.gpu.running import elementwise, negated
+from tests.support.children import child_environment, report
 
 OPEN_CONVOLUTION = """
 import sys

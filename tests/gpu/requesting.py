@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.common import report
 from tests.gpu.programs import (
     CPU,
     CUDA,
@@ -18,6 +17,7 @@ from tests.gpu.programs import (
     random_feed,
     relative_error,
 )
+from tests.support.children import report
 
 TENSORRT = "TensorrtExecutionProvider"
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from benchmarks.common import report
 from tests.gpu.programs import CPU, CUDA, attempt, cpu_reference, relative_error
+from tests.support.children import report
 
 
 def elementwise(size: int | str) -> bytes:

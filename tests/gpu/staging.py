@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common import report
 from tests.gpu.programs import attempt, free_memory, random_feed
 from tests.gpu.running import elementwise
 from tests.gpu.throughput import address_of, memory_type
+from tests.support.children import report
 
 
 class NotStaged(logging.Handler):

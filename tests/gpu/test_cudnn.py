@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import child_environment, nvidia_folders, overlay, without_cuda_variables
+from tests.support.children import child_environment
+from tests.support.this_machine import nvidia_folders, overlay, without_cuda_variables
 
 from .children import Report, run_program
 from .libraries import cuda_major, hidden_from_the_loader, toolkit

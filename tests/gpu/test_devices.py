@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import GPUs, child_environment
+from tests.support.children import child_environment
+from tests.support.this_machine import GPUs
 
 from .children import Report, run_program
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import Child, GPUs, child_environment, run_child
 from tests.lab import Problem, launchers
 from tests.lab.launchers import AS_ROOT, MARK, RANK_PROGRAM, RankOutcome, outcomes_of, processes_with, starts_of
+from tests.support.children import Child, child_environment, run_child
+from tests.support.this_machine import GPUs
 
 from .libraries import with_little_shared_memory
 
@@ -54,14 +55,14 @@ class Ranks:
         return outcome.error
 
     def _outcome(self, rank: int) -> RankOutcome:
-        assert rank in self.outcomes, self.child.explain()
+        assert rank in self.outcomes, self.child.output
         return self.outcomes[rank]
 
     def assert_all_raise(
         self, there: Iterable[int], error_type: str, *, named: list[int], phase: str | None = None
     ) -> None:
         """The ranks that are still there all raise the same before their deadline, and nothing is left."""
-        assert set(self.outcomes) == set(there), self.child.explain()
+        assert set(self.outcomes) == set(there), self.child.output
         for rank, outcome in self.outcomes.items():
             error = self.error(rank)
             assert error.type == error_type, error.text
@@ -141,7 +142,7 @@ def test_the_command(preflight: Start, tmp_path: Path, launcher: str) -> None:
     launchers.need(launcher)
     [(command, _)] = starts_of(launcher, 2, [sys.executable, "-m", "ortgpu", "preflight", "--json"])
     child = run_child(command, env=child_environment({**AS_ROOT, "NCCL_NVLS_ENABLE": "0"}), deadline=120)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     document = json.loads(child.stdout)
     assert document["ok"]
     assert len(document["ranks"]) == 2
@@ -289,7 +290,7 @@ def test_gpus_that_the_launcher_hands_out(start: Start, conv: Path, gpus: GPUs, 
 def test_two_sessions_on_one_gpu_are_refused(start: Start, conv: Path, launcher: str) -> None:
     ranks = start(launcher, "place_session", placement(conv), {"CUDA_VISIBLE_DEVICES": "0"})
     errors = [outcome.error for outcome in ranks.outcomes.values() if outcome.error is not None]
-    assert errors, ranks.child.explain()
+    assert errors, ranks.child.output
     for error in errors:
         assert error.type == "RankDeviceError"
         assert list(error.details["ranks"]) == [0, 1]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.common import child_environment, run_child
 from tests.lab.models import Models
+from tests.support.children import child_environment, run_child
 from tests.support.guarded_libraries import LIBRARIES
 
 pytestmark = pytest.mark.ortgpu
@@ -33,14 +32,13 @@ def start(
     env: dict[str, str] | None = None,
 ) -> Any:
     """What a program of the guard's tests reports."""
-    reported = folder / "report.json"
-    changes = {"LAB_REPORT": str(reported), "GUARD_TESTS_ON": "gpu", **(env or {})}
+    changes = {"GUARD_TESTS_ON": "gpu", **(env or {})}
     child = run_child(
         [sys.executable, *before, *arguments], env=child_environment(changes), deadline=deadline, cwd=folder
     )
-    if child.returncode != 0 or not reported.exists():
-        pytest.fail(child.explain(), pytrace=False)
-    return json.loads(reported.read_text(encoding="utf-8"))
+    if child.returncode != 0 or "json" not in child.reports:
+        pytest.fail(child.output, pytrace=False)
+    return child.json
 
 
 @pytest.mark.parametrize("program", ["names_before", "names_after"])

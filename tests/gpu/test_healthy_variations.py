@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import GPUs, child_environment, nvidia_folders, overlay, without_cuda_variables
+from tests.support.children import child_environment
+from tests.support.this_machine import GPUs, nvidia_folders, overlay, without_cuda_variables
 
 from .children import Report, run_program
 from .libraries import cuda_major, cudnn_home, toolkit
@@ -21,7 +22,7 @@ TOLERANCE = 1e-2  # TF32
 
 
 def assert_healthy(report: Report) -> None:
-    assert report.child.returncode == 0, report.child.explain()
+    assert report.child.returncode == 0, report.child.output
     assert report["device"]["providers"][0] == CUDA
     assert report["device"]["is_gpu"]
     assert report["error against the CPU"] <= TOLERANCE

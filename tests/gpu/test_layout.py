@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import GPUs
 from ortgpu.session.chosen.unneeded import THREADS
+from tests.support.this_machine import GPUs
 
 from .children import Report, run_program
 

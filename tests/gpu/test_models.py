@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import GPUs
+from tests.support.this_machine import GPUs
 
 from .children import Report, run_program
 

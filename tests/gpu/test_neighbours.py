@@ -28,14 +28,14 @@ def test_a_reset_of_the_gpu(first: str) -> None:
     assert found.returned("new session") == [[-1, 2], -1, [-1, -2]]
     assert "error" not in found["close"]
     assert found.returned("new session still") == [-1, 2]
-    assert found.child.returncode == 0, found.child.explain()
+    assert found.child.returncode == 0, found.child.output
 
 
 def test_a_session_is_closed_after_a_reset() -> None:
     found = run_program("reset_and_close")
     assert "error" not in found["close"]
     assert found.returned("new session") == [-1, 2]
-    assert found.child.returncode == 0, found.child.explain()
+    assert found.child.returncode == 0, found.child.output
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import GPUs
 from ortgpu.session.chosen.unneeded import THREADS
+from tests.support.this_machine import GPUs
 
 from .children import Report, run_program
 from .throughput import REFILLED, REFILLED_SIZES

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import GPUs
+from tests.support.this_machine import GPUs
 
 from .children import Report, run_program
 
@@ -52,7 +52,7 @@ def test_nothing_is_left_when_it_is_closed(pooled: tuple[int, Report]) -> None:
     for had, has in zip(before, after, strict=True):
         assert had is None or had - has < 64 << 20
     assert report["threads"] == []
-    assert report.child.returncode == 0, report.child.explain()
+    assert report.child.returncode == 0, report.child.output
     assert report.complaints() == []
 
 
@@ -104,7 +104,7 @@ def test_a_sticky_error_of_one_session_ends_all(poison: Report, name: str) -> No
 def test_a_poisoned_pool_is_empty_and_its_process_ends_by_itself(poison: Report, gpus: GPUs) -> None:
     assert poison["sizes"] == [0, len(gpus.visible)]
     assert poison.returned("close") is None
-    assert poison.child.returncode == 0, poison.child.explain()
+    assert poison.child.returncode == 0, poison.child.output
 
 
 def test_the_poisoned_gpu_serves_nobody(poison: Report) -> None:
@@ -121,4 +121,4 @@ def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
     assert report.returned("child: close") is None
     assert report["status"] == 0
     assert report.returned("before") == report.returned("after") == [-n for n in range(20)]
-    assert report.child.returncode == 0, report.child.explain()
+    assert report.child.returncode == 0, report.child.output

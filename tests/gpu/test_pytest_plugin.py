@@ -10,7 +10,8 @@ from textwrap import dedent
 
 import pytest
 
-from benchmarks.common import GPUs, child_environment, run_child
+from tests.support.children import child_environment, run_child
+from tests.support.this_machine import GPUs
 
 from .children import Report
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.ortgpu
 DEADLINE = 200
 
 CONFTEST = """
-    from benchmarks.common import report
+    from tests.support.children import report
     from ortgpu import testing
 
     outcomes, reasons, grown = {}, {}, []
@@ -209,7 +210,7 @@ SPREAD = """
     import os
     import time
     import pytest
-    from benchmarks.common import report
+    from tests.support.children import report
 
     @pytest.mark.parametrize("number", range(6))
     def test_it(number, gpu_session, gpu_device):
@@ -225,7 +226,7 @@ def devices_of_workers(folder: Path, mlp: Path) -> dict[str, set[tuple[int, str]
         pytest.skip("needs pytest-xdist, which is not installed here")
     tests = f"MLP = {str(mlp)!r}\n{dedent(SPREAD)}"
     report = inner(folder, tests, "-n", "2", "--ortgpu=require")
-    assert report.child.returncode == 0, report.child.explain()
+    assert report.child.returncode == 0, report.child.output
     found: dict[str, set[tuple[int, str]]] = {}
     for name, value in report.child.reports.items():
         if name.startswith("gw"):

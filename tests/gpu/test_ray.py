@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import GPUs, child_environment, run_child
+from tests.support.children import child_environment, run_child
+from tests.support.this_machine import GPUs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAMS = ROOT / "tests" / "support" / "ray_programs.py"
@@ -36,7 +37,7 @@ def uuids(gpus: GPUs) -> list[str]:
 def program(name: str, arguments: str = "{}") -> dict[str, Any]:
     command = [sys.executable, str(PROGRAMS), name, arguments]
     child = run_child(command, env=child_environment(QUIET), deadline=DEADLINE)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     return dict(child.reports)
 
 
@@ -112,6 +113,6 @@ def test_a_preflight_between_the_actors(uuids: list[str]) -> None:
 def test_example(uuids: list[str], name: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / name)]
     done = run_child(command, env=child_environment(QUIET), deadline=DEADLINE)
-    assert done.returncode == 0, done.explain()
+    assert done.returncode == 0, done.output
     assert any(uuid in done.stdout for uuid in uuids)
     assert "[0.0, 0.0, 1.0, 2.0]" in done.stdout

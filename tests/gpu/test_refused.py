@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import child_environment, overlay, without_cuda_variables
+from tests.support.children import child_environment
+from tests.support.this_machine import overlay, without_cuda_variables
 
 from .children import RaisedError, Report, run_program
 from .libraries import cuda_major, hidden_from_the_loader, toolkit

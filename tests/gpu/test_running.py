@@ -81,7 +81,7 @@ def test_the_cpu_is_taken_after_it_only_when_allowed(poison: Report) -> None:
 
 
 def test_a_poisoned_process_ends_by_itself(poison: Report) -> None:
-    assert poison.child.returncode == 0, poison.child.explain()
+    assert poison.child.returncode == 0, poison.child.output
     assert "error" not in poison["close"]
 
 
@@ -106,7 +106,7 @@ def test_a_child_forked_after_cuda_is_told(forks: Report, name: str) -> None:
 def test_the_parent_goes_on(forks: Report) -> None:
     assert forks.returned("parent") == [-1, 2]
     assert forks["children that came to their end"] == 6
-    assert forks.child.returncode == 0, forks.child.explain()
+    assert forks.child.returncode == 0, forks.child.output
 
 
 def test_a_child_of_a_server_that_does_not_tell_python_is_told() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import GPUs
+from tests.support.this_machine import GPUs
 
 from .children import Report, run_program
 

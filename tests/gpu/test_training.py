@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import GPUs, child_environment, run_child
 from tests.lab import launchers
 from tests.lab.launchers import AS_ROOT, starts_of
+from tests.support.children import child_environment, run_child
+from tests.support.this_machine import GPUs
 
 pytestmark = pytest.mark.ortgpu(count=2)
 
@@ -39,7 +40,7 @@ def train(gpus: GPUs) -> Train:
             pytest.skip(f"needs {ranks} GPUs, and CUDA shows {len(gpus.visible)}")
         [(command, _)] = starts_of("openmpi", ranks, [sys.executable, str(PROGRAM), str(steps), *map(str, folder)])
         child = run_child(command, env=child_environment({**AS_ROOT, "NCCL_NVLS_ENABLE": "0"}), deadline=120)
-        assert child.returncode == 0, child.explain()
+        assert child.returncode == 0, child.output
         lines = child.stdout.splitlines()
         for number, gpu in enumerate(gpus.visible[:ranks]):
             (line,) = [line for line in lines if line.startswith(f"rank {number} averages by ")]

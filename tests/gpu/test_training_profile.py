@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import GPUs, child_environment, run_child
 from tests.lab.launchers import AS_ROOT
+from tests.support.children import child_environment, run_child
+from tests.support.this_machine import GPUs
 
 pytestmark = pytest.mark.ortgpu(count=2)
 
@@ -30,7 +31,7 @@ def two(gpus: GPUs) -> GPUs:
 def document(*options: str, env: Mapping[str, str | None] | None = None) -> dict[str, Any]:
     command = [sys.executable, "-m", "ortgpu", "doctor", "--profile", "training", "--json", *options]
     child = run_child(command, env=child_environment(env or {}), deadline=120)
-    assert child.returncode in (0, 1), child.explain()  # 1: the package for training is not here
+    assert child.returncode in (0, 1), child.output  # 1: the package for training is not here
     found: dict[str, Any] = json.loads(child.stdout)
     return found
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.common import report
 from tests.gpu.programs import attempt, device_facts, free_memory, mapped_cuda_libraries, random_feed, relative_error
 from tests.gpu.running import elementwise
+from tests.support.children import report
 
 
 def memory_type(address: int) -> int:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import report
-from benchmarks.workers import plain_session
 from tests.gpu.programs import attempt, random_feed
+from tests.support.children import report
+from tests.support.plain_session import plain_session
 
 
 def weights_in_place(model: str, folder: str) -> None:

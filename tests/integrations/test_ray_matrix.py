@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import Child, child_environment, run_child, site_folders
 from ortgpu.errors import catalogue
 from tests.lab.environments import call, kept_environment, packages_of
 from tests.lab.fixtures import Lab
 from tests.lab.hosts import network_in
+from tests.support.children import Child, child_environment, run_child
+from tests.support.this_machine import site_folders
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,7 +71,7 @@ def run(python: Path, *arguments: str, env: dict[str, str] | None = None) -> Chi
 def program(python: Path, name: str, arguments: str = "{}") -> dict[str, Any]:
     """What a function of ``tests/support/ray_programs.py`` reported."""
     child = run(python, str(ROOT / "tests" / "support" / "ray_programs.py"), name, arguments)
-    assert child.returncode == 0, child.explain()
+    assert child.returncode == 0, child.output
     return dict(child.reports)
 
 
@@ -293,14 +294,14 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # Ray believes this variable too
 @pytest.mark.parametrize("example", EXAMPLES, ids=os.path.basename)
 def test_example(python: Path, example: str) -> None:
     done = run(python, example, "--allow-cpu", env=NO_GPU)
-    assert done.returncode == 0, done.explain()
+    assert done.returncode == 0, done.output
     assert "[0.0, 0.0, 1.0, 2.0]" in done.stdout
 
 
 def test_examples_without_a_gpu(python: Path) -> None:
     with ThreadPoolExecutor(len(EXAMPLES)) as together:  # most of the time each waits for a GPU
         for done in together.map(lambda example: run(python, example, env=NO_GPU), EXAMPLES):
-            assert done.returncode == 1, done.explain()
+            assert done.returncode == 1, done.output
             assert "No GPU can be used (no-device): Ray ran no task with num_gpus=1" in done.stdout
 
 

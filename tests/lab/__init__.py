@@ -12,7 +12,7 @@ real ONNX Runtime meets them and nothing else that this machine may have. Its RE
         assert outcome.error.type == "LibraryNotFoundError"
 """
 
-from tests.lab.child import WITHOUT_ITS_FOLDER, ChildResult, Machine, Outcome, Problem, run_child
+from tests.lab.child import WITHOUT_ITS_FOLDER, Machine, Outcome, Problem
 from tests.lab.overlay import LabError, Overlay
 from tests.lab.stubs import GPU, NVML, Cuda, Stubs
 
@@ -20,7 +20,6 @@ __all__ = [
     "GPU",
     "NVML",
     "WITHOUT_ITS_FOLDER",
-    "ChildResult",
     "Cuda",
     "LabError",
     "Machine",
@@ -28,5 +27,4 @@ __all__ = [
     "Overlay",
     "Problem",
     "Stubs",
-    "run_child",
 ]

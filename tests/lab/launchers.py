@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.lab.child import ChildResult, Machine, Problem, problem_from
+from tests.lab.child import Machine, Problem, problem_from
 from tests.lab.hosts import Network
+from tests.support.children import Child
 
 ROOT = Path(__file__).parents[2]
 RANK_PROGRAM = ROOT / "tests" / "support" / "rank_program.py"
@@ -131,7 +132,7 @@ class Job:
     ranks: Mapping[int, RankOutcome]
     status: int
     left: tuple[str, ...]
-    result: ChildResult = field(repr=False)
+    result: Child = field(repr=False)
 
     def error(self, rank: int) -> Problem:
         outcome = self.ranks.get(rank)

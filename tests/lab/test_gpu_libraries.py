@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.common import child_environment, loader_finds
 from tests.gpu.libraries import hidden_from_the_loader
 from tests.lab.stubs import Stubs
+from tests.support.children import child_environment
+from tests.support.this_machine import loader_finds
 
 SONAME = "libtaken_away.so.1"
 

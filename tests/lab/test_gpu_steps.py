@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import find_gpus
 from tests.gpu import __main__ as steps
+from tests.support.this_machine import find_gpus
 
 TESTS = """
 import pytest

@@ -173,8 +173,7 @@ def test_code_that_hangs_is_killed_with_all_it_started(lab: Lab) -> None:
         "time.sleep(600)",
         timeout=3,
     )
-    assert result.timed_out
-    assert result.returncode == -signal.SIGKILL
+    assert result.returncode is None
     assert result.stdout == "started\n"
     assert_gone(result.json)
 
@@ -185,8 +184,7 @@ def test_what_a_child_leaves_behind_is_killed_and_does_not_hold_it_up(lab: Lab) 
         "report([subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid])",
         timeout=30,
     )
-    assert not result.ok().timed_out
-    assert_gone(result.json)
+    assert_gone(result.ok().json)
 
 
 def assert_gone(pids: list[int]) -> None:
@@ -209,7 +207,7 @@ def test_output_below_python_and_the_signal_of_a_crash_are_seen(lab: Lab) -> Non
     result = lab.machine().run("os.write(1, b'out'); os.write(2, b'err'); os.abort()")
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGABRT, "out", "err")
     assert result.json is None
-    with pytest.raises(AssertionError, match="exit status -6"):
+    with pytest.raises(AssertionError, match="SIGABRT"):
         result.ok()
 
 

@@ -42,8 +42,8 @@ CONFTEST = """
         maps = open("/proc/self/maps").read()
         loaded = [name for name in ("libcuda.so", "libnvidia-ml.so", "libonnxruntime", "libcudart.so") if name in maps]
         seen = {"outcomes": outcomes, "reasons": reasons, "loaded": loaded, "nvml": "pynvml" in sys.modules}
-        with open(os.environ["LAB_REPORT"], "w") as file:
-            json.dump(seen, file)
+        with open(os.environ["CHILD_REPORT"], "w") as file:
+            json.dump(["json", seen], file)
 """
 
 # The stub driver opens no session: what is tested here comes after that.

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.lab import Machine
-from tests.lab.child import ChildResult
 from tests.lab.fixtures import Lab
 from tests.lab.installed import PLACES, older_than
+from tests.support.children import Child
 
 PRELUDE = """
 import contextlib, copy, pickle, threading, warnings
@@ -54,7 +54,7 @@ def machine(module_lab: Lab, provider_library: str) -> Machine:
 @pytest.fixture
 def run(machine: Machine) -> Any:
     def start(code: str, on: Machine = machine) -> Any:
-        result: ChildResult = on.run(f"{PRELUDE}\n{code}").ok()
+        result: Child = on.run(f"{PRELUDE}\n{code}").ok()
         return result.json
 
     return start

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks.common import child_environment, run_child
 from ortgpu import GPUSessionPool
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.errors import DeviceBusyError
@@ -22,6 +21,7 @@ from ortgpu.session.pool import pool
 from ortgpu.session.pool import workers as pool_workers
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, NVML, Cuda
+from tests.support.children import child_environment, run_child
 from tests.support.pool_child import DEADLINE, child
 
 
@@ -98,7 +98,7 @@ def test_where_onnxruntime_cannot_be_imported_making_a_pool_raises_the_cause() -
     program = """
         import sys
         sys.modules["numpy"] = sys.modules["onnxruntime"] = None
-        from benchmarks.common import report
+        from tests.support.children import report
         from ortgpu import GPUSessionPool, PackageError
         try:
             GPUSessionPool("model.onnx")
@@ -106,7 +106,7 @@ def test_where_onnxruntime_cannot_be_imported_making_a_pool_raises_the_cause() -
             report("raised", error.code)
     """
     done = run_child([sys.executable, "-c", textwrap.dedent(program)], env=environment, deadline=DEADLINE)
-    assert "raised" in done.reports, done.explain()
+    assert "raised" in done.reports, done.output
 
 
 def test_allow_cpu_warns_the_caller_of_each_session() -> None:

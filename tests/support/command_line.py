@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -12,26 +11,20 @@ from ortgpu.cli.report import Latency, SessionReport
 from ortgpu.errors import DriverNotFoundError, LibraryNotFoundError, manual, shell
 from ortgpu.provider.devices import Device
 from ortgpu.provider.placement import PlacedNode, Placement
+from tests.support.children import Child, run_child
 
 DEADLINE = 110
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the state of most machines, and one that any machine can be put into
 ESCAPE = "\x1b"
 
 
-def ortgpu(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """``python -m ortgpu`` in a process of its own, with its output in pipes."""
-    return subprocess.run(
-        [sys.executable, "-m", "ortgpu", *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=DEADLINE,
-        env={**os.environ, **(env or {})},
-        check=False,
-    )
+def ortgpu(*arguments: str, env: dict[str, str] | None = None) -> Child:
+    """Run ``python -m ortgpu`` with its output in files."""
+    command = [sys.executable, "-m", "ortgpu", *arguments]
+    return run_child(command, env={**os.environ, **(env or {})}, deadline=DEADLINE)
 
 
-def is_clean(result: subprocess.CompletedProcess[str]) -> bool:
+def is_clean(result: Child) -> bool:
     return "Traceback" not in result.stdout + result.stderr and ESCAPE not in result.stdout
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
 from typing import Any
+
+from tests.support.children import child_environment, run_python
 
 PRELUDE = """
 import gc, itertools, json, logging, os, signal, sys, threading, time, warnings
@@ -15,6 +13,7 @@ warnings.simplefilter("ignore")  # of the CPU that is used instead
 import numpy as np, onnx.parser
 import ortgpu
 from ortgpu import GPUSession
+from tests.support import children
 
 def model(text):
     return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text).SerializeToString()
@@ -34,7 +33,7 @@ def outcome(action):
         return {"type": type(error).__name__, "text": str(error)}
 
 def report(value):
-    print(json.dumps(value))
+    children.report("json", value)
 
 def stub_runtime(path):
     import ctypes
@@ -55,13 +54,6 @@ faulthandler.register(signal.SIGALRM, chain=True)
 
 def child(code: str, *arguments: str, deadline: float = 60) -> Any:
     """What the code reported. It finds ``arguments`` in sys.argv. One that hangs says where."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + WATCHED.format(deadline) + textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=deadline + 30,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"})
+    program = PRELUDE + WATCHED.format(deadline) + textwrap.dedent(code)
+    return run_python(program, *arguments, env=env, deadline=deadline + 30).ok().json

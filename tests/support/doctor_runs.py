@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from tests.lab import GPU, NVML, Cuda, Machine
-from tests.lab.child import ChildResult
+from tests.support.children import Child
 
 LOOK = ("doctor", "--no-probe")
 H200 = GPU()
 EVERYTHING: dict[str, Any] = {"cuda": Cuda(devices=(H200,)), "nvml": NVML(gpus=(H200,))}
 
 
-def doctor(machine: Machine, *options: str, **settings: Any) -> ChildResult:
+def doctor(machine: Machine, *options: str, **settings: Any) -> Child:
     """``python -m ortgpu doctor`` on a machine of the lab."""
     result = machine.run(argv=["-m", "ortgpu", "doctor", *options], **settings)
     assert "Traceback" not in result.output

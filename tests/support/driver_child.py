@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.children import run_python
+
 COMPILER = shutil.which("cc")
 needs_stubs = pytest.mark.skipif(
     COMPILER is None or not sys.platform.startswith("linux"),
@@ -32,21 +34,13 @@ def child(
     code: str, *, library: Path | None = None, module: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Any:
     """Run ``code`` in a process of its own, with stub libraries and modules in front; return the JSON it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + code],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*([str(module)] if module else []), *sys.path]),
-            "LD_LIBRARY_PATH": str(library or ""),
-            **(environ or {}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*([str(module)] if module else []), *sys.path]),
+        "LD_LIBRARY_PATH": str(library or ""),
+        **(environ or {}),
+    }
+    return json.loads(run_python(PROLOGUE + code, env=env).ok().stdout)
 
 
 def build(folder: Path, name: str, source: Path | str) -> Path:

@@ -23,8 +23,8 @@ TENSORRT, OPENVINO, DIRECTML = "TensorrtExecutionProvider", "OpenVINOExecutionPr
 
 
 def report(value: object) -> None:
-    with open(os.environ["LAB_REPORT"], "w", encoding="utf-8") as file:
-        json.dump(value, file, default=str)
+    with open(os.environ["CHILD_REPORT"], "a", encoding="utf-8") as file:
+        file.write(json.dumps(["json", value], default=str) + "\n")
 
 
 def outcome(action: Callable[[], Any]) -> str:

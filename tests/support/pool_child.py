@@ -6,11 +6,10 @@ ONNX Runtime's exception with the text of an H200, as in test_running.py; everyt
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from typing import Any
 
-from benchmarks.common import child_environment, run_child
+from tests.support.children import child_environment, run_python
 
 DEADLINE = 60
 
@@ -21,7 +20,7 @@ warnings.simplefilter("ignore")
 import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state as C
 import ortgpu
-from benchmarks.common import report
+from tests.support.children import report
 from ortgpu import GPUSessionPool, GPUError
 from ortgpu.provider import lifetime
 from ortgpu.diagnosis.probe.child import RELU
@@ -97,7 +96,5 @@ MEMORY = (C.Fail, FAIL + "BFCArena::AllocateRawInternal Failed to allocate memor
 
 def child(code: str) -> Any:
     """What the code reported, by name."""
-    environment = child_environment({"CUDA_VISIBLE_DEVICES": ""})
-    done = run_child([sys.executable, "-c", PRELUDE + textwrap.dedent(code)], env=environment, deadline=DEADLINE)
-    assert done.returncode == 0, done.explain()
-    return done.reports
+    env = child_environment({"CUDA_VISIBLE_DEVICES": ""})
+    return run_python(PRELUDE + textwrap.dedent(code), env=env, deadline=DEADLINE).ok().reports

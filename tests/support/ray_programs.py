@@ -23,12 +23,12 @@ import ray
 from ray import serve
 from ray.util.placement_group import placement_group_table
 
-from benchmarks.common import report
 from ortgpu.distributed import Collective
 from ortgpu.environment.gpu.cuda import initialise
 from ortgpu.environment.gpu.driver import read_nvml
 from ortgpu.errors import GPUError, PoisonedContextError, catalogue
 from ortgpu.integrations.ray import GPUDeployment, RayGPUSession, ServedGPUSession, open_session, preflight, probe
+from tests.support.children import report
 
 MODEL: bytes = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["": 17]> relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'

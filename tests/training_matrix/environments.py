@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.lab import ChildResult, Machine
+from tests.lab import Machine
 from tests.lab.environments import network_variables
 from tests.lab.fixtures import Lab
 from tests.lab.launchers import AS_ROOT
+from tests.support.children import Child
 
 MARKS = [
     pytest.mark.matrix,
@@ -91,11 +92,11 @@ def problems(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {problem["code"]: problem for problem in found["problems"] if problem["code"] != "driver-not-found"}
 
 
-def mend(machine: Machine, fix: str, lab: Lab, code: str) -> ChildResult:
+def mend(machine: Machine, fix: str, lab: Lab, code: str) -> Child:
     """What is found after the text of a fix was run. The newest torch is 3 GB: a constraint asks for a smaller."""
     constraint = lab.folder / "constraint.txt"
     constraint.write_text(TORCH, encoding="utf-8")
     network = {**network_variables(lab.wheels.folder / "pip"), "PIP_CONSTRAINT": str(constraint)}
     result = machine.run(code, first=fix, env=network, timeout=1200)
-    assert result.first_status == 0, result.output
+    assert result.reports.get("first_status") == 0, result.output
     return result

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.lab import GPU, NVML, ChildResult, Cuda, Machine, Overlay
+from tests.lab import GPU, NVML, Cuda, Machine, Overlay
 from tests.lab.fixtures import Lab
+from tests.support.children import Child
 from tests.training_matrix.environments import DEADLINE, GPU_RELEASE, MARKS, PROGRAMS, mend
 
 pytestmark = MARKS
@@ -112,7 +113,7 @@ report([describe(problem) for problem in ortgpu.diagnose(profile="training", pro
 LEFT_OVER = {"driver-not-found", "mpi-init"}  # no driver is shown, and the overlay has no mpirun
 
 
-def found_in(result: ChildResult) -> dict[str, dict[str, Any]]:
+def found_in(result: Child) -> dict[str, dict[str, Any]]:
     """Problems by code. There may be two about training: the fatal one counts."""
     assert result.returncode == 0, result.output
     found: dict[str, dict[str, Any]] = {}

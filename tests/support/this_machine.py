@@ -1,7 +1,6 @@
-"""What benchmarks and GPU tests share: children with a deadline, prepared environments, records of a machine.
+"""The machine that tests and benchmarks run on: its packages and CUDA libraries, its GPUs, and a record of it all.
 
-Only the standard library is imported here, and of ortgpu what imports no more, so that a child pays for nothing but
-what it measures or tests.
+Only the standard library is imported here, so that a child pays for nothing but what it measures or tests.
 """
 
 from __future__ import annotations
@@ -9,26 +8,17 @@ from __future__ import annotations
 import ctypes
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 import re
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
-from ortgpu.process.timing import quartiles
-
-ROOT = Path(__file__).resolve().parent.parent
-REPORT_VARIABLE = "ORTGPU_CHILD_REPORT"
+from tests.support.children import ROOT, report, run_child
 
 # Packages that bring CUDA libraries of their own, or go looking for them.
 CUDA_CARRIERS = (
@@ -54,128 +44,7 @@ CUDA_FILES = (
 )
 
 
-# Children
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """How a child process ended, what it printed, and what it reported before that."""
-
-    command: tuple[str, ...]
-    returncode: int | None  # None: it was killed at its deadline
-    seconds: float
-    stdout: str
-    stderr: str
-    reports: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def ended(self) -> str:
-        if self.returncode is None:
-            return f"killed at its deadline after {self.seconds:.0f} s"
-        if self.returncode < 0:
-            with suppress(ValueError):
-                return f"killed by {signal.Signals(-self.returncode).name} after {self.seconds:.1f} s"
-        return f"exit status {self.returncode} after {self.seconds:.1f} s"
-
-    def explain(self, tail: int = 3000) -> str:
-        """The end of the child, for a message to a person."""
-        error = self.reports.get("error")
-        parts = [f"child {self.ended}", f"reported: {', '.join(self.reports) or 'nothing'}"]
-        parts += [str(error)] if error else []
-        outputs = {"stdout": self.stdout, "stderr": self.stderr}
-        parts += [f"--- {name}\n{text[-tail:]}" for name, text in outputs.items() if text.strip()]
-        return "\n".join(parts)
-
-
-def run_child(
-    command: Sequence[str], *, env: Mapping[str, str] | None = None, deadline: float, cwd: Path = ROOT
-) -> Child:
-    """Run `command` in a session of its own; everything in it is killed at the deadline.
-
-    Whatever the child does comes back as facts; nothing of it raises. Output goes through files: a grandchild that kept
-    a pipe open would hold the caller.
-    """
-    with tempfile.TemporaryDirectory(prefix="ortgpu-child-") as scratch:
-        reports = Path(scratch, "reports")
-        environment = {**(child_environment() if env is None else env), REPORT_VARIABLE: str(reports)}
-        with open(Path(scratch, "out"), "w+b") as out, open(Path(scratch, "err"), "w+b") as err:
-            started = time.monotonic()
-            with subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment,
-                cwd=cwd,
-                start_new_session=True,
-            ) as process:
-                returncode: int | None
-                try:
-                    returncode = process.wait(deadline)
-                except BaseException as interruption:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                    if not isinstance(interruption, subprocess.TimeoutExpired):
-                        raise
-                    returncode = None
-            seconds = time.monotonic() - started
-            stdout, stderr = _text(out), _text(err)
-        return Child(tuple(command), returncode, seconds, stdout, stderr, _read_reports(reports))
-
-
-def report(name: str, value: object) -> None:
-    """In a child: hand `value` to the parent at once, so that it survives whatever ends the child afterwards."""
-    path = os.environ.get(REPORT_VARIABLE)
-    line = json.dumps([name, value], default=str)
-    if path is None:
-        print(line, flush=True)
-        return
-    with open(path, "a", encoding="utf-8") as stream:
-        stream.write(line + "\n")
-
-
-def _text(stream: BinaryIO) -> str:
-    stream.seek(0)
-    return stream.read().decode(errors="replace")
-
-
-def _read_reports(path: Path) -> dict[str, Any]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return {}
-    found: dict[str, Any] = {}
-    for line in lines:
-        with suppress(ValueError):  # a line that a killed child did not finish
-            name, value = json.loads(line)
-            found[name] = value
-    return found
-
-
-# Environments
-
-
-def child_environment(
-    changes: Mapping[str, str | None] | None = None, *, python_path: Iterable[str | Path] | None = None
-) -> dict[str, str]:
-    """This process's environment for a child, with this repository first on PYTHONPATH.
-
-    A change to None removes the variable. ``python_path`` replaces what PYTHONPATH names besides the repository.
-    """
-    env = dict(os.environ)
-    inherited = [os.path.abspath(entry) for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    entries = [str(ROOT), *(inherited if python_path is None else map(str, python_path))]
-    env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entries))
-    env["PYTHONUNBUFFERED"] = "1"
-    for name in ("ORTGPU_ALLOW_CPU", "PYTHONWARNINGS"):
-        env.pop(name, None)
-    for name, value in (changes or {}).items():
-        if value is None:
-            env.pop(name, None)
-        else:
-            env[name] = value
-    return env
+# Packages and libraries
 
 
 def without_cuda_variables() -> dict[str, str | None]:
@@ -232,7 +101,8 @@ def loader_finds(soname: str, env: Mapping[str, str], before: Sequence[str] = ()
     """Path at which the system loader of a child with `env`, started by `before`, finds `soname`; None: it does not."""
     code = (
         "import ctypes, sys\n"
-        "from benchmarks.common import report, mapped_files\n"
+        "from tests.support.children import report\n"
+        "from tests.support.this_machine import mapped_files\n"
         "ctypes.CDLL(sys.argv[1])\n"
         "stem = sys.argv[1].partition('.so')[0] + '.so'\n"
         "paths = [path for path in mapped_files() if path.rpartition('/')[2].startswith(stem)]\n"
@@ -269,7 +139,7 @@ class GPUs:
 
 def find_gpus() -> GPUs:
     """Ask the driver, in a child: a process that has called cuInit can no longer fork."""
-    command = [sys.executable, "-S", "-c", "from benchmarks.common import ask_driver; ask_driver()"]
+    command = [sys.executable, "-S", "-c", "from tests.support.this_machine import ask_driver; ask_driver()"]
     child = run_child(command, deadline=60)
     visible = tuple(VisibleGPU(**entry) for entry in child.reports.get("gpus", ()))
     reason = child.reports.get("reason") or (None if visible else f"the driver shows no GPU ({child.ended})")
@@ -298,15 +168,6 @@ def ask_driver() -> None:
         cuda.cuDeviceGetUuid(identity, device)
         gpus.append({"ordinal": ordinal, "uuid": f"GPU-{uuid.UUID(bytes=identity.raw)}", "name": name.value.decode()})
     report("gpus", gpus)
-
-
-# Figures
-
-
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, quartiles and number of repeats."""
-    low, middle, high = quartiles(values)
-    return {"median": middle, "quartiles": [low, high], "n": len(values)}
 
 
 # The record of a machine
