@@ -19,6 +19,14 @@ from tests.support.staged_sessions import staged_child  # noqa: E402 - it stands
 __all__ = ["lab", "models", "module_lab", "staged_child", "stubs", "wheels"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that asks for the laboratory. Other tests that carry the marker `lab` say so themselves."""
+    for item in items:
+        if {"lab", "module_lab"} & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.lab)
+
+
 @pytest.fixture(scope="session")
 def provider_library() -> str:
     """Path of the installed CUDA provider."""

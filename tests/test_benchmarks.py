@@ -15,6 +15,8 @@ import pytest
 from tests.support.children import Child, child_environment, run_child, run_python
 from tests.support.this_machine import commit_of
 
+pytestmark = pytest.mark.lab
+
 
 def record_of(tmp_path: Path, benchmark: str, *options: str) -> tuple[dict[str, Any], Child]:
     """What a benchmark wrote into its file of results, on the CPU with tiny models, and the child that took it."""

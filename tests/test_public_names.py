@@ -56,6 +56,7 @@ needs_mypy = pytest.mark.skipif(
 )
 
 
+@pytest.mark.lab
 @needs_mypy
 def test_every_name_has_a_type_in_a_program_of_a_user(tmp_path: Path) -> None:
     handlers = "\n".join(
@@ -101,6 +102,7 @@ print(text, missing, device.ordinal, fixes, ortgpu.sessions()[0].model, ortgpu.d
     assert type_errors(program, tmp_path) == ""
 
 
+@pytest.mark.lab
 @needs_mypy
 def test_a_session_has_for_a_type_checker_what_onnx_runtimes_has(tmp_path: Path) -> None:
     """Pyright infers it from the code, and editors complete names with it. Mypy wants stubs, and gets some here."""

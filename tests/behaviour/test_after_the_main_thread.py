@@ -11,6 +11,8 @@ from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
 from tests.support.graph_sessions import with_graphs
 
+pytestmark = pytest.mark.lab
+
 # What the thread reports is the last thing that is printed.
 AFTER = """
 def after_the_main_thread(function):

@@ -22,6 +22,8 @@ from ortgpu.errors import catalogue
 from tests.lab import launchers
 from tests.lab.fixtures import Lab
 
+pytestmark = pytest.mark.lab
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE = 110  # seconds: a process that opens a first session on a slow machine needs a fraction of it
 

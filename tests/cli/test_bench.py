@@ -29,6 +29,8 @@ from tests.support.children import child_environment, run_child
 from tests.support.command_line import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
 from tests.support.this_machine import GPUs
 
+pytestmark = pytest.mark.lab
+
 HEAD = '<ir_version: 8, opset_import: ["": 17]> '
 ON_CPU = ["plain", "run", "map", "pool"]  # a CUDA graph needs CUDA
 

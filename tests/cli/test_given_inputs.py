@@ -13,6 +13,8 @@ from onnx import parser
 from ortgpu.cli import inputs
 from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 
+pytestmark = pytest.mark.lab
+
 RESHAPE = "g (float[n, 4] x) => (float[8, 4] y) <int64[2] shape = {8, 4}> { y = Reshape(x, shape) }"  # n has to be 8
 
 

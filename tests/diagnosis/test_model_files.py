@@ -94,6 +94,7 @@ def found(facts: ModelFacts) -> list[str]:
     return [*filter(None, [facts.problem]), *(f"{name}: {why}" for name, why in facts.data_problems)]
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -134,6 +135,7 @@ def test_a_file_too_large_for_a_message_is_not_read(tmp_path: Path) -> None:
     assert "an ONNX file can have 2147483647" in (read_model(path).problem or "")
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -279,6 +281,7 @@ def renamed(name: str) -> Callable[[Path, Path], Path]:
     return copy
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("name", ["model.ort", "MODEL.ORT", "model.onnx"])
 def test_a_model_in_the_own_format_is_fine_under_its_name(ort_format: Path, tmp_path: Path, name: str) -> None:
     path = renamed(name)(ort_format, tmp_path)
@@ -294,6 +297,7 @@ def test_another_model_under_that_name(tmp_path: Path) -> None:
     assert "ends in .ort" in (read_model(path).problem or "")
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("given", ["sys.argv[1]", "open(sys.argv[1], 'rb').read()"], ids=["file", "bytes"])
 def test_where_its_nodes_are_is_not_known(ort_format: Path, given: str) -> None:
     """ONNX Runtime records nothing for it: to say that no node is on the CPU would not be true."""
@@ -340,6 +344,7 @@ def kept_by(module, name):
 """
 
 
+@pytest.mark.lab
 @records_places
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
 def test_no_other_user_can_read_what_is_written_for_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

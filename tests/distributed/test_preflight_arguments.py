@@ -27,6 +27,7 @@ def test_no_address(address: str) -> None:
         preflight(address=address)
 
 
+@pytest.mark.lab
 def test_a_resolver_that_never_answers(stubs: Stubs) -> None:
     """A name server that is not there keeps a process in getaddrinfo for longer than most deadlines."""
     code = "#include <unistd.h>\nint getaddrinfo(void) { for (;;) pause(); }"
@@ -87,6 +88,7 @@ while True:
 """
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("said", ["flood", "unproved", "early", "letters", "rude", "garbage", "number"])
 def test_somebody_else_is_there_in_the_place_of_rank_0(said: str) -> None:
     """It neither keeps a rank from its deadline nor ends it with an error of its own making."""

@@ -299,6 +299,7 @@ def test_the_door_is_closed_when_all_are_there(rank_0: Rank0) -> None:
         rank_0.open()
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -351,6 +352,7 @@ def flooded(connected: socket.socket, block: str) -> Iterator[None]:
         flood.wait()
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("joins", "block"),
     [(False, SMALL), (False, HALF), (True, SMALL), (True, STEP)],

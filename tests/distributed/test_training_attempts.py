@@ -26,6 +26,8 @@ from ortgpu.errors import GPUError
 from tests.distributed.test_training_diagnosis import OPEN_MPI, only, problems, training_facts
 from tests.lab import Stubs
 
+pytestmark = pytest.mark.lab
+
 DEADLINE = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -51,6 +51,7 @@ def test_nothing_survives_the_deadline(tmp_path: Path) -> None:
         assert select.select([left], [], [], DEADLINE)[0], "it goes on"
 
 
+@pytest.mark.lab
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="/proc tells which processes there are")
 def test_output_held_by_what_left_the_group_is_not_waited_for(tmp_path: Path) -> None:
     code = f"""

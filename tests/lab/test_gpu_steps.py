@@ -11,6 +11,8 @@ import pytest
 from tests.gpu import __main__ as steps
 from tests.support.this_machine import find_gpus
 
+pytestmark = pytest.mark.lab
+
 TESTS = """
 import pytest
 

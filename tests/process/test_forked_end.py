@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.lab
+
 PROGRAM = """
 import ctypes, os, signal, sys, warnings
 warnings.simplefilter("ignore")

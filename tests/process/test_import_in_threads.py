@@ -11,6 +11,8 @@ import pytest
 import ortgpu
 from tests.support.cpu_session import child
 
+pytestmark = pytest.mark.lab
+
 PACKAGE = Path(ortgpu.__file__).parent
 
 PROGRAM = """

@@ -20,6 +20,8 @@ from tests.support.graph_sessions import SETUP as WITH_GRAPHS
 from tests.support.staged_sessions import SETUP as STAGED
 from tests.support.staged_sessions import STAGES
 
+pytestmark = pytest.mark.lab
+
 # Of the CPU that is used instead: it is logged, which goes to stderr where a program has no handlers. A function with
 # names of its own does not keep those of the program.
 QUIET = """

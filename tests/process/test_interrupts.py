@@ -11,6 +11,8 @@ from tests.support.cpu_session import PRELUDE, WATCHED, child
 from tests.support.interrupt_fuzz import PROGRAM
 from tests.support.pool_child import child as pool_child
 
+pytestmark = pytest.mark.lab
+
 MANY, SOME = 10_000, 300
 DEADLINE = 7200  # seconds, of many
 

@@ -16,6 +16,7 @@ from tests.pytest_plugin.inner import Faked, GiB, Memory, Run, Session, gpu
 pytest_plugins = "pytester"
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("shown", [True, False], ids=["process is shown", "process is not shown"])
 def test_a_leak(memory: Memory, shown: bool) -> None:
     memory.own = memory.own if shown else None

@@ -8,6 +8,8 @@ import pytest
 
 from tests.pytest_plugin.inner import Run
 
+pytestmark = pytest.mark.lab
+
 pytest_plugins = "pytester"
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.lab.stubs import Stubs
 from tests.support.graph_sessions import with_graphs
 
+pytestmark = pytest.mark.lab
+
 FAILING = """
 class Failing(Recorded):
     # Fails while it captures, as a kernel that asks CUDA for memory does

@@ -167,6 +167,7 @@ def test_a_closed_session_refuses() -> None:
 
 def test_names_that_are_not_utf_8_leave_the_session_be() -> None:
     found = direct_child("""
+        import onnx.parser
         text = '<ir_version: 8, opset_import: ["": 17]> g (float[n] abc) => (float[n] y) { y = Neg(abc) }'
         damaged = onnx.parser.parse_model(text).SerializeToString().replace(b"abc", b"a\\xffc")
         report(type(GPUSession(damaged)).__name__)

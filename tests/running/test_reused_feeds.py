@@ -11,6 +11,8 @@ import pytest
 from tests.lab.stubs import Stubs
 from tests.support.cpu_session import child
 
+pytestmark = pytest.mark.lab
+
 # A kind of feed is a generator that is made anew for each way to run it. Its model takes what it gives.
 KINDS = """
 import array as c_array, collections, tempfile, types, zlib

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.lab
+
 
 def test_an_interrupt_anywhere_leaves_no_copy_under_way(staged_child: Any) -> None:
     """At each call of the code that copies, and at the end of each call that it makes of C: where the interpreter looks

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.lab
+
 
 def test_large_results_are_in_memory_that_is_used_again(staged_child: Any) -> None:
     found = staged_child("""

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.lab
+
 
 def test_threads_over_one_session(staged_child: Any) -> None:
     found = staged_child("""

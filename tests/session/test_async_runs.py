@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.lab.fixtures import Lab
 from tests.support.cpu_session import PRELUDE, WATCHED, child
+
+pytestmark = pytest.mark.lab
 
 COUNT = 500
 

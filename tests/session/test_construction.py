@@ -15,7 +15,10 @@ from tests.session.test_layout import computed_weights, model_of, nothing
 from tests.session.test_weights import large_model, matrix
 from tests.support.cpu_session import child
 
-pytestmark = pytest.mark.skipif(load_runtime().release not in _RELEASES, reason="only 1.31 is given weights so")
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(load_runtime().release not in _RELEASES, reason="only 1.31 is given weights so"),
+]
 
 SETUP = """
 import weakref

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.cpu_session import child
 
+pytestmark = pytest.mark.lab
+
 PROGRAM = """
 import abc, dataclasses, typing
 import onnxruntime

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.pool_child import child
 
+pytestmark = pytest.mark.lab
+
 
 def test_close_waits_for_what_runs_and_refuses_what_waits() -> None:
     found = child("""

@@ -7,6 +7,8 @@ import pytest
 from tests.lab.fixtures import Lab
 from tests.support.pool_child import child
 
+pytestmark = pytest.mark.lab
+
 
 @pytest.mark.parametrize("failure", ["ECC", "UNKNOWN", "CUDNN"])
 def test_a_lost_gpu_is_taken_out_and_its_work_done_by_another(failure: str) -> None:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.lab
+
 PROGRAM = """
 import json, warnings
 warnings.simplefilter("ignore")

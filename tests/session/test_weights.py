@@ -153,6 +153,7 @@ SETTINGS = ["enable_mem_pattern=False", "enable_cpu_mem_arena=False", "execution
             "session.disable_prepacking"]  # fmt: skip
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("setting", ["", *SETTINGS])
 @pytest.mark.parametrize("way", ["overwritten", "given back"])
 def test_nothing_is_read_of_the_memory_when_the_session_is_made(tmp_path: Path, way: str, setting: str) -> None:
@@ -250,6 +251,7 @@ UNFIT: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("kind", UNFIT)
 def test_others_are_left_to_onnxruntime(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.onnx"
@@ -270,6 +272,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, change: str) -> None:
     """As ONNX Runtime refuses what it finds of such a file, with its own exception."""
@@ -341,6 +344,7 @@ report([opened, raised])
 """
 
 
+@pytest.mark.lab
 def test_no_weights_are_read_out_of_the_middle_of_a_write(tmp_path: Path) -> None:
     """The time of a file is set when a write begins, which may go on until after the file was read."""
     path = tmp_path / "m.onnx"
@@ -411,6 +415,7 @@ def test_no_file_is_mapped(lab: Lab, provider_library: str, tmp_path: Path) -> N
     assert machine.run(MAPPINGS, argv=[str(tmp_path / "model.onnx")]).ok().json == []
 
 
+@pytest.mark.lab
 def test_other_threads_go_on_while_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+import onnx.parser
+
 from tests.support.children import child_environment, run_python
 
-PRELUDE = """
+# Made here: a child that makes no model of its own does without onnx, which takes long to import.
+_NEG = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 17]> neg (float[n] x) => (float[n] y) { y = Neg(x) }'
+)
+PRELUDE = (
+    f"NEG = {_NEG.SerializeToString()!r}"
+    + """
 import gc, itertools, json, logging, os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore")  # of the CPU that is used instead
-import numpy as np, onnx.parser
+import numpy as np
 import ortgpu
 from ortgpu import GPUSession
 from tests.support import children
 
 def model(text):
+    import onnx.parser
     return onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> ' + text).SerializeToString()
-
-NEG = model("neg (float[n] x) => (float[n] y) { y = Neg(x) }")
 
 def feeds(count, size=4):
     return [{"x": np.full(size, number, dtype=np.float32)} for number in range(count)]
@@ -42,6 +49,7 @@ def stub_runtime(path):
     library.stub_pinned_bytes.restype = library.stub_device_bytes.restype = ctypes.c_size_t
     return CudaRuntime(path, 0), library
 """
+)
 
 
 # A forked child sets its own alarm: there, a second dump_traceback_later would wait for the thread of the first
