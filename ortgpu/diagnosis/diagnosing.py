@@ -29,23 +29,7 @@ from ..errors import (
 )
 from ..model.contents import ModelFacts, collective_operators, read_model
 from ..provider.placement import cudnn_operators, cufft_operators
-from .checks import (
-    descriptors,
-    device_files,
-    devices,
-    driver,
-    driver_absent,
-    imports,
-    libraries,
-    opening,
-    package_files,
-    packages,
-    permissions,
-    provider_file,
-    this_process,
-    visible,
-    windows,
-)
+from .checks import devices, driver, imports, libraries, opening, packages, surroundings
 from .checks import model as model_checks
 from .facts import Facts, Observed, Request
 from .probe import attempts
@@ -57,23 +41,23 @@ Check = Callable[[Facts], GPUError | None]
 
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
-    permissions.package_unreadable,
+    packages.package_unreadable,
     packages.not_installed,
     packages.shadowed,
-    package_files.broken_files,
+    packages.broken_files,
     packages.conflicting,
     packages.cpu_only,
-    this_process.replaced,
-    this_process.in_sub_interpreter,
+    packages.replaced_after_import,
+    packages.in_sub_interpreter,
     packages.provider_missing,
-    package_files.library_damaged,
-    package_files.numpy_damaged,
-    windows.runtime_missing,
-    windows.other_engine,
+    packages.library_damaged,
+    packages.numpy_damaged,
+    imports.visual_c_missing,
+    imports.other_engine,
     imports.failed,
     model_checks.collective_ops_missing,  # no library, driver or device would mend it
     libraries.missing,
-    provider_file.unloadable,
+    imports.provider_unloadable,
     libraries.cudnn_missing,
     libraries.cufft_missing,
     libraries.cudnn_of_other_cuda,
@@ -82,11 +66,11 @@ CHECKS: tuple[Check, ...] = (
     devices.named_device,
     devices.unsupported,
     devices.cudnn_without_code,
-    driver_absent.not_found,
-    descriptors.exhausted,
+    driver.not_found,
+    driver.descriptors_exhausted,
     driver.of_linux_in_wsl,
     driver.too_old,
-    device_files.not_accessible,
+    driver.device_files_closed,
     driver.not_ready,
     devices.none_visible,
     opening.unusable,
@@ -167,7 +151,7 @@ def _is_of_missing_libraries(error: GPUError) -> bool:
 def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
     if isinstance(root, UnsupportedPlatformError) and packages.has_cuda(root.system, root.machine):
         return False  # its C library is too old, which is no reason for anything else
-    if isinstance(error, NoDeviceError) and visible.are_hidden(facts.environment):
+    if isinstance(error, NoDeviceError) and surroundings.are_hidden(facts.environment):
         return False  # a variable does that, with whatever driver
     if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
         return None in (root.package, error.package) or root.package == error.package

@@ -29,8 +29,14 @@ from ..errors import (
 from ..provider import lifetime
 from ..provider.devices import Device
 from ..provider.preloading import is_of_cudnn
-from .checks import memory
-from .checks.devices import described, kernel_without_code, without_code
+from .checks.devices import (
+    close_those_that_are_done_with,
+    described,
+    kernel_without_code,
+    named_sessions,
+    sessions_on_gpu,
+    without_code,
+)
 from .checks.libraries import by_folder, mixed
 from .checks.opening import lacks_pinned_memory, not_created, of_generation, tensorrt_failed
 from .messages.cuda_codes import (
@@ -45,13 +51,20 @@ from .messages.cuda_codes import (
     UNKNOWN,
     UNSUPPORTED_PTX_VERSION,
     captured_meanwhile,
+    code_in,
     meaning_of,
     name_of,
     poisoned,
 )
-from .messages.library_status import LibraryStatus, read_library_status
-from .messages.runtime_errors import code_in
-from .messages.runtime_words import ALLOCATION, LIMIT, TENSORRT, WITHOUT_CUDNN, telling_line
+from .messages.runtime_words import (
+    ALLOCATION,
+    LIMIT,
+    TENSORRT,
+    WITHOUT_CUDNN,
+    LibraryStatus,
+    read_library_status,
+    telling_line,
+)
 
 _MIB = 1 << 20
 
@@ -232,9 +245,9 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
         evidence += [
             f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
         ]
-    own = memory.on_gpu(sessions(), device.uuid if device is not None else None)
+    own = sessions_on_gpu(sessions(), device.uuid if device is not None else None)
     if len(own) > 1:  # the one that runs is among them
-        evidence += memory.named(own)
+        evidence += named_sessions(own)
     summary, fixes = _lack(requested, total, text)
     return GPUOutOfMemoryError(
         summary,
@@ -242,7 +255,7 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
         fixes=[
             manual("use a smaller batch; the session works on"),
             *map(manual, fixes),
-            *([memory.close_those_that_are_done_with()] if len(own) > 1 else []),
+            *([close_those_that_are_done_with()] if len(own) > 1 else []),
         ],
         requested=requested,
         free=free,

@@ -15,10 +15,10 @@ from ..errors import (
     manual,
 )
 from ..provider.living import sessions
-from .checks import descriptors, opening
+from .checks import driver, opening
 from .diagnosing import find_problems
 from .facts import Facts, Observed, Request
-from .messages.library_status import OF_WHEELS
+from .messages.runtime_words import OF_WHEELS
 from .remedies.windows_advice import advise_for_windows
 
 _FOR_WHAT_NO_CHECK_KNOWS = (
@@ -65,7 +65,7 @@ def why_unusable(
         if fatal:
             fatal[0].severity = "fatal"
             return fatal[0].with_others(problem for problem in problems if problem is not fatal[0])
-        too_few = descriptors.too_few_for(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
+        too_few = driver.too_few_descriptors(None, facts, ["ONNX Runtime did not bind its CUDA provider"])
         if too_few is not None:
             return too_few.with_others(problems)
     if said is None:

@@ -17,7 +17,7 @@ from ..environment.inspection import Environment
 from ..environment.libraries.catalogue import major_of
 from ..environment.libraries.search import Resolution
 from ..environment.packages.metadata import numbers_of
-from .checks.visible import visible_gpus
+from .checks.surroundings import visible_gpus
 from .remedies import system as system_remedies
 from .remedies.releases import FOR_CUDA_13
 

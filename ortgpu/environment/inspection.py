@@ -104,8 +104,7 @@ def _missing_from_the_system(
 ) -> tuple[str, ...]:
     if sys.platform != "win32":
         return ()
-    from .libraries.loader_windows import folders_searched
-    from .libraries.windows_system import missing_from_the_system
+    from .libraries.loader_windows import folders_searched, missing_from_the_system
 
     linked = [(file.path, file.needed) for file in files if file is not None]
     return missing_from_the_system(linked, mapped, folders_searched(os.environ))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortgpu.diagnosis.diagnosing import find_problems
-from ortgpu.environment.gpu.driver_places import UnlinkedFile
+from ortgpu.environment.gpu.driver import UnlinkedFile
 from tests.faults.case import H200
 from tests.faults.driver_library import unlinked
 from tests.lab import NVML, Cuda

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ortgpu import diagnose
-from ortgpu.diagnosis.checks.visible import visible_gpus
+from ortgpu.diagnosis.checks.surroundings import visible_gpus
 from ortgpu.diagnosis.diagnosing import CHECKS, Diagnosis, find_problems
 from ortgpu.diagnosis.probe.result import ProbeStep
 from ortgpu.environment.files.permissions import RefusedPath

@@ -479,7 +479,7 @@ def test_the_names_are_those_of_the_runtime() -> None:
     """An older one does not know them all: that of CUDA 12 lacks five."""
     code = """
 import ctypes, sys
-from ortgpu.diagnosis.messages.runtime_errors import CODES
+from ortgpu.diagnosis.messages.cuda_codes import CODES
 from ortgpu.environment.packages.installed import locate_packages
 from ortgpu.provider.preloading import load, plan
 runtime = ctypes.CDLL(load(plan(locate_packages())).path_of("libcudart"))

@@ -9,8 +9,7 @@ from typing import Any
 from ortgpu.diagnosis.probe.result import ProbeStep
 from ortgpu.environment.files.permissions import RefusedPath
 from ortgpu.environment.gpu.cuda import CudaState
-from ortgpu.environment.gpu.driver import RefusedNode
-from ortgpu.environment.gpu.driver_places import UnlinkedFile
+from ortgpu.environment.gpu.driver import RefusedNode, UnlinkedFile
 from ortgpu.environment.host import OpenFiles
 from ortgpu.environment.libraries.search import Candidate
 from ortgpu.environment.libraries.wheel import Architecture

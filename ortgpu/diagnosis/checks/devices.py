@@ -1,8 +1,10 @@
-"""Is there a GPU for this process, is it the one asked for, and does the provider hold code for it?"""
+"""Check which GPUs this process may see, whether the requested one is among them, and whether it can serve."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ...environment.gpu.driver import GPU
 from ...environment.inspection import Environment
@@ -20,15 +22,59 @@ from ...errors import (
     on_linux,
     shell,
 )
-from ...provider import devices
+from ...provider.devices import Device, choose, describe, narrowed_by, not_found, ordinal_of
+from ...provider.requests import CUDA, TENSORRT
 from ..facts import Facts
 from ..messages.cuda_codes import NO_DEVICE, returned_by_cuinit
 from ..remedies import commands as remedies
 from ..remedies import releases
 from ..remedies import system as system_remedies
-from . import memory
-from .surroundings import give_the_gpu, has_nvidia, how, of_service, of_wsl
-from .visible import are_hidden, given_to_container, visible_gpus
+from .surroundings import (
+    are_hidden,
+    give_the_gpu,
+    given_to_container,
+    has_nvidia,
+    how,
+    of_service,
+    of_wsl,
+    visible_gpus,
+)
+
+if TYPE_CHECKING:
+    from ...provider.living import SessionRecord
+
+
+_NAMED = 5
+
+
+def sessions_on_gpu(sessions: Iterable[SessionRecord], uuid: str | None) -> list[SessionRecord]:
+    """Those that hold memory of the GPU, or may: a plain InferenceSession does not say where it is."""
+    return [
+        session
+        for session in sessions
+        if session.alive
+        and {CUDA, *TENSORRT}.intersection(session.providers)
+        and (uuid is None or session.device is None or session.device.uuid in (uuid, None))
+    ]
+
+
+def named_sessions(sessions: list[SessionRecord]) -> list[str]:
+    """Lines of evidence."""
+    lines = [
+        f"open in this process: {session.model}" + (f", created by {session.created_by}" if session.created_by else "")
+        for session in sessions[:_NAMED]
+    ]
+    if len(sessions) > _NAMED:
+        lines.append(f"and {len(sessions) - _NAMED} more, which ortgpu.sessions() lists")
+    return lines
+
+
+def close_those_that_are_done_with() -> Fix:
+    return manual(
+        "close() the sessions of this process that are done with; they stay open while anything refers to them: a "
+        "variable, a notebook's Out, the traceback of an exception"
+    )
+
 
 _OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that asked for no GPU
 
@@ -41,14 +87,14 @@ def named_device(facts: Facts) -> GPUError | None:
         return None
     if cuda is not None and cuda.devices:
         try:
-            devices.choose(requested, cuda.devices, lambda _: None, devices.narrowed_by(hidden, cuda.hidden_by))
+            choose(requested, cuda.devices, lambda _: None, narrowed_by(hidden, cuda.hidden_by))
         except DeviceNotFoundError as error:
             return error
         return None
     gpus = visible_gpus(facts.environment)
     if not gpus:
         return None
-    ordinal = devices.ordinal_of(requested)
+    ordinal = ordinal_of(requested)
     if ordinal is not None:
         found = ordinal < len(gpus)
     else:
@@ -57,8 +103,8 @@ def named_device(facts: Facts) -> GPUError | None:
         )
     if found:
         return None
-    available = [devices.describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
-    return devices.not_found(requested, available, narrowed=devices.narrowed_by(hidden, hidden))
+    available = [describe(number, gpu.name, gpu.uuid) for number, gpu in enumerate(gpus)]
+    return not_found(requested, available, narrowed=narrowed_by(hidden, hidden))
 
 
 def none_visible(facts: Facts) -> GPUError | None:
@@ -230,14 +276,14 @@ def _passed_over(
 
 
 def without_code(
-    gpu: GPU | devices.Device | None, summary: str, evidence: list[str], fixes: list[Fix]
+    gpu: GPU | Device | None, summary: str, evidence: list[str], fixes: list[Fix]
 ) -> UnsupportedDeviceError:
     """Of one kernel or operator, as it says itself. ``gpu`` None: nobody knows which it is."""
     name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
     return UnsupportedDeviceError(summary, evidence=evidence, fixes=fixes, device=name, compute_capability=capability)
 
 
-def kernel_without_code(gpu: GPU | devices.Device | None, evidence: list[str]) -> UnsupportedDeviceError:
+def kernel_without_code(gpu: GPU | Device | None, evidence: list[str]) -> UnsupportedDeviceError:
     """Where the file has no code for the GPU at all, a check knows it."""
     return without_code(
         gpu,
@@ -268,7 +314,7 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
     cuda = facts.observed.cuda
     if cuda is not None and cuda.devices:
         try:
-            chosen = [devices.choose(facts.request.device, cuda.devices, lambda _: None)]
+            chosen = [choose(facts.request.device, cuda.devices, lambda _: None)]
         except DeviceNotFoundError:
             chosen = []
         if facts.request.device == "auto":
@@ -282,7 +328,7 @@ def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
 
 def _meant(facts: Facts) -> list[GPU]:
     gpus = visible_gpus(facts.environment)
-    ordinal = devices.ordinal_of(facts.request.device)
+    ordinal = ordinal_of(facts.request.device)
     if ordinal is not None and len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1:
         return gpus[ordinal : ordinal + 1]
     if ordinal is None and facts.request.device != "auto":
@@ -297,13 +343,13 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
     free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
     if gpu is not None and free is not None and total is not None:
         evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
-    own = memory.on_gpu(facts.observed.sessions, gpu.uuid if gpu is not None else None)
+    own = sessions_on_gpu(facts.observed.sessions, gpu.uuid if gpu is not None else None)
     return InsufficientDeviceMemoryError(
         "the GPU has too little free memory to open this session"
         + (f": {requested} bytes were asked for" if requested else ""),
-        evidence=[*evidence, *memory.named(own)],
+        evidence=[*evidence, *named_sessions(own)],
         fixes=[
-            *([memory.close_those_that_are_done_with()] if own else []),
+            *([close_those_that_are_done_with()] if own else []),
             manual(
                 "stop other processes on the GPU, choose another one with device=, or raise gpu_mem_limit if you set it"
             ),
@@ -320,7 +366,7 @@ def gpu_asked_for(facts: Facts) -> GPU | None:
     gpus = facts.environment.driver.nvml.gpus
     if requested != "auto" and cuda is not None and cuda.devices:
         try:
-            uuid = devices.choose(requested, cuda.devices, lambda _: None).uuid
+            uuid = choose(requested, cuda.devices, lambda _: None).uuid
         except DeviceNotFoundError:
             return None
         return next((gpu for gpu in gpus if gpu.uuid is not None and gpu.uuid == uuid), None)

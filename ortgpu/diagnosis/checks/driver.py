@@ -1,24 +1,159 @@
-"""Is the driver new enough, do its library and its kernel module go together, and do they serve this process?
+"""Check that there is a driver, that its parts go together, and that they serve this process.
 
-In the place of the library, libcuda.so.1, others are found: one of the package cuda-compat; one that a container's
-image holds, though the container runtime brings that of the host; that of a driver for Linux inside WSL; that of a
-driver that is installed and was not started yet. Why the kernel module does not serve, NVML says, where CUDA's number
-says nothing.
+In the place of its library, libcuda.so.1, others are found: one of the package cuda-compat; one that the image of a
+container holds, though the container runtime brings that of the host; that of a driver for Linux inside WSL; that of a
+driver that is installed and was not started yet. If CUDA's number says nothing, NVML says why the kernel module fails.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 from pathlib import PurePosixPath
 
+from ...environment.gpu.driver import TEGRA_MEMORY, Driver, RefusedNode, UnlinkedFile
 from ...environment.packages.metadata import numbers_of
-from ...errors import DriverTooOldError, DriverUnusableError, Fix, GPUError, manual, on_linux, shell
+from ...errors import (
+    DriverNotFoundError,
+    DriverTooOldError,
+    DriverUnusableError,
+    Fix,
+    GPUError,
+    manual,
+    on_linux,
+    python,
+    shell,
+)
 from ..facts import Facts
+from ..messages import loader_words
 from ..messages.cuda_codes import UNUSABLE, Meaning, name_of, returned_by_cuinit
 from ..remedies import commands as remedies
 from ..remedies import system as system_remedies
 from ..remedies.releases import FOR_CUDA_12, runs_with_cuda_12
-from .surroundings import of_wsl
-from .visible import hides_everything, visible_gpus
+from . import surroundings
+from .surroundings import given_to_container, hides_everything, of_wsl, visible_gpus
+
+
+def not_found(facts: Facts) -> GPUError | None:
+    environment = facts.environment
+    driver, host = environment.driver, environment.host
+    if driver.libcuda is not None:
+        return None
+    if host.system == "Windows":
+        return _not_found_on_windows(facts)
+    library = "libcuda.so.1"
+    evidence = [driver.libcuda_error or f"{library} cannot be loaded", *_said_by_nvml(driver)]
+    if driver.kernel_version:
+        evidence.append(f"kernel module: {driver.kernel_version}")
+    evidence.append(f"device files: {', '.join(driver.device_nodes) or 'none'}")
+    evidence += [f"there, where the loader does not look: {path}" for path in driver.libcuda_elsewhere]
+    evidence += [f"there, without its link {library}: {file.path}" for file in driver.libcuda_unlinked]
+    if host.container:
+        capabilities = environment.variables.now.get("NVIDIA_DRIVER_CAPABILITIES")
+        value = f"={capabilities}" if capabilities else " is not set"
+        evidence.append(f"in a container ({host.container}), NVIDIA_DRIVER_CAPABILITIES{value}")
+        evidence += given_to_container(environment)
+    fixes = _ways_to_a_driver(facts)
+    elsewhere = surroundings.of_service(environment) or surroundings.without_nvidia(environment)
+    if elsewhere is not None:
+        evidence.append(elsewhere[0])
+        fixes = [elsewhere[1]]
+    return DriverNotFoundError(
+        f"the NVIDIA driver's library {library} cannot be loaded", evidence=evidence, fixes=fixes
+    )
+
+
+def _not_found_on_windows(facts: Facts) -> GPUError:
+    """There the driver's files are in System32, where its installer alone puts them."""
+    driver = facts.environment.driver
+    return DriverNotFoundError(
+        "the NVIDIA driver's library nvcuda.dll cannot be loaded",
+        evidence=[driver.libcuda_error or "nvcuda.dll cannot be loaded", *_said_by_nvml(driver)],
+        fixes=[system_remedies.update_driver(facts.environment)],
+    )
+
+
+def _said_by_nvml(driver: Driver) -> list[str]:
+    if driver.nvml.available:
+        return [f"NVML works and sees {len(driver.nvml.gpus)} GPU(s): nvidia-smi does not show this fault"]
+    return [f"NVML: {driver.nvml.error}"] if driver.nvml.error else []
+
+
+def _ways_to_a_driver(facts: Facts) -> list[Fix]:
+    environment = facts.environment
+    major = environment.cuda_major
+    if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
+        return [system_remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
+    if environment.driver.libcuda_unlinked:
+        return _ways_to_its_link(facts, environment.driver.libcuda_unlinked[0])
+    if loader_words.cannot_be_mapped(environment.driver.libcuda_error or ""):
+        return [system_remedies.let_it_be_mapped(environment, "libcuda.so.1")]
+    if (none_given := surroundings.of_wsl(environment)) is not None:
+        return [none_given]
+    if environment.host.wsl and not environment.host.container:
+        return [
+            system_remedies.look_first_in(system_remedies.WSL_DRIVER),
+            on_linux("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
+        ]
+    fixes = []
+    if not environment.host.container:
+        fixes.append(_rest_of_the_driver(facts) or system_remedies.update_driver(environment))
+    fixes.append(
+        surroundings.give_the_gpu(
+            environment, " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+        )
+    )
+    if environment.host.container and (
+        empty := re.match(r"(/.*): file too short", environment.driver.libcuda_error or "")
+    ):
+        folder = shlex.quote(os.path.dirname(empty[1]))
+        fixes.append(
+            manual(
+                "if it has the GPU already: take the empty files, over which another container's libraries were "
+                f"mounted, out of the image that was made of it: find {folder} -name 'lib*.so*' -size 0 -delete",
+                needs="host",
+            )
+        )
+    if environment.host.container and not system_remedies.is_enough(environment.driver.version, major or 13):
+        fixes.append(manual(f"and {system_remedies.update_driver(environment)}", needs="driver"))
+    return fixes
+
+
+def _ways_to_its_link(facts: Facts, file: UnlinkedFile) -> list[Fix]:
+    """NVIDIA/nvidia-container-toolkit issues 128, 675 and 1099."""
+    folder, path = shlex.quote(os.path.dirname(file.path)), shlex.quote(file.path)
+    fixes = [
+        shell(f"/sbin/ldconfig -n {folder}")
+        if file.writable
+        else shell(
+            f'links=$(mktemp -d) && ln -s {path} "$links/libcuda.so.1" && '
+            'export LD_LIBRARY_PATH="$links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
+        )
+    ]
+    if facts.environment.host.container:
+        fixes.append(
+            on_linux(
+                "for good: let its runtime make the link, as nvidia-container-toolkit does by ldconfig, for which the "
+                "root file system must not be read-only (docker run --read-only, readOnlyRootFilesystem) and the "
+                "ldconfig of /etc/nvidia-container-runtime/config.toml has to be there on the host",
+                needs="host",
+            )
+        )
+    return fixes
+
+
+def _rest_of_the_driver(facts: Facts) -> Fix | None:
+    """Distributions have its parts in packages of their own, and that of the display needs no CUDA."""
+    environment = facts.environment
+    version, major = environment.driver.version, environment.cuda_major
+    if major is None or not system_remedies.is_enough(version, major):
+        return None
+    return manual(
+        f"install the part of driver {version} that has libcuda.so.1, in that version (Ubuntu: libnvidia-compute-*, "
+        "Debian: libcuda1, Fedora: xorg-x11-drv-nvidia-cuda-libs, openSUSE: nvidia-compute-*, Arch: nvidia-utils)",
+        needs="driver",
+    )
 
 
 def too_old(facts: Facts) -> GPUError | None:
@@ -268,4 +403,160 @@ def _ways_to_load_it(facts: Facts) -> tuple[Fix, ...]:
             "on leave out GPUs before the RTX 20 series (sudo dmesg | grep -i nvrm)",
             needs="driver",
         ),
+    )
+
+
+_UVM = "/dev/nvidia-uvm"
+# The group of a file whose own is none of this user namespace: user_namespaces(7), overflowgid
+_UNMAPPED = frozenset({"nogroup", "nobody", "65534"})
+
+
+def device_files_closed(facts: Facts) -> GPUError | None:
+    """Device files that this process may not open, or that nobody made: CUDA then sees no GPU, or fails without a
+    reason."""
+    driver, cuda = facts.environment.driver, facts.observed.cuda
+    if driver.libcuda is None or (cuda is not None and cuda.code == 0):
+        return None
+    code = cuda.code if cuda is not None else None
+    refused = {node.path: node for node in driver.refused_nodes}
+    gpus = [path for path in driver.device_nodes if re.fullmatch(r"/dev/nvidia\d+", path)]
+    # Some GPUs may be kept from a job on purpose.
+    needed = [path for path in ("/dev/nvidiactl", _UVM, TEGRA_MEMORY) if path in refused] + (
+        gpus if gpus and all(path in refused for path in gpus) else []
+    )
+    if needed:
+        return DriverUnusableError(
+            f"this process may not open {', '.join(needed)}",
+            evidence=[
+                f"{node.path}: {node.error}, group {node.group or 'unknown'}"
+                for node in map(refused.__getitem__, needed)
+            ],
+            fixes=_ways_to_access(facts, [refused[path] for path in needed]),
+            cuda_code=code,
+        )
+    if code and not driver.device_nodes and driver.kernel_version is not None and not _may_have_no_files(facts):
+        return DriverUnusableError(
+            "the NVIDIA kernel module is loaded, and this process sees none of its device files",
+            evidence=[f"kernel module: {driver.kernel_version}", "device files: none"],
+            fixes=[
+                on_linux(f"in a service of systemd: PrivateDevices=no in its unit, and {_ALLOWED}", needs="root"),
+                shell("sudo nvidia-modprobe -u -c=0", needs="root"),
+            ],
+            cuda_code=code,
+        )
+    has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
+    if has_own and not facts.environment.host.wsl and not driver.is_tegra:
+        whole = surroundings.how(facts.environment)
+        in_container = on_linux(f"in a container: give it {_UVM} too, as this does: {whole}", needs="host")
+        made = shell("sudo nvidia-modprobe -u -c=0", needs="root")
+        return DriverUnusableError(
+            f"the device file {_UVM} is missing, which CUDA needs beside those of the GPUs",
+            evidence=[f"device files: {', '.join(driver.device_nodes)}"],
+            fixes=[in_container] if facts.environment.host.container else [made],
+            cuda_code=code,
+        )
+    return None
+
+
+# systemd.resource-control(5), systemd.exec(5): PrivateDevices=yes brings DevicePolicy=closed with it
+_ALLOWED = "DeviceAllow=char-nvidia* rw where it has a DevicePolicy"
+
+
+def _may_have_no_files(facts: Facts) -> bool:
+    """A container sees the kernel module of its host, whatever it was given."""
+    host = facts.environment.host
+    return host.container is not None or host.wsl or host.system != "Linux"
+
+
+def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
+    container = facts.environment.host.container
+    if container == "lxc" and any(node.error == "EPERM" for node in nodes):  # linuxcontainers.org, lxc.container.conf
+        return [
+            on_linux(
+                "let this container open them: lxc.cgroup2.devices.allow = c MAJOR:* rwm in its configuration, for "
+                "each major number that ls -l shows (that of /dev/nvidia-uvm may be another after a reboot), or in "
+                "Proxmox, pct set ID --dev0 /dev/nvidia-uvm and so on",
+                needs="host",
+            )
+        ]
+    if any(node.error == "EPERM" for node in nodes):  # NVIDIA/nvidia-container-toolkit issue 48
+        return [
+            manual(
+                "start this container or job again with its GPU: what it may open was changed under it, as "
+                "`systemctl daemon-reload` on the host does",
+                needs="host",
+            ),
+            *([on_linux(f"in a service of systemd: {_ALLOWED}", needs="root")] if container is None else []),
+        ]
+    if not any(node.by_mode for node in nodes):
+        return [_let_selinux_allow_it(container)]
+    groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
+    if _UNMAPPED.intersection(groups):
+        return [
+            on_linux(
+                "let this container keep the groups of the user who starts it, one that may open these files: "
+                "podman run --group-add keep-groups ...",
+                needs="host",
+            )
+        ]
+    if groups and container is not None:
+        return [on_linux(surroundings.join_groups(facts.environment, groups), needs="host")]
+    if groups:
+        return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
+    return [
+        on_linux(
+            "let this user read and write these files: nvidia-modprobe makes them so"
+            + (" on the host of this container" if container is not None else ""),
+            needs="host" if container is not None else "root",
+        )
+    ]
+
+
+def _let_selinux_allow_it(container: str | None) -> Fix:
+    """docs.nvidia.com, "Troubleshooting the NVIDIA Container Toolkit", NVML: Insufficient Permissions and SELinux."""
+    what = "their mode allows it, so that SELinux, or what else guards this system, has to: "
+    if container is None:
+        return on_linux(f"{what}sudo ausearch -m avc -ts recent says what it refused", needs="root")
+    run = "podman run" if container == "podman" else "docker run"
+    return on_linux(
+        f"{what}{run} --security-opt label=disable ..., or on the host sudo setsebool -P container_use_devices on",
+        needs="host",
+    )
+
+
+_DESCRIPTORS_NEEDED = 48  # that are left, to be sure: the driver opens its devices some 30 times for a first session
+_DESCRIPTORS_ENOUGH = 65_536
+
+
+def descriptors_exhausted(facts: Facts) -> DriverUnusableError | None:
+    """``cuInit`` was called and failed for it."""
+    cuda = facts.observed.cuda
+    if cuda is None or not cuda.code or hides_everything(facts.environment):
+        return None
+    return too_few_descriptors(cuda.code, facts, [returned_by_cuinit(cuda.code)])
+
+
+def too_few_descriptors(code: int | None, facts: Facts, evidence: list[str]) -> DriverUnusableError | None:
+    """``code``: what a CUDA call gave that opens files; None: it was not told."""
+    files = facts.environment.host.open_files
+    if files is None or files.limit - files.used >= _DESCRIPTORS_NEEDED:
+        return None
+    fixes: list[Fix] = []
+    higher = min(files.hard_limit, max(_DESCRIPTORS_ENOUGH, 2 * files.limit))
+    if higher >= files.used + _DESCRIPTORS_NEEDED:
+        may = f"({higher}, resource.getrlimit(resource.RLIMIT_NOFILE)[1])"
+        fixes.append(python(f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, {may})"))
+    fixes.append(
+        on_linux(
+            ("first of all in the program, or " if fixes else "")
+            + "raise the limit of this process (ulimit -n, LimitNOFILE= of a service, docker run --ulimit "
+            "nofile=65536), or let it close what it does not need; and restart it: the driver does not try again",
+            needs="host",
+        )
+    )
+    return DriverUnusableError(
+        f"this process may open {files.limit} files and has {files.used} open: too few are left for CUDA",
+        evidence=evidence,
+        fixes=fixes,
+        cuda_code=code,
     )

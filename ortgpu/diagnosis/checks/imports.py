@@ -1,4 +1,4 @@
-"""Why does `import onnxruntime` fail?"""
+"""Find out why `import onnxruntime` fails, or why the file of the CUDA provider does not open with its libraries."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ from ...environment.libraries.catalogue import spec_for
 from ...environment.packages.installed import Distribution
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
 from ...environment.packages.metadata import numbers_of
-from ...errors import BrokenPackageError, Fix, GPUError, LibraryNotFoundError, UnsupportedPlatformError, manual
+from ...errors import (
+    BrokenPackageError,
+    DriverTooOldError,
+    Fix,
+    GPUError,
+    LibraryConflictError,
+    LibraryNotFoundError,
+    LibraryVersionError,
+    UnsupportedPlatformError,
+    manual,
+)
+from ...provider.preloading import MissingLibrary
 from ..facts import Facts
 from ..messages import loader_words
 from ..remedies import commands as remedies
 from ..remedies import system as system_remedies
-from . import windows
-from .libraries import c_library_too_old, of_another_version
+from . import driver
+from .libraries import c_library_too_old, judge_missing, of_another_version
 
 
 def failed(facts: Facts) -> GPUError | None:
@@ -60,7 +71,7 @@ def failed(facts: Facts) -> GPUError | None:
     blocked = next(filter(loader_words.is_blocked, (text, *_printed_meanwhile(facts))), None)
     if unmapped is None and blocked is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
-    if ("DLL load failed" in text and windows.runtime_missing(facts)) or windows.other_engine(facts):
+    if ("DLL load failed" in text and visual_c_missing(facts)) or other_engine(facts):
         return None  # these say it
     return BrokenPackageError(
         "import onnxruntime fails",
@@ -221,3 +232,109 @@ def _before(version: str | None, other: tuple[int, ...]) -> bool:
     """Return True if a version is known, and below another."""
     numbers = numbers_of(version or "")
     return bool(numbers) and numbers[: len(other)] < other
+
+
+def visual_c_missing(facts: Facts) -> GPUError | None:
+    """ONNX Runtime's files link libraries of Visual C++ that are not here: LoadLibrary says 126 to that, and no name.
+
+    1.31.1 links MSVCP140_ATOMIC_WAIT.dll, which older redistributables do not have, and 1.29.0 does not. As long as
+    nothing was tried it is a warning: another package may let Windows look into a folder of its own.
+    """
+    absent, observed = facts.environment.system_libraries_missing, facts.observed
+    failed = observed.import_error or observed.provider_error
+    if not absent or (observed.available_providers is not None and not failed):
+        return None
+    return LibraryNotFoundError(
+        f"ONNX Runtime links {' and '.join(absent)}, not found on this machine",
+        evidence=[f"{name}: not beside ONNX Runtime, not beside Python, and not in System32" for name in absent],
+        fixes=[system_remedies.system_package(absent)],
+        severity="fatal" if failed else "warning",
+        missing=absent,
+    )
+
+
+def other_engine(facts: Facts) -> GPUError | None:
+    """Windows 11 has an onnxruntime.dll of its own in System32, an older one, which a program may bind by its name
+    (microsoft/winml-cli issue 689)."""
+    observed, installed = facts.observed, facts.environment.packages.onnxruntime
+    words = (observed.import_error, observed.provider_error, *observed.printed("import"))
+    wanted = re.compile(r"requested API version \[\d+\] is not available")
+    said = next((each for each in words if each and wanted.search(each)), None)
+    if said is None:
+        return None
+    own = (installed.folder or "").lower()
+    names = (path for path in facts.environment.mapped if re.search(r"[\\/]onnxruntime\.dll$", path, re.IGNORECASE))
+    others = tuple(path for path in names if not own or not path.lower().startswith(own))
+    what = others[0] if others else "another onnxruntime.dll, of an older release,"
+    return LibraryConflictError(
+        f"{what} was loaded in the place of the installed ONNX Runtime",
+        evidence=[said, *(f"in this process: {path}" for path in others)],
+        fixes=[manual("import onnxruntime before what loads that DLL, or keep that from being loaded in this process")],
+        libraries=others,
+    )
+
+
+def provider_unloadable(facts: Facts) -> GPUError | None:
+    """Every library is there and the loader still refuses the provider: for a missing symbol, say."""
+    report = facts.observed.preload
+    text = facts.observed.provider_error
+    if text is None:
+        return None
+    if (old := c_library_too_old(facts, text, "the CUDA provider cannot be loaded")) is not None:
+        return old
+    absent = loader_words.not_found_for(text)
+    if absent is not None and not absent.startswith("libonnxruntime"):
+        wheel = remedies.wheel_of(absent, report.provider.cuda_major) if report and report.provider else None
+        missing = MissingLibrary(absent, True, wheel, ())
+        return judge_missing(facts, (missing,), "the CUDA provider needs", "fatal")
+    if (lacked := loader_words.lacks_function(text)) is not None:
+        return of_another_version(text, "the CUDA provider", facts) or LibraryVersionError(
+            f"a loaded library lacks {lacked[0]}, which the CUDA provider was built against",
+            evidence=[text],
+            fixes=[manual(f"let no other {lacked[1]} be loaded before ONNX Runtime, and none come earlier on PATH")],
+            needed=(lacked[1],),
+        )
+    if (lacks := loader_words.lacks_symbol(text)) is not None:
+        symbol, library = lacks
+        if re.fullmatch(r"cu[A-Z]\w*", symbol):
+            return _driver_lacks(symbol, text, facts)
+        if library is not None and (found := of_another_version(text, "the CUDA provider", facts)):
+            return found
+        return LibraryVersionError(
+            f"the loaded libraries lack {symbol}, which the CUDA provider was built against",
+            evidence=[text, *(f"loaded: {lib.path} ({lib.source})" for lib in (report.libraries if report else ()))],
+            needed=(library or symbol,),
+        )
+    provider = facts.environment.provider
+    fixes = [remedies.reinstall_onnxruntime(facts.environment)]
+    if provider is not None and loader_words.cannot_be_mapped(text):
+        fixes = [system_remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
+    elif provider is not None and loader_words.is_blocked(text):
+        fixes = [system_remedies.unblock(facts.environment, provider.path)]
+    elif (late := loader_words.lacks_thread_storage(text)) is not None:
+        fixes = [system_remedies.load_at_start(facts.environment, [late])]
+    elif loader_words.may_be_visual_c(text):
+        fixes.insert(0, system_remedies.update_visual_c())
+    return BrokenPackageError(
+        "the dynamic loader refuses the CUDA provider library",
+        evidence=[text],
+        fixes=fixes,
+        package=facts.environment.packages.onnxruntime.build_name,
+        files=(provider.path,) if provider is not None else (),
+    )
+
+
+def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
+    """A function of the driver's interface: those of the CUDA libraries begin with cuda, cublas, cudnn and so on."""
+    if driver.too_old(facts) is not None:
+        return None
+    found, major = facts.environment.driver, facts.environment.cuda_major
+    return DriverTooOldError(
+        f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
+        "it is older than this ONNX Runtime needs, or no driver",
+        evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
+        fixes=[system_remedies.update_driver(facts.environment)],
+        driver_version=found.version,
+        driver_cuda=found.cuda_version,
+        needed_cuda=(major, 0) if major else None,
+    )

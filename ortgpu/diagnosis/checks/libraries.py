@@ -1,4 +1,4 @@
-"""Are the CUDA libraries there, whole, and of the right version?"""
+"""Check that the CUDA libraries are there, whole, and of the right version."""
 
 from __future__ import annotations
 

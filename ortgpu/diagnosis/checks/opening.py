@@ -45,13 +45,12 @@ from ..messages.cuda_codes import (
     STICKY,
     UNKNOWN,
     captured_meanwhile,
+    code_in,
     meaning_of,
     name_of,
     poisoned,
     returned_by_cuinit,
 )
-from ..messages.library_status import LibraryStatus, read_library_status
-from ..messages.runtime_errors import code_in
 from ..messages.runtime_words import (
     ALLOCATION,
     GENERATION,
@@ -63,13 +62,15 @@ from ..messages.runtime_words import (
     PINNED,
     TENSORRT,
     WITHOUT_CUDNN,
+    LibraryStatus,
     is_of_the_model,
+    read_library_status,
     telling_line,
     without_given_names,
 )
 from ..remedies import commands as remedies
 from ..remedies import system as system_remedies
-from . import descriptors, device_files, driver, driver_absent
+from . import driver
 from .devices import (
     described,
     gpu_asked_for,
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
 def unusable(facts: Facts) -> GPUError | None:
     """``cuInit`` was called and failed."""
     cuda = facts.observed.cuda
-    explained = (device_files.not_accessible, driver.of_linux_in_wsl, driver.not_ready)
+    explained = (driver.device_files_closed, driver.of_linux_in_wsl, driver.not_ready)
     if cuda is None or not cuda.code or cuda.code == NO_DEVICE or any(check(facts) for check in explained):
         return None  # devices.none_visible judges that code
     evidence = [returned_by_cuinit(cuda.code), *_printed_by_it(facts)]
@@ -125,10 +126,10 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     """The error that a CUDA code stands for, whoever reported it while a session was being opened."""
     found = facts.environment.driver
     opens_files = code in (DEVICE_UNAVAILABLE, OPERATING_SYSTEM, UNKNOWN)
-    if opens_files and (too_few := descriptors.too_few_for(code, facts, evidence)) is not None:
+    if opens_files and (too_few := driver.too_few_descriptors(code, facts, evidence)) is not None:
         return too_few
     if code == INSUFFICIENT_DRIVER:  # what the CUDA runtime also says where there is no driver at all
-        better = driver_absent.not_found(facts) or driver.too_old(facts)
+        better = driver.not_found(facts) or driver.too_old(facts)
         if better is not None:
             return better
         major = facts.environment.cuda_major

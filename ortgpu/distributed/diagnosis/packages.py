@@ -10,7 +10,7 @@ import re
 import shlex
 from typing import Final, Literal
 
-from ...diagnosis.checks.package_files import broken_files, is_vital
+from ...diagnosis.checks.packages import broken_files, is_vital
 from ...diagnosis.facts import Facts
 from ...diagnosis.remedies import commands as remedies
 from ...environment.inspection import Environment

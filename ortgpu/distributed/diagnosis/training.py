@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from ...diagnosis.checks import devices, driver_absent, opening, packages
+from ...diagnosis.checks import devices, driver, opening, packages
 from ...diagnosis.diagnosing import Check, Diagnosis, find_problems
 from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe import attempts
@@ -53,7 +53,7 @@ def checks_for(training: TrainingFacts) -> tuple[Check, ...]:
         partial(_platform, training),
         packages.shadowed,
         *(partial(check, training.environment.packages) for check in training_packages.CHECKS),
-        driver_absent.not_found,
+        driver.not_found,
         devices.none_visible,
         opening.unusable,
         devices.busy,

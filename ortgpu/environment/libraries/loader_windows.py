@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from ..files.pe import exported_names, imported_names, read_pe
+from .catalogue import spec_for
 from .places_windows import folders_of_windows
 
 DRIVER = "nvcuda.dll"
@@ -137,3 +138,26 @@ def find_beside(name: str, folders: Iterable[str]) -> str | None:
 
 def _name(path: str) -> str:
     return re.split(r"[\\/]", path)[-1].lower()
+
+
+def missing_from_the_system(
+    files: Iterable[tuple[str, tuple[str, ...]]], loaded: Iterable[str], folders: Iterable[str]
+) -> tuple[str, ...]:
+    """Return the DLLs that are missing. ``files``: path and linked DLLs of each. ``folders``: those of the loader.
+
+    Empty, too, where these folders are not those of Windows: then nothing is known. CUDA's libraries and ONNX Runtime's
+    own are found or missed elsewhere.
+    """
+    everywhere = tuple(folders)
+    if find_beside("KERNEL32.dll", everywhere) is None:
+        return ()
+    names = {os.path.basename(path.replace("\\", "/")).lower() for path in loaded}
+    absent: dict[str, None] = {}
+    for path, needed in files:
+        for name in needed:
+            ours = name.lower().startswith("onnxruntime") or name.lower() == DRIVER or spec_for(name) is not None
+            if ours or name.lower() in names or is_of_the_system(name):
+                continue
+            if find_beside(name, (os.path.dirname(path), *everywhere)) is None:
+                absent.setdefault(name)
+    return tuple(absent)
