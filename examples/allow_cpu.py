@@ -1,9 +1,9 @@
-"""A tool that may run on the CPU, because its user said so: a laptop, a test, a machine whose GPU is in repair.
+"""A tool that may run on the CPU if its user allows it: on a laptop, in a test, while a GPU is in repair.
 
     python examples/allow_cpu.py [--allow-cpu]
 
-Exit code 0: ran, on the GPU or, with --allow-cpu, where it could. 1: no GPU can be used and the CPU was not allowed.
-The CPU is never chosen in silence: the session warns with the error that it stands for, and says where it is.
+Exit code 0: the model ran, on the GPU or, with --allow-cpu, on the CPU. 1: no GPU can be used, and no CPU was allowed.
+The CPU is never chosen in silence: the session issues a warning that carries the error.
 """
 
 from __future__ import annotations

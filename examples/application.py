@@ -1,9 +1,9 @@
-"""A service that decides at its start whether it can work, and says why not in a way that someone can act on.
+"""A service that decides at its start whether it can work, and logs why not and what to do.
 
     python examples/application.py [MODEL]
 
-Exit code 0: ready, on the GPU. 69 (EX_UNAVAILABLE in sysexits.h): no GPU can be used; the log has the cause, the facts
-and the fixes. A supervisor need not restart it: nothing changes until one of the fixes is applied.
+Exit code 0: the service is ready on the GPU. 69 (EX_UNAVAILABLE in sysexits.h): no GPU can be used; the log has the
+cause, the facts and the fixes. A supervisor need not restart it: nothing changes until a fix is applied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }
 
 def open_model(path: str | None) -> ortgpu.GPUSession:
     model = path or onnx.parser.parse_model(RELU).SerializeToString()
-    # "forbid": a service that must be fast would rather not start than compute some of its nodes on the CPU
+    # "forbid": this service must be fast, so it does not start if some of its nodes compute on the CPU
     return ortgpu.GPUSession(model, cpu_nodes="forbid")
 
 
@@ -34,7 +34,7 @@ def main(path: str | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         session = open_model(path)
-    except ortgpu.LibraryNotFoundError as error:  # one cause that this service wants to treat in its own way
+    except ortgpu.LibraryNotFoundError as error:  # one cause that this service treats in its own way
         log.critical("the installation is incomplete, without %s", ", ".join(error.missing))
         log.critical("%s", error)
         return 69

@@ -1,8 +1,8 @@
-"""GPUSession in the place of onnxruntime.InferenceSession: one changed import, the rest of the program stays.
+"""A program in which one changed import replaces onnxruntime.InferenceSession by GPUSession.
 
     python examples/drop_in.py [MODEL]
 
-Exit code 0: ran on the GPU. Where no GPU can be used, the exception ends the program (exit code 1) and names the
+Exit code 0: the model ran on the GPU. If no GPU can be used, the exception ends the program (exit code 1) and names the
 cause and a fix; `InferenceSession` would have run the model on the CPU instead.
 """
 

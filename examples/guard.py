@@ -1,4 +1,4 @@
-"""A program whose sessions are made by somebody else's code, which knows nothing of ortgpu.
+"""A program whose sessions are made by a library that knows nothing of ortgpu.
 
     python examples/guard.py
 
@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 import onnx.parser
-from onnxruntime import InferenceSession  # before the guard: it makes no difference
+from onnxruntime import InferenceSession  # the guard also reaches classes that were imported before it
 
 import ortgpu
 
@@ -24,7 +24,7 @@ relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }
 
 
 class Library:
-    """What a package from the index does: one model that wants a GPU, one that is better off without."""
+    """A library with a model that needs a GPU, and a model that is faster without."""
 
     def __init__(self, model: bytes) -> None:
         self.detector = InferenceSession(model, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""Every GPU of this machine at work on one model, from one process.
+"""A pool that runs one model on every GPU of this machine, from one process.
 
     python examples/pool.py [--allow-cpu]
 
@@ -31,7 +31,7 @@ def main(*, allow_cpu: bool) -> int:
     with pool:
         print("running on", *pool.devices, sep="\n  ")
 
-        # many requests: results come in the order of the batches, whichever GPU had them
+        # many requests: results come in the order of the batches, whichever GPU ran them
         total = sum(int(outputs[0].sum()) for outputs in pool.map(batches))
         print("sum of all results:", total)
 
@@ -39,7 +39,7 @@ def main(*, allow_cpu: bool) -> int:
         future = pool.submit(None, {"x": np.array([[-1, 0, 1, 2]], np.float32)})
         print("result:", future.result()[0])
 
-        for lost in pool.lost:  # a GPU that failed meanwhile; its requests were run again on another
+        for lost in pool.lost:  # GPUs that failed; their requests were run again on others
             print("lost:", lost.device, lost.error.summary)
     return 0
 

@@ -1,12 +1,12 @@
-"""One process for each GPU of the machine, each with a session on its own, after all have met.
+"""A job of one process for each GPU: all processes meet, then each opens a session on its own GPU.
 
     torchrun --nproc-per-node 2 examples/ranks.py        or
     mpirun -n 2 python examples/ranks.py                 or
     srun --ntasks 2 python examples/ranks.py
 
-By itself, `python examples/ranks.py`, it is a job of one process. Needs the extra `distributed`. Exit code 0: each rank
-ran the model on its GPU. 1: they cannot work together, or one has no GPU. Rank 0 says all of what it knows, the others
-say a line each: what is wrong with one alone, it alone knows once they have met.
+`python examples/ranks.py` alone is a job of one process. It needs the extra `distributed`. Exit code 0: each rank ran
+the model on its GPU. 1: the ranks cannot work together, or one has no GPU. Rank 0 prints the whole error, the others a
+line each: after the preflight only a rank itself knows what is wrong with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }
 
 
 def work(rank: Rank) -> None:
-    report = preflight(timeout=60)  # a rank that does not come, or has no GPU, is named here: no job hangs for it
+    report = preflight(timeout=60)  # names a rank that does not come or has no GPU, before a deadline
     if rank.rank == 0:
         print("\n".join(str(difference) for difference in report.differences) or "all ranks are alike")
     with GPUSession.for_rank(onnx.parser.parse_model(RELU).SerializeToString()) as session:

@@ -1,9 +1,9 @@
-"""Batch inference with Ray Data: a model on every GPU of a cluster.
+"""A batch inference with Ray Data: a model on every GPU of a cluster.
 
     python examples/ray_data.py [--allow-cpu]
 
-Needs `pip install 'ortgpu[ray]'`. Exit code 0: ran, on the GPUs or, with --allow-cpu, where it could. 1: no GPU can be
-used. Ray starts on this machine, or is the cluster that RAY_ADDRESS names.
+Needs `pip install 'ortgpu[ray]'`. Exit code 0: the model ran, on the GPUs or, with --allow-cpu, on CPUs. 1: no GPU can
+be used. Ray starts on this machine, or is the cluster that RAY_ADDRESS names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main(allow_cpu: bool) -> int:
     num_gpus = 0 if allow_cpu else 1
     rows = [{"id": number, "x": np.array([-1, 0, 1, 2], np.float32) * number} for number in range(1, 101)]
     try:
-        # Not needed. It fails at once, where the dataset below would wait for a GPU that the cluster does not have.
+        # Optional: it fails at once if the cluster has no GPU, and the dataset below would wait for one.
         print("a worker runs on", probe(model, num_gpus=num_gpus, allow_cpu=allow_cpu, timeout=10))
         results = ray.data.from_items(rows).map_batches(
             RayGPUSession,
@@ -42,7 +42,7 @@ def main(allow_cpu: bool) -> int:
         )
         for row in results.sort("id").take(3):
             print(row["id"], row["y"].tolist())
-    except GPUError as error:  # whatever an actor ran into arrives here as itself
+    except GPUError as error:  # an actor's error arrives here with its type
         print(f"No GPU can be used ({error.code}): {error.summary}")
         return 1
     finally:

@@ -2,7 +2,7 @@
 
     python examples/ray_serve.py [--allow-cpu]
 
-Needs `pip install 'ortgpu[ray]'`. Exit code 0: answered, on the GPUs or, with --allow-cpu, where it could. 1: no GPU
+Needs `pip install 'ortgpu[ray]'`. Exit code 0: it answered, on the GPUs or, with --allow-cpu, on CPUs. 1: no GPU
 can be used. Ray starts on this machine, or is the cluster that RAY_ADDRESS names.
 """
 
@@ -32,13 +32,13 @@ def main(allow_cpu: bool) -> int:
         num_replicas=max(1, int(ray.cluster_resources().get("GPU", 0))), ray_actor_options={"num_gpus": num_gpus}
     )
     try:
-        # Serve tells why a replica does not start as text in its log; this raises it.
+        # Serve only logs why a replica does not start; this raises it.
         print("a worker runs on", probe(model, num_gpus=num_gpus, allow_cpu=allow_cpu, timeout=10))
         handle = serve.run(deployment.bind(model, allow_cpu=allow_cpu, max_batch_size=16), route_prefix=None)
         answers = [handle.remote({"x": np.array([[-1, 0, 1, 2]], np.float32) * number}) for number in range(1, 41)]
         for answer in answers[:3]:
             print(answer.result()["y"][0].tolist())
-    except GPUError as error:  # also what a replica runs into while it answers
+    except GPUError as error:  # also an error of a replica while it answers
         print(f"No GPU can be used ({error.code}): {error.summary}")
         return 1
     finally:

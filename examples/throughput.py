@@ -1,8 +1,8 @@
-"""A folder's worth of images, or any other stream of batches, through a model as fast as the GPU takes them.
+"""A program that runs a stream of batches through a model as fast as the GPU takes them.
 
     python examples/throughput.py [--allow-cpu]
 
-Exit code 0: all batches are through. 1: no GPU can be used and the CPU was not allowed.
+Exit code 0: all batches were run. 1: no GPU can be used and the CPU was not allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ mean (float[n, 3, 224, 224] images) => (float[n, 3] means) { means = ReduceMean<
 
 
 def batches(count: int) -> Iterator[dict[str, np.ndarray]]:
-    """What a program reads and decodes. It may be endless: no more than ``in_flight`` of it is ever held."""
+    """Yield batches, as if they were read and decoded. There may be no end: at most ``in_flight`` of them are held."""
     for number in range(count):
         yield {"images": np.full((16, 3, 224, 224), number, dtype=np.float32)}
 
@@ -30,7 +30,7 @@ def batches(count: int) -> Iterator[dict[str, np.ndarray]]:
 def main(allow_cpu: bool) -> int:
     model = onnx.parser.parse_model(MEAN).SerializeToString()
     try:
-        # cuda_graph=True beside it makes single small batches faster; see the documentation of GPUSession
+        # cuda_graph=True also makes single small batches faster; see THROUGHPUT.md
         session = GPUSession(model, allow_cpu=allow_cpu)
     except GPUError as error:
         print(f"No GPU can be used ({error.code}): {error.summary}")
@@ -42,7 +42,7 @@ def main(allow_cpu: bool) -> int:
             assert means[0, 0] == number
         print("20 batches on", session.device)
 
-        # An array that is filled again and again: in pinned memory, `run` copies it to the GPU at full speed
+        # An array that is refilled: from pinned memory `run` copies to the GPU at full speed
         images = session.pinned_empty((1, 3, 224, 224), np.float32)
         for number in range(3):
             images[:] = number
