@@ -1,5 +1,5 @@
 """Judgement: from facts to errors that have not been raised yet.
 
-Importing this package imports none of its modules. Python gives half a module to one of two threads, if one imports a
-package whose own code imports a module of it, and the other that module.
+Importing this package imports none of its modules: if one thread imports the package and another a module that the
+package imports, Python gives one of them half a module.
 """

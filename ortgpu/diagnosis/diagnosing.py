@@ -1,4 +1,4 @@
-"""Judgement: one pure function per fault, from facts to an error or nothing.
+"""Judge facts: run the checks, and put their findings in order.
 
 The order of :data:`CHECKS` is the order in which causes turn out to be true: the package, then the libraries, then the
 device's generation, then the driver, then the device, then what was really tried, then the model.
@@ -55,7 +55,7 @@ CHECKS: tuple[Check, ...] = (
     imports.visual_c_missing,
     imports.other_engine,
     imports.failed,
-    model_checks.collective_ops_missing,  # no library, driver or device would mend it
+    model_checks.collective_ops_missing,  # neither a library nor a driver nor a device helps
     libraries.missing,
     imports.provider_unloadable,
     libraries.cudnn_missing,
@@ -85,7 +85,7 @@ CHECKS: tuple[Check, ...] = (
     model_checks.on_cpu,
 )
 
-# A finding of the first explains findings of the second: they are its consequences, not causes of their own.
+# The code of a root cause, and the codes of its consequences.
 _EXPLAINS: dict[str, frozenset[str]] = {
     "unsupported-platform": frozenset({"cpu-only-package", "driver-not-found", "onnxruntime-not-installed"}),
     "conflicting-packages": frozenset({"cpu-only-package", "broken-package", "training-unavailable"}),
@@ -103,9 +103,9 @@ _EXPLAINS: dict[str, frozenset[str]] = {
 def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUError, ...]:
     """Return everything that is wrong. Pure and deterministic.
 
-    Fatal root causes come first, in the order of the checks; then what they explain, with ``consequence_of`` set; then
-    warnings. What is to be installed is no cause where it would not help: on a machine without a GPU of NVIDIA, or
-    where it takes another release of ONNX Runtime, which brings its own libraries.
+    Fatal root causes come first, in the order of the checks; then their consequences, with ``consequence_of`` set; then
+    warnings. A missing package is no cause if installing it would not help: on a machine without an NVIDIA GPU, or if
+    another release of ONNX Runtime is needed, which brings its own libraries.
     """
     found: list[GPUError] = []
     for check in checks:
@@ -131,7 +131,7 @@ def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUEr
 
 
 def _is_moot(error: GPUError, root: GPUError) -> bool:
-    """Whether mending it is of no use before the root is mended, nor after."""
+    """Return True if a fix of this error is useless before the root is fixed, and after it too."""
     other_hardware = isinstance(root, DriverNotFoundError) and all(fix.needs == "hardware" for fix in root.fixes)
     if isinstance(error, CPUOnlyPackageError):
         return other_hardware
@@ -150,9 +150,9 @@ def _is_of_missing_libraries(error: GPUError) -> bool:
 
 def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
     if isinstance(root, UnsupportedPlatformError) and packages.has_cuda(root.system, root.machine):
-        return False  # its C library is too old, which is no reason for anything else
+        return False  # its C library is too old, which explains nothing else
     if isinstance(error, NoDeviceError) and surroundings.are_hidden(facts.environment):
-        return False  # a variable does that, with whatever driver
+        return False  # a variable hides it from any driver
     if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
         return None in (root.package, error.package) or root.package == error.package
     return error.code in _EXPLAINS.get(root.code, ())
@@ -160,24 +160,24 @@ def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, most likely cause first, and the facts that it was judged by. str() is what the problems say."""
+    """The problems, most likely cause first, and the facts behind them. ``str()`` shows the problems."""
 
     problems: tuple[GPUError, ...]
-    # Not for repr(): a notebook shows that, and these are pages.
+    # Left out of repr(), which a notebook shows: these are pages long.
     environment: Environment = field(repr=False)
-    probe: ProbeResult | None = field(default=None, repr=False)  # None: it was not asked for
-    training: object | None = field(default=None, repr=False)  # TrainingFacts; None: the profile was another
+    probe: ProbeResult | None = field(default=None, repr=False)  # None: there was no probe
+    training: object | None = field(default=None, repr=False)  # TrainingFacts; None: another profile
 
     @property
     def ok(self) -> bool:
-        """No problem that keeps a session from opening, or for training, the driver, the API or MPI from working."""
+        """True if no problem is fatal: sessions open, or for training, the driver, the API and MPI work."""
         return not any(problem.severity == "fatal" for problem in self.problems)
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.problems)) or "no problem was found"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON: "ok", "problems", "environment", "probe", and with the profile "training" that too."""
+        """Return plain data for JSON: "ok", "problems", "environment", "probe", and "training" if it was judged."""
         return {
             "ok": self.ok,
             "problems": [problem.as_dict() for problem in self.problems],
@@ -225,13 +225,15 @@ def request_for(model: ModelFacts | None) -> Request:
 
 
 def inspect_after(result: ProbeResult) -> Environment:
-    """The environment, without asking for what the child of a probe did not survive; with the contents of files, where
-    it was libraries that ended it."""
+    """Read the environment, without the questions that the child of a probe did not survive.
+
+    The contents of files are compared if libraries ended the child.
+    """
     return inspect_environment(unasked=result.deadly, compare_contents=result.crashed)
 
 
 def observed_by(result: ProbeResult) -> Observed:
-    """What the child of a probe saw, for the checks."""
+    """Return what the child of a probe saw, for the checks."""
     from ..provider.living import sessions
 
     imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")

@@ -1,8 +1,8 @@
-"""What ONNX Runtime's words mean when a session that was on the GPU fails while it runs.
+"""Explain why a session on the GPU failed while it ran, by the words of ONNX Runtime.
 
 The texts are those of 1.31.1 on an H200: out of memory is a plain Fail of the arena, a CUDA error a Fail or a
-RuntimeError with "CUDA failure N" in it, whichever method it came out of. Those of CUDA's memory pools, of thrust and
-of TensorRT were read from the sources of ONNX Runtime 1.26 (cuda_mempool_arena.cc) and of thrust (system_error.h).
+RuntimeError with "CUDA failure N" in it, from any method. Those of CUDA's memory pools, of thrust and of TensorRT were
+read from the sources of ONNX Runtime 1.26 (cuda_mempool_arena.cc) and of thrust (system_error.h).
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ from .messages.runtime_words import (
 
 _MIB = 1 << 20
 
-# Texts of ONNX Runtime that quote what it was given, which may say anything: names of inputs and outputs, with what its
-# bindings put before them, in releases 1.18 to 1.31; and names of nodes whose inputs do not go together.
+# Texts of ONNX Runtime 1.18 to 1.31 that quote names, which may say anything: of inputs and outputs, with the prefix of
+# its bindings, and of nodes whose inputs do not fit together.
 _QUOTES_WHAT_WAS_GIVEN = re.compile(
     r"(?:Error [a-z ]+: )?(?:\[ONNXRuntimeError\] : 2 : |Invalid (?:input|output|feed) name|Failed to find NodeArg "
     r"with name|Failed to find (?:input|output) name in the mapping)|.*: (?:left|right) operand cannot broadcast on",
@@ -80,15 +80,15 @@ _POOL = re.compile(r"cudaMallocFromPoolAsync failed.* \((\d+)\), size=(\d+)")
 
 
 def of_run(text: str, exception: str | None, device: Device | None) -> GPUError | None:
-    """The typed error for an exception's text and class name, or None when it says nothing of the GPU.
+    """Return the typed error for an exception's text and class name, or None if it says nothing about the GPU.
 
-    ``exception`` None: the class is not known. A text can quote more than is known here: what would end the process's
-    use of the GPU is for the driver to confirm.
+    ``exception`` None: the class is not known. A text can quote anything: the driver has to confirm an error that would
+    end the process's use of the GPU.
     """
     if exception == "InvalidArgument" or _QUOTES_WHAT_WAS_GIVEN.match(text):
         return None
     is_ep_fail = exception == "EPFail" or ": EP_FAIL :" in text
-    text = text.rpartition("Status Message: ")[2]  # what is before it names the node, whose name may say anything
+    text = text.rpartition("Status Message: ")[2]  # before it is the name of the node, which may say anything
     if match := ALLOCATION.search(text):
         return out_of_memory(int(match[1]), text, device)
     if match := _POOL.search(text):
@@ -147,7 +147,7 @@ def _free_memory_of(device: Device | None) -> int | None:
 
 
 def _not_opened(library: str, name: str, text: str) -> LibraryNotFoundError:
-    """Of what releases from 1.28 on, which are for CUDA 13, open when a node needs it."""
+    """Return the error for a library that releases from 1.28 on, for CUDA 13, open when a node needs it."""
     return LibraryNotFoundError(
         f"the model reached an operator that needs {library}, which is not available to this session",
         evidence=[telling_line(text)],
@@ -169,7 +169,7 @@ def _mixed_cudnn(text: str) -> GPUError:
 
 
 def _cudnn_without_code(text: str, device: Device | None) -> GPUError | None:
-    """A V100 with cuDNN 9.11 or newer gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
+    """Return the error of a cuDNN without code: a V100 with 9.11 gets CUDNN_STATUS_EXECUTION_FAILED (issue 25676)."""
     paths = [path for path in read_mapped_libraries() if os.path.basename(path).startswith(CUDNN_CODE)]
     held = read_architectures_of_cudnn(paths)
     capability = device.compute_capability if device is not None else None
@@ -215,14 +215,14 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
     return ProviderFailureError(
         f"CUDA failed: {name_of(code)}",
         evidence=evidence,
-        fixes=meaning.fixes if code in (ECC_UNCORRECTABLE, UNKNOWN) else (),  # of others nobody knows more
+        fixes=meaning.fixes if code in (ECC_UNCORRECTABLE, UNKNOWN) else (),  # nothing more is known of others
         library="CUDA",
         status=name_of(code),
     )
 
 
 def _own_rank() -> list[str]:
-    """As a line of evidence, in a job of several ranks."""
+    """Return this rank as a line of evidence, in a job of several ranks."""
     try:
         rank = current_rank()
     except LauncherConflictError:
@@ -246,7 +246,7 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
             f"process {pid} holds {used // _MIB if used is not None else 'unknown'} MiB" for pid, used in others.items()
         ]
     own = sessions_on_gpu(sessions(), device.uuid if device is not None else None)
-    if len(own) > 1:  # the one that runs is among them
+    if len(own) > 1:  # the running one is among them
         evidence += named_sessions(own)
     summary, fixes = _lack(requested, total, text)
     return GPUOutOfMemoryError(
@@ -264,12 +264,12 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
 
 
 def _lack(requested: int | None, total: int | None, text: str) -> tuple[str, list[str]]:
-    """What was too little, and what helps beside a smaller batch."""
+    """Return what was too little, and what helps beside a smaller batch."""
     asked = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
     if LIMIT.search(text):
         return f"the session's gpu_mem_limit is reached{asked}", ["or raise that provider option"]
     if requested is not None and total is not None and requested > total:
-        # issue 22702: a request out of all proportion comes from a shape that went wrong
+        # issue 22702: an absurd size comes from a wrong shape
         values = "or, where that much cannot be meant, look at the values from which this model computes its shapes"
         return f"a run needs more memory than this GPU has{asked}", [values]
     return f"the GPU ran out of memory{asked}", [

@@ -1,4 +1,4 @@
-"""Why this process could not open a session: the full diagnosis, once something has failed."""
+"""Explain why this process could not open a session: the full diagnosis, once something has failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .remedies.windows_advice import advise_for_windows
 
 _FOR_WHAT_NO_CHECK_KNOWS = (
     manual("run `ortgpu doctor`: it opens the driver, the provider and a small session in a process of its own"),
-    manual("if a session opens there, start this process anew and open its first GPUSession before CUDA is used"),
+    manual("if a session opens there, restart this process and open its first GPUSession before CUDA is used"),
     manual("else please report it with the output of `ortgpu doctor --json --redact`"),
 )
 
@@ -39,16 +39,16 @@ def why_unusable(
     cuda: CudaState | None = None,
     cause: BaseException | None = None,
 ) -> GPUError | None:
-    """The most likely error, with what else is wrong attached.
+    """Return the most likely error, with the other problems attached.
 
-    None when neither the environment nor the words of ``cause`` say anything about the GPU; without a ``cause`` there
-    is always an error, at the last a :class:`ProviderFallbackError`. ``cuda``: the driver's answer to this process;
-    None, it was not asked.
+    None if neither the environment nor the words of ``cause`` say anything about the GPU. Without a ``cause`` there is
+    always an error, at the last a :class:`ProviderFallbackError`. ``cuda``: the driver's answer to this process, if it
+    was asked.
     """
     facts = Facts(inspect_environment(), request or Request(), _observed(runtime, request, cuda))
     problems = find_problems(facts)
     fatal = [problem for problem in problems if problem.severity == "fatal"]
-    # Files that are not those of the package seemed to do no harm. They are a better guess than that no check knows.
+    # Altered files seemed harmless, and are a better guess than none.
     fatal = fatal or [problem for problem in problems if isinstance(problem, BrokenPackageError)]
     said = opening.of_construction(str(cause), facts) if cause is not None else None
     if said is not None and facts.environment.host.system == "Windows":
@@ -56,7 +56,7 @@ def why_unusable(
     if said is None and cause is not None:
         return None
     if isinstance(said, ProviderFailureError) and said.library in OF_WHEELS:
-        # What is known to be wrong with the libraries explains why one of them fails.
+        # A known problem of the libraries explains why one of them fails.
         explaining = fatal or [problem for problem in problems if isinstance(problem, LibraryConflictError)]
         if explaining:
             explaining[0].severity = "fatal"
@@ -82,7 +82,7 @@ def why_unusable(
 
 
 def why_no_module(runtime: Runtime) -> GPUError:
-    """The error for a process that cannot import ONNX Runtime at all."""
+    """Return the error for a process that cannot import ONNX Runtime at all."""
     error = why_unusable(runtime)
     return error if error is not None else OnnxRuntimeNotInstalledError("ONNX Runtime cannot be imported")
 

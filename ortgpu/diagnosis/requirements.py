@@ -1,8 +1,8 @@
-"""What the published tables ask of a machine, held against what is installed.
+"""Compare the published requirements with what is installed.
 
-Pure functions over the facts. The rows are those of ONNX Runtime's pages about CUDA. Where the installed provider file
-says something else than the page, the row states what the file says, and the note names the page's number. A fact that
-is not known gives "unknown", never a guess.
+Pure functions over the facts. The rows are those of ONNX Runtime's pages about CUDA. If the installed provider file
+differs from the page, the row states what the file says, and the note names the page's number. An unknown fact gives
+"unknown", never a guess.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TABLE_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64")}
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One row. ``found`` is the fact that was judged, None where it is not known; ``note`` is for a person."""
+    """One row. ``found`` is the judged fact, or None if it is not known; ``note`` is for a person."""
 
     name: str
     minimum: str
@@ -44,7 +44,7 @@ class Requirement:
 
 
 def check_inference(environment: Environment) -> tuple[Requirement, ...]:
-    """Every row of the table for inference with CUDA, in its order."""
+    """Return every row of the table for inference with CUDA, in its order."""
     return tuple(check(environment) for check in _CHECKS)
 
 
@@ -284,7 +284,7 @@ def _package(environment: Environment, name: str, lowest: str | None, note: str)
         status = "pass"
     elif version is not None and lowest is not None:
         status = "pass" if at_least(version, lowest) else "fail"
-    if installed is None:  # its files may be there all the same: metadata is often stripped from images
+    if installed is None:  # images often have its files without the metadata
         note = "not on record in this environment" + (f"; {note}" if note else "")
     wanted = lowest or "any"
     return Requirement(name, wanted, wanted, version, status, status, note)
@@ -303,7 +303,7 @@ def _sizes(name: str, minimum: int, recommended: int, found: list[int], note: st
 
 
 def _any(answers: Iterable[bool | None]) -> Status:
-    """One of several GPUs is enough; where none is known to pass, one that is not known keeps the answer open."""
+    """Pass if one of several GPUs passes; an unknown one keeps the answer open if none does."""
     found = list(answers)
     if any(found):
         return "pass"
@@ -320,12 +320,12 @@ def _library(environment: Environment, stem: str) -> Resolution | None:
 
 
 def short_name(library: Resolution) -> str:
-    """``cublas 13`` for libcublas.so.13."""
+    """Return ``cublas 13`` for libcublas.so.13."""
     return library.soname.removeprefix("lib").replace(".so.", " ")
 
 
 def _python_of(environment: Environment) -> tuple[int, int] | None:
-    """The Python that the extension module is built for, from its file name; None where that does not say."""
+    """Return the Python that the extension module is built for, if its file name says so."""
     path = environment.packages.onnxruntime.extension or ""
     match = re.search(r"\.(?:cpython-|cp)(\d)(\d+)[^/\\]*$", path)
     return (int(match[1]), int(match[2])) if match else None

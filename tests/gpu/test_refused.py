@@ -102,4 +102,4 @@ def test_what_stands_in_the_way_of_one_process_alone(mlp: Path) -> None:
     error = run_program("left_in_this_process", {"model": mlp}).error("session")
     assert error.type == "ProviderFallbackError"
     assert "run `ortgpu doctor`" in error.text
-    assert "start this process anew" in error.text
+    assert "restart this process" in error.text

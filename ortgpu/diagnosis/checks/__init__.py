@@ -1,1 +1,1 @@
-"""Checks: each a pure function from facts to an error that has not been raised yet, or to nothing."""
+"""Checks: pure functions from facts to an error that has not been raised yet, or None."""

@@ -48,7 +48,7 @@ _NAMED = 5
 
 
 def sessions_on_gpu(sessions: Iterable[SessionRecord], uuid: str | None) -> list[SessionRecord]:
-    """Those that hold memory of the GPU, or may: a plain InferenceSession does not say where it is."""
+    """Return the sessions that hold memory of the GPU, or may: a plain InferenceSession does not say where it is."""
     return [
         session
         for session in sessions
@@ -59,7 +59,7 @@ def sessions_on_gpu(sessions: Iterable[SessionRecord], uuid: str | None) -> list
 
 
 def named_sessions(sessions: list[SessionRecord]) -> list[str]:
-    """Lines of evidence."""
+    """Return the sessions as lines of evidence."""
     lines = [
         f"open in this process: {session.model}" + (f", created by {session.created_by}" if session.created_by else "")
         for session in sessions[:_NAMED]
@@ -80,7 +80,7 @@ _OF_A_JOB_WITHOUT = "NoDevFiles"  # CUDA_VISIBLE_DEVICES in a job of Slurm that 
 
 
 def named_device(facts: Facts) -> GPUError | None:
-    """The device that was asked for is not there; judged by NVML where CUDA was not asked."""
+    """Check that the requested device exists: by CUDA's answer, or by NVML's if CUDA was not asked."""
     requested, cuda = facts.request.device, facts.observed.cuda
     hidden = facts.environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     if requested is None or requested == "auto":
@@ -118,7 +118,7 @@ def none_visible(facts: Facts) -> GPUError | None:
     if cuda is not None and cuda.devices:
         return None
     if not hidden and not empty and environment.driver.libcuda is None:
-        return None  # without a driver there is no device: driver_absent.not_found says it
+        return None  # without a driver there is no device: driver.not_found says it
     fixes = []
     if value == _OF_A_JOB_WITHOUT:
         ask = "ask the scheduler for a GPU, as with sbatch --gres=gpu:1: this job has none"
@@ -133,7 +133,7 @@ def none_visible(facts: Facts) -> GPUError | None:
 
 
 def _seen(facts: Facts) -> list[str]:
-    """As evidence: what CUDA, NVML, the variable and the container say of GPUs."""
+    """Return what CUDA, NVML, the variable and the container say about GPUs, as evidence."""
     cuda, environment = facts.observed.cuda, facts.environment
     nvml, value = environment.driver.nvml, environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     seen = []
@@ -153,7 +153,7 @@ def _seen(facts: Facts) -> list[str]:
 
 
 def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
-    """Why there is none, as far as that is known, and the ways to one."""
+    """Return the known reasons why there is no device, and the fixes."""
     nvml = environment.driver.nvml
     if nvml.available and nvml.gpus and all(gpu.mig_enabled and not gpu.mig_uuids for gpu in nvml.gpus):
         return ["MIG is enabled, and no GPU has an instance: CUDA then has no device"], [
@@ -172,7 +172,7 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
 
 
 def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
-    """Of a GPU that failed since its driver was loaded, as can1357/oh-my-pi issue 4475 has it, NVML still knows."""
+    """Return fixes for a GPU that failed after its driver was loaded; NVML lists it (can1357/oh-my-pi issue 4475)."""
     log = "sudo dmesg | grep -iE 'xid|nvrm'"
     if environment.host.container:
         again = f"start this container again with its GPU ({how(environment)})"
@@ -183,7 +183,7 @@ def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
 
 
 def busy(facts: Facts) -> GPUError | None:
-    """Compute mode "prohibited" on every GPU that could be meant."""
+    """Check that a possible GPU is not in compute mode "prohibited"."""
     gpus = _meant(facts)
     if not gpus or any(gpu.compute_mode != "prohibited" for gpu in gpus):
         return None
@@ -197,7 +197,7 @@ def busy(facts: Facts) -> GPUError | None:
 
 
 def unsupported(facts: Facts) -> GPUError | None:
-    """No code for the GPU's generation in the provider: it would bind, and die at the first kernel (faults C13)."""
+    """Check that the provider has code for the GPU. Without it the provider binds, and fails at the first kernel."""
     provider = facts.environment.provider
     capabilities = _capabilities(facts)
     if provider is None or not capabilities:
@@ -226,11 +226,11 @@ def unsupported(facts: Facts) -> GPUError | None:
 
 
 def cudnn_without_code(facts: Facts) -> GPUError | None:
-    """No code for the GPU's generation in cuDNN, where ONNX Runtime has some (issue 25676: a V100)."""
+    """Check that cuDNN has code for the GPU, if ONNX Runtime has (issue 25676: a V100)."""
     environment, request = facts.environment, facts.request
     provider, held = environment.provider, environment.cudnn_architectures
     variables = environment.variables.now
-    # Of the others unsupported() says it, where there are no GPUs but those
+    # If the provider has code for none of the GPUs, unsupported() says it.
     usable = [
         (name, capability)
         for name, capability in _capabilities(facts)
@@ -261,7 +261,7 @@ def cudnn_without_code(facts: Facts) -> GPUError | None:
 def _passed_over(
     name: str | None, capability: tuple[int, int], held: tuple[str, ...], environment: Environment
 ) -> UnsupportedDeviceError:
-    """There is code for the GPU, and a variable keeps CUDA from it: releases from 1.29 on hold no PTX at all."""
+    """Return the error for code that a variable makes CUDA ignore: releases from 1.29 on hold no PTX."""
     variables = environment.variables.now
     guilty = {variable: code for variable, code in PASSED_OVER.items() if variables.get(variable) == "1"}
     evidence = [f"{variable}=1: no {code} is used" for variable, code in guilty.items()]
@@ -278,13 +278,13 @@ def _passed_over(
 def without_code(
     gpu: GPU | Device | None, summary: str, evidence: list[str], fixes: list[Fix]
 ) -> UnsupportedDeviceError:
-    """Of one kernel or operator, as it says itself. ``gpu`` None: nobody knows which it is."""
+    """Return the error for a kernel or operator that reports it. ``gpu`` None: which GPU it is, is not known."""
     name, capability = (gpu.name, gpu.compute_capability) if gpu is not None else (None, None)
     return UnsupportedDeviceError(summary, evidence=evidence, fixes=fixes, device=name, compute_capability=capability)
 
 
 def kernel_without_code(gpu: GPU | Device | None, evidence: list[str]) -> UnsupportedDeviceError:
-    """Where the file has no code for the GPU at all, a check knows it."""
+    """Return the error for a kernel of a file that has code for the GPU in other kernels."""
     return without_code(
         gpu,
         "the installed ONNX Runtime holds no code for this GPU in one of the kernels of this model",
@@ -309,8 +309,10 @@ def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
 
 
 def _capabilities(facts: Facts) -> list[tuple[str | None, tuple[int, int]]]:
-    """Name and compute capability of the devices that could be meant, from CUDA where it was asked, else from NVML.
-    Nothing where that of one is unknown: it may be the one that serves."""
+    """Return name and compute capability of the possible devices, from CUDA if it was asked, else from NVML.
+
+    Empty if that of one is unknown: it may be the one that serves.
+    """
     cuda = facts.observed.cuda
     if cuda is not None and cuda.devices:
         try:
@@ -338,8 +340,8 @@ def _meant(facts: Facts) -> list[GPU]:
 
 
 def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None) -> InsufficientDeviceMemoryError:
-    """``requested``: bytes, where ONNX Runtime names them."""
-    gpu = gpu_asked_for(facts)
+    """Return the error for too little GPU memory. ``requested``: bytes, if ONNX Runtime names them."""
+    gpu = requested_gpu(facts)
     free, total = (gpu.memory_free, gpu.memory_total) if gpu is not None else (None, None)
     if gpu is not None and free is not None and total is not None:
         evidence = [*evidence, f"{gpu.name or 'GPU'} ({gpu.uuid}): {free >> 20} of {total >> 20} MiB free"]
@@ -360,8 +362,8 @@ def lacks_memory(facts: Facts, evidence: list[str], requested: int | None = None
     )
 
 
-def gpu_asked_for(facts: Facts) -> GPU | None:
-    """What NVML says of the one GPU that was asked for; None where there is more than one it could be, or none."""
+def requested_gpu(facts: Facts) -> GPU | None:
+    """Return what NVML says about the requested GPU; None if that could be several, or none."""
     cuda, requested = facts.observed.cuda, facts.request.device
     gpus = facts.environment.driver.nvml.gpus
     if requested != "auto" and cuda is not None and cuda.devices:

@@ -30,7 +30,7 @@ from .libraries import c_library_too_old, judge_missing, of_another_version
 
 
 def failed(facts: Facts) -> GPUError | None:
-    """`import onnxruntime` raised, or gave a module without InferenceSession."""
+    """Explain why `import onnxruntime` raised, or gave a module without InferenceSession."""
     text = facts.observed.import_error
     if text is None:
         if facts.observed.has_session is not False:
@@ -46,7 +46,7 @@ def failed(facts: Facts) -> GPUError | None:
     absent = re.search(r"(lib(?!onnxruntime)[\w.+-]+\.so[\w.]*): cannot open shared object", text)
     if absent is not None and not loader_words.is_blocked(text):
         if spec_for(absent[1]) is not None or absent[1] == "libcuda.so.1":
-            return None  # the extension itself links CUDA (1.27.0): libraries_missing says it, or driver_not_found
+            return None  # the extension itself links CUDA (1.27.0): libraries.missing or driver.not_found reports it
         return LibraryNotFoundError(
             f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
             evidence=[text],
@@ -56,7 +56,7 @@ def failed(facts: Facts) -> GPUError | None:
     if (other := of_another_version(text, "ONNX Runtime's module", facts)) is not None:
         return other
     if text == IN_SUB_INTERPRETER:
-        return None  # this_process.in_sub_interpreter says it
+        return None  # packages.in_sub_interpreter reports it
     unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
     if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
@@ -72,7 +72,7 @@ def failed(facts: Facts) -> GPUError | None:
     if unmapped is None and blocked is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     if ("DLL load failed" in text and visual_c_missing(facts)) or other_engine(facts):
-        return None  # these say it
+        return None  # these report it
     return BrokenPackageError(
         "import onnxruntime fails",
         evidence=dict.fromkeys(filter(None, (text, unmapped, blocked))),
@@ -83,7 +83,7 @@ def failed(facts: Facts) -> GPUError | None:
 
 
 def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None, blocked: str | None) -> list[Fix]:
-    """``unmapped``, ``blocked``: the loader's words about a file that it may not map, or open."""
+    """Return fixes. ``unmapped``, ``blocked``: the loader's words about a file that it may not map, or open."""
     environment = facts.environment
     if blocked is not None:
         return [system_remedies.unblock(environment, _file_in(blocked, facts))]
@@ -103,27 +103,26 @@ def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None, blocked: s
 
 
 def _file_in(words: str, facts: Facts) -> str:
-    """The file that the loader names: NumPy's may lie on another file system than ONNX Runtime's."""
+    """Return the file that the loader names: NumPy's may lie on another file system than ONNX Runtime's."""
     named = re.search(r"(/.+?\.so[^:]*): ", words)
     installed = facts.environment.packages.onnxruntime
     return named[1] if named is not None else installed.extension or os.path.join(installed.folder or "", "__init__.py")
 
 
 def _printed_meanwhile(facts: Facts) -> list[str]:
-    """What was written while the probe imported it: NumPy's traceback among it, of which the import's own text says
-    "import numpy failed"."""
+    """Return what was printed during the import: of a failure of NumPy the error itself says "import numpy failed"."""
     return [*facts.observed.printed("import"), *filter(None, [facts.observed.numpy_error])]
 
 
 def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
-    """Those of the import, or of a CUDA library before it."""
+    """Return the loader's words about a file of the import, or of a CUDA library before it, that it cannot map."""
     tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
     words = (text, *_printed_meanwhile(facts), *tried)
     return next((each for each in words if loader_words.cannot_be_mapped(each)), None)
 
 
 def _c_library_of_another_kind(facts: Facts, text: str) -> GPUError:
-    """Issues 2909 and 17986; gcompat, Alpine's substitute, does not have all that ONNX Runtime needs."""
+    """Return the error for musl: issues 2909 and 17986. gcompat, Alpine's substitute, lacks what ONNX Runtime needs."""
     host = facts.environment.host
     return UnsupportedPlatformError(
         "the installed ONNX Runtime is built for glibc, and this system has another C library (musl, that of Alpine)",
@@ -141,7 +140,7 @@ def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
         fixes=[
             manual(
                 "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
-                "leave it there, and start this process anew"
+                "leave it there, and restart this process"
             )
         ],
         package="numpy",
@@ -150,7 +149,7 @@ def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
 
 
 def _processor_too_old(facts: Facts, text: str) -> GPUError:
-    """NumPy says so itself. Its wheels are for x86-64-v2 from 2.4 on: github.com/numpy/numpy, issue 31073."""
+    """Return the error that NumPy reports. Its wheels are for x86-64-v2 from 2.4 on: numpy issue 31073."""
     numpy = facts.environment.packages.other("numpy")
     version = numpy.version if numpy is not None else None
     fixes: list[Fix] = [
@@ -175,11 +174,11 @@ _DISTRIBUTIONS = {"google": "protobuf"}  # of modules that go by another name
 
 
 def _dependency_missing(facts: Facts, text: str) -> GPUError | None:
-    """What ONNX Runtime imports cannot be imported: it is not ONNX Runtime that has to be mended then."""
+    """Return the error for a package that ONNX Runtime imports and that cannot be imported."""
     absent = re.search(r"No module named '(\w+)", text)
     packages = facts.environment.packages
     numpy = packages.other("numpy")
-    # 1.19 was the first release for NumPy 2. Before it NumPy prints why, and raises an ImportError without a word.
+    # 1.19 was the first release for NumPy 2. With older ones NumPy prints why, and its ImportError says nothing.
     is_2 = numpy is not None and numpy.version is not None and not _before(numpy.version, (2,))
     numpy_too_new = is_2 and _before(packages.onnxruntime.version, (1, 19))
     at_fault = numpy_too_new or re.search(r"numpy\S* failed|_ARRAY_API not found", text)
@@ -235,10 +234,10 @@ def _before(version: str | None, other: tuple[int, ...]) -> bool:
 
 
 def visual_c_missing(facts: Facts) -> GPUError | None:
-    """ONNX Runtime's files link libraries of Visual C++ that are not here: LoadLibrary says 126 to that, and no name.
+    """Check that the libraries of Visual C++ are here: LoadLibrary says 126 otherwise, and no name.
 
-    1.31.1 links MSVCP140_ATOMIC_WAIT.dll, which older redistributables do not have, and 1.29.0 does not. As long as
-    nothing was tried it is a warning: another package may let Windows look into a folder of its own.
+    1.31.1 links MSVCP140_ATOMIC_WAIT.dll, which older redistributables lack, and 1.29.0 does not. It is a warning until
+    something was tried: another package may let Windows search a folder of its own.
     """
     absent, observed = facts.environment.system_libraries_missing, facts.observed
     failed = observed.import_error or observed.provider_error
@@ -254,8 +253,7 @@ def visual_c_missing(facts: Facts) -> GPUError | None:
 
 
 def other_engine(facts: Facts) -> GPUError | None:
-    """Windows 11 has an onnxruntime.dll of its own in System32, an older one, which a program may bind by its name
-    (microsoft/winml-cli issue 689)."""
+    """Check for the older onnxruntime.dll that Windows 11 has in System32 (microsoft/winml-cli issue 689)."""
     observed, installed = facts.observed, facts.environment.packages.onnxruntime
     words = (observed.import_error, observed.provider_error, *observed.printed("import"))
     wanted = re.compile(r"requested API version \[\d+\] is not available")
@@ -275,7 +273,7 @@ def other_engine(facts: Facts) -> GPUError | None:
 
 
 def provider_unloadable(facts: Facts) -> GPUError | None:
-    """Every library is there and the loader still refuses the provider: for a missing symbol, say."""
+    """Explain why the loader refuses the provider although every library is there."""
     report = facts.observed.preload
     text = facts.observed.provider_error
     if text is None:
@@ -325,7 +323,7 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
 
 
 def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
-    """A function of the driver's interface: those of the CUDA libraries begin with cuda, cublas, cudnn and so on."""
+    """Return the error for a missing function of the driver; those of CUDA libraries begin with cuda, cublas, cudnn."""
     if driver.too_old(facts) is not None:
         return None
     found, major = facts.environment.driver, facts.environment.cuda_major

@@ -30,9 +30,9 @@ from ..remedies import system as system_remedies
 
 
 def missing(facts: Facts) -> GPUError | None:
-    """Linked libraries that are not there, all at once; only other versions of them; damaged files of them.
+    """Check that the linked libraries are there, whole and of the right version. One error names all of them.
 
-    The fix brings what is opened at need too, where that is not there either: one command, not one a session.
+    The fix also installs missing libraries that are opened lazily.
     """
     absent = _missing(facts, required=True)
     for library in absent:
@@ -44,7 +44,7 @@ def missing(facts: Facts) -> GPUError | None:
 
 
 def cudnn_missing(facts: Facts) -> GPUError | None:
-    """A cuDNN that is opened lazily (ONNX Runtime 1.28 and newer): fatal only to a model that needs it."""
+    """Check for a lazily opened cuDNN (ONNX Runtime 1.28 and newer): fatal only to a model that needs it."""
     if facts.request.cudnn_disabled:
         return None
     return _lazily_opened_missing(facts, "libcudnn", facts.request.cudnn_operators, "convolutions and others")
@@ -78,7 +78,7 @@ def _missing(facts: Facts, *, required: bool) -> tuple[MissingLibrary, ...]:
 
 
 def _only_in_this_process(facts: Facts) -> set[str]:
-    """What this process has loaded, or has because of that, and a child that starts anew does not find."""
+    """Return the libraries that only this process has, and that a new child does not find."""
     sources = ("already loaded", "beside a loaded one")
     return {found.soname for found in facts.environment.libraries if any(c.source in sources for c in found.candidates)}
 
@@ -90,7 +90,7 @@ def _must_be_there(found: Resolution) -> bool:
 def judge_missing(
     facts: Facts, absent: tuple[MissingLibrary, ...], reason: str, severity: Severity, further: Iterable[str] = ()
 ) -> GPUError | None:
-    """``further``: requirements for pip of what is missing as well, and is to be installed along with these."""
+    """Return the error for missing libraries. ``further``: other missing requirements to install with them."""
     if not absent:
         return None
     passed_over = [line for library in absent for line in _evidence(library)]
@@ -129,14 +129,14 @@ def judge_missing(
 
 
 def _unfit(absent: Iterable[MissingLibrary]) -> dict[str, Candidate]:
-    """By soname: a file that would serve, if another library of this process were not loaded."""
+    """Return, by soname, a file that would serve if another library of this process were not loaded."""
     return {library.soname: file for library in absent for file in library.rejected if file.unfit_for is not None}
 
 
 def _ways_to_have(
     facts: Facts, absent: tuple[MissingLibrary, ...], unfit: Mapping[str, Candidate], further: Iterable[str]
 ) -> tuple[list[Fix], list[str]]:
-    """The fixes, and the facts that they rest on. Only what nothing else keeps from being loaded is to be installed."""
+    """Return fixes, and the facts behind them. Only libraries that nothing else blocks are to be installed."""
     environment = facts.environment
     fixes: list[Fix] = []
     evidence: list[str] = []
@@ -182,7 +182,7 @@ def _ways_to_have(
 
 
 def _without_consequences(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLibrary, ...]:
-    """Without those that are there, and that the loader refuses because they link another one that is not."""
+    """Leave out libraries that are there, and that the loader refuses because a library that they link is missing."""
     names = {library.soname for library in absent}
     roots = tuple(
         library
@@ -194,7 +194,7 @@ def _without_consequences(absent: tuple[MissingLibrary, ...]) -> tuple[MissingLi
 
 
 def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
-    """By soname: the file that this user may not read, or the wheels' folder in which it may be."""
+    """Return, by soname, the file that this user may not read, or the folder of wheels that may hold it."""
     refused = [each.path for each in facts.environment.packages.refused]
     folders = [path for path in refused if f"{os.sep}nvidia" in path and ".so" not in os.path.basename(path)]
     closed: dict[str, str] = {}
@@ -206,7 +206,7 @@ def _closed(facts: Facts, absent: Iterable[MissingLibrary]) -> dict[str, str]:
 
 
 def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]:
-    """Libraries of one toolkit go together; what another part of the program loaded before stays in the process."""
+    """Return fixes for libraries of two toolkits in one process."""
     loaded = list(dict.fromkeys(file.unfit_for for file in unfit.values() if file.unfit_for is not None))
     fixes = [remedies.off_the_path(facts.environment, "LD_PRELOAD", path) for path in loaded]
     return [fix for fix in fixes if fix is not None] or [
@@ -218,18 +218,18 @@ def _ways_to_one_copy(unfit: Mapping[str, Candidate], facts: Facts) -> list[Fix]
 
 
 def _is_dead_link(file: Candidate) -> bool:
-    """A link to nothing, or to itself, in the folder of a wheel."""
+    """Return True for a link in the folder of a wheel to nothing, or to itself."""
     problem = (file.problem or "").lower()
     return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
 
 
 def _folder_of_wheels(path: str) -> str:
-    """The folder nvidia above nvidia/cublas/lib/libcublas.so.12."""
+    """Return the folder nvidia of nvidia/cublas/lib/libcublas.so.12."""
     return str(PurePath(path).parents[2])
 
 
 def _foreign_dependency(file: Candidate) -> str | None:
-    """The library, no CUDA wheel's, that the loader did not find when it opened this file: libgcc_s.so.1, say."""
+    """Return the library, not CUDA's, that the loader did not find for this file: libgcc_s.so.1, for example."""
     name = loader_words.not_found_for(file.problem or "")
     of_the_driver = name is not None and name.lower().startswith(("libcuda.so", "nvcuda."))
     return name if name and spec_for(name) is None and not of_the_driver else None
@@ -261,7 +261,7 @@ def _where_needed(facts: Facts) -> str:
 
 
 def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
-    """One SONAME, two builds: libcudnn.so.9 exists for CUDA 12 and for CUDA 13, and the first one loaded is used."""
+    """Check which CUDA the loaded cuDNN is for: libcudnn.so.9 exists for CUDA 12 and for CUDA 13."""
     cudnn, provider, major = facts.observed.cudnn, facts.environment.provider, facts.environment.cuda_major
     if cudnn is None or provider is None or major in (None, cudnn[1]):
         return None
@@ -276,7 +276,7 @@ def cudnn_of_other_cuda(facts: Facts) -> GPUError | None:
     )
 
 
-# Where NVIDIA's wheels do not come first: what is loaded already stays, and a caller's own folder was asked for.
+# The sources that come before NVIDIA's wheels: a loaded library stays, and a folder was requested.
 _BEFORE_WHEELS = ("already loaded", "directory", "nvidia wheels")
 
 
@@ -296,7 +296,7 @@ def _ways_to_the_right_cudnn(facts: Facts, loaded: LoadedLibrary, built_for: int
 
 
 def cudnn_mixed(facts: Facts) -> GPUError | None:
-    """The first convolution would end in CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH (pytorch issue 185512)."""
+    """Check that cuDNN's parts are of one release; else a convolution fails (pytorch issue 185512)."""
     paths = facts.observed.cudnn_mixed
     if not paths:
         return None
@@ -309,7 +309,7 @@ def cudnn_mixed(facts: Facts) -> GPUError | None:
 
 
 def not_as_installed(facts: Facts) -> GPUError | None:
-    """A whole library in the place of another, seen by nothing else: cuDNN's parts have one name in all releases."""
+    """Check that libraries are the installed files: a part of cuDNN has one name in all releases."""
     environment = facts.environment
     major = environment.cuda_major
     right = {wheel_name(found.spec.wheels[major]) for found in environment.libraries if major in found.spec.wheels}
@@ -376,7 +376,7 @@ def _enumerate(names: tuple[str, ...] | list[str]) -> str:
 
 
 def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionError | None:
-    """A loaded library has the right name, and not the functions that ``user`` was built against."""
+    """Return the error for a library that has the right name and lacks a function which ``user`` needs."""
     report = facts.observed.preload
     lacked = loader_words.lacks_symbol(text) or loader_words.lacks_function(text)
     if lacked is None or lacked[1] is None:
@@ -398,8 +398,10 @@ def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionErro
 
 
 def older_c_library(words: str) -> tuple[str, str | None] | None:
-    """What the C or C++ library that is loaded lacks, GLIBCXX_3.4.32 say, and its path where it is not the system's but
-    one from conda, or another on LD_LIBRARY_PATH; None: the loader's words are others."""
+    """Return what the loaded C or C++ library lacks, such as GLIBCXX_3.4.32, and its path if it is not the system's.
+
+    None: the loader's words say nothing of it.
+    """
     version = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", words)
     if version is None:
         return None
@@ -408,7 +410,7 @@ def older_c_library(words: str) -> tuple[str, str | None] | None:
 
 
 def c_library_too_old(facts: Facts, text: str, what: str) -> GPUError | None:
-    """``what`` fails for it."""
+    """Return the error for an old C library if ``text`` says so. ``what``: the failed step, as a sentence."""
     old = older_c_library(text)
     if old is None:
         return None
@@ -439,7 +441,7 @@ def newer_c_library(environment: Environment, path: str | None) -> Fix:
 
 
 def _that_would_be_loaded(facts: Facts) -> tuple[LoadedLibrary, ...]:
-    """Where a child process has tried it: what it loaded, by the same search."""
+    """Return the libraries that a child process loaded, which searches as this process does."""
     return tuple(
         LoadedLibrary(found.soname, first.path, first.source, first.root, found.required)
         for found in facts.environment.libraries
@@ -451,9 +453,9 @@ def _ways_to_a_whole_library(facts: Facts, culprits: list[LoadedLibrary], wheels
     environment = facts.environment
     locations = {wheel.location for wheel in environment.packages.nvidia}
     for lib in culprits:
-        # Not the installer's: it would install beside that file, and the file would be found first again.
+        # The installer would install beside this file, which would be found first again.
         if lib.source == "nvidia wheels" and (home := os.path.dirname(lib.root)) not in locations:
             off = remedies.off_the_path(environment, "PYTHONPATH", home)
             return [off or manual(f"take {home} off the search path of this program")]
-    # Too old, or damaged and as new as can be: both are mended by the newest, whatever is on record.
+    # The newest release replaces a library that is too old, and one that is damaged.
     return [remedies.install(environment, wheels, upgrade=True, again=True)]

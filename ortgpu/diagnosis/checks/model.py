@@ -1,4 +1,4 @@
-"""What a model needs beyond a working environment."""
+"""Check the needs of a model beyond a working environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHECK = "check the path, and that the file is whole: the command check-model of
 
 
 def judge_file(model: ModelFacts) -> tuple[GPUError, ...]:
-    """What is wrong with a model file, or unusual about it, whatever the environment is."""
+    """Return what is wrong with a model file, or unusual, whatever the environment is."""
     found = (_unreadable(model), _data_missing(model), _custom_domains(model))
     return tuple(error for error in found if error is not None)
 
@@ -53,7 +53,7 @@ def _unreadable(model: ModelFacts | None) -> GPUError | None:
 
 
 def unjudged(facts: Facts) -> GPUError | None:
-    """What reads models for the diagnosis cannot be imported, which is no fault of the model, nor of a session's."""
+    """Check that the reader of models can be imported: a failure is no fault of the model, nor of a session."""
     model = facts.request.model
     if model is None or model.reader_problem is None:
         return None
@@ -65,7 +65,7 @@ def unjudged(facts: Facts) -> GPUError | None:
 def onnx_broken(
     environment: Environment, consequence: str, text: str, severity: Severity = "fatal"
 ) -> BrokenPackageError:
-    """``text``: what its import raised. Mostly protobuf is older than this onnx needs: both are brought up to date."""
+    """Return the error for a failed import of onnx, ``text``. Often protobuf is too old for it: both are updated."""
     own = remedies.in_the_way(environment.packages, "onnx")
     if own is not None:
         return BrokenPackageError(
@@ -109,7 +109,7 @@ def _data_missing(model: ModelFacts | None) -> GPUError | None:
 
 
 def custom_domains(facts: Facts) -> GPUError | None:
-    """Operators that only a library registered with the session options brings: a warning, for one may be."""
+    """Warn of operators that only a library registered with the session options brings."""
     return _custom_domains(facts.request.model)
 
 
@@ -149,7 +149,7 @@ _WAYS_BY_DOMAIN = {
 
 
 def not_loaded(text: str) -> GPUError:
-    """``text``: what ONNX Runtime said when it was given the model."""
+    """Return the error for a model that ONNX Runtime refuses with ``text``."""
     said, newer = text.strip(), "or use a newer ONNX Runtime"
     if match := _OPSET.search(text):
         said, (opset, domain, newest) = match[0], match.groups()
@@ -200,7 +200,7 @@ def collective_ops_missing(facts: Facts) -> GPUError | None:
 
 
 def on_cpu(facts: Facts) -> GPUError | None:
-    """Where the probe opened the model: the nodes that ONNX Runtime keeps on the CPU."""
+    """Warn of the nodes that ONNX Runtime kept on the CPU when the probe opened the model."""
     step = facts.observed.step("model")
     nodes = step.data.get("nodes") if step is not None else None
     if not nodes:

@@ -1,6 +1,6 @@
-"""Why did the driver, or a session, not open: by the code that CUDA gave, or in the words of ONNX Runtime.
+"""Explain why the driver, or a session, did not open: by CUDA's code, or by the words of ONNX Runtime.
 
-A text that says nothing of the GPU is not translated: the exception stays ONNX Runtime's own.
+A text that says nothing about the GPU is not translated: the exception stays ONNX Runtime's own.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ from ..remedies import system as system_remedies
 from . import driver
 from .devices import (
     described,
-    gpu_asked_for,
     kernel_without_code,
     lacks_memory,
     named_device,
     none_visible,
+    requested_gpu,
     unsupported,
     without_code,
 )
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 
 
 def unusable(facts: Facts) -> GPUError | None:
-    """``cuInit`` was called and failed."""
+    """Check that ``cuInit`` succeeded."""
     cuda = facts.observed.cuda
     explained = (driver.device_files_closed, driver.of_linux_in_wsl, driver.not_ready)
     if cuda is None or not cuda.code or cuda.code == NO_DEVICE or any(check(facts) for check in explained):
@@ -100,12 +100,12 @@ def unusable(facts: Facts) -> GPUError | None:
 
 
 def _printed_by_it(facts: Facts) -> list[str]:
-    """What the driver says for itself, as that of a Jetson does: "NvRmMemInitNvmap failed with Permission denied"."""
+    """Return what the driver printed, as that of a Jetson does: "NvRmMemInitNvmap failed with Permission denied"."""
     return [f"it printed: {line}" for line in facts.observed.printed("driver")[-5:]]
 
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
-    """``cuInit`` makes no context and asks for no memory of the GPU."""
+    """Return the error for too little host memory: ``cuInit`` asks for no memory of the GPU."""
     if system_remedies.limit_on_memory(facts.environment) is not None:
         fix = system_remedies.let_it_be_mapped(facts.environment, "")
     else:
@@ -123,12 +123,12 @@ def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError
 
 
 def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
-    """The error that a CUDA code stands for, whoever reported it while a session was being opened."""
+    """Return the error for a CUDA code that was reported while a session was being opened."""
     found = facts.environment.driver
     opens_files = code in (DEVICE_UNAVAILABLE, OPERATING_SYSTEM, UNKNOWN)
     if opens_files and (too_few := driver.too_few_descriptors(code, facts, evidence)) is not None:
         return too_few
-    if code == INSUFFICIENT_DRIVER:  # what the CUDA runtime also says where there is no driver at all
+    if code == INSUFFICIENT_DRIVER:  # cudart says this without any driver, too
         better = driver.not_found(facts) or driver.too_old(facts)
         if better is not None:
             return better
@@ -144,9 +144,9 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     if code == INVALID_DEVICE and (better := named_device(facts) or none_visible(facts)) is not None:
         return better
     if code in NO_CODE:
-        return unsupported(facts) or kernel_without_code(gpu_asked_for(facts), evidence)
+        return unsupported(facts) or kernel_without_code(requested_gpu(facts), evidence)
     if code == DEVICE_UNAVAILABLE:
-        gpu = gpu_asked_for(facts)
+        gpu = requested_gpu(facts)
         return DeviceBusyError(
             "the GPU accepts no further process",
             evidence=evidence,
@@ -176,7 +176,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
 
 
 def session_failed(facts: Facts) -> GPUError | None:
-    """Driver, libraries and provider are there, and the session of a model of one node still failed."""
+    """Check that the probe's session of a model with one node opened."""
     step = facts.observed.failed("session")
     if step is None:
         return None
@@ -190,11 +190,10 @@ def session_failed(facts: Facts) -> GPUError | None:
 
 
 def model_failed(facts: Facts) -> GPUError | None:
-    """The small session works and that of the caller's model does not; or no session does, and the model cannot even be
-    read by ONNX Runtime."""
+    """Check that the session of the caller's model opened, or without any session, that ONNX Runtime can read it."""
     step = facts.observed.failed("load")
     if step is not None:
-        # Of what has a finding of its own: a file that is none, operators that a registered library may bring
+        # Reported by checks of their own: an unreadable file, operators of a library to register
         known = unreadable(facts) or ("not a registered function/op" in step.detail and custom_domains(facts))
         return None if known else of_construction(step.detail, facts) or not_loaded(step.detail)
     step = facts.observed.failed("model")
@@ -204,13 +203,13 @@ def model_failed(facts: Facts) -> GPUError | None:
 
 
 def of_construction(text: str, facts: Facts) -> GPUError | None:
-    """The error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
+    """Return the error behind the text of an exception that ONNX Runtime raised while a session was being opened."""
     if "is not a registered function/op" in text:
         return collective_ops_missing(facts)
     if is_of_the_model(text):
         return None
     words = without_given_names(text)
-    if (code := code_in(words)) is not None:  # also inside of a failure to parse device_id
+    if (code := code_in(words)) is not None:  # also within a failure to parse device_id
         return _of_code(code, text, facts)
     if GRAPH_REFUSED.search(text):
         return _graph_refused(text)
@@ -233,7 +232,7 @@ def of_construction(text: str, facts: Facts) -> GPUError | None:
         return cudnn_disabled(facts.request.cudnn_operators, [telling_line(text)])
     if WITHOUT_CUDNN.search(words):
         return _cudnn_unavailable(text, facts)
-    gpu = gpu_asked_for(facts)
+    gpu = requested_gpu(facts)
     if (found := of_generation(words, telling_line(text), gpu)) is not None:
         return found
     if match := NOT_LOADED.search(text):
@@ -294,7 +293,7 @@ def _of_option(text: str) -> ProviderOptionError | None:
 
 
 def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
-    gpu = gpu_asked_for(facts)
+    gpu = requested_gpu(facts)
     if failed.lacks_memory(gpu.memory_free if gpu is not None else None):
         return lacks_memory(facts, [telling_line(text)])
     if failed.is_mixture:
@@ -312,7 +311,7 @@ def _of_library(failed: LibraryStatus, text: str, facts: Facts) -> GPUError:
 
 
 def of_generation(text: str, line: str, gpu: GPU | Device | None) -> UnsupportedDeviceError | None:
-    """The error for an operator whose kernels are for other generations of GPUs, which says so itself."""
+    """Return the error for an operator that reports that its kernels are for other generations of GPUs."""
     if GENERATION.search(text) is None:
         return None
     shown = described(gpu.name, gpu.compute_capability) if gpu is not None else "this GPU"
@@ -328,7 +327,7 @@ def of_generation(text: str, line: str, gpu: GPU | Device | None) -> Unsupported
 
 
 def lacks_pinned_memory(text: str) -> ProviderFailureError | None:
-    """The error for a CUDA that is out of memory, and means the memory of the host that it locks for copies."""
+    """Return the error if the memory that CUDA lacks is page-locked memory of the host."""
     if PINNED.search(text) is None:
         return None
     return ProviderFailureError(

@@ -58,7 +58,7 @@ def not_installed(facts: Facts) -> GPUError | None:
     installed = facts.environment.packages.onnxruntime
     if (installed.folder is not None and not is_of_somebody_else(installed)) or installed.owners:
         return None
-    # On record, and its folder deleted: an installer would believe that there is nothing to do.
+    # A record without its folder makes an installer do nothing.
     ghosts = [owner for owner in installed.elsewhere if any("__init__.py" in name for name in owner.missing_files)]
     evidence = [f"no folder onnxruntime on the search path of {facts.environment.host.executable}"]
     if installed.folder is not None:
@@ -77,8 +77,10 @@ def not_installed(facts: Facts) -> GPUError | None:
 
 
 def _another_environment(facts: Facts) -> tuple[str, str] | None:
-    """The variable and the environment that is active in the shell: a notebook's kernel, a tool that pipx installed or
-    a script with a first line of its own runs in another one."""
+    """Return the variable and the folder of an environment that is active in the shell and not used by this process.
+
+    A notebook's kernel, a tool of pipx or a script with its own first line runs in another one.
+    """
     environment = facts.environment
     mine = (environment.host.executable, environment.installer.folder)
     named = ((name, environment.variables.now.get(name)) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))
@@ -89,8 +91,7 @@ def _another_environment(facts: Facts) -> tuple[str, str] | None:
 
 
 def shadowed(facts: Facts) -> GPUError | None:
-    """What the import takes is a stray file onnxruntime.py or a clone of the project, in the working directory say; or
-    a copy in a zip archive."""
+    """Check that no stray onnxruntime.py, clone of the project or zip archive is imported instead of the package."""
     installed = facts.environment.packages.onnxruntime
     stray = installed.shadowed_by
     if stray is None and _is_of_another_python(facts):
@@ -125,7 +126,7 @@ def _in_archive(facts: Facts, stray: str) -> GPUError:
 
 
 def _is_of_another_python(facts: Facts) -> bool:
-    """A package in a folder that is not this interpreter's, with a library that this interpreter cannot import."""
+    """Return True for a package outside this interpreter's folders whose library this interpreter cannot import."""
     installed, environment = facts.environment.packages.onnxruntime, facts.environment
     built = re.search(r"\.cpython-3(\d+)t?-", os.path.basename(installed.extension or ""))
     home = installed.home
@@ -153,7 +154,7 @@ def _of_another_python(facts: Facts) -> GPUError:
 
 
 def _is_checkout(facts: Facts) -> bool:
-    """A package that no distribution owns, without the library that every build has."""
+    """Return True for a package that no distribution owns, without the library that every build has."""
     installed = facts.environment.packages.onnxruntime
     return installed.importable and not installed.owners and installed.extension is None
 
@@ -177,7 +178,7 @@ def _checkout(facts: Facts) -> GPUError:
 
 
 def conflicting(facts: Facts) -> GPUError | None:
-    """Several distributions wrote into one folder. Fatal when what is there now is not a whole GPU build."""
+    """Check for several distributions in one folder. Fatal if the result is not a whole GPU build."""
     installed = facts.environment.packages.onnxruntime
     owners = installed.owners
     if len(owners) < 2 or not installed.importable or _is_of_another_python(facts):
@@ -225,7 +226,7 @@ def cpu_only(facts: Facts) -> GPUError | None:
     owner = installed.owners[0] if len(installed.owners) == 1 else None
     name = installed.build_name or (owner.name if owner else "onnxruntime")
     if _is_for_cuda(name) and (available is None or CUDA in available or installed.imported_as is not None):
-        return None  # a GPU build whose provider file is gone, or which came after the import: other checks say it
+        return None  # a GPU build without its provider file, or installed after the import: other checks report it
     version = installed.build_version or (owner.version if owner else None)
     evidence = [f"import onnxruntime finds {name} {version or ''} in {installed.folder}".replace("  ", " ")]
     if available is not None:
@@ -249,7 +250,7 @@ _PLUGIN_PREFIX = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-nv-t
 
 
 def provider_missing(facts: Facts) -> GPUError | None:
-    """A GPU build without libonnxruntime_providers_cuda; onnxruntime still lists CUDA as available (faults B23)."""
+    """Check that a GPU build has its provider: without it onnxruntime still lists CUDA as available (faults B23)."""
     installed = facts.environment.packages.onnxruntime
     if (
         not installed.importable
@@ -315,9 +316,9 @@ def _replace_build(facts: Facts) -> list[Fix]:
     off = remedies.off_the_path(facts.environment, "PYTHONPATH", home)
     bundled = facts.environment.host.frozen and off is None  # a pex has a folder for each of its packages
     mended = not gpu or installer.owns(home) or installer.hides(home)
-    if shared or bundled or (of_python and mended):  # off the path, it would take others too
+    if shared or bundled or (of_python and mended):  # removing it from the path would remove others too
         return [remedies.reinstall_onnxruntime(facts.environment)]
-    # A folder that somebody put on the search path: what is behind it is taken once it is off.
+    # A folder that somebody put on the search path hides the package behind it.
     first = [] if gpu else _first_install(facts)
     if off is not None and all(fix.executable for fix in first):
         return [shell(" && ".join((off, *first)))]
@@ -325,7 +326,7 @@ def _replace_build(facts: Facts) -> list[Fix]:
 
 
 def _is_for_cuda(names: str) -> bool:
-    """By a name that ends in -gpu, as onnxruntime-gpu and ort-nightly-gpu do; onnxruntime-webgpu has no CUDA."""
+    """Return True if a name has the part gpu, as onnxruntime-gpu does; onnxruntime-webgpu has no CUDA."""
     return "gpu" in re.split(r"[-_\s]", names)
 
 
@@ -338,9 +339,9 @@ def _names(facts: Facts) -> str:
 
 
 def broken_files(facts: Facts) -> GPUError | None:
-    """Files of the only owner are gone or altered. Several owners are a conflict, which explains that.
+    """Check the files of the only owner. Several owners are a conflict, which explains missing files.
 
-    A warning where they were tried and did what they are for: somebody patched them on purpose, `patchelf` for one.
+    A warning if the files were tried and work: somebody patched them on purpose, with `patchelf` for example.
     """
     installed = facts.environment.packages.onnxruntime
     if installed.folder is None and not installed.owners:
@@ -350,7 +351,7 @@ def broken_files(facts: Facts) -> GPUError | None:
     if len(installed.owners) != 1:
         return None
     owner = installed.owners[0]
-    # Images are trimmed of tools and licences on purpose: only what a session runs on counts.
+    # Images are trimmed of tools and licences on purpose: only files that a session needs count.
     missing, altered = (list(filter(is_vital, names)) for names in (owner.missing_files, owner.altered_files))
     damaged = (*missing, *altered)
     if not damaged:
@@ -377,15 +378,14 @@ def _same_again(facts: Facts, owner: Distribution, damaged: tuple[str, ...]) -> 
     wanted = remedies.published(owner.name, owner.version)
     provider = facts.environment.packages.onnxruntime.provider_library
     has_cuda = provider is not None or any("providers_cuda" in name for name in damaged)
-    # What a distribution or anybody else built, or a nightly build: no index that is known here has it. Under the name
-    # onnxruntime they have one without CUDA.
+    # No index has private and nightly builds. Under the name onnxruntime it has a build without CUDA.
     if "==" not in wanted or (has_cuda and owner.name == "onnxruntime"):
         return remedies.reinstall_onnxruntime(facts.environment)
     return remedies.install(facts.environment, [wanted], again=True, instead_of=owner.location)
 
 
 def is_of_somebody_else(installed: OnnxRuntime) -> bool:
-    """A folder that happens to have this name: of models, or a clone of the project. An installed package hides it."""
+    """Return True for an unrelated folder of this name, such as a clone. An installed package would hide it."""
     return not (installed.importable or installed.owners or installed.imported_as or is_for_packages(installed.home))
 
 
@@ -413,15 +413,15 @@ _VITAL = re.compile(
 
 
 def is_vital(name: str) -> bool:
-    """Whether a session on the GPU needs this file of the package."""
+    """Return True if a session on the GPU needs this file of the package."""
     return _VITAL.search(name.replace("\\", "/")) is not None
 
 
 def did_its_work(facts: Facts, name: str) -> bool:
-    """Whether what this file is for was tried, and succeeded, so that it can be no obstacle. False: nobody tried."""
+    """Return True if this file was used with success, so that it is no obstacle. False: nobody tried."""
     observed = facts.observed
     session, preload = observed.step("session"), observed.preload
-    if session is not None and not session.ok:  # with words that say why, it is none of the package's doing
+    if session is not None and not session.ok:  # if its words say why, the package is not the cause
         return says_why(session.detail)
     if session is not None:
         return True
@@ -438,7 +438,7 @@ def did_its_work(facts: Facts, name: str) -> bool:
 
 
 def library_damaged(facts: Facts) -> GPUError | None:
-    """A library of the package that would kill the process (SIGBUS) when it is opened."""
+    """Check that the libraries of the package can be opened: a damaged one kills the process (SIGBUS)."""
     environment = facts.environment
     installed = environment.packages.onnxruntime
     files = [file for file in (environment.extension, environment.bridge) if file is not None]
@@ -467,7 +467,7 @@ def library_damaged(facts: Facts) -> GPUError | None:
 
 
 def numpy_damaged(facts: Facts) -> GPUError | None:
-    """Seen only where its files were compared, after a crash: ONNX Runtime imports it."""
+    """Check the files of NumPy, which ONNX Runtime imports. They are compared only after a crash."""
     numpy = facts.environment.packages.other("numpy")
     if numpy is None or not numpy.altered_files:
         return None
@@ -481,7 +481,7 @@ def numpy_damaged(facts: Facts) -> GPUError | None:
 
 
 def package_unreadable(facts: Facts) -> GPUError | None:
-    """Of ONNX Runtime's package, or where none is found, of the folders in which it may lie."""
+    """Check that this user may read ONNX Runtime's package, or else the folders that may hold it."""
     packages = facts.environment.packages
     folder = packages.onnxruntime.folder
     if folder is None:
@@ -505,26 +505,28 @@ def package_unreadable(facts: Facts) -> GPUError | None:
 
 
 def replaced_after_import(facts: Facts) -> GPUError | None:
-    """Installed over what this process had imported, as a cell of a notebook does: its provider is not made for the
-    module that is loaded, which has none or ends the process with it."""
+    """Check that the package was not replaced after this process imported it, as by a cell of a notebook.
+
+    Its provider does not fit the loaded module, which has none or ends the process with it.
+    """
     installed = facts.environment.packages.onnxruntime
     if installed.imported_as is None or (
         installed.imported_as[0].endswith("-gpu") and not installed.is_of_another_release
     ):
-        return None  # a CPU build of the same release leaves the provider as it was: it is the next process that is hit
+        return None  # a CPU build of the same release leaves the provider: it breaks the next process
     return BrokenPackageError(
         "ONNX Runtime was replaced after this process had imported it, and a process goes on with what it imported",
         evidence=[
             f"imported: {' '.join(installed.imported_as)}",
             f"there now: {installed.build_name} {installed.build_version} in {installed.folder}",
         ],
-        fixes=[manual("start this process anew: in a notebook, restart its kernel")],
+        fixes=[manual("restart this process: in a notebook, restart its kernel")],
         package=installed.build_name,
     )
 
 
 def in_sub_interpreter(facts: Facts) -> GPUError | None:
-    """Its extension waits there for a lock, for ever."""
+    """Check that this is no sub-interpreter, in which the extension waits for a lock without end."""
     text = facts.observed.import_error
     if text != IN_SUB_INTERPRETER:
         return None

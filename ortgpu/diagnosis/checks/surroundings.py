@@ -1,4 +1,4 @@
-"""The GPUs that this process is given: by variables, and by the container or the service that it runs in."""
+"""Find out which GPUs this process has: by its variables, and by the container or service that runs it."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _AMD, _NVIDIA = 0x1002, 0x10DE  # PCI vendors
 
 
 def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
-    """To a container, of whatever runtime; ``and_also`` is for those that go by variables, as Docker does."""
+    """Return how to give a container the GPU. ``and_also`` is for runtimes that use variables, as Docker does."""
     return on_linux(f"in a container: give it the GPU ({how(environment)}){and_also}", needs="host")
 
 
 def how(environment: Environment) -> str:
-    """As a command, or what is written in its place."""
+    """Return the command that gives this container the GPU, or the text of its specification."""
     return _BY_RUNTIME.get(environment.host.container or "", _BY_DOCKER)
 
 
 def join_groups(environment: Environment, groups: Iterable[str]) -> str:
-    """What gives a container the groups that device files belong to: its own /etc/group decides nothing there."""
+    """Return how to give a container the groups of the device files: its own /etc/group has no effect there."""
     names = list(groups)
     if environment.host.container == "kubernetes":
         return f"put the numbers of {' and '.join(names)} into supplementalGroups, in the securityContext of its pod"
@@ -61,7 +61,7 @@ def join_groups(environment: Environment, groups: Iterable[str]) -> str:
 
 
 def of_service(environment: Environment) -> tuple[str, Fix] | None:
-    """Evidence and fix, where nothing is to be seen of a GPU in a service that gives one only to who asks for it."""
+    """Return evidence and fix for a service that gives a GPU only on request, if no GPU is visible in it."""
     driver, service = environment.driver, environment.host.service
     if service is None or driver.device_nodes or driver.kernel_version or (driver.nvml.available and driver.nvml.gpus):
         return None
@@ -69,13 +69,12 @@ def of_service(environment: Environment) -> tuple[str, Fix] | None:
 
 
 def has_nvidia(environment: Environment) -> bool:
-    """Whether a display controller of NVIDIA is known to be on the PCI bus."""
+    """Return True if a display controller of NVIDIA is known to be on the PCI bus."""
     return _NVIDIA in (environment.host.display_vendors or ())
 
 
 def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
-    """Evidence and fix, where the PCI bus has display controllers, none of them NVIDIA's, and nothing else of NVIDIA is
-    to be seen."""
+    """Return evidence and fix if the PCI bus has display controllers, and nothing of NVIDIA is visible."""
     host, driver = environment.host, environment.driver
     vendors = host.display_vendors if not host.wsl else None  # which has Microsoft's in the place of all
     if not vendors or has_nvidia(environment) or driver.device_nodes or driver.kernel_version or driver.nvml.available:
@@ -93,7 +92,7 @@ def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
 
 
 def of_wsl(environment: Environment) -> Fix | None:
-    """Where WSL has no device for a GPU, whatever libraries are there.
+    """Return the fix for a WSL without a device for the GPU.
 
     learn.microsoft.com/windows/wsl, "GPU accelerated machine learning", "Advanced settings configuration".
     """
@@ -108,18 +107,18 @@ def of_wsl(environment: Environment) -> Fix | None:
 
 
 def are_hidden(environment: Environment) -> bool:
-    """Whether it is CUDA_VISIBLE_DEVICES that keeps every GPU from this process."""
+    """Return True if CUDA_VISIBLE_DEVICES keeps every GPU from this process."""
     return hides_everything(environment) or _names_nothing(environment)
 
 
 def hides_everything(environment: Environment) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES is there and means no GPU, whatever GPUs there are."""
+    """Return True if CUDA_VISIBLE_DEVICES is set and means no GPU, whatever GPUs there are."""
     value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     return value is not None and not _visible_names(value)
 
 
 def _names_nothing(environment: Environment) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES names none of the GPUs that NVML sees. A MIG instance may be unknown to it."""
+    """Return True if CUDA_VISIBLE_DEVICES names no GPU that NVML sees. NVML may not know a MIG instance."""
     value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
     gpus = environment.driver.nvml.gpus if environment.driver.nvml.available else ()
     if value is None or not gpus:
@@ -130,9 +129,9 @@ def _names_nothing(environment: Environment) -> bool:
 
 
 def visible_gpus(environment: Environment) -> list[GPU]:
-    """NVML's GPUs as CUDA_VISIBLE_DEVICES leaves and orders them.
+    """Return NVML's GPUs, selected and ordered by CUDA_VISIBLE_DEVICES.
 
-    Exact where all GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID; else CUDA may number them fastest first.
+    Exact if all GPUs are alike or CUDA_DEVICE_ORDER is PCI_BUS_ID; else CUDA may number the fastest first.
     """
     gpus = list(environment.driver.nvml.gpus)
     value = environment.variables.now.get("CUDA_VISIBLE_DEVICES")
@@ -148,10 +147,10 @@ def visible_gpus(environment: Environment) -> list[GPU]:
 
 
 def _visible_names(value: str) -> list[str]:
-    """The ordinals and UUIDs of CUDA_VISIBLE_DEVICES that count.
+    """Return the ordinals and UUIDs of CUDA_VISIBLE_DEVICES that count.
 
-    The first name that means nothing ends the list, and one that is there twice empties it; a number ends where its
-    digits end, so "1gpu" is 1: torch.cuda._parse_visible_devices, which was made to count as CUDA does.
+    The first name that means nothing ends the list, and a repeated one empties it. A number ends with its digits, so
+    "1gpu" is 1. torch.cuda._parse_visible_devices counts so, as CUDA does.
     """
     names: list[str] = []
     for part in map(str.strip, value.split(",")):
@@ -173,7 +172,7 @@ def _match(name: str, gpus: list[GPU]) -> GPU | None:
 
 
 def given_to_container(environment: Environment) -> list[str]:
-    """As evidence: which GPUs its runtime was told to give to a container, where the variable for that says it."""
+    """Return as evidence which GPUs the variable tells the runtime to give to the container."""
     value = environment.variables.now.get("NVIDIA_VISIBLE_DEVICES")
     if value is None:
         return []

@@ -1,1 +1,1 @@
-"""What the words and codes of ONNX Runtime, CUDA and the loader mean."""
+"""The meaning of words and codes of ONNX Runtime, CUDA and the loader."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...environment.gpu.cuda import RESULT_NAMES
 from ...errors import Fix, PoisonedContextError, ProviderFailureError, manual, on_linux, shell
 
-# What cudaGetErrorName of CUDA 13.0 answers
+# The names that cudaGetErrorName of CUDA 13.0 returns.
 CODES = {
     "cudaErrorInvalidValue": 1, "cudaErrorMemoryAllocation": 2, "cudaErrorInitializationError": 3,
     "cudaErrorCudartUnloading": 4, "cudaErrorProfilerDisabled": 5, "cudaErrorProfilerNotInitialized": 6,
@@ -72,13 +72,13 @@ _NAMED = re.compile(r"\b(cudaError[A-Z]\w*):")
 
 
 def code_in(text: str) -> int | None:
-    """The code of the CUDA error that a text reports. None: it reports none, or one that CUDA 13.0 does not have."""
+    """Return the code of the CUDA error that a text reports; None if it reports none, or one that CUDA 13.0 lacks."""
     if match := _NUMBERED.search(text):
         return int(match[1])
     return next((CODES[name] for name in _NAMED.findall(text) if name in CODES), None)
 
 
-# The codes that a check tells from the others
+# The codes that checks distinguish.
 OUT_OF_MEMORY = 2
 INSUFFICIENT_DRIVER = 35
 CALL_REQUIRES_NEWER_DRIVER = 36
@@ -191,7 +191,7 @@ UNUSABLE: dict[int, Meaning] = {
 # its PTX cannot be compiled for this one (kijai/ComfyUI-WanAnimatePreprocess issue 4, on an RTX 5090).
 NO_CODE = frozenset({98, 200, 209, 218})
 
-# Of the GPU rather than the driver, where no check of the device knows better.
+# Codes about the GPU rather than the driver, for which no check of the device has a better answer.
 OF_THE_DEVICE: dict[int, Meaning] = {
     36: Meaning(
         "a CUDA library calls what only a newer driver has",
@@ -218,10 +218,10 @@ OF_THE_DEVICE: dict[int, Meaning] = {
     ),
 }
 
-# Codes of a libcuda.so.1 that is there in the driver's place.
+# Codes of a libcuda.so.1 that is not the driver's.
 OF_ANOTHER_LIBRARY = frozenset({34, 804})
 
-# Codes of a driver that has to start anew.
+# Codes of a driver that has to restart.
 OF_A_DRIVER_TO_RESTART = frozenset({3, 803, 999})
 
 # Codes of a libcuda.so.1 and a kernel module that do not go together.
@@ -236,8 +236,8 @@ STICKY = frozenset({226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810})
 # cudaErrorStreamCaptureUnsupported and its neighbours in driver_types.h.
 CAPTURING = frozenset(range(900, 909))
 
-# Errors that say of a device that it is gone, whatever is asked of it, and nothing of the process (cuda.h): not
-# available, not there any more, memory or NVLink beyond correction, its context destroyed, a failure without a reason.
+# Errors that mean that a device is gone, and say nothing about the process (cuda.h): not available, removed, memory or
+# NVLink beyond correction, its context destroyed, a failure without a reason.
 LOST = frozenset({46, 100, 101, 214, 220, 709, 999})
 
 
@@ -251,7 +251,7 @@ def poisoned(code: int, evidence: list[str]) -> PoisonedContextError:
 
 
 def captured_meanwhile(code: int, evidence: list[str]) -> ProviderFailureError:
-    """Captures of a session's own, with ``cuda_graph=True``, are told from these by ONNX Runtime's words."""
+    """Return the error for a capture in another part of the process, not in a session with ``cuda_graph=True``."""
     return ProviderFailureError(
         f"this process is capturing a CUDA graph, which forbids what the session was about to do: {name_of(code)}",
         evidence=evidence,

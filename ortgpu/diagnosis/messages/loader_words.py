@@ -1,4 +1,4 @@
-"""What the words mean in which the dynamic loader, or the system, refuses something."""
+"""Read the words in which the dynamic loader, or the system, refuses something."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LACKED = re.compile(
 
 
 def cannot_be_mapped(words: str) -> bool:
-    """Whether the loader refuses a file that may be whole."""
+    """Return True if the loader refuses a file that may be whole."""
     refusals = (
         r"failed to map segment|annot (apply additional|restore segment|change memory prot|make segment writable)"
         r"|annot allocate memory(?! in static TLS)"
@@ -28,14 +28,15 @@ def cannot_be_mapped(words: str) -> bool:
 
 
 def is_blocked(words: str) -> bool:
-    """Whether the system refuses a whole file for what it is: errors 225, 1260 and 4551 of Windows, in its words and in
-    ours, and on Linux EPERM, which is the word of a guard: fanotify(7)."""
+    """Return True if the system refuses a whole file: errors 225, 1260 and 4551 of Windows, in its words or in
+    ortgpu's, and EPERM on Linux, which a guard gives: fanotify(7).
+    """
     refusals = r"has blocked (it|this file)|blocked by group policy|contains a virus|[Oo]peration not permitted"
     return re.search(refusals, words) is not None and not cannot_be_mapped(words)
 
 
 def is_musl(words: str) -> bool:
-    """Whether they are of musl's loader, that of Alpine, about a file that was built for glibc."""
+    """Return True for words of musl's loader, that of Alpine, about a file that was built for glibc."""
     return (
         re.search(r"Error loading shared library ld-linux|Error relocating \S+: \w+: symbol not found", words)
         is not None
@@ -43,41 +44,40 @@ def is_musl(words: str) -> bool:
 
 
 def may_not_be_read(words: str) -> bool:
-    """Whether this user may not read the file."""
+    """Return True if this user may not read the file."""
     return "permission denied" in words.lower() and not cannot_be_mapped(words)
 
 
 def lacks_thread_storage(words: str) -> str | None:
-    """The file for which glibc's loader has no room left: it keeps little for the thread-local storage of libraries
-    that are opened after the start."""
+    """Return the file for which glibc has no thread-local storage left: it keeps little for libraries opened late."""
     match = re.search(r"(\S+): cannot allocate memory in static TLS block", words)
     return match[1] if match else None
 
 
 def lacks_threads(words: str) -> bool:
-    """Whether the system gave a thread pool, ONNX Runtime's or OpenBLAS's, no further thread."""
+    """Return True if the system refused ONNX Runtime's or OpenBLAS's thread pool a further thread."""
     return re.search(r"pthread_create failed|annot start new thread|can't start new thread", words) is not None
 
 
 def lacks_symbol(words: str) -> tuple[str, str | None] | None:
-    """A function that no loaded library has, and the library that should have it, as far as it is named."""
+    """Return a function that no loaded library has, and the library that should have it, if it is named."""
     match = _LACKED.search(words)
     return (match[1] or match[3] or match[5], match[2] or match[4]) if match else None
 
 
 def not_found_for(words: str) -> str | None:
-    """The library that the loader did not find, or would not, when it opened the file that links it."""
+    """Return the linked library that the loader did not find, or refused, when it opened a file."""
     match = _NOT_FOUND.match(words)
     return match[1] or match[2] or match[3] if match else None
 
 
 def lacks_function(words: str) -> tuple[str, str] | None:
-    """A function, and the DLL of another version that lacks it, in the words of environment/loader_windows.py."""
+    """Return a function, and the DLL of another version that lacks it, in the words of loader_windows.py."""
     match = re.match(r"it takes (\S+) from ([^\s\\/]+\.dll), and ", words, re.IGNORECASE)
     return (match[1], match[2]) if match else None
 
 
 def may_be_visual_c(words: str) -> bool:
-    """Words behind which an old or absent Visual C++ Redistributable may be: those of Windows name no file."""
+    """Return True if an old or absent Visual C++ Redistributable may be the reason: Windows names no file."""
     of_the_file = r"Access is denied|not a valid Win32 application"
     return re.search(rf"\(error (126|127|1114)\)|DLL load failed(?!.*({of_the_file}))", words) is not None

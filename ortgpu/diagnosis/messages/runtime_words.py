@@ -14,7 +14,7 @@ from .cuda_codes import code_in
 
 _FAILURE = re.compile(r"(CUBLAS|CUDNN|CUFFT|CURAND)(?:_FE)? (?:failure|error) (\d+): (\w+)")
 OF_WHEELS = frozenset({"CUBLAS", "CUDNN", "CUFFT", "CURAND"})
-FOR_A_HANDLE = 1 << 30  # bytes: surely more than a handle of cuBLAS or cuDNN takes, with the kernels that it loads
+FOR_A_HANDLE = 1 << 30  # bytes; more than a handle of cuBLAS or cuDNN needs, with its kernels
 _CREATION = re.compile(r"\b(?:cublas|cublasLt|cudnn)Create\(")
 
 # cublasStatus_t of cublas_api.h, CUDA 13.1; the numbers have been the same since CUDA 6
@@ -47,7 +47,7 @@ _CUDNN = {
 
 @dataclass(frozen=True, slots=True)
 class LibraryStatus:
-    """``library`` as in the message, "CUBLAS"; ``status`` its name, "CUBLAS_STATUS_ALLOC_FAILED"."""
+    """The status of a failed call. ``library`` is "CUBLAS", ``status`` is "CUBLAS_STATUS_ALLOC_FAILED"."""
 
     library: str
     status: str
@@ -56,20 +56,22 @@ class LibraryStatus:
     is_vague: bool = False  # and the status says nothing more
 
     def lacks_memory(self, free: int | None) -> bool:
-        """``free``: what the GPU has; None, unknown. A handle takes memory of the GPU, and where that is full either
-        library gives a status that does not say so (faults C11, C12)."""
+        """Return True if the GPU's memory was too little. ``free``: bytes that it has; None if unknown.
+
+        A handle takes GPU memory, and without it either library gives a status that does not say so (faults C11, C12).
+        """
         if self.says_memory or not self.is_creation:
             return self.says_memory
         return self.is_vague if free is None else free < FOR_A_HANDLE
 
     @property
     def is_mixture(self) -> bool:
-        """cuDNN's parts are of several releases."""
+        """True if cuDNN's parts are of several releases."""
         return re.search("(?<!SERIALIZATION_)VERSION_MISMATCH", self.status) is not None
 
     @property
     def is_incomplete(self) -> bool:
-        """A part of cuDNN cannot be loaded."""
+        """True if a part of cuDNN cannot be loaded."""
         return re.search("SUBLIBRARY_(LOADING_FAILED|UNAVAILABLE)", self.status) is not None
 
 
@@ -85,7 +87,9 @@ def read_library_status(text: str) -> LibraryStatus | None:
 
 
 def _is_of_memory(status: str) -> bool:
-    """Of the GPU's: cuDNN 9 has a status of its own for the host's, CURAND_STATUS_ALLOCATION_FAILED is cuRAND's."""
+    """Return True for memory of the GPU. cuDNN 9 has another status for the host's; CURAND_STATUS_ALLOCATION_FAILED is
+    cuRAND's.
+    """
     return re.search(r"(?<!HOST_)ALLOC(ATION)?_FAILED", status) is not None
 
 
@@ -102,7 +106,7 @@ GENERATION = re.compile(
 )
 PINNED = re.compile(r"expr=cuda(?:MallocHost|HostAlloc)\(")
 LIMIT = re.compile(r"Available memory of \d+ is smaller than requested bytes of (\d+)")
-# The second is said where its plugins are registered (onnxruntime_pybind_state.cc), before the provider itself is made
+# The second comes from the registration of its plugins (onnxruntime_pybind_state.cc), before there is a provider
 TENSORRT = re.compile(r"\bTensorRT EP\b|RegisterTensorRTPluginsAsCustomOps")
 # provider_bridge_ort.cc, where it does not log this only; on Windows the provider is given up with an exception where
 # CUDA_PATH is set.
@@ -113,18 +117,18 @@ NOT_LOADED = re.compile(
 GRAPH_REFUSED = re.compile("cannot use the (?:graph capture|CUDA Graph) feature")
 WITHOUT_CUDNN = re.compile("cuDNN (?:handle is required|is unavailable|is not available)")
 
-# Found before a provider is asked. These texts quote the path, and nodes by their names, which may say anything.
+# Reported before a provider is asked. These texts quote the path and names of nodes, which may say anything.
 _OF_THE_MODEL = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : (?:NO_SUCHFILE|NO_MODEL|INVALID_PROTOBUF|INVALID_GRAPH"
     r"|\w+ : (?:Load model|This is an invalid model|Invalid model|External data path|Type Error|Node(?= \()"
     r"|Error: Duplicate definition-site|\S+[/\\]core[/\\]graph))\b"
 )
-# Folders and nodes are named by those who made the model: for a provider, for instance
+# The author of a model may name folders and nodes after a provider.
 _GIVEN_NAMES = re.compile(r"\"[^\"]*\"|'[^']*'|\S*[/\\]\S*")
 
 
 def is_of_the_model(text: str) -> bool:
-    """Whether a text is about the model's file, and says nothing of the GPU."""
+    """Return True if a text is about the model's file, and says nothing about the GPU."""
     return _OF_THE_MODEL.match(text) is not None
 
 
@@ -133,8 +137,9 @@ def without_given_names(text: str) -> str:
 
 
 def says_why(text: str) -> bool:
-    """Whether a text names a cause for which a session does not open, and not only that the provider could not be set
-    up, or what the model lacks."""
+    """Return True if a text names the cause why a session does not open, which is neither the provider's set-up nor the
+    model.
+    """
     if "is not a registered function/op" in text or is_of_the_model(text):
         return False
     words = without_given_names(text)
@@ -156,7 +161,7 @@ _TELLING = re.compile(
 
 
 def telling_line(text: str) -> str:
-    """The part of ONNX Runtime's text that says something, without the C++ signatures before it."""
+    """Return the part of ONNX Runtime's text that says something, without the C++ signatures before it."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     telling = [match.start() for match in _TELLING.finditer(line)]
     line = line[telling[-1] :] if telling else re.sub(r"^/\S+\.(cc|h):\d+ ", "", line)

@@ -1,1 +1,1 @@
-"""What has to be tried is tried in a child process: its start, its program, its report, its judgement."""
+"""Try what has to be tried in a child process: its start, its program, its report, its judgement."""

@@ -1,4 +1,4 @@
-"""Judgement of what the probe's child process really tried."""
+"""Judge what the probe's child process tried."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _DOING = {
 
 
 def died(facts: Facts) -> GPUError | None:
-    """The child was killed by a signal, or did not return: the step says in whose code."""
+    """Check that the child was not killed by a signal, and returned. The step says in whose code it was."""
     probe = facts.observed.probe
-    # Of "start", the interpreter itself did not come up, nothing was learned; training.py judges the last.
+    # After "start" nothing is known: the interpreter did not start. The wing judges "training".
     if probe is None or probe.died_in in (None, "start", "training"):
         return None
     how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
@@ -69,14 +69,14 @@ def died(facts: Facts) -> GPUError | None:
 def _died_in_a_library(
     probe: ProbeResult, summary: str, evidence: list[str], first: list[Fix], facts: Facts
 ) -> BrokenPackageError:
-    """``first``: what to try before the package of the library is installed again."""
+    """Return the error for a library that ended the child. ``first``: fixes to try before a new installation."""
     package, again = _owner_of(probe.opening, facts)
     if not probe.timed_out and system_remedies.limit_on_memory(facts.environment) is not None:
-        # The loader and what it loads take no mapping for granted, and touch what was not mapped.
+        # Under a limit, the loader or a library touches memory that could not be mapped.
         first = [system_remedies.let_it_be_mapped(facts.environment, "")]
     version = facts.environment.packages.onnxruntime.version
     if (probe.died_in, probe.signal, version) == ("import", "SIGSEGV", "1.29.0"):
-        # Its telemetry asks a shell for an identity of the machine: onnxruntime issues 32173 and 32501.
+        # Its telemetry asks a shell for the machine's identity: onnxruntime issues 32173 and 32501.
         evidence.append("1.29.0 does so where there is neither a shell nor /etc/machine-id")
         first = [shell("export ORT_DISABLE_TELEMETRY=1")]
     return BrokenPackageError(
@@ -89,7 +89,7 @@ def _died_in_a_library(
 
 
 def _more_time_than(seconds: float) -> Fix:
-    """Before anything is installed again: gigabytes are read here, and a GPU takes seconds to start."""
+    """Return the first fix after a timeout: gigabytes are read, and a GPU takes seconds to start."""
     enough = min(max(120, 4 * round(seconds)), 3600)
     return manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")
 
@@ -100,7 +100,7 @@ class _FromOutside:
     fix: Fix
 
 
-# Signals that say nothing of the library in whose code they came.
+# Signals that say nothing about the library in whose code they came.
 _FROM_OUTSIDE = {
     "SIGKILL": _FromOutside(
         "the system, as it does when memory runs out (OOM)",
@@ -140,7 +140,7 @@ def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -
 
 
 def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
-    """The package to install again for a file: the wheel of a CUDA library, else ONNX Runtime."""
+    """Return the package to reinstall for a file, and the fix: the wheel of a CUDA library, else ONNX Runtime."""
     environment = facts.environment
     soname = os.path.basename(path or "")
     for wheel in environment.packages.nvidia:
@@ -152,8 +152,7 @@ def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:
 
 
 def _another_release(environment: Environment) -> Fix | None:
-    """For a package whose files are as they were installed: the same again would do the same. None: they are not, or no
-    release for this CUDA is known."""
+    """Return another release for a package whose files are whole; None if they are not, or none is known."""
     installed = environment.packages.onnxruntime
     owners = [owner for owner in installed.owners if not (owner.missing_files or owner.altered_files)]
     known = {release.cuda_major: release for release in (FOR_CUDA_12, FOR_CUDA_13)}

@@ -1,6 +1,6 @@
-"""The program of the probe's child: one step after the other, each reported before and after.
+"""The program of the probe's child: it reports each step before and after it is tried.
 
-Expendable by design: any step may hang, or end the process.
+Any step may hang, or end the process.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Outcome = tuple[bool, str, dict[str, Any]]
 
 
 def main(uninstall: Callable[[], None], model: str, given_as: str = "path") -> None:
-    """Try everything in order; what stands on steps that failed is left out.
+    """Try every step in order; a step that needs a failed one is left out.
 
-    A model that was given as bytes is opened so: its format and its external data are looked for in other ways.
-    ``uninstall`` ends the guard: the question is what ONNX Runtime does by itself, also under `ortgpu exec`.
+    A model that was given as bytes is opened as bytes: its format and its external data are found in other ways.
+    ``uninstall`` ends the guard: the probe asks what ONNX Runtime does by itself, also under `ortgpu exec`.
     """
     driver, libraries, imported = _step("driver", _driver), _step("libraries", _libraries), _step("import", _import)
-    uninstall()  # once ONNX Runtime is there: ORTGPU_ENFORCE installs the guard as it is imported
+    uninstall()  # after the import, at which ORTGPU_ENFORCE installs the guard
     opened = False
     if libraries and imported and load_libcuda()[0] is not None and _step("provider", _provider) and driver:
         opened = _step("session", lambda: _session(RELU, run=True))
@@ -48,7 +48,7 @@ def main(uninstall: Callable[[], None], model: str, given_as: str = "path") -> N
 
 
 def train() -> None:
-    """The driver, and ONNX Runtime's training API. MPI has a child of its own: it would end this one."""
+    """Try the driver and ONNX Runtime's training API. MPI has a child of its own: it would end this one."""
     _step("driver", _driver)
     _step("training", _training)
     _done()
@@ -56,7 +56,7 @@ def train() -> None:
 
 def _done() -> None:
     _report({"done": True})
-    os._exit(0)  # the report is complete: what libraries do at exit is of no interest, and may hang
+    os._exit(0)  # libraries may hang at exit, and the report is complete
 
 
 def _step(name: str, attempt: Callable[[], Outcome]) -> bool:
@@ -70,14 +70,14 @@ def _step(name: str, attempt: Callable[[], Outcome]) -> bool:
 
 
 def _report(entry: dict[str, Any]) -> None:
-    # One write: a line that is torn by a crash is no report.
+    # One write, so that a crash cannot tear the line.
     os.write(sys.stdout.fileno(), ("\n" + MARK + json.dumps(entry) + "\n").encode())
 
 
 def _driver() -> Outcome:
     from ...environment.gpu.cuda import initialise
 
-    # What this process survives, the one that started it will ask for itself.
+    # The parent asks the driver only what this process survives.
     _report({"opening": NVML})
     read_nvml()
     _report({"opening": LIBCUDA})
@@ -108,7 +108,7 @@ def _libraries() -> Outcome:
 
 
 class _Opening(logging.Handler):
-    """Reports which library is being opened, as long as one is."""
+    """Report which library is being opened."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == OPENING:
@@ -144,8 +144,11 @@ def _provider() -> Outcome:
 
 
 def _load(model: str | bytes) -> Outcome:
-    """Without a GPU: whether ONNX Runtime can read the model. Of its weights nothing is read from other files, and it
-    is not made ready to run, which may take long, and on the CPU means other kernels."""
+    """Read the model with ONNX Runtime, without a GPU.
+
+    No weights are read from other files, and the model is not made ready to run, which may take long and means other
+    kernels on the CPU.
+    """
     from onnxruntime import SessionOptions
     from onnxruntime.capi import onnxruntime_pybind11_state as extension
 

@@ -1,8 +1,7 @@
-"""The last step of a diagnosis: really open the driver, the provider and a session, in a child process.
+"""Open the driver, the provider and a session in a child process: the last step of a diagnosis.
 
-NVML being well says nothing of CUDA, and a library may abort the process that opens it, or never return. The child
-reports each step before and after it is tried, so that a death has a place; the parent has a deadline and kills the
-child with all that it started.
+NVML may work where CUDA does not, and a library may abort the process that opens it, or never return. The child
+reports each step before and after it is tried; the parent kills it, with all that it started, at a deadline.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ...environment.child import run_python, signal_name
 from ...model.structure import write_temporary
 from .result import ProbeResult, ProbeStep
 
-MARK = "ORTGPU-PROBE "  # what a line of the child's report begins with; everything else on its output is other people's
+MARK = "ORTGPU-PROBE "  # the start of a line of the report; libraries print the rest
 
 
 def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: float = 30.0) -> ProbeResult:
@@ -47,7 +46,7 @@ def run_probe_child(code: str, *arguments: str, timeout: float) -> ProbeResult:
 
 
 def _both_ends(lines: list[str]) -> list[str]:
-    """A cause is often the first thing to be printed, as by OpenBLAS before a traceback of NumPy's, or the last."""
+    """Keep the first and the last lines: OpenBLAS prints a cause before NumPy's traceback, others print it last."""
     return lines if len(lines) <= 30 else [*lines[:10], *lines[-20:]]
 
 
@@ -55,17 +54,17 @@ def _not_started(why: str, seconds: float) -> ProbeResult:
     return ProbeResult((), False, None, None, False, "start", seconds, why)
 
 
-# The guard is handed in: whoever opens sessions stands above the diagnosis.
+# The guard is passed in, because it stands above the diagnosis.
 _OPEN = "from ortgpu import uninstall; child.main(uninstall, *sys.argv[1:])"
 
 
 def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResult:
-    """The child's output as a result. ``returncode`` None: it had to be killed at the deadline."""
+    """Return the child's output as a result. ``returncode`` None: it was killed at the deadline."""
     steps: list[ProbeStep] = []
     current: str | None = None
     opening: str | None = None
     rest: list[str] = []
-    before = 0  # lines of the rest that were there when the current step began
+    before = 0  # the number of other lines when the current step began
     completed = False
     for line in text.splitlines():
         if not line.startswith(MARK):

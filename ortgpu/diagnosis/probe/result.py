@@ -1,4 +1,4 @@
-"""What came of the probe: the steps that its child process tried, and how it ended."""
+"""The result of the probe: the steps that its child process tried, and how it ended."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ...environment.gpu.driver import LIBCUDA, Asked
 from ...environment.libraries.search import Candidate
 from ...provider.preloading import LoadedLibrary, MissingLibrary
 
-NVML = "NVML"  # what ``ProbeResult.opening`` says of it: nvidia-ml-py knows where the library lies
+NVML = "NVML"  # the value of ``ProbeResult.opening``: nvidia-ml-py knows the path
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeStep:
-    """One thing that was tried. ``detail``: what it gave, or the words of its failure.
+    """One step. ``detail``: its result, or the words of its failure.
 
-    ``data`` holds what the step measured, and under "printed" what libraries wrote while one failed.
+    ``data`` holds what the step measured, and under "printed" what libraries printed while it failed.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ProbeStep:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the child did. ``died_in``: the step during which it was killed, crashed or ran out of time."""
+    """The result of the child. ``died_in``: the step during which it was killed, crashed or ran out of time."""
 
     steps: tuple[ProbeStep, ...]
     completed: bool
@@ -45,7 +45,7 @@ class ProbeResult:
 
     @property
     def not_loaded(self) -> tuple[MissingLibrary, ...] | None:
-        """The libraries that the child could not load, with the loader's words; None: it did not come so far."""
+        """The libraries that the child could not load, with the loader's words; None if it did not try."""
         step = self.step("libraries")
         if step is None or "not_loaded" not in step.data:
             return None
@@ -56,27 +56,27 @@ class ProbeResult:
 
     @property
     def cudnn(self) -> tuple[LoadedLibrary, int] | None:
-        """As in PreloadReport, of the child."""
+        """The cuDNN of the child, as in PreloadReport."""
         step = self.step("libraries")
         found = step.data.get("cudnn") if step is not None else None
         return (LoadedLibrary(**found[0]), found[1]) if found is not None else None
 
     @property
     def crashed(self) -> bool:
-        """Whether libraries of packages ended the child: a file of theirs may be damaged where its headers are not."""
+        """True if libraries of packages ended the child: a file may be damaged behind its headers."""
         outside = self.timed_out or self.signal in ("SIGKILL", "SIGXCPU", "SIGSYS")
         return not outside and self.died_in not in (None, "start", "driver", "training")
 
     @property
     def deadly(self) -> tuple[Asked, ...]:
-        """What of the driver another process must not ask: the child did not survive it."""
+        """The questions to the driver that the child did not survive."""
         if self.died_in != "driver":
             return ()
         return {NVML: ("nvml", "libcuda"), LIBCUDA: ("libcuda",)}.get(self.opening or "", ())
 
     @property
     def cuda(self) -> CudaState | None:
-        """The driver's answer, as if it had been asked in this process."""
+        """The driver's answer, as if this process had asked."""
         step = self.step("driver")
         if step is None or "code" not in step.data:
             return None

@@ -1,1 +1,1 @@
-"""Fixes: commands that install, what only the system can mend, and releases that exist."""
+"""Fixes: commands that install, changes of the system, and releases that exist."""

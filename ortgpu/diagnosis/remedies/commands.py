@@ -1,4 +1,4 @@
-"""The text of fixes to what is installed, for the environment at hand: its interpreter, its installer, its versions."""
+"""Write fixes of what is installed, for this environment: its interpreter, its installer, its versions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def install(
     upgrade: bool = False,
     instead_of: str | None = None,
 ) -> Fix:
-    """One command; ``again`` replaces what the installer believes to be there, in the folder ``instead_of``."""
+    """Return one command. ``again`` replaces what the installer takes for installed, in the folder ``instead_of``."""
     wanted = list(requirements)
-    if _is_made_anew(environment):
+    if _is_rebuilt(environment):
         return _bundle(environment, wanted)
     if instead_of is not None and _comes_first(environment, instead_of):
         return shell(_install_into(environment, instead_of, wanted))
@@ -45,14 +45,14 @@ def _install(environment: Environment, wanted: list[str], *, again: bool = False
 
 
 def _install_into(environment: Environment, folder: str, wanted: list[str]) -> str:
-    """For a folder that neither pip nor uv takes for its own: they replace there what they are told to put there."""
+    """Return the command for a folder that pip and uv do not own: they replace there only what they put there."""
     again = "--reinstall" if environment.installer.name == "uv" else "--upgrade"
     words = " ".join(map(shlex.quote, wanted))
     return f"{environment.installer.install} --target {shlex.quote(folder)} {again} --no-deps {words}"
 
 
 def _comes_first(environment: Environment, folder: str) -> bool:
-    """Whether what is imported from a folder is neither the installer's to change nor hidden by what it installs."""
+    """Return True if the installer neither owns a folder nor hides its packages by what it installs."""
     installer = environment.installer
     return not installer.owns(folder) and not installer.hides(folder)
 
@@ -65,10 +65,12 @@ def _past_the_obstacle(environment: Environment, command: str) -> Fix:
 def reinstall_onnxruntime(
     environment: Environment, *, leftover: str | None = None, requirement: str | None = None
 ) -> Fix:
-    """Remove every distribution that owns the import, and what they leave behind, then install one: the GPU build with
-    the libraries that it needs, or what ``requirement`` names."""
+    """Remove every owner of the import and their leftovers, then install one build.
+
+    That is the GPU build with its libraries, or ``requirement``.
+    """
     wanted = [requirement] if requirement is not None else gpu_requirements(environment)
-    if _is_made_anew(environment):
+    if _is_rebuilt(environment):
         stays = re.split("[<>=~!]", wanted[0])[0]
         names = dict.fromkeys(owner.name for owner in environment.packages.onnxruntime.owners)
         return _bundle(environment, wanted, without=[name for name in names if name != stays])
@@ -79,8 +81,7 @@ def reinstall_onnxruntime(
         return instead
     installed, installer = environment.packages.onnxruntime, environment.installer
     home = installed.home
-    # Without a RECORD behind the installer's own folder: a package of the system (Debian's python3-onnxruntime), whose
-    # files are its to remove.
+    # Without a RECORD, behind the installer's folder: a package of the system (Debian's python3-onnxruntime).
     of_system = home and any(not one.record_readable for one in installed.owners) and installer.hides(home)
     if home and (of_system or not installer.owns(home)):
         if installer.hides(home):
@@ -94,19 +95,19 @@ def reinstall_onnxruntime(
 
 
 def _removal(environment: Environment) -> list[str]:
-    """Commands that remove everything that owns the import."""
+    """Return commands that remove every owner of the import."""
     installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
     without_record = [one for one in installed.owners if not one.record_readable]
     if without_record and (files := _recorded_in(installed.home, environment)):
-        return [f"rm -rf {files}"]  # "Cannot uninstall ..., no RECORD file was found", and what comes next is not run
-    # An installer removes one record of a name at a time, and a killed upgrade leaves two.
+        return [f"rm -rf {files}"]  # pip refuses to uninstall without a RECORD
+    # An installer removes one record of a name at a time; a killed upgrade leaves two.
     names = [owner.name for owner in installed.owners]
     again = dict.fromkeys(name for name in names if names.count(name) > 1)
     return [f"{uninstall} {' '.join(some)}" for some in (dict.fromkeys(names), again) if some]
 
 
 def _replace_in(home: str, environment: Environment, wanted: list[str]) -> Fix:
-    """In a folder of the search path that is no installer's."""
+    """Return the fix for a folder of the search path that no installer owns."""
     if files := _recorded_in(home, environment):
         return shell(f"rm -rf {files} && {_install_into(environment, home, wanted)}")
     off, then = off_the_path(environment, "PYTHONPATH", home), install(environment, wanted, again=True)
@@ -116,8 +117,10 @@ def _replace_in(home: str, environment: Environment, wanted: list[str]) -> Fix:
 
 
 def _recorded_in(home: str, environment: Environment) -> str | None:
-    """Shell words for ONNX Runtime's folder and the records of it, where all of it was installed in this folder; else
-    None: it may be somebody's sources or build, beside which an egg-info lies, and which nobody deletes."""
+    """Return shell words for ONNX Runtime's folder and its records, if all of it was installed in this folder.
+
+    Else None: it may be somebody's sources or build with an egg-info beside it, which nobody deletes.
+    """
     owners = environment.packages.onnxruntime.owners
     records = [one.folder for one in owners if one.location == home and one.folder is not None]
     if not records or len(records) != len(owners) or not all(name.endswith(".dist-info") for name in records):
@@ -126,8 +129,10 @@ def _recorded_in(home: str, environment: Environment) -> str | None:
 
 
 def published(name: str, version: str | None) -> str:
-    """A requirement for this version, as far as a package index has it: no nightly builds, nor anybody's own. What is
-    "+cu130" elsewhere is there without that."""
+    """Return a requirement for this version if a package index has it: no nightly and no private builds.
+
+    "+cu130" is left out.
+    """
     public, _, local = (version or "").partition("+")
     known = re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) and re.fullmatch(r"(cu[0-9]+)?", local)
     return f"{name}=={public}" if known else name
@@ -162,7 +167,7 @@ def _libraries_not_there(environment: Environment, cuda_major: int | None) -> li
         there: Collection[str] = [each.spec.stem for each in environment.libraries if each.chosen]
     else:
         there = environment.libraries_by_cuda.get(cuda_major or 0, BY_STEM)
-    if "libcublas" not in there:  # nor is the cuDNN that is there for this CUDA: its name is the same for another
+    if "libcublas" not in there:  # then the cuDNN is not for this CUDA: its name is the same for another
         there = ()
     wheels = {
         spec.wheels[cuda_major]: None
@@ -183,7 +188,7 @@ def newest_release(environment: Environment) -> Release:
 
 
 def why_none_fits(environment: Environment) -> Fix | None:
-    """What to do where the package index has no wheel of ONNX Runtime for this machine; None: it has."""
+    """Return what to do if the package index has no wheel of ONNX Runtime for this machine; None if it has one."""
     if environment.driver.is_tegra:
         return system_remedies.for_a_jetson()
     release = newest_release(environment)
@@ -204,16 +209,16 @@ def other_release(environment: Environment, release: Release) -> Fix:
 
 
 def replace_onnxruntime(fixes: Iterable[Fix]) -> bool:
-    """Whether one of them installs another release, and with it the libraries that it needs."""
+    """Return True if one of the fixes installs another release, with the libraries that it needs."""
     return any("onnxruntime-gpu" in str(fix) and "nvidia-" in str(fix) for fix in fixes)
 
 
-# The first GPUs that cuDNN 9.11 and newer hold code for; 9.10 has it from 5.0 on. Read from both: see wheel.py
+# The oldest GPUs for which cuDNN 9.11 and newer have code; 9.10 has it from 5.0 on. Read from both: see wheel.py
 _OF_NEWER_CUDNN = (7, 5)
 
 
 def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[int, int] | None = None) -> list[str]:
-    """Requirements of wheels that hold code for the GPUs of this machine, or for one of this compute capability."""
+    """Return requirements of wheels with code for the GPUs of this machine, or for one compute capability."""
     gpus = [gpu.compute_capability for gpu in environment.driver.nvml.gpus]
     known = [one for one in (*gpus, capability) if one is not None]
     if not known or min(known) >= _OF_NEWER_CUDNN:
@@ -222,7 +227,7 @@ def fitting(environment: Environment, wheels: Iterable[str], capability: tuple[i
 
 
 def another_cudnn(environment: Environment, path: str, capability: tuple[int, int]) -> Fix:
-    """A cuDNN with code for GPUs of this compute capability, instead of the one at ``path``."""
+    """Return how to replace the cuDNN at ``path`` by one with code for this compute capability."""
     major = environment.cuda_major
     older = capability < _OF_NEWER_CUDNN
     which = "9.10 or older, the last with code for such GPUs" if older else "a newer release"
@@ -234,7 +239,7 @@ def another_cudnn(environment: Environment, path: str, capability: tuple[int, in
 
 
 def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
-    """For libraries of a CUDA that came after this version of ortgpu: the names of its wheels are not known here."""
+    """Return fixes for libraries of a CUDA that is newer than ortgpu, which does not know its wheels."""
     major = environment.cuda_major
     if major is None or major <= TOOLKIT_MAJORS[-1] or not all(map(spec_for, sonames)):
         return []
@@ -246,18 +251,18 @@ def newer_cuda(environment: Environment, sonames: list[str]) -> list[Fix]:
 
 
 def install_libraries(environment: Environment, wheels: Iterable[str], with_dead_links: Iterable[str] = ()) -> Fix:
-    """Install wheels, again where the installer has them on record and their libraries are still not there.
+    """Install wheels; reinstall those on record whose libraries are missing.
 
-    Links to nothing are removed first, in the folders ``with_dead_links``: pip leaves them there when it uninstalls,
-    and gives up when it writes through one.
+    Dead links in the folders ``with_dead_links`` are removed first: pip leaves them when it uninstalls, and fails to
+    write through one.
     """
     wanted = fitting(environment, wheels)
-    if _is_made_anew(environment):
+    if _is_rebuilt(environment):
         return _bundle(environment, wanted)
     present = {wheel.name: wheel.version for wheel in environment.packages.nvidia}
     damaged = [name for name in map(wheel_name, wanted) if name in present]
     folders = " ".join(map(shlex.quote, with_dead_links))
-    # Not -xtype l, which fails on a link to itself.
+    # -xtype l would fail on a link to itself.
     first = [f"find {folders} -type l ! -exec test -e {{}} ';' -delete"] if folders else []
     if not damaged:
         return _past_the_obstacle(environment, " && ".join([*first, _install(environment, wanted)]))
@@ -267,12 +272,12 @@ def install_libraries(environment: Environment, wheels: Iterable[str], with_dead
     return _past_the_obstacle(environment, " && ".join(steps))
 
 
-def _is_made_anew(environment: Environment) -> bool:
+def _is_rebuilt(environment: Environment) -> bool:
     return environment.host.frozen or environment.installer.for_one_run
 
 
 def _bundle(environment: Environment, requirements: list[str], without: Iterable[str] = ()) -> Fix:
-    """A frozen program has no installer: its interpreter is the program itself, or a pex that holds its packages."""
+    """Return the fix for a frozen program, which has no installer, or for an environment of one run."""
     out = "".join(f", leave out {name}," for name in without)
     if not environment.host.frozen:
         options = " ".join(f"--with {shlex.quote(requirement)}" for requirement in requirements)
@@ -284,7 +289,7 @@ def _bundle(environment: Environment, requirements: list[str], without: Iterable
 
 
 def unset(environment: Environment, names: Iterable[str]) -> Fix:
-    """Take variables away: in the shell, or from the program where it set them after its start."""
+    """Unset variables in the shell, or say that the program set them after its start."""
     wanted, variables = list(names), environment.variables
     if variables.at_start is not None:
         own = [name for name in wanted if variables.at_start.get(name) != variables.now.get(name)]
@@ -294,8 +299,7 @@ def unset(environment: Environment, names: Iterable[str]) -> Fix:
 
 
 def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | None:
-    """Take a folder out of a variable that holds a search path, or a file out of LD_PRELOAD; None where it is not in
-    there."""
+    """Remove a folder from a search path, or a file from LD_PRELOAD; None if it is not in the variable."""
     entries = entries_of(variable, environment.variables.now.get(variable, ""))
     kept = [entry for entry in entries if entry and os.path.normpath(entry) != os.path.normpath(folder)]
     if len(kept) == len(list(filter(None, entries))):
@@ -304,14 +308,14 @@ def off_the_path(environment: Environment, variable: str, folder: str) -> Fix | 
 
 
 def in_the_way(packages: Packages, name: str) -> str | None:
-    """The file that is imported as numpy or onnx, where that is another than the installed one."""
+    """Return the file that is imported as numpy or onnx, if it is not the installed one."""
     file = {"numpy": packages.numpy_file, "onnx": packages.onnx_file}.get(name)
     installed = packages.other(name)
     return None if file is None or installed is None or _is_below(file, installed.location) else file
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """By name or in truth: an installer may have made the package of links to a store of its own."""
+    """Compare by name and by real path: an installer may link packages to a store of its own."""
     return any(way(path).startswith(way(folder) + os.sep) for way in (os.path.abspath, os.path.realpath))
 
 
@@ -323,8 +327,10 @@ def out_of_the_way(environment: Environment, file: str) -> Fix:
 
 
 def of_another_python(environment: Environment, folder: str) -> bool:
-    """Whether a folder of the search path holds the packages of another interpreter, as PYTHONPATH brings it where a
-    module system or ROS sets it. What is compiled there is not for this one, and is not this program's to replace."""
+    """Return True if a folder of the search path has the packages of another interpreter.
+
+    PYTHONPATH brings it where a module system or ROS sets it. Its compiled files are not for this interpreter.
+    """
     if not _comes_first(environment, folder):
         return False
     # python3/dist-packages is that of Debian's own
@@ -333,7 +339,7 @@ def of_another_python(environment: Environment, folder: str) -> bool:
 
 
 def leave_to_its_python(environment: Environment, folder: str, instead: Iterable[str] = ()) -> Fix:
-    """Take another interpreter's folder off the search path, and install ``instead`` of what was found there."""
+    """Take another interpreter's folder off the search path, and install ``instead`` of its packages."""
     wanted = list(instead)
     off = off_the_path(environment, "PYTHONPATH", folder)
     then = install(environment, wanted) if wanted else None

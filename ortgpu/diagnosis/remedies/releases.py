@@ -1,7 +1,7 @@
-"""Which releases of onnxruntime-gpu the package index has, and for whom: advice must not name one that no pip finds.
+"""The releases of onnxruntime-gpu on the package index, and the machines that they are for.
 
-An installed wheel is read (environment/wheel.py); these are not installed. Read from the index and from the fat
-binaries of its wheels when 1.31.1 was the newest.
+Advice must not name one that pip cannot find. An installed wheel is read (environment/libraries/wheel.py); these are
+not installed. Read from the index and from the fat binaries of its wheels when 1.31.1 was the newest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...environment.host import Host
 from ...environment.packages.metadata import numbers_of
 
-_X86 = {("Linux", "x86_64"): (2, 28), ("Windows", "AMD64"): None}  # by platform, the glibc that its wheels need
+_X86 = {("Linux", "x86_64"): (2, 28), ("Windows", "AMD64"): None}  # by platform, the glibc that the wheels need
 _AARCH64 = {("Linux", "aarch64"): (2, 34)}
 
 
@@ -22,11 +22,11 @@ class Release:
 
     requirement: str
     cuda_major: int
-    pythons: tuple[tuple[int, int], tuple[int, int]]  # the first and the last that there are wheels for
+    pythons: tuple[tuple[int, int], tuple[int, int]]  # the first and the last with wheels
     platforms: tuple[tuple[tuple[str, str], tuple[int, int] | None], ...] = tuple(_X86.items())
 
     def why_not_for(self, host: Host) -> str | None:
-        """What to use instead of this machine or this Python, where there is no wheel for it; else None."""
+        """Return what to use instead of this machine or Python if there is no wheel for it; else None."""
         if host.implementation != "CPython":
             return f"use CPython: the package index has no wheel of {self.requirement} for {host.implementation}"
         for platform, glibc in self.platforms:
@@ -50,7 +50,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Which GPUs a release holds code for."""
+    """The GPUs that a release has code for."""
 
     lowest: tuple[int, int]  # machine code for this compute capability and every later one below 10.0
     exact: tuple[tuple[int, int], ...]  # machine code for these
@@ -65,7 +65,7 @@ FOR_CUDA_12 = Release("onnxruntime-gpu>=1.20,<1.27", 12, ((3, 10), (3, 14)))
 FOR_CUDA_13 = Release("onnxruntime-gpu>=1.28", 13, ((3, 11), (3, 14)))
 FOR_AARCH64 = Release("onnxruntime-gpu>=1.29", 13, ((3, 11), (3, 14)), tuple(_AARCH64.items()))
 
-# Of the newest releases. The wheels of one release hold other code on each system.
+# The newest releases. The wheels of one release have other code on each system.
 _NONE = (1000, 0)
 _CODE_FOR_CUDA_13 = {
     "Linux": Code((7, 5), ((12, 0),), _NONE),
@@ -76,7 +76,7 @@ _CODE_FOR_CUDA_12 = {
     "Windows": Code((8, 6), ((5, 2), (5, 3), (6, 1), (6, 2), (7, 5)), (9, 0)),
 }
 
-# For GPUs that the newest holds no code for; newest first.
+# For GPUs for which the newest has no code; newest first.
 _LINUX, _WINDOWS = tuple(each for each in _X86.items() if each[0][0] == "Linux"), (("Windows", "AMD64"), None)
 FOR_OTHER_GPUS = (
     (Release("onnxruntime-gpu==1.28.0", 13, ((3, 11), (3, 14))), Code((7, 5), ((10, 0), (12, 0)), (12, 0))),
@@ -89,8 +89,7 @@ FOR_OTHER_GPUS = (
 def newest_for(
     host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]] = ()
 ) -> Release:
-    """The newest release for a machine, as far as its Python, and the CUDA of its driver and its GPUs, where they are
-    known, decide."""
+    """Return the newest release for a machine, by its Python, the CUDA of its driver and its GPUs, if known."""
     if host.machine == "aarch64":
         return FOR_AARCH64
     for_cuda_13 = host.python >= FOR_CUDA_13.pythons[0] and (driver_cuda is None or driver_cuda >= (13, 0))
@@ -105,14 +104,14 @@ def _here(codes: Mapping[str, Code], host: Host) -> Code:
 
 
 def runs_with_cuda_12(host: Host, capability: tuple[int, int] | None) -> bool:
-    """Whether the newest release for CUDA 12 holds code for a GPU; so, too, where nothing is known of it."""
+    """Return True if the newest release for CUDA 12 has code for a GPU, or nothing is known about it."""
     return capability is None or _here(_CODE_FOR_CUDA_12, host).runs_on(capability)
 
 
 def for_gpus(
     host: Host, driver_cuda: tuple[int, int] | None, capabilities: Sequence[tuple[int, int]]
 ) -> Release | None:
-    """The newest release with code for one of these GPUs, which the newest of all has not; None: there is none."""
+    """Return the newest release with code for one of these GPUs, for which the newest of all has none; else None."""
     for release, code in FOR_OTHER_GPUS:
         if driver_cuda is not None and driver_cuda[0] < release.cuda_major:
             continue

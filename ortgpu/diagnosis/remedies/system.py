@@ -1,4 +1,4 @@
-"""The text of fixes outside the Python environment: of the driver, the system's libraries, limits and permissions."""
+"""Write fixes outside the Python environment: the driver, the system's libraries, limits and permissions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ WSL_DRIVER = "/usr/lib/wsl/lib"
 
 
 def look_first_in(folder: str) -> Fix:
-    """Put a folder first on LD_LIBRARY_PATH; it depends on the host if the system's library is there.
+    """Put a folder first on LD_LIBRARY_PATH; whether the system's library is there depends on the host.
 
-    No colon where the variable is not set: an empty entry is the working directory (ld.so(8)).
+    No colon if the variable is not set: an empty entry is the working directory (ld.so(8)).
     """
     rest = '"${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
     return shell(f"export LD_LIBRARY_PATH={shlex.quote(folder)}{rest}", needs="host")
 
 
 def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
-    """``fixes`` of a driver that has to start anew; WSL has no kernel module of NVIDIA's, nor anything to reboot."""
+    """Return ``fixes`` of a driver that has to restart; WSL has no kernel module of NVIDIA, and nothing to reboot."""
     if not environment.host.wsl:
         return list(fixes)
     restart = "restart WSL (wsl --shutdown, in Windows); if that does not help, update the NVIDIA driver of Windows"
@@ -36,14 +36,16 @@ def restart_driver(environment: Environment, fixes: Iterable[Fix]) -> list[Fix]:
 
 
 def is_enough(version: str | None, cuda_major: int) -> bool:
-    """Whether a driver is known, and as new as a CUDA major needs."""
+    """Return True if the version of a driver is known, and new enough for a CUDA major."""
     lowest = LOWEST_DRIVER.get(cuda_major)
     return version is not None and lowest is not None and numbers_of(version) >= numbers_of(lowest)
 
 
 def update_driver(environment: Environment) -> Fix:
-    """One for the CUDA of the installed ONNX Runtime; where the driver is that of another system, to be installed
-    there: in WSL one for Linux would hide the one that works."""
+    """Return the update for the CUDA of the installed ONNX Runtime.
+
+    In WSL it belongs into Windows: a driver for Linux would hide the one that works.
+    """
     host, cuda_major = environment.host, environment.cuda_major or 13
     wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", LOWEST_DRIVER.get(cuda_major)
     if host.wsl:
@@ -54,12 +56,12 @@ def update_driver(environment: Environment) -> Fix:
             needs="driver",
         )
     wanted += " on the host of this container" if host.container else ""
-    known = version and host.system != "Windows"  # where drivers have other numbers
+    known = version and host.system != "Windows"  # whose drivers have other numbers
     return manual(wanted + (f": {version} or newer" if known else ""), needs="driver")
 
 
 def serve_the_gpu() -> list[Fix]:
-    """For a driver that is loaded and left the GPU out: why, the kernel's log alone says.
+    """Return fixes for a loaded driver that left the GPU out. Only the kernel's log says why.
 
     NVIDIA/open-gpu-kernel-modules issues 862 and 872 (an RTX 5090), NixOS/nixos-hardware issue 1880 (a GTX 1050).
     """
@@ -79,8 +81,10 @@ def serve_the_gpu() -> list[Fix]:
 
 
 def for_a_jetson() -> Fix:
-    """Its GPUs are of compute capability 7.2, 8.7 and 11.0; the aarch64 wheels of the package index have code for 8.9,
-    9.0, 12.0 and 12.1."""
+    """Return the fix for a Jetson: its GPUs have compute capability 7.2, 8.7 and 11.0.
+
+    The aarch64 wheels of the package index have code for 8.9, 9.0, 12.0 and 12.1.
+    """
     return manual(
         "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: that of the package index holds no code for "
         "its GPU",
@@ -89,9 +93,9 @@ def for_a_jetson() -> Fix:
 
 
 def stack_that_is_too_large(environment: Environment) -> str | None:
-    """Where no further thread may be made for the memory of its stack, in words: OpenBLAS issue 4762."""
+    """Say that stacks leave no memory for a further thread, if they do: OpenBLAS issue 4762."""
     stack = environment.host.stack
-    # 8 MiB by default; what Fortran programs are given is many times that
+    # The default is 8 MiB; Fortran programs get many times that.
     return f"each thread gets a stack of {stack >> 20} MiB (ulimit -s)" if stack and stack > 256 << 20 else None
 
 
@@ -111,7 +115,7 @@ def load_at_start(environment: Environment, paths: Iterable[str]) -> Fix:
     return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [*paths, already])))}")
 
 
-# Of Debian and Ubuntu, for what slim images leave out.
+# Packages of Debian and Ubuntu that slim images leave out.
 _SYSTEM_PACKAGES = {
     "libstdc++.so.6": "libstdc++6",
     "libgcc_s.so.1": "libgcc-s1",
@@ -120,7 +124,7 @@ _SYSTEM_PACKAGES = {
 }
 
 
-# Of Microsoft: its own link to the newest.
+# Microsoft's link to the newest.
 _REDISTRIBUTABLE = "https://aka.ms/vs/17/release/vc_redist.x64.exe"
 _OF_VISUAL_C = re.compile(r"(msvcp|vcruntime|concrt|vcomp|vccorlib)\d", re.IGNORECASE)
 
@@ -144,7 +148,7 @@ def system_package(sonames: Iterable[str]) -> Fix:
 
 
 def limit_on_memory(environment: Environment) -> str | None:
-    """What keeps this process from mapping libraries, in words; of two limits the lower. None: there is none."""
+    """Say which limit keeps this process from mapping libraries, the lower of two. None: there is none."""
     space, data = environment.host.address_space, environment.host.data
     if space is not None and (data is None or space <= data):
         known = f"it is {space >> 20} MiB, and CUDA maps many times that"
@@ -156,7 +160,7 @@ def limit_on_memory(environment: Environment) -> str | None:
 
 
 def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
-    """For files that are whole and that this process may not map: installing them again mends nothing."""
+    """Return the fix for whole files that this process may not map: a new installation would not help."""
     limit = limit_on_memory(environment)
     if environment.host.system == "Windows":
         return manual(
@@ -171,7 +175,7 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
 
 
 def unblock(environment: Environment, path: str) -> Fix:
-    """For a file that is whole, and that the system refuses for what it is."""
+    """Return the fix for a whole file that the system refuses for what it is."""
     if environment.host.system != "Windows":
         folder = shlex.quote(os.path.dirname(path) + os.sep)
         return manual(
@@ -187,7 +191,7 @@ def unblock(environment: Environment, path: str) -> Fix:
 
 
 def let_it_be_read(environment: Environment, paths: Iterable[str]) -> Fix:
-    """For what is whole, and refused to this user."""
+    """Return the fix for files that this user may not read."""
     wanted = list(dict.fromkeys(paths))
     own = {each.path for each in environment.packages.refused if each.own}
     words = " ".join(map(shlex.quote, wanted))

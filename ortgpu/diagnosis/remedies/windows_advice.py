@@ -24,7 +24,7 @@ def advise_for_windows(errors: Iterable[GPUError]) -> None:
 
 
 def translated(fix: Fix) -> Fix | None:
-    """The same for Windows; None: it has no such thing."""
+    """Return the fix for Windows; None if it has no such thing."""
     if fix.linux_only:
         return None
     if fix.kind == "manual":
@@ -41,7 +41,7 @@ def translated(fix: Fix) -> Fix | None:
 
 
 def _step(command: str) -> tuple[str, bool] | None:
-    """One command as a sentence, or again as a command."""
+    """Return one command as a sentence, or again as a command."""
     words = shlex.split(command)
     first, rest = (words[0], words[1:]) if words else ("", [])
     if first == "sudo" and rest[:1] == ["chmod"]:
@@ -61,5 +61,5 @@ def _step(command: str) -> tuple[str, bool] | None:
 
 
 def quoted(word: str) -> str:
-    """One word of a command line, for cmd.exe and for a POSIX shell."""
+    """Quote one word for cmd.exe and for a POSIX shell."""
     return word if re.fullmatch(r"[\w.:\\/=~+,@-]+", word) else f'"{word}"'
