@@ -1,4 +1,4 @@
-"""For which networks the layout that a session chooses is faster: what ortgpu/session/chosen/layout.py should choose.
+"""For which networks the layout that a session chooses is faster: what ortgpu/session/chosen/choose.py should choose.
 
     python -m benchmarks.layouts [--quick] [--cpu] [--only FIGURE] [--budget MINUTES] [--json FILE]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortgpu.environment.child import run_python, signal_name
-from ortgpu.model.structure import write_temporary
+from ortgpu.model.files import write_temporary
 from ortgpu.provider.requests import CPU, CUDA
 
 REQUEST = (CUDA, CPU)

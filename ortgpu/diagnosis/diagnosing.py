@@ -78,7 +78,6 @@ CHECKS: tuple[Check, ...] = (
     attempts.died,
     opening.session_failed,
     model_checks.unreadable,
-    model_checks.unjudged,
     model_checks.data_missing,
     model_checks.custom_domains,
     opening.model_failed,

@@ -1,14 +1,15 @@
-"""Facts of a model file, read with onnx, for diagnoses."""
+"""Facts of a model file for diagnoses."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from .file_kinds import HEAD, kind_of_file
-from .structure import ModelSource, open_model, read_structure
+from .files import ModelSource, is_ort_format, open_model
+from .outline import MOST_PARTS, UNREADABLE, Graph, GraphOutline, Tensor
+from .protobuf import TooManyFieldsError
 
 # Of one protobuf message: https://protobuf.dev/programming-guides/encoding/#size-limit
 LARGEST = 2 << 30
@@ -18,15 +19,13 @@ LARGEST = 2 << 30
 class ModelFacts:
     """A model as its file describes it.
 
-    ``problem`` says why the model cannot be read, ``reader_problem`` why onnx cannot be imported. All other fields are
-    empty then, and for a model in ONNX Runtime's own format.
+    ``problem`` says why the model cannot be read. All other fields are empty then, for a model in ONNX Runtime's own
+    format, and for one with more than a million parts.
     """
 
     name: str  # its path, or "<bytes>"
     problem: str | None = None
     fix: str | None = None  # of the problem, where it is known
-    reader_problem: str | None = None
-    ir_version: int | None = None
     opsets: tuple[tuple[str, int], ...] = ()  # domain and version, as imported
     operators: frozenset[tuple[str, str]] = (
         frozenset()
@@ -38,40 +37,30 @@ class ModelFacts:
 def read_model(model: ModelSource) -> ModelFacts:
     """Read a model without its weights. Never raises for what the file holds, or for its absence."""
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
-    if isinstance(model, bytes) and is_ort_format(model):
-        return ModelFacts(name)
-    try:
-        from onnx import ModelProto
-    except Exception as error:  # noqa: BLE001 - a protobuf of another time raises what it likes
-        return ModelFacts(name, reader_problem=f"{type(error).__name__}: {error}")
     head = b""
     try:
         head, size = _head_and_size(model)
-        if not isinstance(model, bytes) and is_ort_format(model):
+        if is_ort_format(model):
             return _of_ort_format(name, head)
         if size >= LARGEST:
             return _no_model(name, head, f"it has {size} bytes, and an ONNX file can have {LARGEST - 1}")
-        content = read_structure(model)
-        proto: Any = ModelProto()
-        proto.ParseFromString(content)
-        if not proto.HasField("graph"):
-            return _no_model(name, head, "it has no graph" if content else "it is empty")
-        functions = list(proto.functions)
-        local = {(text_of(function.name), text_of(function.domain)) for function in functions}
-        nodes = [*_walk(proto.graph.node), *(found for function in functions for found in _walk(function.node))]
+        outline = GraphOutline(model, 10 * MOST_PARTS)
         folder = os.getcwd() if isinstance(model, bytes) else os.path.dirname(os.path.abspath(name))
         return ModelFacts(
             name,
-            ir_version=int(proto.ir_version),
-            opsets=tuple(sorted((text_of(entry.domain), int(entry.version)) for entry in proto.opset_import)),
-            operators=frozenset(nodes) - local,
+            opsets=tuple(sorted((os.fsdecode(domain), version) for domain, version in outline.opsets)),
+            operators=_operators_of(outline),
             data_folder=folder,
-            data_problems=tuple(_data_problems(proto.graph, folder)),
+            data_problems=tuple(_data_problems(outline.graph, folder)),
         )
     except OSError as error:
         return ModelFacts(name, problem=(error.strerror or str(error)).lower())
-    except Exception as error:  # noqa: BLE001 - protobuf's DecodeError, a broken onnx: all that counts is that it fails
-        return _no_model(name, head, f"{type(error).__name__}: {error}")
+    except TooManyFieldsError:
+        return ModelFacts(name)
+    except IndexError:
+        return _no_model(name, head, "it ends in the middle of a field")
+    except (ValueError, RecursionError) as error:
+        return _no_model(name, head, str(error))
 
 
 def _head_and_size(model: ModelSource) -> tuple[bytes, int]:
@@ -79,20 +68,6 @@ def _head_and_size(model: ModelSource) -> tuple[bytes, int]:
         return model[:HEAD], len(model)
     with open_model(model) as file:
         return file.read(HEAD), os.fstat(file.fileno()).st_size
-
-
-def is_ort_format(model: ModelSource) -> bool:
-    """Return True if ONNX Runtime takes the model for one in its own format.
-
-    It goes by the name of a file and by the first bytes (IsOrtFormatModel in flatbuffers_utils.cc). The session option
-    session.load_model_format can say otherwise.
-    """
-    if isinstance(model, bytes):
-        return model.startswith(_ORT_IDENTIFIER, 4)
-    return os.fsdecode(model).lower().endswith(".ort")
-
-
-_ORT_IDENTIFIER = b"ORTM"  # after the offset of a flatbuffer's root
 
 
 def _of_ort_format(name: str, head: bytes) -> ModelFacts:
@@ -112,30 +87,20 @@ def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
     return ModelFacts(name, problem=f"not an ONNX model: it is {kind.what}", fix=kind.fix)
 
 
-def text_of(value: str | bytes) -> str:
-    """Return a string field as str; protobuf gives bytes where it is not UTF-8."""
-    return value if isinstance(value, str) else os.fsdecode(value)
+def _operators_of(outline: GraphOutline) -> frozenset[tuple[str, str]]:
+    local = {(os.fsdecode(each.operator), os.fsdecode(each.domain)) for each in outline.functions}
+    found = {(os.fsdecode(operator), os.fsdecode(domain)) for operator, domain in outline.operators()}
+    return frozenset((operator, "" if domain == "ai.onnx" else domain) for operator, domain in found) - local
 
 
-def _walk(nodes: Any) -> Iterator[tuple[str, str]]:
-    for node in nodes:
-        domain = text_of(node.domain)
-        yield text_of(node.op_type), "" if domain == "ai.onnx" else domain
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _walk(graph.node)
-
-
-def _data_problems(graph: Any, folder: str) -> Iterator[tuple[str, str]]:
+def _data_problems(graph: Graph, folder: str) -> Iterator[tuple[str, str]]:
     """Yield the location of each external data file that lacks data of the graph, and why."""
     needed: dict[str, int] = {}  # bytes, where that is said
     for tensor in _tensors(graph):
-        if tensor.data_location != tensor.EXTERNAL:
-            continue
-        entries = {entry.key: text_of(entry.value) for entry in tensor.external_data}
-        location = entries.get("location", "")
+        entries = tensor.external or {}
+        location = os.fsdecode(entries.get(b"location", b""))
         if location and not location.startswith("*/_ORT_MEM_ADDR_/"):
-            sizes = [entries.get(key, "0") for key in ("offset", "length")]
+            sizes = [entries.get(key, b"0").decode(errors="replace") for key in (b"offset", b"length")]
             end = sum(map(int, sizes)) if all(size.isdecimal() for size in sizes) else 0
             needed[location] = max(end, needed.get(location, 0))
     for location, size in sorted(needed.items()):
@@ -144,15 +109,13 @@ def _data_problems(graph: Any, folder: str) -> Iterator[tuple[str, str]]:
             yield location, why
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _tensors(inner)
+def _tensors(graph: Graph) -> Iterator[Tensor]:
+    yield from (*graph.initializers, *graph.sparse_initializers)
+    for node in graph.nodes:
+        for attribute in node.attributes.values():
+            yield from attribute.tensors
+        for inner in node.graphs:
+            yield from _tensors(inner)
 
 
 def _why_without(path: str, size: int) -> str | None:
@@ -180,11 +143,10 @@ def collective_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...
 
 
 def read_collective_operators(model: ModelSource) -> tuple[str, ...]:
-    """Return :func:`collective_operators` of a model, parsed only if its bytes hold such a name. Never raises."""
-    words = [name.encode() for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX)]
+    """Return :func:`collective_operators` of a model, whose nodes are read if it holds such a name. Never raises."""
+    outline = GraphOutline(model, 10 * MOST_PARTS)
     try:
-        content = read_structure(model)
-    except (OSError, ValueError):
+        mentioned = any(outline.count(name.encode()) for name in (*_COLLECTIVE, _COLLECTIVE_PREFIX))
+        return collective_operators(_operators_of(outline)) if mentioned else ()
+    except UNREADABLE:
         return ()
-    mentioned = any(word in content for word in words)
-    return collective_operators(read_model(model).operators) if mentioned else ()

@@ -11,13 +11,10 @@ from __future__ import annotations
 import math
 from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import NamedTuple, TypeAlias
 
-from .protobuf import Extent, Reader
-from .questions import STANDARD, matches
-from .structure import ModelSource
+from .outline import STANDARD, UNREADABLE, Graph, GraphOutline, Node, Tensor, Value, names
 
 Key: TypeAlias = tuple[str, str]  # operator and name of nodes; several can share one
 
@@ -28,8 +25,6 @@ class Places(NamedTuple):
     doubtful: int = 0  # on the CPU, with an operator that can handle shapes
     elsewhere: int = 0
 
-
-_MOST_READ = 1_000_000  # fields of the file, a second
 
 # Where a value comes from. Of one without any nothing depends on the inputs.
 _SHAPE = 1  # from shapes alone
@@ -67,13 +62,9 @@ _RARE: Mapping[bytes, frozenset[int]] = {
 }
 
 
-def _names(*lines: str) -> frozenset[bytes]:
-    return frozenset(name.encode() for line in lines for name in line.split(" "))
-
-
-_OF_SHAPES = _names("Shape Size SequenceLength")
+_OF_SHAPES = names("Shape Size SequenceLength")
 # What they take after the first input, their CUDA kernels take from the CPU: it moves none of them there.
-_BY_FIRST_INPUT = _names(
+_BY_FIRST_INPUT = names(
     "Cast Clip Expand Flatten Reshape Slice Split Squeeze Tile Unsqueeze",
     "ReduceMax ReduceMin ReduceProd ReduceSum",
 )
@@ -81,20 +72,22 @@ _BY_FIRST_INPUT = _names(
 # have put them onto the CPU, and what they give need not be small.
 _COUNT = {b"ConstantOfShape": 0, b"Range": 1, b"Expand": 1, b"Tile": 1}
 
-_GIVING_INT64 = _OF_SHAPES | _names("NonZero ArgMax ArgMin")
-_GIVING_BOOL = _names("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
-_GIVING_ANY = _names("Bernoulli DynamicQuantizeLinear EyeLike RandomNormalLike RandomUniformLike")
+_GIVING_INT64 = _OF_SHAPES | names("NonZero ArgMax ArgMin")
+_GIVING_BOOL = names("Equal Greater GreaterOrEqual Less LessOrEqual Not And Or Xor IsNaN IsInf")
+_GIVING_ANY = names("Bernoulli DynamicQuantizeLinear EyeLike RandomNormalLike RandomUniformLike")
 _TYPED_BY = {b"CastLike": 1, b"Where": 1, b"DequantizeLinear": 1, b"QuantizeLinear": 2, b"OneHot": 2}
 
 
-def computing_nodes(model: ModelSource, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
+def computing_nodes(outline: GraphOutline, inputs: Iterable[str], placed: Mapping[Key, Places]) -> frozenset[Key]:
     """Return the keys of the doubtful nodes that take data. ``inputs``: names of what a run is given.
 
     A node that ONNX Runtime made is not in the file: it counts where it is of the function that defines an operator,
-    and CUDA lacks kernels for it. If the file cannot be read, all doubtful keys are returned.
+    and CUDA lacks kernels for it. If the model cannot be read, all doubtful keys are returned.
     """
-    flow = _Flow(inputs, placed)
-    return flow.computing() if matches(model, flow.read, _MOST_READ) else flow.doubtful()
+    try:
+        return _Flow(outline, inputs, placed).computing()
+    except UNREADABLE:
+        return frozenset(key for key, places in placed.items() if places.doubtful)
 
 
 class _Value(NamedTuple):
@@ -109,36 +102,6 @@ _CONSTANT = _Value()
 _Scope: TypeAlias = MutableMapping[bytes, _Value]
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    operator: bytes
-    function: tuple[bytes, bytes, bytes]  # domain, operator and overload, by which a function of the model is called
-    name: bytes
-    takes: list[bytes]
-    gives: list[bytes]
-    numbers: Mapping[bytes, int]  # attributes
-    tensor: _Value | None  # of an attribute
-    graphs: list[_Graph]
-
-    @property
-    def needs(self) -> Iterator[bytes]:
-        """Yield the names that the node takes, and those that the nodes of its graphs take."""
-        yield from self.takes
-        for graph in self.graphs:
-            for node in graph.nodes:
-                yield from node.needs
-
-
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """A graph, or the body of a function."""
-
-    inputs: Mapping[bytes, _Value]
-    constants: Mapping[bytes, _Value]
-    nodes: Sequence[_Node]
-    outputs: Sequence[bytes]
-
-
 class _Found(NamedTuple):
     """A node of a doubtful key."""
 
@@ -149,29 +112,15 @@ class _Found(NamedTuple):
 class _Flow:
     """The walk of values through a model, from their sources."""
 
-    def __init__(self, inputs: Iterable[str], placed: Mapping[Key, Places]) -> None:
-        self._inputs = [name.encode() for name in inputs]
+    def __init__(self, outline: GraphOutline, inputs: Iterable[str], placed: Mapping[Key, Places]) -> None:
         self._placed = {(op_type.encode(), name.encode()): places for (op_type, name), places in placed.items()}
-        self._functions: dict[tuple[bytes, bytes, bytes], _Graph] = {}
+        self._functions = {(each.domain, each.operator, each.overload): each for each in outline.functions}
+        self._nodes: dict[Graph, list[Node]] = {}  # of a graph, in order
         self._found: dict[tuple[bytes, bytes], dict[tuple[int, ...], _Found]] = defaultdict(dict)
         self._met: dict[bytes, set[tuple[int, ...]]] = defaultdict(set)  # the nodes of each operator
-
-    def read(self, reader: Reader) -> bool:
-        graphs = []
-        for number, _, part in reader.fields():
-            if number == 7:
-                graphs.append(_read_graph(reader, part))
-            elif number == 25:
-                function, body = _read_function(reader, part)
-                self._functions[function] = body
-        for graph in graphs:
-            scope: _Scope = dict.fromkeys(self._inputs, _Value(_GIVEN))
-            scope.update((name, value) for name, value in graph.inputs.items() if name in scope)
-            self._follow(graph, scope, (), b"")
-        return True
-
-    def doubtful(self) -> frozenset[Key]:
-        return frozenset((op.decode(), name.decode()) for (op, name), places in self._placed.items() if places.doubtful)
+        scope: _Scope = dict.fromkeys((name.encode() for name in inputs), _Value(_GIVEN))
+        scope.update((value.name, _given(value)) for value in outline.graph.inputs if value.name in scope)
+        self._follow(outline.graph, scope, (), b"")
 
     def computing(self) -> frozenset[Key]:
         return frozenset(
@@ -195,25 +144,27 @@ class _Flow:
                 if places.doubtful and key[0] in made and key[0] in LACKING and sum(places) > len(self._found[key]):
                     yield key
 
-    def _follow(self, graph: _Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[_Value]:
+    def _follow(self, graph: Graph, scope: _Scope, path: tuple[int, ...], prefix: bytes) -> list[_Value]:
         """Return the outputs of a graph; its inputs are in ``scope``. ``path``: where it is; ``prefix``: of names."""
-        for name, value in graph.constants.items():
-            scope.setdefault(name, value)
-        for index, node in enumerate(graph.nodes):
-            values = [scope.get(name, _CONSTANT) for name in node.takes]
+        for tensor in graph.initializers:
+            scope.setdefault(tensor.name, _value_of(tensor))
+        if graph not in self._nodes:
+            self._nodes[graph] = _in_order(graph.nodes)
+        for index, node in enumerate(self._nodes[graph]):
+            values = [scope.get(name, _CONSTANT) for name in node.inputs]
             here = *path, index
-            if (body := self._functions.get(node.function)) is not None:
-                inner = dict(zip(body.inputs, values, strict=False))
+            if (body := self._functions.get((node.domain, node.operator, node.overload))) is not None:
+                inner = dict(zip(_names_of(body), values, strict=False))
                 made = self._follow(body, inner, here, b"_inlfunc_" + node.operator + b"_")
             elif node.graphs:
                 made = self._through_graphs(node, values, scope, here, prefix)
             else:
-                made = [self._made(node, values, here, prefix)] * len(node.gives)
-            scope.update(zip(node.gives, made, strict=False))
+                made = [self._made(node, values, here, prefix)] * len(node.outputs)
+            scope.update(zip(node.outputs, made, strict=False))
         return [scope.get(name, _CONSTANT) for name in graph.outputs]
 
     def _through_graphs(
-        self, node: _Node, values: list[_Value], scope: _Scope, path: tuple[int, ...], prefix: bytes
+        self, node: Node, values: list[_Value], scope: _Scope, path: tuple[int, ...], prefix: bytes
     ) -> list[_Value]:
         """Return the outputs of an If, a Loop or a Scan. A value handed on between turns comes from all of them."""
         first, given, handed_on = 0, list[_Value](), 0
@@ -221,7 +172,7 @@ class _Flow:
             first, given, handed_on = 1, [_Value(_SHAPE, _INT64), _Value(_SHAPE, _BOOL), *values[2:]], len(values) - 2
         elif node.operator != b"If":
             given = values[-len(node.graphs[0].inputs) :] if node.graphs[0].inputs else []
-            handed_on = len(given) - node.numbers.get(b"num_scan_inputs", len(given))
+            handed_on = len(given) - (node.attribute(b"num_scan_inputs").integer or len(given))
         while True:
             results = list[_Value]()
             for number, graph in enumerate(node.graphs):
@@ -229,7 +180,7 @@ class _Flow:
                 bound = (_Value(each.sources & ~_DATA | _GIVEN, each.type) if each.sources & _DATA else each
                          for each in given)  # fmt: skip
                 inner = ChainMap[bytes, _Value]({}, *(scope.maps if isinstance(scope, ChainMap) else (scope,)))
-                inner.maps[0].update(zip(graph.inputs, bound, strict=False))
+                inner.maps[0].update(zip(_names_of(graph), bound, strict=False))
                 outputs = self._follow(graph, inner, (*path, number), prefix)
                 results = [a.joined(b) for a, b in zip(results, outputs, strict=False)] if results else outputs
             before = list(given)
@@ -239,17 +190,18 @@ class _Flow:
             if given == before:
                 return results[first:]
 
-    def _made(self, node: _Node, values: list[_Value], path: tuple[int, ...], prefix: bytes) -> _Value:
-        standard = node.function[0] in STANDARD
+    def _made(self, node: Node, values: list[_Value], path: tuple[int, ...], prefix: bytes) -> _Value:
+        standard = node.domain in STANDARD
         kind = _type_of(node, values)
         self._met[node.operator].add(path)
         if standard and node.operator in _OF_SHAPES:
             return _Value(_SHAPE, _INT64)
         if node.operator == b"Constant" and standard:
-            return node.tensor or _CONSTANT
-        key = node.operator, prefix + node.name if node.name else b""
+            return next(map(_value_of, node.attribute(b"value").tensors), _CONSTANT)
+        name = _as_placed(node.name)
+        key = node.operator, prefix + name if name else b""
         if key not in self._placed:
-            key = node.operator, node.name
+            key = node.operator, name
         if node.operator == b"CastLike":  # which no provider has: its function is a Cast without a name
             key, values = (b"Cast", b""), values[:1]
         places = self._placed.get(key, Places())
@@ -285,6 +237,10 @@ def _some_compute(places: Places, found: list[_Found]) -> bool:
     return places.doubtful > shapes and places.elsewhere < len(computing)
 
 
+def _names_of(graph: Graph) -> list[bytes]:
+    return [value.name for value in graph.inputs]
+
+
 def _union(values: Iterable[_Value]) -> int:
     sources = 0
     for value in values:
@@ -292,7 +248,7 @@ def _union(values: Iterable[_Value]) -> int:
     return sources
 
 
-def _type_of(node: _Node, values: Sequence[_Value]) -> int | None:
+def _type_of(node: Node, values: Sequence[_Value]) -> int | None:
     """Return the type of the elements that a node gives, or None if it is not known."""
     if node.operator in _GIVING_INT64:
         return _INT64
@@ -301,22 +257,22 @@ def _type_of(node: _Node, values: Sequence[_Value]) -> int | None:
     if node.operator in _GIVING_ANY:
         return None
     if node.operator == b"Cast":
-        return node.numbers.get(b"to")
+        return node.attribute(b"to").integer or None
     if node.operator == b"ConstantOfShape":
-        return node.tensor.type if node.tensor is not None else _FLOAT
+        return next((tensor.data_type for tensor in node.attribute(b"value").tensors), _FLOAT)
     at = _TYPED_BY.get(node.operator, 0)
     kind = values[at].type if len(values) > at else None
     return kind if at or kind in _FLOATS or node.operator in _KEEPING_TYPE else None
 
 
-_KEEPING_TYPE = _names(
+_KEEPING_TYPE = names(
     "Identity Gather Unsqueeze Squeeze Concat Slice Reshape Range Flatten Expand Tile Split Transpose",
     "Add Sub Mul Div Mod Neg Abs Min Max Pow Sign Sum Clip ReduceProd ReduceMax ReduceMin ReduceSum",
     "ScatterND ScatterElements GatherND GatherElements Pad Dropout",
 )
 
 
-def _lacks_kernel(node: _Node, values: Sequence[_Value], gives: int | None) -> bool:
+def _lacks_kernel(node: Node, values: Sequence[_Value], gives: int | None) -> bool:
     at = 1 if node.operator == b"Where" else 0
     kinds = {values[at].type if len(values) > at else None}
     if node.operator in (b"Cast", b"CastLike"):
@@ -325,60 +281,13 @@ def _lacks_kernel(node: _Node, values: Sequence[_Value], gives: int | None) -> b
     return any((kind in lacking or kind not in having) if kind is not None else bool(lacking) for kind in kinds)
 
 
-# Numbers of fields are those of onnx.proto
+def _value_of(tensor: Tensor) -> _Value:
+    return _Value(_DATA if math.prod(tensor.shape) > _FEW else 0, tensor.data_type or None)
 
 
-def _read_graph(reader: Reader, graph: Extent) -> _Graph:
-    inputs, constants, nodes, outputs = dict[bytes, _Value](), dict[bytes, _Value](), list[_Node](), list[bytes]()
-    for number, _, part in reader.fields(graph):
-        if number == 1:
-            nodes.append(_read_node(reader, part))
-        elif number == 5:
-            name, value = _read_tensor(reader, part)
-            constants[name] = value
-        elif number == 11:
-            name, value = _read_input(reader, part)
-            inputs[name] = value
-        elif number == 12:
-            outputs += (reader.text(name) for field, _, name in reader.fields(part) if field == 1)
-    return _Graph(inputs, constants, _in_order(nodes), outputs)
-
-
-def _read_function(reader: Reader, function: Extent) -> tuple[tuple[bytes, bytes, bytes], _Graph]:
-    texts, nodes = defaultdict[int, list[bytes]](list), list[_Node]()
-    for number, _, part in reader.fields(function):
-        if number == 7:
-            nodes.append(_read_node(reader, part))
-        elif number in (1, 4, 5, 10, 13):
-            texts[number].append(reader.text(part))
-    domain, name, overload = (b"".join(texts[number][-1:]) for number in (10, 1, 13))
-    return (domain, name, overload), _Graph(dict.fromkeys(texts[4], _CONSTANT), {}, _in_order(nodes), texts[5])
-
-
-def _read_node(reader: Reader, node: Extent) -> _Node:
-    takes, gives, texts = list[bytes](), list[bytes](), dict[int, bytes]()
-    numbers, tensor, graphs = dict[bytes, int](), None, list[_Graph]()
-    for number, _, part in reader.fields(node):
-        if number == 1:
-            takes.append(reader.text(part))
-        elif number == 2:
-            gives.append(reader.text(part))
-        elif number in (3, 4, 7, 8):
-            texts[number] = reader.text(part)
-        elif number == 5:
-            name = b""
-            for field, value, inner in reader.fields(part):
-                if field == 1:
-                    name = reader.text(inner)
-                elif field == 3 and value is not None:
-                    numbers[name] = value
-                elif field == 5:
-                    tensor = _read_tensor(reader, inner)[1]
-                elif field in (6, 11):
-                    graphs.append(_read_graph(reader, inner))
-    operator = texts.get(4, b"")
-    function = texts.get(7, b""), operator, texts.get(8, b"")
-    return _Node(operator, function, _as_placed(texts.get(3, b"")), takes, gives, numbers, tensor, graphs)
+def _given(value: Value) -> _Value:
+    sizes = None if value.shape is None else [_FEW + 1 if size is None else size for size in value.shape]
+    return _Value(_SMALL if sizes is not None and math.prod(sizes) <= _FEW else _GIVEN, value.data_type)
 
 
 def _as_placed(name: bytes) -> bytes:
@@ -390,43 +299,19 @@ def _as_placed(name: bytes) -> bytes:
     return name
 
 
-def _read_tensor(reader: Reader, tensor: Extent) -> tuple[bytes, _Value]:
-    name, kind, sizes = b"", None, list[int]()
-    for number, value, part in reader.fields(tensor):
-        if number == 1:
-            sizes += reader.numbers(value, part)
-        elif number == 2:
-            kind = value
-        elif number == 8:
-            name = reader.text(part)
-    return name, _Value(_DATA if math.prod(sizes) > _FEW else 0, kind)
+def _needs(node: Node) -> Iterator[bytes]:
+    """Yield the names that the node takes, and those that the nodes of its graphs take."""
+    yield from node.inputs
+    for graph in node.graphs:
+        for inner in graph.all_nodes():
+            yield from inner.inputs
 
 
-def _read_input(reader: Reader, message: Extent) -> tuple[bytes, _Value]:
-    name, kind, sizes = b"", None, None
-    for number, _, part in reader.fields(message):
-        if number == 1:
-            name = reader.text(part)
-        elif number == 2:
-            for tensor in (inner for field, _, inner in reader.fields(part) if field == 1):
-                for field, value, inner in reader.fields(tensor):
-                    if field == 1:
-                        kind = value
-                    elif field == 2:
-                        sizes = [_size(reader, each) for at, _, each in reader.fields(inner) if at == 1]
-    return name, _Value(_SMALL if sizes is not None and math.prod(sizes) <= _FEW else _GIVEN, kind)
-
-
-def _size(reader: Reader, dimension: Extent) -> int:
-    """Return the length of a dimension; one that is free can be any."""
-    sizes = [value for number, value, _ in reader.fields(dimension) if number == 1 and value is not None]
-    return sizes[-1] if sizes else _FEW + 1
-
-
-def _in_order(nodes: list[_Node]) -> list[_Node]:
+def _in_order(nodes: Iterable[Node]) -> list[Node]:
     """Return each node after those whose results it takes: ONNX asks for that order, ONNX Runtime does not."""
-    makers = {name: number for number, node in enumerate(nodes) for name in node.gives if name}
-    needed = [{makers[name] for name in node.needs if name in makers} for node in nodes]
+    nodes = list(nodes)
+    makers = {name: number for number, node in enumerate(nodes) for name in node.outputs if name}
+    needed = [{makers[name] for name in _needs(node) if name in makers} for node in nodes]
     if all(maker < number for number, each in enumerate(needed) for maker in each):
         return nodes
     return [nodes[number] for number in TopologicalSorter(dict(enumerate(needed))).static_order()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ..model.structure import ModelSource
+from ..model.files import ModelSource
 from .devices import Device
 
 

@@ -6,11 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import Fix, PlacementError, manual
-from ..model.contents import is_ort_format
 from ..model.data_flow import Key, Places, computing_nodes
+from ..model.files import is_ort_format
+from ..model.outline import GraphOutline
+from .interfaces import NativeSession, Node, Opened
 from .options import RECORDING_KEY, config_entry
 from .requests import CPU
 
@@ -137,9 +139,10 @@ UNKNOWN = Placement((), known=False)
 UNKNOWN_IN_OWN_FORMAT = Placement((), known=False, in_own_format=True)
 
 
-def read_placement(session: Any, *, without_options: bool = False) -> Placement:
-    """Return the placement that ``session``, an InferenceSession, recorded when it was made.
+def read_placement(session: Opened, outline: GraphOutline | None = None, *, without_options: bool = False) -> Placement:
+    """Return the placement that ``session`` recorded when it was made.
 
+    ``outline``: of its model, if it is at hand.
     ``without_options``: the caller passed no SessionOptions. They are not asked for absent entries then, which takes
     50 µs each.
     """
@@ -163,7 +166,7 @@ def read_placement(session: Any, *, without_options: bool = False) -> Placement:
     on_cpu = [node for node in nodes if node.provider == CPU]
     divided_by = _divided_by(session) if on_cpu and not without_options else None
     computing = {_key(node) for node in on_cpu if node.kind == "compute"}
-    computing |= _computing_nodes(session, inner, nodes)
+    computing |= _computing_nodes(session, outline, nodes)
     return Placement(
         tuple(
             replace(node, kind="compute", divided_by=divided_by)
@@ -176,11 +179,12 @@ def read_placement(session: Any, *, without_options: bool = False) -> Placement:
     )
 
 
-def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
+def _computing_nodes(session: Opened, outline: GraphOutline | None, nodes: Sequence[PlacedNode]) -> frozenset[Key]:
     """Return the nodes on the CPU that compute on data, though their operators could handle shapes.
 
-    The model is read again for that, but only if such operators are on the CPU beside a GPU, or if it has strings.
+    The model is asked for that only if such operators are on the CPU beside a GPU, or if it has strings.
     """
+    inner: NativeSession = session._sess
     if tuple(inner.get_providers()) == (CPU,) and not any(
         "string" in value.type for value in (*inner.inputs_meta, *inner.outputs_meta)
     ):
@@ -192,11 +196,15 @@ def _computing_nodes(session: Any, inner: Any, nodes: Sequence[PlacedNode]) -> f
         placed[_key(node)] = Places(here.doubtful + is_doubtful, here.elsewhere + (not is_doubtful))
     if not any(places.doubtful for places in placed.values()):
         return frozenset()
-    model = _model_of(session)
-    return computing_nodes(model, (value.name for value in inner.inputs_meta), placed) if model else frozenset()
+    if outline is None or not outline.is_current:
+        model = _model_of(session)
+        if not model:
+            return frozenset()
+        outline = GraphOutline(model)
+    return computing_nodes(outline, (value.name for value in inner.inputs_meta), placed)
 
 
-def _divided_by(session: Any) -> str | None:
+def _divided_by(session: Opened) -> str | None:
     options = getattr(session, "_sess_options", None)
     return next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
 
@@ -205,7 +213,7 @@ def _key(node: PlacedNode) -> Key:
     return node.op_type, node.name
 
 
-def _name_of(node: Any) -> str:
+def _name_of(node: Node) -> str:
     """Return the name of a node; empty if it is not UTF-8, which ONNX Runtime runs and its bindings cannot tell."""
     try:
         name: str = node.name
@@ -214,11 +222,11 @@ def _name_of(node: Any) -> str:
     return name
 
 
-def _unknown(session: Any, *, without_options: bool) -> Placement:
+def _unknown(session: Opened, *, without_options: bool) -> Placement:
     return UNKNOWN_IN_OWN_FORMAT if _is_of_ort_format(session, without_options=without_options) else UNKNOWN
 
 
-def _is_of_ort_format(session: Any, *, without_options: bool) -> bool:
+def _is_of_ort_format(session: Opened, *, without_options: bool) -> bool:
     """Return True for a model in ONNX Runtime's format: it records nothing (PartitionOrtFormatModel in
     graph_partitioner.cc)."""
     options = None if without_options else getattr(session, "_sess_options", None)
@@ -227,7 +235,7 @@ def _is_of_ort_format(session: Any, *, without_options: bool) -> bool:
     return said == "ORT" if said else model is not None and is_ort_format(model)
 
 
-def _model_of(session: Any) -> str | bytes | None:
+def _model_of(session: Opened) -> str | bytes | None:
     """Return the path or the bytes of the session's model."""
     path = getattr(session, "_model_path", None)
     return os.fsdecode(path) if path else getattr(session, "_model_bytes", None)

@@ -55,7 +55,7 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
         without = f"if it comes again, do without the layout that was chosen for speed: {in_a_program(CHANNELS_FIRST)}"
         error.fixes = (*error.fixes, manual(without))
     if isinstance(error, LibraryNotFoundError) and "enable_cudnn" in chosen:
-        from .chosen.unneeded import with_a_handle
+        from .chosen.choose import with_a_handle
 
         return with_a_handle(error)
     return error

@@ -31,8 +31,8 @@ from ..errors import (
     manual,
 )
 from ..model.contents import read_collective_operators, read_model
-from ..model.questions import in_memory
-from ..model.structure import NO_REGULAR_FILE, ModelSource
+from ..model.files import NO_REGULAR_FILE, ModelSource
+from ..model.outline import GraphOutline
 from ..process.background import Task
 from ..process.signals import is_of_a_handler
 from ..provider import lifetime, requests
@@ -46,7 +46,7 @@ from ..provider.preloading import PreloadReport
 from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..running.onnxruntimes import InferenceSession, is_onnxruntimes
-from .chosen.unneeded import HANDLES, THREADS, needs_no_handles, needs_no_more_threads
+from .chosen.choose import unfit
 from .plan import Plan, for_model, on_cpu, on_gpu, plan_of
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
 from .weights import Weights, weights_in_place
@@ -184,11 +184,12 @@ def _open_as_chosen(
         session._stream = own_stream(plan.gpu.ordinal)
         if session._stream is not None:
             plan = plan.in_stream(session._stream.handle)
-    opened = _open_with_choices(session, construct, plan) if plan.request.chooses_options else None
+    outline = GraphOutline(plan.request.model)
+    opened = _open_with_choices(session, construct, plan, outline) if plan.request.chooses_options else None
     if opened is not None:
         return opened
     try:
-        return plan, _open(session, construct, plan)
+        return plan, _open(session, construct, plan, outline)
     except Exception as cause:
         error = _placement_refused(cause) or _capture_refused(cause, session, construct, plan)
         error = error or context.diagnose(cause)
@@ -200,16 +201,14 @@ def _open_as_chosen(
 
 
 def _open_with_choices(
-    session: RunningSession, construct: Callable[..., None], plan: Plan
+    session: RunningSession, construct: Callable[..., None], plan: Plan, outline: GraphOutline
 ) -> tuple[Plan, Placement] | None:
     """Open the session with what suits its model. None if nothing does, or if the session does not open so."""
-    model = plan.request.model
-    judged = _stamp_of(model)
-    weights = weights_in_place(model) if _takes_weights(construct, plan) else None
-    chosen = for_model(plan, in_memory(model) if weights is None else weights.structure)
+    weights = weights_in_place(outline) if _takes_weights(construct, plan) else None
+    chosen = for_model(plan, load_runtime().release, outline)
     while chosen != plan or weights is not None:
         try:
-            placement = _open(session, construct, chosen, weights)
+            placement = _open(session, construct, chosen, outline, weights)
         except Exception as refusal:  # a choice must not keep a session from opening
             if is_of_a_handler(refusal):
                 raise
@@ -219,28 +218,29 @@ def _open_with_choices(
                 return None
             weights = None  # free them first: the memory may not have room for two copies
             continue
-        unfit = {name for name, fits in _FITS.items() if name in chosen.chosen and not fits(placement)}
-        if weights is None and _stamp_of(model) != judged:
-            unfit = chosen.chosen.keys() - plan.chosen.keys()  # the file changed, so they may fit another model
-        if not unfit:
+        dropped = unfit(chosen.chosen, placement)
+        if weights is None and not outline.is_current:
+            dropped = chosen.chosen.keys() - plan.chosen.keys()  # they may fit another model
+        if not dropped:
             if weights is not None:
                 weights.give_back()
             return chosen, placement
-        chosen = chosen.without(unfit)
+        chosen = chosen.without(dropped)
         for name in lifetime.HELD_BY_ONNXRUNTIME:  # free it first: the GPU may not have room for two
             vars(session).pop(name, None)
     return None
 
 
-_FITS = {HANDLES: needs_no_handles, THREADS: needs_no_more_threads}
-
-
 def _open(
-    session: RunningSession, construct: Callable[..., None], plan: Plan, weights: Weights | None = None
+    session: RunningSession,
+    construct: Callable[..., None],
+    plan: Plan,
+    outline: GraphOutline | None = None,
+    weights: Weights | None = None,
 ) -> Placement:
     """Call InferenceSession's constructor as planned, and return the placement that it recorded.
 
-    It never falls back. ``weights`` are those of the model, which it takes from memory.
+    It never falls back. ``outline`` is that of the model, and ``weights`` its weights, which it takes from memory.
     """
     request = plan.request
     model, options = request.model, request.sess_options
@@ -257,24 +257,13 @@ def _open(
             _model_bytes=request.model if in_bytes else None,
             _sess_options_initial=_with_threads(recording_options(), plan),
         )
-    return placements.read_placement(session, without_options=request.sess_options is None)
+    return placements.read_placement(session, outline, without_options=request.sess_options is None)
 
 
 def _with_threads(options: Any, plan: Plan) -> Any:
     if plan.threads is not None:
         options.intra_op_num_threads = plan.threads
     return options
-
-
-def _stamp_of(model: ModelSource) -> tuple[int, ...] | None:
-    """Return a stamp that changes with the content of a model file. None for bytes, or if there is no file."""
-    if isinstance(model, bytes):
-        return None
-    try:
-        found = os.stat(model)
-    except (OSError, ValueError):
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _takes_weights(construct: Callable[..., None], plan: Plan) -> bool:

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from ..environment.child import run_python
 from ..errors import ExecutionError, GPUError
-from ..model.contents import text_of
-from ..model.structure import write_temporary
+from ..model.files import ModelSource, write_temporary
+from ..model.outline import GraphOutline
 from ..provider.placement import (
     ALL_ON_CPU,
     FOLLOWS,
@@ -39,6 +39,7 @@ _NO_KERNEL = re.compile(
     re.MULTILINE,
 )
 _PREFERRED = re.compile(r"Force fallback to CPU execution for node: (.*?) because")
+_MOST_PARTS = 10_000_000  # fields of the optimised model
 _MODEL = "model"  # the file for a model passed as bytes
 _COPIES = {"MemcpyToHost": "to CPU", "MemcpyFromHost": "to GPU"}
 
@@ -97,7 +98,7 @@ class PlacementDetails:
 
 
 def explain_placement(
-    model: str | bytes | os.PathLike[str], *, device: int | str | None = None, timeout: float = 300.0
+    model: ModelSource, *, device: int | str | None = None, timeout: float = 300.0
 ) -> PlacementDetails:
     """Open ``model`` on the GPU in a child process and read why its nodes are where they are.
 
@@ -232,18 +233,15 @@ def child(open_session: Callable[..., Any], request: Mapping[str, Any]) -> None:
         with open(os.path.join(request["folder"], "error.pickle"), "wb") as file:
             pickle.dump(error, file)
         raise
-    import onnx
-
-    graph = onnx.load(optimised, load_external_data=False).graph
     nodes = [
         {
-            "name": text_of(node.name),
-            "op_type": node.op_type,
-            "domain": node.domain,
-            "inputs": [text_of(name) for name in node.input if name],
-            "outputs": [text_of(name) for name in node.output if name],
+            "name": os.fsdecode(node.name),
+            "op_type": os.fsdecode(node.operator),
+            "domain": os.fsdecode(node.domain),
+            "inputs": [os.fsdecode(name) for name in node.inputs if name],
+            "outputs": [os.fsdecode(name) for name in node.outputs if name],
         }
-        for node in graph.node
+        for node in GraphOutline(optimised, _MOST_PARTS).graph.nodes
     ]
     placed = [asdict(node) for node in session.placement.nodes]
     with open(os.path.join(request["folder"], "graph.json"), "w", encoding="utf-8") as file:

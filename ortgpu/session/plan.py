@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ..environment.gpu.cuda import CudaDevice, CudaState
 from ..errors import ProviderRequestError, manual
-from ..model.structure import ModelSource
+from ..model.outline import GraphOutline
 from ..provider.devices import DeviceRequest, check_form, choose_visible, ordinal_of, unlisted
 from ..provider.options import carries_providers, keeps_cpu_out
 from ..provider.requests import (
@@ -26,8 +26,7 @@ from ..provider.requests import (
     cuda_first,
 )
 from ..provider.runtime import Runtime
-from .chosen.layout import options_for_layout
-from .chosen.unneeded import THREADS, options_with_few_threads, options_without_handles
+from .chosen.choose import THREADS, choose
 from .request import SessionRequest
 
 _CAPTURE = "enable_cuda_graph"
@@ -133,15 +132,12 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
     return replace(plan, gpu=gpu, providers=providers)
 
 
-def for_model(plan: Plan, model: ModelSource) -> Plan:
-    """Return the plan with the options that suit the model, which may be without its weights."""
+def for_model(plan: Plan, release: tuple[int, ...], outline: GraphOutline) -> Plan:
+    """Return the plan with the options that suit the model. ``release``: of ONNX Runtime."""
     request = plan.request
     if not request.chooses_options or request.others:  # further arguments change how the graph is optimised
         return plan
-    requested, options = request.providers, request.sess_options
-    layout = options_for_layout(model, requested, options, plan.gpu.compute_capability)
-    threads = options_with_few_threads(model, requested, options, is_network_of_images=bool(layout))
-    further = {**(layout or options_without_handles(model, requested, options)), **threads}
+    further = choose(request.providers, request.sess_options, release, plan.gpu.compute_capability, outline)
     return replace(plan, chosen={**plan.chosen, **further})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ProviderRequestError, manual
-from ..model.structure import ModelSource
+from ..model.files import ModelSource
 from ..provider.devices import Device, DeviceRequest, as_request, check_form, is_cpu
 from ..provider.placement import Placement
 from ..provider.requests import CPUNodes, ProviderList, parse

@@ -25,8 +25,10 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
 
-from ..model.contents import LARGEST, is_ort_format
-from ..model.structure import ModelSource, MovedTensor, open_model, with_values_elsewhere
+from ..model.contents import LARGEST
+from ..model.files import ModelSource, is_ort_format, open_model
+from ..model.outline import GraphOutline, Tensor
+from ..model.structure import with_values_elsewhere
 from ..process.background import Task
 from ..process.signals import is_of_a_handler
 from ..provider.options import recording_options
@@ -62,7 +64,7 @@ class Weights:
         content: the memory that holds them. Nobody writes to it.
     """
 
-    def __init__(self, structure: bytes, tensors: Sequence[MovedTensor], content: bytes | mmap.mmap) -> None:
+    def __init__(self, structure: bytes, tensors: Sequence[Tensor], content: bytes | mmap.mmap) -> None:
         self.structure = structure
         self._memory = None if isinstance(content, bytes) else content
         buffer = _writable(content)
@@ -84,8 +86,8 @@ class Weights:
                 self._memory.madvise(mmap.MADV_DONTNEED)
 
 
-def weights_in_place(model: ModelSource) -> Weights | None:
-    """Return the weights of a model in memory.
+def weights_in_place(outline: GraphOutline) -> Weights | None:
+    """Return the weights of a model in memory. The outline is read on the way.
 
     Returns None for a model that would gain nothing, already has external data, or cannot be read. ONNX Runtime then
     reads the model itself.
@@ -95,9 +97,12 @@ def weights_in_place(model: ModelSource) -> Weights | None:
         Exception: raised by a signal handler meanwhile.
     """
     try:
-        content = _content(model)
-        found = None if content is None else with_values_elsewhere(content, _LARGE, _DTYPES.keys())
-        return None if content is None or found is None else Weights(*found, content)
+        content = _content(outline.model)
+        if content is None:
+            return None
+        outline.read(content)
+        found = with_values_elsewhere(content, outline, _LARGE, _DTYPES.keys())
+        return Weights(*found, content) if found is not None else None
     except InvalidProtobuf:
         raise
     except Exception as error:  # also a lack of memory: ONNX Runtime reads the model its own way
@@ -167,9 +172,9 @@ def _writable(content: bytes | mmap.mmap) -> Any:
     return buffer
 
 
-def _array(buffer: Any, tensor: MovedTensor) -> NDArray[Any]:
+def _array(buffer: Any, tensor: Tensor) -> NDArray[Any]:
     dtype = _DTYPES[tensor.data_type]
-    start, end = tensor.values
+    start, end = tensor.values or (0, 0)
     count, rest = divmod(end - start, dtype.itemsize)
     if rest:
         raise ValueError("a part of a number")

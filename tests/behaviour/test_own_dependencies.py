@@ -38,15 +38,16 @@ def test_the_demo_names_onnx(lab: Lab, breaks: Any) -> None:
     assert "install --upgrade onnx protobuf" in result.output
 
 
-def test_a_model_that_cannot_be_read_for_that_is_not_blamed(lab: Lab) -> None:
+def test_a_model_is_judged_without_onnx(lab: Lab, tmp_path: Path) -> None:
     machine = lab.machine()
     old_protobuf(machine.overlay)
-    code = f"import ortgpu; report(ortgpu.diagnose(model={str(lab.models.relu)!r}).as_dict()['problems'])"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"not a model")
+    code = f"import ortgpu; report(ortgpu.diagnose(model={str(path)!r}).as_dict()['problems'])"
     problems = machine.run(code).ok().json
-    assert [(each["type"], each["severity"]) for each in problems if each["code"] != "driver-not-found"] == [
-        ("BrokenPackageError", "warning")
-    ]
-    assert "nothing is known of the model" in problems[-1]["summary"]
+    [found] = [each for each in problems if each["code"] != "driver-not-found"]
+    assert (found["type"], found["severity"]) == ("GPUError", "fatal")
+    assert "cannot be read" in found["summary"]
 
 
 @pytest.mark.parametrize("name", ["rich", "click"])

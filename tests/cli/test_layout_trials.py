@@ -21,7 +21,7 @@ from ortgpu.cli.bench.layouts import (
     why_untried,
 )
 from ortgpu.provider.placement import PlacedNode, Placement
-from ortgpu.session.chosen.layout import LAYOUT_OPTIONS
+from ortgpu.session.chosen.choose import LAYOUT_OPTIONS
 from ortgpu.session.chosen.layouts import LAYOUTS
 from tests.support.networks import CHANNELS, Network
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.chosen.unneeded import COUNT
+from ortgpu.session.chosen.choose import COUNT
 
 from .children import Report, run_program
 

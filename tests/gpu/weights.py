@@ -21,8 +21,8 @@ def weights_in_place(model: str, folder: str) -> None:
     import onnxruntime
 
     from ortgpu import GPUSession
-    from ortgpu.session import construction, weights
-    from ortgpu.session.chosen.unneeded import THREADS
+    from ortgpu.session import opening, weights
+    from ortgpu.session.chosen.choose import THREADS
 
     made: list[Any] = []
     plain = weights.weights_in_place
@@ -31,7 +31,7 @@ def weights_in_place(model: str, folder: str) -> None:
         made.append(plain(model))
         return made[-1]
 
-    construction.weights_in_place = watched  # type: ignore[attr-defined]  # its own name for it
+    opening.weights_in_place = watched  # type: ignore[attr-defined, assignment]  # its own name for it
     path = Path(folder) / "copy-of-a-model.onnx"
     shutil.copy(model, path)
     content = path.read_bytes()

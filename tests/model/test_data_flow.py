@@ -14,6 +14,7 @@ import onnx.parser
 import pytest
 
 from ortgpu.model.data_flow import Key, Places, computing_nodes
+from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.placement import FOLLOWS, NO_KERNEL
 from tests.lab.fixtures import Lab
 from tests.support.known_placements import shapes
@@ -317,7 +318,7 @@ def flow(text: str, *inputs: str, **placed: str) -> set[str]:
         (operator, name): Places(int(place == "doubtful"), int(place == "data"))
         for (name, _, operator), place in ((key.partition("_"), place) for key, place in placed.items())
     }
-    return {name for _, name in computing_nodes(made(text), inputs, keys)}
+    return {name for _, name in computing_nodes(GraphOutline(made(text)), inputs, keys)}
 
 
 TWO = "g (int64[n] x) => (int64[n] y) { [a] h = Neg (x) [b] y = Mul (h, x) }"
@@ -353,7 +354,7 @@ def test_a_constant_is_neither() -> None:
 def test_nodes_of_one_name_are_one() -> None:
     """Of which of them the placement speaks cannot be told: ONNX Runtime may have removed the other."""
     text = "g (int64[n] x) => (int64[n] y, int64[1] z) { s = Shape (x) y = Neg (x) z = Neg (s) }"
-    assert computing_nodes(made(text), ["x"], {("Neg", ""): Places(1)}) == frozenset()
+    assert computing_nodes(GraphOutline(made(text)), ["x"], {("Neg", ""): Places(1)}) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -386,7 +387,9 @@ def test_twins_are_told_by_their_types(making: str, lacks: bool) -> None:
         g (uint8[n] x, float[n] f, bool[n] c, int64[n] i, float[k] v) => (bool[n] y, bool[1] z)
         <float scale = {{1.0}}, uint8 zero = {{0}}, int64 depth = {{9}}, uint8[2] values = {{0, 1}}>
         {{ s = Shape (v) z = Less (s, s) {making} y = Less (t, t) }}"""
-    assert computing_nodes(made(text), list("xfciv"), {("Less", ""): Places(1)}) == ({("Less", "")} if lacks else set())
+    assert computing_nodes(GraphOutline(made(text)), list("xfciv"), {("Less", ""): Places(1)}) == (
+        {("Less", "")} if lacks else set()
+    )
 
 
 @pytest.mark.parametrize("size", ["[k]", ""])
@@ -419,5 +422,5 @@ def test_what_a_loop_hands_on_comes_from_every_turn() -> None:
 
 def test_of_what_cannot_be_read_nothing_is_known(tmp_path: Path) -> None:
     placed = {("Neg", "a"): Places(1), ("Neg", "b"): Places(0, 1)}
-    assert computing_nodes(b"\x08", ["x"], placed) == {("Neg", "a")}
-    assert computing_nodes(tmp_path / "none.onnx", ["x"], placed) == {("Neg", "a")}
+    assert computing_nodes(GraphOutline(b"\x08"), ["x"], placed) == {("Neg", "a")}
+    assert computing_nodes(GraphOutline(tmp_path / "none.onnx"), ["x"], placed) == {("Neg", "a")}

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.chosen.unneeded import COUNT, ON_GPU
+from ortgpu.session.chosen.choose import COUNT, ON_GPU
 from tests.lab.fixtures import Lab
 from tests.session.test_cudnn_handles import chain
 from tests.support.cudnn_operators import CASES, model_of
@@ -64,7 +64,7 @@ import json, sys
 from pathlib import Path
 import onnxruntime
 from ortgpu import preload
-from ortgpu.session.chosen.unneeded import needs_no_more_threads
+from ortgpu.session.chosen.choose import needs_no_more_threads
 from ortgpu.provider.placement import read_placement
 from ortgpu.provider.options import recording_options
 preload()

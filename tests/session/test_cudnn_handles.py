@@ -13,11 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortgpu.provider.runtime import load_runtime
-from ortgpu.session.chosen.unneeded import NO_HANDLES, WITHOUT_CUDNN, needs_no_cudnn
+from ortgpu.session.chosen.choose import NO_HANDLES, WITHOUT_CUDNN
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import GPU, Cuda
 from tests.session.test_chosen_options import WATCHED
 from tests.support.cudnn_operators import CASES, model_of
+from tests.support.judged_models import needs_no_cudnn
 
 since_131 = pytest.mark.skipif(load_runtime().release < (1, 31), reason="measured with ONNX Runtime 1.31")
 

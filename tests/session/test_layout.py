@@ -11,11 +11,12 @@ import pytest
 from onnx import helper
 
 from ortgpu.model.protobuf import length_delimited
-from ortgpu.session.chosen.layout import LAYOUT_OPTIONS, gains_channels_last
+from ortgpu.session.chosen.choose import LAYOUT_OPTIONS
 from tests.lab.fixtures import Lab
 from tests.lab.installed import older_than
 from tests.lab.stubs import GPU, Cuda
 from tests.session.test_chosen_options import WATCHED
+from tests.support.judged_models import gains_channels_last
 from tests.support.networks import CHANNELS, Network, random_network
 
 CUDA = "CUDAExecutionProvider"

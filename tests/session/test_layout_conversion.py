@@ -1,7 +1,7 @@
 """The layout NHWC is chosen only for networks in which ONNX Runtime converts every convolution.
 
 Where it leaves one channels-first, the options chosen with that layout give wrong results: see
-ortgpu/session/chosen/layout.py.
+ortgpu/session/chosen/choose.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from ortgpu.session.chosen.layout import gains_channels_last
+from tests.support.judged_models import gains_channels_last
 from tests.support.networks import CHANNELS, CLASSES, SIZE, Network, random_network
 
 CONVERTED = {"Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "BatchNormalization"}

@@ -11,9 +11,10 @@ import pytest
 
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.errors import DeviceNotFoundError, ProviderOptionError, ProviderRequestError
+from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.requests import CHOSEN_OPTIONS, parse
 from ortgpu.provider.runtime import Runtime
-from ortgpu.session.chosen.unneeded import THREADS
+from ortgpu.session.chosen.choose import THREADS
 from ortgpu.session.plan import Plan, for_model, on_cpu, on_gpu, plan_of
 from ortgpu.session.request import SessionRequest
 from tests.support.made_facts import AVAILABLE, HEALTHY, UUID
@@ -156,7 +157,8 @@ def test_what_suits_the_model_can_be_left_out_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.cpu_count", lambda: 32)
     text = '<ir_version: 8, opset_import: ["": 17]> neg (float[n] x) => (float[n] y) { y = Neg(x) }'
     plan = planned()
-    suited = for_model(plan, onnx.parser.parse_model(text).SerializeToString())
+    suited = for_model(plan, (1, 31), GraphOutline(onnx.parser.parse_model(text).SerializeToString()))
+    assert for_model(plan, (1, 30), GraphOutline(b"no model")) == plan
     assert suited.threads == 4
     assert options_in(suited)[CUDA] == {SEARCH: "HEURISTIC", "enable_cudnn": "0"}
     assert not suited.cudnn_disabled  # which is about the caller's wish

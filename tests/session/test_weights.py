@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from ortgpu.model.outline import GraphOutline
 from ortgpu.model.structure import with_values_elsewhere
 from ortgpu.provider.runtime import load_runtime
 from ortgpu.session.weights import _RELEASES, Weights, weights_in_place
@@ -67,7 +68,7 @@ def on_the_cpu(model: Any, options: Any = None) -> Any:
 
 
 def found_in(model: Any) -> Weights:
-    weights = weights_in_place(model)
+    weights = weights_in_place(GraphOutline(model))
     assert weights is not None
     return weights
 
@@ -160,11 +161,12 @@ def test_nothing_is_read_of_the_memory_when_the_session_is_made(tmp_path: Path, 
     """With settings that nobody can have made, since these would go the other way: so that it is not by chance."""
     code = f"""
 import onnxruntime
+from ortgpu.model.outline import GraphOutline
 from ortgpu.session.weights import weights_in_place
 found = []
 for path, feed in (({str(tmp_path / "products")!r}, {{"x": np.linspace(-1, 1, {SIDE}, dtype=np.float32)[None]}}),
                    ({str(tmp_path / "gathered")!r}, {{"i": np.array([7, -1])}})):
-    weights = weights_in_place(path)
+    weights = weights_in_place(GraphOutline(path))
     options = weights.options()
     name, _, value = {setting!r}.partition("=")
     if value:
@@ -260,7 +262,7 @@ def test_others_are_left_to_onnxruntime(tmp_path: Path, kind: str) -> None:
     if path.is_file() and path.stat().st_size > 8 << 20:
         models.append(path.read_bytes())
     for model in models:
-        assert weights_in_place(model) is None
+        assert weights_in_place(GraphOutline(model)) is None
 
 
 CHANGES = {
@@ -280,6 +282,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path, change: str) -
     onnx.save(large_model(), path)
     when, action = CHANGES[change].split(": ")
     found = child(f"""
+from ortgpu.model.outline import GraphOutline
 from ortgpu.session import weights
 path, plain = {str(path)!r}, weights._read_all
 def changing(*given):
@@ -290,7 +293,7 @@ def changing(*given):
         {action}
     return found
 weights._read_all = changing
-report([outcome(lambda: weights.weights_in_place(path)), threads()])
+report([outcome(lambda: weights.weights_in_place(GraphOutline(path))), threads()])
 """)
     assert found[0]["type"] == "InvalidProtobuf"
     assert found[0]["text"].startswith(f"Load model from {path} failed: the file changed while it was read.")
@@ -302,13 +305,14 @@ def test_a_file_that_is_replaced_meanwhile_is_read_to_its_end(tmp_path: Path) ->
     onnx.save(large_model(), path)
     (tmp_path / "new").write_bytes(b"another")
     found = child(f"""
+from ortgpu.model.outline import GraphOutline
 from ortgpu.session import weights
 plain = weights._read_all
 def replacing(*given):
     os.replace({str(tmp_path / "new")!r}, {str(path)!r})
     return plain(*given)
 weights._read_all = replacing
-report(weights.weights_in_place({str(path)!r}) is not None)
+report(weights.weights_in_place(GraphOutline({str(path)!r})) is not None)
 """)
     assert found
 
@@ -472,7 +476,7 @@ def test_weights_that_a_caller_may_override_stay_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", range(8))
 def test_networks_of_all_kinds_compute_the_same(number: int) -> None:
     data = random_network(number)
-    found = with_values_elsewhere(data, 512, [TensorProto.FLOAT])
+    found = with_values_elsewhere(data, GraphOutline(data), 512, [TensorProto.FLOAT])
     assert found is not None
     weights = Weights(*found, data)
     session, plain = on_the_cpu(weights.structure, weights.options()), on_the_cpu(data)
@@ -502,7 +506,7 @@ def test_what_is_no_model_is_refused_and_never_half_read(noise: bytes, data: Any
     changed = whole[:at] + noise + whole[at + len(noise) :]
     for content in (noise, changed):
         try:
-            found = with_values_elsewhere(content, 512, [TensorProto.FLOAT])
+            found = with_values_elsewhere(content, GraphOutline(content), 512, [TensorProto.FLOAT])
         except (ValueError, IndexError):
             continue
         if found is not None:
@@ -525,5 +529,8 @@ def test_it_reads_memory_as_well_as_bytes() -> None:
     data = random_network(2)
     content = mmap.mmap(-1, len(data))
     content[:] = data
-    of_memory, of_bytes = (with_values_elsewhere(each, 512, [1]) for each in (content, data))
+    outline = GraphOutline("memory")
+    outline.read(content)
+    of_memory = with_values_elsewhere(content, outline, 512, [1])
+    of_bytes = with_values_elsewhere(data, GraphOutline(data), 512, [1])
     assert of_memory == of_bytes is not None

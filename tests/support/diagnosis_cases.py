@@ -498,8 +498,6 @@ CASES = [
         "ProviderError", "No Op registered for Foo"),
     # The model
     Case("no model", request(model=ModelFacts("m.onnx", problem="no such file")), "GPUError", "no such file"),
-    Case("no onnx", request(model=ModelFacts("m.onnx", reader_problem="ImportError: no such name")),
-         "BrokenPackageError", "nothing is known of the model m.onnx", severity="warning"),
     Case("no weights", request(model=ModelFacts("m.onnx", data_problems=(("m.data", "no such file"),))),
         "GPUError", "m.data: no such file"),
     Case("operators of others", request(model=ModelFacts("m.onnx", operators=frozenset({("Foo", "my.ops")}))),

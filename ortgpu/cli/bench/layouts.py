@@ -1,18 +1,18 @@
 """Layouts of images that a measurement tries with a model, and the check of their results.
 
-:mod:`ortgpu.session.chosen.layout` has the narrower choice of a session, which compares no results.
+:mod:`ortgpu.session.chosen.choose` has the narrower choice of a session, which compares no results.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...model.contents import is_ort_format
-from ...model.structure import read_structure
+from ...model.files import is_ort_format
+from ...model.outline import MOST_PARTS, Graph, GraphOutline, Node
 from ...provider.requests import CUDA
 from ...session.chosen.layouts import LAYOUTS
 
@@ -50,19 +50,18 @@ def find_weights(model: str) -> tuple[str | None, ...]:
     A type is named as in onnx ("FLOAT"), or None if the weights are not constant.
 
     Raises:
-        Exception: of onnx, of protobuf or of the file, if the model cannot be read.
+        OSError, ValueError, IndexError: the model cannot be read.
     """
-    from onnx import ModelProto, TensorProto
+    from onnx import TensorProto
 
     if is_ort_format(model):
         raise ValueError("the model is in ONNX Runtime's own format")
-    proto: Any = ModelProto()
-    proto.ParseFromString(read_structure(model))
+    outline = GraphOutline(model, 10 * MOST_PARTS)
     # Before IR version 4 every initializer is also an input, and none can be overridden.
-    fixed = proto.ir_version < 4
-    found = _weights_in(proto.graph, {}, () if fixed else [value.name for value in proto.graph.input])
-    for function in proto.functions:  # the weights are inputs of the function, so their types are unknown
-        found += _weights_of(function.node, {})
+    fixed = outline.ir_version < 4
+    found = _weights_in(outline.graph, {}, () if fixed else [value.name for value in outline.graph.inputs])
+    for function in outline.functions:  # the weights are inputs of the function, so their types are unknown
+        found += _weights_of(function.nodes, {})
     return tuple(None if kind is None else TensorProto.DataType.Name(kind) for kind in found)
 
 
@@ -83,22 +82,21 @@ def why_untried(layout: str, weights: Sequence[str | None]) -> str | None:
     return f"weights of a convolution are of the type {' and '.join(others)}" if others else None
 
 
-def _weights_in(graph: Any, around: Mapping[str, int], overridable: Sequence[str] = ()) -> list[int | None]:
-    own = {tensor.name: tensor.data_type for tensor in graph.initializer}
+def _weights_in(graph: Graph, around: Mapping[bytes, int], overridable: Sequence[bytes] = ()) -> list[int | None]:
+    own = {tensor.name: tensor.data_type for tensor in graph.initializers}
     constants = {name: kind for name, kind in {**around, **own}.items() if name not in overridable}
-    return _weights_of(graph.node, constants)
+    return _weights_of(graph.nodes, constants)
 
 
-def _weights_of(nodes: Any, constants: dict[str, int]) -> list[int | None]:
+def _weights_of(nodes: Iterable[Node], constants: dict[bytes, int]) -> list[int | None]:
     found: list[int | None] = []
     for node in nodes:
-        if node.op_type in _CONVOLUTIONS:
-            found.append(constants.get(node.input[1]))
-        elif node.op_type == "Constant":
-            constants[node.output[0]] = next((each.t.data_type for each in node.attribute if each.name == "value"), 0)
-        for attribute in node.attribute:
-            for graph in itertools.chain([attribute.g], attribute.graphs):
-                found += _weights_in(graph, constants)
+        if os.fsdecode(node.operator) in _CONVOLUTIONS:
+            found.append(constants.get(node.inputs[1]))
+        elif node.operator == b"Constant":
+            constants[node.outputs[0]] = next((each.data_type for each in node.attribute(b"value").tensors), 0)
+        for graph in node.graphs:
+            found += _weights_in(graph, constants)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...environment.inspection import Environment
-from ...errors import BrokenPackageError, CollectiveOpsUnavailableError, GPUError, ProviderError, Severity, manual
+from ...errors import BrokenPackageError, CollectiveOpsUnavailableError, GPUError, ProviderError, manual
 from ...model.contents import ModelFacts
 from ...provider.placement import PlacedNode, Placement, refusal
 from ..facts import Facts
@@ -52,19 +52,7 @@ def _unreadable(model: ModelFacts | None) -> GPUError | None:
     )
 
 
-def unjudged(facts: Facts) -> GPUError | None:
-    """Check that the reader of models can be imported: a failure is no fault of the model, nor of a session."""
-    model = facts.request.model
-    if model is None or model.reader_problem is None:
-        return None
-    return onnx_broken(
-        facts.environment, f"nothing is known of the model {model.name}", model.reader_problem, severity="warning"
-    )
-
-
-def onnx_broken(
-    environment: Environment, consequence: str, text: str, severity: Severity = "fatal"
-) -> BrokenPackageError:
+def onnx_broken(environment: Environment, consequence: str, text: str) -> BrokenPackageError:
     """Return the error for a failed import of onnx, ``text``. Often protobuf is too old for it: both are updated."""
     own = remedies.in_the_way(environment.packages, "onnx")
     if own is not None:
@@ -72,7 +60,6 @@ def onnx_broken(
             f"{consequence}: {own} is imported instead of the installed onnx",
             evidence=[text],
             fixes=[remedies.out_of_the_way(environment, own)],
-            severity=severity,
             package="onnx",
             files=(own,),
         )
@@ -82,7 +69,6 @@ def onnx_broken(
         f"{consequence}: the package onnx cannot be imported",
         evidence=[text, *here],
         fixes=[remedies.install(environment, names, upgrade=True)],
-        severity=severity,
         package="onnx",
     )
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 from ...environment.child import run_python, signal_name
-from ...model.structure import write_temporary
+from ...model.files import write_temporary
 from .result import ProbeResult, ProbeStep
 
 MARK = "ORTGPU-PROBE "  # the start of a line of the report; libraries print the rest

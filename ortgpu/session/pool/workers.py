@@ -10,7 +10,7 @@ from typing import Any
 
 from ...environment.gpu.cuda import initialise
 from ...errors import GPUError, ProviderRequestError, manual
-from ...model.structure import ModelSource
+from ...model.files import ModelSource
 from ...process.background import Task
 from ...process.threads import Threads
 from ...provider import living as registry

@@ -1,0 +1,96 @@
+"""Open model files, read them in pieces, and tell those in ONNX Runtime's own format."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import BinaryIO, TypeAlias, overload
+
+ModelSource: TypeAlias = str | bytes | os.PathLike[str]  # the path of a model file, or its content
+
+NO_REGULAR_FILE = "not a regular file"
+
+
+def open_model(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a model file. Raises OSError for pipes and devices, too.
+
+    A pipe waits for a writer, and the session could not read its content again. A device may have no end.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder cannot be opened, which says so
+        raise OSError(NO_REGULAR_FILE)
+    return open(path, "rb")
+
+
+def stamp_of(model: ModelSource) -> tuple[int, ...] | None:
+    """Return a stamp that changes with the content of a model file. None for bytes, or if there is no file."""
+    if isinstance(model, bytes):
+        return None
+    try:
+        found = os.stat(model)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class FileContent:
+    """The bytes of a file, read in pieces when they are used.
+
+    The file is not mapped: if a writer cuts it short, a look at what was cut off would end the process.
+
+    Raises:
+        OSError: from its methods, for what cannot be read.
+        IndexError: the file has become shorter.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        self._start, self._piece = 0, b""
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, key: int, /) -> int: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> bytes: ...
+    def __getitem__(self, key: int | slice) -> int | bytes:
+        if isinstance(key, int):
+            if not 0 <= key - self._start < len(self._piece):
+                self._start, self._piece = key, self._read(key, _PIECE)
+            return self._piece[key - self._start]
+        start, end, _ = key.indices(self._size)
+        if self._start <= start and end - self._start <= len(self._piece):
+            return self._piece[start - self._start : end - self._start]
+        found = self._read(start, end - start)
+        if len(found) < end - start:
+            raise IndexError("the file has become shorter")
+        return found
+
+    def _read(self, start: int, size: int) -> bytes:
+        self._file.seek(start)
+        return self._file.read(size)
+
+
+_PIECE = 16 << 10  # bytes, some fifty nodes
+
+
+def write_temporary(path: str | os.PathLike[str], model: bytes) -> None:
+    """Write a model to a file that no other user can read."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(model)
+
+
+def is_ort_format(model: ModelSource) -> bool:
+    """Return True if ONNX Runtime takes the model for one in its own format.
+
+    It goes by the name of a file and by the first bytes (IsOrtFormatModel in flatbuffers_utils.cc). The session option
+    session.load_model_format can say otherwise.
+    """
+    if isinstance(model, bytes):
+        return model.startswith(_ORT_IDENTIFIER, 4)
+    return os.fsdecode(model).lower().endswith(".ort")
+
+
+_ORT_IDENTIFIER = b"ORTM"  # after the offset of a flatbuffer's root

@@ -1,0 +1,402 @@
+"""The outline of a model: its graph without the values of large weights, read from the file once.
+
+Every question about a model is asked of it. Names are bytes, since those of a model need not be UTF-8. The numbers of
+fields are those of onnx.proto.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from .files import FileContent, ModelSource, open_model, stamp_of
+from .protobuf import Bytes, Extent, Reader, length_delimited
+
+STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
+
+# What the questions raise for a model that cannot be read, or is none
+UNREADABLE = (OSError, ValueError, IndexError, TypeError)
+
+MOST_PARTS = 100_000  # fields of a model beside those within nodes: a tenth of a second. Ten times as many within nodes
+_LARGE = 1024  # bytes of an initializer; smaller ones can be shapes
+
+
+def names(*lines: str) -> frozenset[bytes]:
+    """Return the names of operators, which are separated by spaces."""
+    return frozenset(name.encode() for line in lines for name in line.split(" "))
+
+
+class Tensor(NamedTuple):
+    name: bytes
+    data_type: int  # TensorProto.DataType
+    shape: list[int]
+    values: Extent | None  # None unless they are all there is beside the other fields, in one piece
+    external: Mapping[bytes, bytes] | None  # the entries that say where the values are, if they are in another file
+
+
+class Value(NamedTuple):
+    """An input of a graph. Its type and shape are None if they are unknown or if it is no tensor."""
+
+    name: bytes
+    data_type: int | None = None
+    shape: list[int | None] | None = None
+
+
+class Attribute(NamedTuple):
+    """The value of an attribute. Fields that it does not set keep these defaults."""
+
+    integer: int = 0
+    text: bytes = b""
+    integers: Sequence[int] = ()
+    tensors: Sequence[Tensor] = ()
+    graphs: Sequence[Graph] = ()
+
+
+class Node:
+    """A node of a graph. Its attributes are read when one is asked for."""
+
+    def __init__(self, reader: Reader, message: Extent) -> None:
+        self.name = self.operator = self.domain = self.overload = b""
+        self.inputs: list[bytes] = []
+        self.outputs: list[bytes] = []
+        self._reader = reader
+        self._attributes: list[Extent] = []
+        for number, _, part in reader.fields(message):
+            if number == 1:
+                self.inputs.append(reader.text(part))
+            elif number == 2:
+                self.outputs.append(reader.text(part))
+            elif number == 3:
+                self.name = reader.text(part)
+            elif number == 4:
+                self.operator = reader.text(part)
+            elif number == 5:
+                self._attributes.append(part)
+            elif number == 7:
+                self.domain = reader.text(part)
+            elif number == 8:
+                self.overload = reader.text(part)
+
+    @cached_property
+    def attributes(self) -> dict[bytes, Attribute]:
+        return dict(_read_attribute(self._reader, part) for part in self._attributes)
+
+    def attribute(self, name: bytes) -> Attribute:
+        return self.attributes.get(name, Attribute()) if self._attributes else Attribute()
+
+    @cached_property
+    def graphs(self) -> list[Graph]:
+        """The graphs of an If, a Loop or a Scan, and of operators like these."""
+        if not self._attributes:
+            return []
+        return [graph for attribute in self.attributes.values() for graph in attribute.graphs]
+
+
+class Graph:
+    """A graph, of the fields of a message by their numbers."""
+
+    _NODE = 1
+
+    def __init__(self, reader: Reader, parts: Mapping[int, Sequence[Extent]]) -> None:
+        self._reader = reader
+        self._parts = parts
+        self._read: list[Node] = []
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """The nodes in the order of the file, each read when it is first asked for."""
+        for number, part in enumerate(self._parts.get(self._NODE, ())):
+            if number == len(self._read):
+                self._read.append(Node(self._reader, part))
+            yield self._read[number]
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Yield the nodes, each followed by those of its graphs."""
+        for node in self.nodes:
+            yield node
+            for graph in node.graphs:
+                yield from graph.all_nodes()
+
+    @property
+    def size(self) -> int:
+        """The number of nodes and initializers."""
+        return len(self._parts.get(self._NODE, ())) + len(self._parts.get(5, ()))
+
+    @cached_property
+    def initializers(self) -> list[Tensor]:
+        return [read_tensor(self._reader, part) for part in self._parts.get(5, ())]
+
+    @cached_property
+    def sparse_initializers(self) -> list[Tensor]:
+        """The values and the indices of each."""
+        fields = (each for whole in self._parts.get(15, ()) for each in self._reader.fields(whole))
+        return [read_tensor(self._reader, part) for number, _, part in fields if number in (1, 2)]
+
+    @cached_property
+    def inputs(self) -> list[Value]:
+        return [_read_value(self._reader, part) for part in self._parts.get(11, ())]
+
+    @cached_property
+    def outputs(self) -> list[bytes]:
+        return [_read_value(self._reader, part).name for part in self._parts.get(12, ())]
+
+
+class Function(Graph):
+    """An operator that the model defines."""
+
+    _NODE = 7
+
+    def __init__(self, reader: Reader, message: Extent) -> None:
+        super().__init__(reader, _parts_of(reader, message))
+        self.operator, self.domain, self.overload = map(self._text, (1, 10, 13))
+
+    @cached_property
+    def initializers(self) -> list[Tensor]:
+        return []
+
+    @cached_property
+    def inputs(self) -> list[Value]:
+        return [Value(self._reader.text(part)) for part in self._parts.get(4, ())]
+
+    @cached_property
+    def outputs(self) -> list[bytes]:
+        return [self._reader.text(part) for part in self._parts.get(5, ())]
+
+    def _text(self, number: int) -> bytes:
+        return b"".join(self._reader.text(part) for part in self._parts.get(number, ())[-1:])
+
+
+class GraphOutline:
+    """The outline of a model, which is read when the first question is asked.
+
+    A question raises one of ``UNREADABLE`` if the model cannot be read, is none, or has too many parts.
+
+    Args:
+        most_parts: the most fields to read, beside those within nodes.
+    """
+
+    def __init__(self, model: ModelSource, most_parts: int = MOST_PARTS) -> None:
+        self.model = model
+        self._most_parts = most_parts
+        self._stamp: tuple[int, ...] | None = None  # of the file
+        self._found: _Content | None = None
+
+    def read(self, content: Bytes) -> None:
+        """Read the outline from the content of the model, if the caller has read it anyway. It is not kept."""
+        self._found = _read_content(content, self._most_parts)
+        self._stamp = stamp_of(self.model)
+
+    @property
+    def is_current(self) -> bool:
+        """False if the file of the model has changed since it was read."""
+        return self._stamp is None or self._stamp == stamp_of(self.model)
+
+    @property
+    def graph(self) -> Graph:
+        """The main graph. Its large initializers have names, types and shapes."""
+        return self._content.graph
+
+    @property
+    def functions(self) -> list[Function]:
+        return self._content.functions
+
+    @property
+    def opsets(self) -> list[tuple[bytes, int]]:
+        """The domain and the version of each set of operators that the model uses."""
+        return self._content.opsets
+
+    @property
+    def ir_version(self) -> int:
+        return self._content.ir_version
+
+    @property
+    def fields(self) -> Fields:
+        """Where the fields of the model are in its content."""
+        return self._content.fields
+
+    def count(self, text: bytes) -> int:
+        """Return how often ``text`` occurs in the main graph and in functions, in names and small values too."""
+        return self._content.kept.count(text)
+
+    def operators(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the operator and the domain of each node, those of subgraphs and functions included."""
+        return ((node.operator, node.domain) for graph in (self.graph, *self.functions) for node in graph.all_nodes())
+
+    @property
+    def _content(self) -> _Content:
+        if self._found is None:
+            if isinstance(self.model, bytes):
+                self.read(self.model)
+            else:
+                with open_model(os.fspath(self.model)) as file:
+                    self.read(FileContent(file))
+        assert self._found is not None
+        return self._found
+
+
+class Fields(NamedTuple):
+    """Extents in the content of a model: of its fields but the graph, and of those of the main graph."""
+
+    around: list[Extent]
+    of_graph: list[tuple[int, Extent, Extent]]  # number, content, and the whole
+
+
+class _Content(NamedTuple):
+    graph: Graph
+    functions: list[Function]
+    opsets: list[tuple[bytes, int]]
+    ir_version: int
+    kept: bytes
+    fields: Fields
+
+
+_ASKED_FOR = frozenset((1, 5, 11, 12, 15))  # of a graph
+_DESCRIBING = frozenset((1, 2, 8, 13, 14))  # of a tensor
+
+
+def _read_content(data: Bytes, most: int) -> _Content:
+    """Walk over a model, and copy what questions ask for."""
+    reader = Reader(data, most)
+    fields = Fields([], [])
+    parts = defaultdict[int, list[Extent]](list)
+    functions: list[Extent] = []
+    opsets: list[tuple[bytes, int]] = []
+    ir_version = 0
+    kept: list[bytes] = []
+    size = 0
+
+    def keep(message: bytes) -> Extent:
+        nonlocal size
+        start, size = size, size + len(message)
+        kept.append(message)
+        return start, size
+
+    has_graph = False
+    for number, value, content, whole in _fields(reader, (0, len(data))):
+        if number == 7:
+            has_graph = True
+            for inner, _, part, each in _fields(reader, content):
+                fields.of_graph.append((inner, part, each))
+                if inner in _ASKED_FOR:
+                    is_large = inner in (5, 15) and part[1] - part[0] > _LARGE
+                    parts[inner].append(keep(_described(reader, inner, part) if is_large else reader.text(part)))
+            continue
+        fields.around.append(whole)
+        if number == 25:
+            functions.append(keep(reader.text(content)))
+        elif number == 8:
+            opsets.append(_read_opset(reader, content))
+        elif number == 1 and value is not None:
+            ir_version = value
+    if not has_graph:
+        raise ValueError("it has no graph" if len(data) else "it is empty")
+    copies = b"".join(kept)
+    inside = Reader(copies, 10 * most)
+    return _Content(
+        Graph(inside, parts), [Function(inside, each) for each in functions], opsets, ir_version, copies, fields
+    )
+
+
+def _fields(reader: Reader, message: Extent) -> Iterator[tuple[int, int | None, Extent, Extent]]:
+    """Yield each field's number, its value if it is whole, the extent of its content, and its whole extent."""
+    at = message[0]
+    for number, value, content in reader.fields(message):
+        yield number, value, content, (at, content[1])
+        at = content[1]
+
+
+def _described(reader: Reader, number: int, message: Extent) -> bytes:
+    """Return a tensor, or a sparse one, which consists of two, without values."""
+    found = []
+    for inner, _, content, whole in _fields(reader, message):
+        if number == 15 and inner in (1, 2):
+            found.append(length_delimited(inner, _described(reader, 5, content)))
+        elif number == 5 and inner in _DESCRIBING:
+            found.append(reader.text(whole))
+    return b"".join(found)
+
+
+def _parts_of(reader: Reader, message: Extent) -> dict[int, list[Extent]]:
+    found = defaultdict[int, list[Extent]](list)
+    for number, _, part in reader.fields(message):
+        found[number].append(part)
+    return found
+
+
+def _read_opset(reader: Reader, message: Extent) -> tuple[bytes, int]:
+    domain, version = b"", 0
+    for number, value, part in reader.fields(message):
+        if number == 1:
+            domain = reader.text(part)
+        elif number == 2 and value is not None:
+            version = value
+    return domain, version
+
+
+def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
+    name, integer, text = b"", 0, b""
+    integers, tensors, graphs = list[int](), list[Tensor](), list[Graph]()
+    for number, value, part in reader.fields(message):
+        if number == 1:
+            name = reader.text(part)
+        elif number == 3 and value is not None:
+            integer = value
+        elif number == 4:
+            text = reader.text(part)
+        elif number in (5, 10):
+            tensors.append(read_tensor(reader, part))
+        elif number in (6, 11):
+            graphs.append(Graph(reader, _parts_of(reader, part)))
+        elif number == 8:
+            integers += reader.numbers(value, part)
+    return name, Attribute(integer, text, integers, tensors, graphs)
+
+
+def read_tensor(reader: Reader, message: Extent) -> Tensor:
+    name, data_type, shape, values = b"", 0, list[int](), None
+    external = dict[bytes, bytes]()
+    is_external, is_plain = False, True
+    for number, value, part in reader.fields(message):
+        if number == 1:
+            shape += reader.numbers(value, part)
+        elif number == 2:
+            data_type = value or 0
+        elif number == 8:
+            name = reader.text(part)
+        elif number == 9:
+            values = part
+        else:
+            is_plain = False
+            if number == 13:
+                texts = {inner: reader.text(each) for inner, _, each in reader.fields(part)}
+                external[texts.get(1, b"")] = texts.get(2, b"")
+            elif number == 14:
+                is_external = value == EXTERNAL
+    return Tensor(name, data_type, shape, values if is_plain else None, external if is_external else None)
+
+
+EXTERNAL = 1  # TensorProto.DataLocation
+
+
+def _read_value(reader: Reader, message: Extent) -> Value:
+    name, data_type, shape = b"", None, None
+    for number, _, part in reader.fields(message):
+        if number == 1:
+            name = reader.text(part)
+        elif number == 2:
+            for tensor_type in (each for kind, _, each in reader.fields(part) if kind == 1):
+                for inner, value, each in reader.fields(tensor_type):
+                    if inner == 1:
+                        data_type = value
+                    elif inner == 2:
+                        shape = [_size(reader, size) for at, _, size in reader.fields(each) if at == 1]
+    return Value(name, data_type, shape)
+
+
+def _size(reader: Reader, dimension: Extent) -> int | None:
+    """Return the length of a dimension, or None if it can be any."""
+    sizes = [value for number, value, _ in reader.fields(dimension) if number == 1 and value is not None]
+    return sizes[-1] if sizes else None

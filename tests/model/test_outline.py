@@ -1,0 +1,107 @@
+"""The outline of a model has what onnx reads of it, without the values of large weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortgpu.model.outline import Graph, GraphOutline, Value
+from tests.support.networks import random_network
+
+OF_ALL_KINDS = """
+    <ir_version: 8, opset_import: ["": 17, "own": 1]>
+    g (float[n, 3] x, string s, seq(float[2]) q, bool c) => (float[m] y)
+    <float[2] w = {1, 2}>
+    {
+        [first] a = own.f (x)
+        v = Constant <value = int64[2] {3, 4}> ()
+        y = If (c) <
+            then_branch = yes () => (float[k] b) <int64 i = {0}> { b = LRN <size = 5, alpha = 0.1, bias = 1.0> (a) },
+            else_branch = no () => (float[k] d) { d = Transpose <perm = [1, 0]> (a) }
+        >
+    }
+    <domain: "own", opset_import: ["": 17]>
+    f (p) => (r) { r = Resize <mode = "nearest"> (p) }
+"""
+
+
+def told(graph: Graph) -> Any:
+    return (
+        [
+            (node.name, node.operator, node.domain, node.inputs, node.outputs, list(map(told, node.graphs)))
+            for node in graph.nodes
+        ],
+        [tuple(tensor[:3]) for tensor in graph.initializers],
+        [value.name for value in graph.inputs],
+        graph.outputs,
+    )
+
+
+def expected(graph: Any) -> Any:
+    def inner(node: Any) -> Iterator[Any]:
+        for attribute in node.attribute:
+            yield from map(expected, [attribute.g] if attribute.HasField("g") else attribute.graphs)
+
+    def text(name: str) -> bytes:
+        return name.encode()
+
+    nodes = [
+        (text(node.name), text(node.op_type), text(node.domain), list(map(text, node.input)),
+         list(map(text, node.output)), list(inner(node)))
+        for node in graph.node
+    ]  # fmt: skip
+    if isinstance(graph, onnx.FunctionProto):
+        return nodes, [], list(map(text, graph.input)), list(map(text, graph.output))
+    return (
+        nodes,
+        [(text(tensor.name), tensor.data_type, list(tensor.dims)) for tensor in graph.initializer],
+        [text(value.name) for value in graph.input],
+        [text(value.name) for value in graph.output],
+    )
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_it_has_what_onnx_reads(number: int) -> None:
+    model = onnx.load_from_string(random_network(number)) if number else onnx.parser.parse_model(OF_ALL_KINDS)
+    outline = GraphOutline(model.SerializeToString())
+    assert told(outline.graph) == expected(model.graph)
+    assert list(map(told, outline.functions)) == list(map(expected, model.functions))
+    assert outline.ir_version == model.ir_version
+    assert outline.opsets == [(each.domain.encode(), each.version) for each in model.opset_import]
+
+
+def test_attributes_types_and_shapes() -> None:
+    outline = GraphOutline(onnx.parser.parse_model(OF_ALL_KINDS).SerializeToString())
+    x, s, q, c = outline.graph.inputs
+    assert (x, s) == (Value(b"x", 1, [None, 3]), Value(b"s", 8, []))
+    assert (q, c) == (Value(b"q"), Value(b"c", 9, []))
+    _, constant, choice = outline.graph.nodes
+    [tensor] = constant.attribute(b"value").tensors
+    assert (tensor.data_type, tensor.shape) == (TensorProto.INT64, [2])
+    yes, no = choice.graphs
+    assert next(yes.nodes).attribute(b"size").integer == 5
+    assert next(no.nodes).attribute(b"perm").integers == [1, 0]
+    assert next(outline.functions[0].nodes).attribute(b"mode").text == b"nearest"
+    operators = [(b"f", b"own"), *((name, b"") for name in (b"Constant", b"If", b"LRN", b"Transpose", b"Resize"))]
+    assert list(outline.operators()) == operators
+
+
+def test_a_large_weight_is_described_and_not_kept() -> None:
+    model = onnx.parser.parse_model(
+        "<ir_version: 8, opset_import: ['': 17]> g (float[n] x) => (float[n] x) { }".replace("'", '"')
+    )
+    array = np.ones((300, 100), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(array, "w"))
+    places = numpy_helper.from_array(np.arange(30_000))
+    sparse = helper.make_sparse_tensor(numpy_helper.from_array(array.ravel(), "s"), places, [30_000])
+    model.graph.sparse_initializer.append(sparse)
+    outline = GraphOutline(model.SerializeToString())
+    [weights] = outline.graph.initializers
+    assert weights[:3] == (b"w", TensorProto.FLOAT, [300, 100])
+    assert [tensor.name for tensor in outline.graph.sparse_initializers] == [b"s", b""]
+    assert outline.count(bytes(array[0, :2].data)) == 0
