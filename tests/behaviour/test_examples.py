@@ -8,7 +8,6 @@ import importlib.util
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ortgpu.environment.packages.installed import locate_packages
 from ortgpu.errors import catalogue
 from tests.lab import launchers
 from tests.lab.fixtures import Lab
+from tests.support.children import Child, run_child
 
 pytestmark = pytest.mark.lab
 
@@ -30,15 +30,9 @@ DEADLINE = 110  # seconds: a process that opens a first session on a slow machin
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # the state of most machines, and one that any machine can be put into
 
 
-def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env={**os.environ, **(env or {})},
-        check=False,
-    )
+def run(name: str, *arguments: str, env: dict[str, str] | None = None) -> Child:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return run_child(command, env={**os.environ, **(env or {})}, deadline=DEADLINE)
 
 
 def test_every_example_is_tested() -> None:
@@ -158,7 +152,7 @@ def test_ranks_end_with_the_cause_said_once(launcher: str) -> None:
     launchers.need(launcher)
     [(command, _)] = launchers.starts_of(launcher, 2, [sys.executable, str(EXAMPLES / "ranks.py")])
     env = {**os.environ, **launchers.AS_ROOT, **NO_GPU}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=env, check=False)
+    result = run_child(command, env=env, deadline=DEADLINE)
     assert result.returncode != 0, result
     assert result.stdout.count("To fix it:") == 1, result
     assert "on ranks 0, 1, on " in result.stdout
@@ -185,17 +179,11 @@ def test_runs_on_the_gpu(name: str) -> None:
     assert "[[0. 0. 1. 2.]]" in result.stdout + result.stderr
 
 
-def run_pytest(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """The example with tests. ``-p``: these tests may run where the library is importable and not installed."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "ortgpu.pytest_plugin", "-p", "no:cacheprovider", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        cwd=EXAMPLES.parent,
-        env={**os.environ, "ORTGPU_GPU": "", **(env or {})},
-        check=False,
-    )
+def run_pytest(*arguments: str, env: dict[str, str] | None = None) -> Child:
+    """Run the example with tests. ``-p``: these tests may run where the library is importable and not installed."""
+    options = ["-p", "ortgpu.pytest_plugin", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
+    return run_child(command, env={**os.environ, "ORTGPU_GPU": "", **(env or {})}, deadline=DEADLINE)
 
 
 def test_tests_are_skipped_or_fail_without_a_gpu() -> None:
@@ -297,14 +285,11 @@ def test_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> No
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("ORTGPU_", "CUDA_"))}
     search = f"{tmp_path / 'bin'}{os.pathsep}{variables['PATH']}"
     for command, expected in commands_of(page):
-        done = subprocess.run(
+        done = run_child(
             ["/bin/sh", "-c", command],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            cwd=tmp_path,
             env={**variables, **launchers.AS_ROOT, "PATH": search, "NO_COLOR": "1"},
-            check=False,
+            deadline=DEADLINE,
+            cwd=tmp_path,
         )
         # what a program prints beside its result, warnings for instance, a page leaves out
         got, wanted = comparable(done.stdout or done.stderr), comparable(expected)
