@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from ..environment.gpu.cuda import initialised_in
 from ..errors import GPUError, LibraryNotFoundError, PoisonedContextError, ProviderFailureError, manual
 from ..provider import lifetime
+from ..provider.interfaces import Opened
 
 
-def explained(session: Any, error: Exception) -> Exception:
+def explained(session: Opened, error: Exception) -> Exception:
     """Return the error to raise for an exception of a running session.
 
     It is a typed error with the exception as its cause, or the exception itself if it is not about the GPU.
     """
     if isinstance(error, GPUError):
         return error
-    inner = session.__dict__.get("_sess")
+    inner = vars(session).get("_sess")
     if isinstance(inner, lifetime.UnusableSession):  # ONNX Runtime touched it without calling it
         return lifetime.fresh_copy(inner.error)
     if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
@@ -40,7 +40,7 @@ def explained(session: Any, error: Exception) -> Exception:
     return lifetime.noted(found)
 
 
-def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
+def _found(session: Opened, text: str, exception: str | None) -> GPUError | None:
     if not lifetime.is_on_gpu(session):  # on the CPU the same words are about host memory
         return None
     from ..diagnosis import execution
@@ -61,7 +61,7 @@ def _found(session: Any, text: str, exception: str | None) -> GPUError | None:
     return error
 
 
-def note_text(session: Any, text: str) -> None:
+def note_text(session: Opened, text: str) -> None:
     """Note a failure, as :func:`lifetime.noted` does, that ONNX Runtime reports only as text."""
     from ..diagnosis.messages.runtime_words import telling_line
 

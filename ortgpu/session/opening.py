@@ -400,7 +400,7 @@ def _cpu_is_allowed(request: SessionRequest, error: GPUError | None = None) -> b
     return cpu_is_allowed_by_variable() if request.allow_cpu is None else request.allow_cpu
 
 
-def warn_of_cpu(session: RunningSession, error: GPUError, model: ModelSource) -> None:
+def warn_of_cpu(session: object, error: GPUError, model: ModelSource) -> None:
     """Warn that a session is on the CPU because of ``error``. Log it too, since a program may hide warnings."""
     warning = CPUExecutionWarning(error, "<bytes>" if isinstance(model, bytes) else os.fsdecode(model))
     text = "%s runs on the CPU, which was allowed [%s]: %s"

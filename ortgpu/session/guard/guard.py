@@ -3,31 +3,10 @@
     ortgpu.install()            # at the start of a program; or ORTGPU_ENFORCE=1, or `ortgpu exec`
     library_that_makes_its_own_sessions()
 
-``install`` reaches every session that the process makes from then on. ``with ortgpu.enforce():`` and
-``@ortgpu.enforce()`` reach the sessions made while the block or function runs. They do not reach sessions that a
-library makes later, for instance at its first call. The guard changes the class InferenceSession itself until
-:func:`uninstall`, so it does not matter how or when the class was imported or subclassed. While a guard is in force,
-the providers that a session requests decide:
-
-1. CUDA or TensorRT, alone or with others; no providers at all; or all that ``get_available_providers()`` returns. The
-   session is opened and verified as a GPUSession and becomes one, of a class with the same name, so that
-   ``isinstance`` holds for both. Otherwise the constructor raises the error that names the cause. Providers beside
-   CUDA that cannot be used here, such as TensorRT if it is not installed, are left out; so is ``enable_fallback``.
-2. An unknown provider or a malformed list: the constructor raises :class:`ProviderRequestError`.
-3. Only the CPU, or only other providers, such as OpenVINO: the session opens unchanged. ``ortgpu.sessions()`` lists it.
-4. Providers set in its SessionOptions, by plugins: the session opens without ONNX Runtime's fallback. It is refused if
-   these providers leave it on the CPU alone.
-
-``set_providers`` of a session follows the same rules. A verified session refuses providers that would take it off CUDA.
-Importing this module imports nothing heavy and not ONNX Runtime, whose class it changes once that is imported.
-
-After the block or function, sessions are made as if there were no guard. ``ortgpu.sessions()`` lists those that asked
-for CUDA, or for nothing, and are not on CUDA.
-
-A guard is in force for the whole process, in all threads and tasks, also with ``enforce()``, because a library may load
-its model in a worker thread. Not covered: sessions made before, other processes unless ``ortgpu exec`` started them,
-and sessions made without the constructor of the Python class (``onnxruntime.capi``'s native class, onnxruntime-genai,
-the model packages of 1.32).
+The guard changes the methods of the class InferenceSession itself, so it does not matter how or when the class was
+imported or subclassed. It is in force for the whole process, because a library may load its model in a worker thread.
+:func:`~ortgpu.session.guard.policy.judge` says which sessions are verified. Importing this module imports nothing heavy
+and not ONNX Runtime, whose class it changes once that is imported.
 """
 
 from __future__ import annotations
@@ -44,6 +23,8 @@ from .startup._ortgpu_waiting import ImportHook
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from ...provider.interfaces import Opened, Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,12 +45,13 @@ def install() -> None:
     """Put the guard in force until :func:`uninstall` or the end of the process. Calling it twice is fine.
 
     From then on every ``onnxruntime.InferenceSession`` of this process that asks for CUDA, or for nothing, is a
-    GPUSession, or its constructor raises what GPUSession raises. A session that asks only for the CPU or for other
-    providers opens unchanged, and :func:`ortgpu.sessions` lists it. Call this at the start of a program that uses
-    libraries which make their own sessions.
+    GPUSession, or its constructor raises what GPUSession raises. Providers beside CUDA that cannot be used here are
+    left out. A session that asks only for the CPU or for other providers opens unchanged, and :func:`ortgpu.sessions`
+    lists it. ``set_providers`` follows the same rules. Call this at the start of a program that uses libraries which
+    make their own sessions.
 
     Not promised: the guard does not reach sessions made before, other processes, or sessions that are not made with the
-    constructor of that class.
+    constructor of that class (``onnxruntime.capi``'s native class, onnxruntime-genai, the model packages of 1.32).
     """
     _set(installed=True)
 
@@ -303,7 +285,7 @@ def _guarded_init(original: Any) -> Any:
     return __init__
 
 
-def _check_carried(session: Any) -> None:
+def _check_carried(session: Session) -> None:
     """Raise ProviderRequestError if the SessionOptions left the session on the CPU; warn if ORTGPU_ALLOW_CPU is set."""
     from .policy import is_on_cpu_alone, left_on_cpu
 
@@ -334,7 +316,7 @@ def _guarded_set_providers(original: Any) -> Any:
     return set_providers
 
 
-def _note(session: Any, *request: Any) -> None:
+def _note(session: Opened, *request: Any) -> None:
     """List an unguarded session that asked for CUDA, or for nothing, in ortgpu.sessions()."""
     if not _noting or _is_gpu_session(session):  # uninstalled, but other code still calls our method
         return
@@ -345,7 +327,7 @@ def _note(session: Any, *request: Any) -> None:
         register(session, "unguarded")
 
 
-def _is_gpu_session(session: Any) -> bool:
+def _is_gpu_session(session: object) -> bool:
     """Return True for a GPUSession, also for one that the guard has opened or is opening."""
     found = getattr(sys.modules.get("ortgpu.session.gpu_session"), "GPUSession", None)
     return found is not None and isinstance(session, found)

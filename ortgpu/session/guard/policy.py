@@ -7,6 +7,7 @@ import logging
 from typing import Any, Literal
 
 from ...errors import GPUError, ProviderRequestError, manual
+from ...provider.interfaces import Session
 from ...provider.options import carries_providers
 from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse
 from ...running.onnxruntimes import InferenceSession
@@ -41,7 +42,7 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
     return "other"
 
 
-def is_on_cpu_alone(session: Any) -> bool:
+def is_on_cpu_alone(session: Session) -> bool:
     """Return True if an open session has no provider but the CPU's."""
     return tuple(InferenceSession.get_providers(session)) == (CPU,)
 
