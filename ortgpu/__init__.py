@@ -4,7 +4,7 @@
 
 ``import ortgpu`` loads neither ONNX Runtime nor any CUDA library; every name arrives when it is first used.
 
-PYTEST_DONT_REWRITE (a word to pytest: it compiles the packages of plugins anew, and warns where one is there already)
+PYTEST_DONT_REWRITE (tells pytest not to rewrite this file: it would warn that the module is imported already)
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ _HOMES = {
     "sessions": "provider.living",
     "GPUSession": "session.gpu_session",
 }
-_PACKAGES = ("distributed",)  # of names of their own
 
 
 def __getattr__(name: str) -> object:
@@ -118,7 +117,7 @@ def __getattr__(name: str) -> object:
 
 
 def _load(name: str) -> object:
-    """A public name out of its module; None where there is no such name."""
+    """Return a public name out of its module, or None if there is no such name."""
     if name == "GPUSession":
         from .session.lazily import gpu_session_class
 
@@ -129,8 +128,8 @@ def _load(name: str) -> object:
     # Not `from . import errors`: that would ask __getattr__ for a submodule that is not loaded yet.
     from importlib import import_module
 
-    if name in _PACKAGES:
-        return import_module(f".{name}", __name__)
+    if name == "distributed":
+        return import_module(".distributed", __name__)
     home = _HOMES.get(name, "errors")
     module = import_module(f".{home}", __name__)
     if home == "errors" and name not in module.__all__:
@@ -146,7 +145,7 @@ def __dir__() -> list[str]:
 def _public_names() -> list[str]:
     from importlib import import_module
 
-    return sorted((*_HOMES, *_PACKAGES, *import_module(".errors", __name__).__all__))
+    return sorted((*_HOMES, "distributed", *import_module(".errors", __name__).__all__))
 
 
 if "ORTGPU_ENFORCE" in _os.environ:

@@ -10,9 +10,9 @@ _NEEDED = ("rich", "click")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0 all is well, 1 a problem was found, 2 wrong usage.
+    """Run one command and return the exit code: 0 all is well, 1 a problem was found, 2 wrong usage.
 
-    argv: the arguments after the program's name; None for those of this process.
+    ``argv`` holds the arguments after the program's name; None means those of this process.
     """
     try:
         from ortgpu.cli import run  # not at the top: a process that pickles by this module's name needs no command line
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _in_the_way() -> str | None:
-    """A file that is imported under the name of what the command line needs, and that is installed elsewhere."""
+    """Return a file that hides a package which the command line needs, or None."""
     import importlib.metadata
     from importlib.machinery import PathFinder
 
@@ -44,7 +44,7 @@ def _in_the_way() -> str | None:
 
 
 def _without_command_line(error: Exception, in_the_way: str | None) -> int:
-    """rich or click is missing, or something else of that name is in the way; what shows errors needs them too."""
+    """Say why the command line cannot be imported, without rich and click, which show other errors."""
     from ortgpu.environment.packages.installer import read_installer
 
     if in_the_way is not None:

@@ -15,11 +15,8 @@ from ortgpu.cli import output
 
 _STARTUP = str(Path(__file__).resolve().parent.parent / "session" / "guard" / "startup")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*t?(\.exe)?")
-_DEAF = {  # options of the interpreter with which it does not read PYTHONPATH, or runs no sitecustomize
-    "E": "the variables by which the guard reaches it",
-    "I": "the variables by which the guard reaches it",
-    "S": "the start-up file by which the guard reaches it",
-}
+# Options with which Python does not read PYTHONPATH, or runs no sitecustomize
+_IGNORED = {"E": "the variables", "I": "the variables", "S": "the start-up file"}
 
 
 @click.command(name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -78,8 +75,9 @@ def reject_isolated_python(command: Sequence[str]) -> None:
         if argument.startswith("--"):
             continue
         for position, letter in enumerate(argument[1:], start=2):
-            if letter in _DEAF:
-                raise click.UsageError(f"{command[0]} -{letter} ignores {_DEAF[letter]}")
+            if letter in _IGNORED:
+                reason = f"ignores {_IGNORED[letter]} by which the guard reaches it"
+                raise click.UsageError(f"{command[0]} -{letter} {reason}")
             if letter in "cm":
                 return
             if letter in "WX":  # its value is the rest, or the next argument

@@ -1,8 +1,7 @@
-"""That no two ranks of a job have the same GPU, without a process between them: locked files that name GPU and rank.
+"""Locked files by which no two ranks of a job on this host get the same GPU.
 
-A rank locks its own file first and looks at those of the other ranks then, so of two at the same time at least one sees
-the other. The kernel lets go of a lock when the last process with the open file ends, however it ends; what it leaves
-is an empty file, which the next claim removes.
+A rank locks its own file first and looks at those of other ranks then, so of two at the same time at least one sees the
+other. The kernel releases a lock when the last process with the open file ends. The next claim removes its empty file.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _NAME = re.compile(r"claim-(?P<job>\w+)-(?P<uuid>[\w-]+)-rank(?P<rank>\d+)")
 
 
 def claim(rank: Rank, uuid: str) -> None:
-    """Have a GPU for this rank, until the process ends. Again, or by another process of the same rank: no matter.
+    """Claim a GPU for this rank until the process ends. Other processes of the same rank may claim it, too.
 
     Raises:
         RankDeviceError: another rank of the job on this host has it, or the file cannot be made.
 
-    Not seen: ranks in containers of their own, whose folders are not the same; and ranks that were started by hand,
-    by several processes, without MASTER_ADDR or MASTER_PORT.
+    Not seen: ranks in containers that share no folder, and ranks that were started by hand without MASTER_ADDR or
+    MASTER_PORT.
     """
     if rank.world_size == 1:
         return
@@ -57,7 +56,7 @@ def claim(rank: Rank, uuid: str) -> None:
 
 
 def _open_locked(path: Path) -> int:
-    """The file, open and locked: shared, so that processes which a rank starts can have its GPU too."""
+    """Return the file, open and locked: shared, so that processes which a rank starts can claim its GPU, too."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -78,7 +77,7 @@ def _is_there(path: Path, descriptor: int) -> bool:
 
 
 def _other_ranks(folder: Path, job: str, uuid: str, own: int) -> tuple[int, ...]:
-    """Ranks of this job that have the GPU. Files that nobody holds, of whatever job, are removed on the way."""
+    """Return the other ranks of this job that have the GPU. Remove files of any job that nobody holds."""
     found = []
     for path in sorted(folder.glob("claim-*")):
         match = _NAME.fullmatch(path.name)
@@ -126,7 +125,7 @@ def _shared(rank: Rank, uuid: str, holders: tuple[int, ...]) -> RankDeviceError:
 
 
 def _let_go_in_child() -> None:
-    """A forked child is not the rank: its copies of the descriptors must not hold the GPU when the rank has ended."""
+    """Close the descriptors in a forked child, which must not hold the GPU when the rank has ended."""
     for descriptor in _held.values():
         os.close(descriptor)
     _held.clear()

@@ -52,6 +52,12 @@ def fresh_copy(error: GPUError) -> GPUError:
     return copy
 
 
+def error_of(session: Opened) -> GPUError | None:
+    """Return the error that every use of a session raises, once it was closed or lost the GPU."""
+    inner = vars(session).get("_sess")
+    return inner.error if isinstance(inner, UnusableSession) else None
+
+
 def device_of(session: object) -> Device:
     """Return the device of a verified session, even if a derived class uses the name ``device`` for itself.
 
@@ -152,9 +158,9 @@ def refuse_if_lost() -> None:
 
 def refuse_if_closed(session: Opened) -> None:
     """Raise the error of ``session`` if it is closed, or if it is known that it lost the GPU. Asks no driver."""
-    inner = vars(session).get("_sess")
-    if isinstance(inner, UnusableSession):
-        raise fresh_copy(inner.error)
+    error = error_of(session)
+    if error is not None:
+        raise fresh_copy(error)
 
 
 def refuse_if_unusable(session: Opened) -> None:
@@ -272,7 +278,7 @@ def refuse(session: Opened, error: GPUError) -> None:
 
 def refuses(session: Opened) -> bool:
     """Return True if the session was closed or lost its GPU, and only raises errors now."""
-    return isinstance(vars(session).get("_sess"), UnusableSession)
+    return error_of(session) is not None
 
 
 def _never_destroy(inner: object) -> None:

@@ -13,7 +13,7 @@ from . import lifetime
 from .devices import CPU as CPU_DEVICE
 from .devices import Device
 from .interfaces import Opened, Session
-from .lifetime import Entry, SessionKind, UnusableSession, device_of
+from .lifetime import Entry, SessionKind, device_of
 from .placement import Placement, read_placement
 from .requests import CPU, CUDA, TENSORRT
 
@@ -108,18 +108,18 @@ def _describe(session: Opened, kind: SessionKind, entry: Entry | None) -> Sessio
         kind=kind,
         created_by=entry.created_by if entry is not None else None,
         pid=entry.pid if entry is not None else None,
-        alive=not isinstance(held.get("_sess"), UnusableSession),
+        alive=lifetime.error_of(session) is None,
         fell_back=entry is not None and kind == "unguarded" and not {CUDA, *TENSORRT}.intersection(providers),
     )
 
 
 def _is_open(session: Opened) -> bool:
     """Return True if there is a session of ONNX Runtime in it: after the constructor and before close()."""
-    inner = vars(session).get("_sess")
-    if isinstance(inner, UnusableSession):
-        return isinstance(inner.error, (ForkedSessionError, PoisonedContextError))
-    # The latter comes after all of which a record is made
-    return inner is not None and vars(session).get("_providers") is not None
+    error, held = lifetime.error_of(session), vars(session)
+    if error is not None:
+        return isinstance(error, (ForkedSessionError, PoisonedContextError))
+    # _providers comes after all of which a record is made
+    return held.get("_sess") is not None and held.get("_providers") is not None
 
 
 def _all_instances() -> list[Session]:

@@ -342,6 +342,3 @@ def _mixed_cudnn(cudnn: LoadedLibrary | None, loaded: list[LoadedLibrary], loade
     if not any(loader.ask(cudnn.path, function) for function in checks):  # None: it is older than the function
         return ()
     return tuple(path for path in loader.loaded() if is_of_cudnn(path))
-
-
-__all__ = ["LoadedLibrary", "MissingLibrary", "PreloadReport", "preload"]

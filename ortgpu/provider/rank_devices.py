@@ -1,4 +1,4 @@
-"""Which GPU is a rank's own."""
+"""The choice of a rank's own GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from .devices import describe
 
 
 def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str | None) -> CudaDevice:
-    """The GPU of a rank among those that CUDA shows it, by ordinal: the ``local_rank``-th, or the only one.
+    """Return the GPU of a rank among those that CUDA shows it: the one with the local rank as ordinal, or the only one.
 
-    One GPU is what a launcher shows that gives each rank its own; whether it is the same one for two ranks cannot be
-    told from here.
+    A launcher that gives each rank its own GPU shows only that. Two ranks with the same one are not noticed here.
 
     Raises:
         RankDeviceError: there are several GPUs, and fewer than ranks on this host; or none.
@@ -43,10 +42,10 @@ def own_device(rank: Rank, devices: Sequence[CudaDevice], visible_devices: str |
 
 
 def claimed_ordinal() -> int:
-    """The ordinal of this process's GPU by its rank, which no other rank of the job on this host has.
+    """Claim the GPU of this process's rank, and return its ordinal.
 
-    Initialises the driver, as the session that follows would, and makes no context. Where the driver does not come up,
-    or does not list its devices, it is the local rank: the session finds out what is wrong.
+    Initialises the driver and makes no context. If the driver fails or lists no devices, it is the local rank: the
+    session that follows finds out what is wrong.
 
     Raises:
         LauncherConflictError: see :func:`~ortgpu.distributed.current_rank`.

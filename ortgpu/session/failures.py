@@ -17,9 +17,9 @@ def explained(session: Opened, error: Exception) -> Exception:
     """
     if isinstance(error, GPUError):
         return error
-    inner = vars(session).get("_sess")
-    if isinstance(inner, lifetime.UnusableSession):  # ONNX Runtime touched it without calling it
-        return lifetime.fresh_copy(inner.error)
+    known = lifetime.error_of(session)
+    if known is not None:  # ONNX Runtime touched the stand-in without calling it
+        return lifetime.fresh_copy(known)
     if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
         return error  # about the arguments, or raised by the caller's own objects
     creator = initialised_in()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import onnxruntime
 import pytest
 
 from ortgpu.session.guard import policy as guard_policy
@@ -21,7 +22,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Decide which providers the installed ONNX Runtime has, and whether TensorRT's libraries are there."""
 
     def have(*available: str, tensorrt: bool = False) -> None:
-        monkeypatch.setattr(guard_policy, "_available", lambda: available)
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
         monkeypatch.setattr(guard_policy, "_known", lambda: {*GPU_BUILD, *CPU_BUILD, OPENVINO})
         monkeypatch.setattr(guard_policy, "_tensorrt_is_loadable", lambda: tensorrt)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from typing import Any, Literal
+
+import onnxruntime
 
 from ...errors import GPUError, ProviderRequestError, manual
 from ...provider.interfaces import Session
@@ -36,7 +37,7 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
         return "guarded"
     if names == (CPU,):
         return "cpu"
-    available = set(_available())
+    available = set(onnxruntime.get_available_providers())
     if set(names) == available or not set(names) <= available | _known():
         return "guarded"
     return "other"
@@ -74,7 +75,7 @@ def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
         requested = parse(providers, provider_options)
     except ProviderRequestError:
         return providers, provider_options
-    available = _available()
+    available = onnxruntime.get_available_providers()
     if CUDA not in requested.names or CUDA not in available:
         return providers, provider_options
     left_out = {name for name in requested.names if name not in available}
@@ -87,21 +88,13 @@ def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
     return ProviderList(names, requested.options).as_arguments(), None
 
 
-def _available() -> tuple[str, ...]:
-    onnxruntime: Any = importlib.import_module("onnxruntime")
-    return tuple(onnxruntime.get_available_providers())
-
-
 def _known() -> set[str]:
     """Return the names of the providers of all builds and of registered plugins."""
-    onnxruntime: Any = importlib.import_module("onnxruntime")
-    built: Any = getattr(onnxruntime, "get_all_providers", tuple)()
-    return {*built, *_names_of_devices()}
+    return {*onnxruntime.get_all_providers(), *_names_of_devices()}
 
 
 def _names_of_devices() -> list[str]:
     """Return the providers that have a device here, with those of registered plugins."""
-    onnxruntime: Any = importlib.import_module("onnxruntime")
     devices: Any = getattr(onnxruntime, "get_ep_devices", tuple)()
     return list(dict.fromkeys(device.ep_name for device in devices))
 
