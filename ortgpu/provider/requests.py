@@ -64,6 +64,9 @@ class ProviderList:
         return [(name, dict(self.options_of(name))) for name in self.names]
 
 
+NO_PROVIDERS = ProviderList(())
+
+
 def parse(providers: Any, provider_options: Any) -> ProviderList:
     """Return the request in one form. Of a provider that is named again the first counts, as for ONNX Runtime.
 
@@ -74,7 +77,7 @@ def parse(providers: Any, provider_options: Any) -> ProviderList:
     if providers is None:
         if provider_options:
             raise _malformed(providers, "provider_options without providers")
-        return ProviderList(())
+        return NO_PROVIDERS
     if isinstance(providers, (str, bytes)) or not isinstance(providers, Sequence):
         raise _malformed(providers, f"providers is a {type(providers).__name__}, not a list")
     pairs = [_pair(providers, entry) for entry in providers]

@@ -18,7 +18,9 @@ def runner_of(session: RunningSession, *, cuda_graph: bool) -> PlainRunner:
     Raises:
         ProviderRequestError: ``cuda_graph``, and the session cannot be captured.
     """
-    if cuda_graph and device_of(session).is_gpu:
+    if not device_of(session).is_gpu:
+        return PlainRunner(session)
+    if cuda_graph:
         from .graph_requests import captured
 
         return captured(session)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..provider.runtime import load_runtime
@@ -220,29 +221,6 @@ class GPUSession(SessionFacts):
                 raise failures.explained(self, error)  # noqa: B904 - which sets the cause
         return GPUSession.run(self, output_names, values, run_options)  # a subclass's run has seen this call
 
-    def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
-        """Run the model, as InferenceSession.run_with_ort_values does; the class says what is raised."""
-        try:
-            return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
-
-    def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-        """Run the model, as InferenceSession.run_with_iobinding does; the class says what is raised."""
-        try:
-            super().run_with_iobinding(iobinding, run_options)
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
-
-    def run_with_ortvaluevector(
-        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any
-    ) -> None:
-        """Run the model, as InferenceSession.run_with_ortvaluevector does; the class says what is raised."""
-        try:
-            super().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
-        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
-
     def run_async(
         self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None
     ) -> None:
@@ -276,18 +254,6 @@ class GPUSession(SessionFacts):
             return explaining(super().io_binding(), self)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             raise failures.explained(self, error)  # noqa: B904 - which sets the cause
-
-    if hasattr(InferenceSession, "create_ortvalue_from_shape_and_type"):
-
-        def create_ortvalue_from_shape_and_type(
-            self, shape: Any, element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
-        ) -> Any:
-            """Create an OrtValue, as InferenceSession does; the class says what is raised."""
-            try:
-                make = super().create_ortvalue_from_shape_and_type
-                return make(shape, element_type, device_type, device_id, vendor_id)
-            except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
-                raise failures.explained(self, error)  # noqa: B904 - which sets the cause
 
     def close(self) -> None:
         """Close the session and free its GPU memory. Any later use raises ExecutionError. Closing twice is fine.
@@ -398,6 +364,25 @@ class GPUSession(SessionFacts):
             self.__dict__.pop(name, None)
         lifetime.let_go_of_variables(error)
 
+
+def _explaining(name: str) -> Callable[..., Any]:
+    """Return the method of InferenceSession that raises what the class says."""
+
+    @functools.wraps(getattr(InferenceSession, name))
+    def call(self: GPUSession, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return getattr(super(GPUSession, self), name)(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
+            raise failures.explained(self, error)  # noqa: B904 - which sets the cause
+
+    return call
+
+
+for _name in (
+    "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector", "create_ortvalue_from_shape_and_type",
+):  # fmt: skip
+    if hasattr(InferenceSession, _name):
+        setattr(GPUSession, _name, _explaining(_name))
 
 # pickle and typing.get_type_hints() look for the class and its annotations in the module that __module__ names.
 vars(sys.modules[__package__]).update({name: value for name, value in globals().items() if not name.startswith("__")})

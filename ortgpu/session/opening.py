@@ -87,8 +87,12 @@ def open_on_gpu(
     for name in request.providers.repeated:
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
     runtime = load_runtime() if _has_opened else look_again()
-    context = OpeningContext(plan_of(request, runtime), runtime)
+    context = OpeningContext(Plan(request, request.providers, request.device), runtime)
+    if not request.providers.names and request.sess_options is None:  # there is nothing to check first
+        _refuse_if_known(context)
+    context.plan = plan_of(request, runtime)
     lifetime.refuse_if_lost()
+    _refuse_if_known(context)
     _find_gpu(context, driver)
     _check_tensorrt(context)
     plan, placement = _open_as_chosen(session, construct, context)
@@ -115,15 +119,16 @@ def open_on_cpu(
 # The GPU
 
 
-def _find_gpu(context: OpeningContext, driver: Task[CudaState] | None) -> None:
-    """Plan for the requested GPU. Raises GPUError if this process cannot open sessions on it.
-
-    Where the CPU is allowed instead, an earlier error is raised again, unless the surroundings have changed.
-    """
+def _refuse_if_known(context: OpeningContext) -> None:
+    """Raise an earlier error again if the CPU is allowed instead, and the surroundings have not changed."""
     if _cpu_is_allowed(context.plan.request):
         known = _known.get(_surroundings(context))
         if known is not None:
             raise lifetime.fresh_copy(known)
+
+
+def _find_gpu(context: OpeningContext, driver: Task[CudaState] | None) -> None:
+    """Plan for the requested GPU. Raises GPUError if this process cannot open sessions on it."""
     try:
         context.cuda = _working_driver(context, driver)
         context.plan = on_gpu(context.plan, context.cuda)

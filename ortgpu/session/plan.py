@@ -31,6 +31,7 @@ from .request import SessionRequest
 
 _CAPTURE = "enable_cuda_graph"
 _STREAM = "user_compute_stream"
+_CPU_ALONE = ProviderList((CPU,))
 _UNKNOWN = CudaDevice(0, None, None, None, None, None)
 
 
@@ -63,7 +64,8 @@ class Plan:
     def as_arguments(self) -> list[tuple[str, dict[str, str]]]:
         """Return the argument ``providers`` of InferenceSession."""
         of_cuda = {name: value for name, (value, _) in self.chosen.items() if name != THREADS}
-        return self.providers.with_cuda_options(of_cuda).as_arguments()
+        providers = self.providers.with_cuda_options(of_cuda) if of_cuda else self.providers
+        return providers.as_arguments()
 
     def without(self, names: Collection[str]) -> Plan:
         """Return the plan without these of the chosen options."""
@@ -79,7 +81,7 @@ class Plan:
 
 def on_cpu(request: SessionRequest) -> Plan:
     """Return the plan for the CPU alone, which the caller accepts."""
-    return Plan(request, ProviderList((CPU,)))
+    return Plan(request, _CPU_ALONE)
 
 
 def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
@@ -94,11 +96,12 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
     if carries_providers(request.sess_options):
         raise _providers_in_options()
     requested = request.providers
-    available = runtime.available_providers or ()
-    all_names = getattr(runtime.module, "get_all_providers", None)
-    known = tuple(all_names()) if all_names is not None else (*available, CUDA, CPU)
-    check_names(requested, known, available)
-    check_options(requested, runtime.provider_library)
+    if requested.names:
+        available = runtime.available_providers or ()
+        all_names = getattr(runtime.module, "get_all_providers", None)
+        known = tuple(all_names()) if all_names is not None else (*available, CUDA, CPU)
+        check_names(requested, known, available)
+        check_options(requested, runtime.provider_library)
     return Plan(
         request,
         cuda_first(_with_capture(request), keep_cpu=not keeps_cpu_out(request.sess_options)),

@@ -12,7 +12,7 @@ from ..errors import ProviderRequestError, manual
 from ..model.files import ModelSource
 from ..provider.devices import Device, DeviceRequest, as_request, check_form, is_cpu
 from ..provider.placement import Placement
-from ..provider.requests import CPUNodes, ProviderList, parse
+from ..provider.requests import NO_PROVIDERS, CPUNodes, ProviderList, parse
 
 PINNED_MEMORY_LIMIT = 2 << 30
 
@@ -29,7 +29,7 @@ class SessionRequest:
 
     model: ModelSource
     sess_options: Any = None  # ONNX Runtime ships no types
-    providers: ProviderList = field(default_factory=lambda: ProviderList(()))
+    providers: ProviderList = NO_PROVIDERS
     device: DeviceRequest = None
     cpu_nodes: CPUNodes = "warn"
     allow_cpu: bool | None = False  # None: the variable ORTGPU_ALLOW_CPU decides
