@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -212,6 +213,38 @@ def test_links_of_the_guide_lead_to_headings_that_exist(page: str) -> None:
         target = (here.parent / path if path else here).read_text(encoding="utf-8")
         titles = re.findall(r"^#+ (.+)$", target, re.MULTILINE)
         assert heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", ["README.md", *GUIDE])
+def test_code_and_commands_of_a_page_name_only_what_exists(page: str) -> None:
+    from ortgpu.cli import COMMANDS
+
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        compile(block, page, "exec", dont_inherit=True)
+        for module, names in re.findall(r"^from (ortgpu[\w.]*) import ([\w, ]+)", block, re.MULTILINE):
+            home = importlib.import_module(module)
+            assert {name.partition(" ")[0] for name in names.split(", ")} <= set(dir(home))
+    known_errors = {cls.__name__ for cls in ortgpu.errors.catalogue().values()}
+    assert set(re.findall(r"`(\w+Error)`", text)) <= known_errors
+    for name, rest in re.findall(r"\bortgpu ([a-z]+)((?: (?!-- )[^ `\n#|]+)+)", text):
+        if name in COMMANDS:
+            command = getattr(importlib.import_module(f"ortgpu.cli.{name}"), name)
+            known = {option for parameter in command.params for option in parameter.opts}
+            assert set(re.findall(r" (--[a-z-]+)", rest)) <= known, f"ortgpu {name}{rest}"
+
+
+def test_guide_counts_the_faults_as_they_were_recorded() -> None:
+    recorded = (ROOT / "tests" / "faults" / "README.md").read_text(encoding="utf-8")
+    [found] = re.findall(r"^\| all \| (\d+) \| (\d+)/\1 \| (\d+)/(\d+) \|", recorded, re.MULTILINE)
+    cases, right, fixes, true = found
+    assert (cases, fixes) == (right, true)
+    promises, doctor = (
+        (ROOT / "examples" / f"{name}.md").read_text(encoding="utf-8") for name in ("PROMISES", "DOCTOR")
+    )
+    assert f"[{cases} faults]" in doctor
+    assert f"[{cases} faults]" in promises
+    assert f"{right} right errors. {fixes} fixes are commands" in promises
 
 
 def test_guide_names_every_page_and_example() -> None:

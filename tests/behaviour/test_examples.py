@@ -14,10 +14,8 @@ from pathlib import Path
 import onnx.parser
 import pytest
 
-import ortgpu.cli
 from ortgpu.distributed.environment.training import read_training_packages
 from ortgpu.environment.packages.installed import locate_packages
-from ortgpu.errors import catalogue
 from tests.lab import launchers
 from tests.lab.fixtures import Lab
 from tests.support.children import Child, run_child
@@ -295,30 +293,3 @@ def test_commands_of_a_page_print_what_it_says(page: Path, tmp_path: Path) -> No
         got, wanted = comparable(done.stdout or done.stderr), comparable(expected)
         options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         assert doctest.OutputChecker().check_output(wanted, got, options), f"$ {command}\n{got}\n-- not\n{wanted}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_code_of_a_page_names_only_what_exists(page: Path) -> None:
-    for block in blocks_of(page, "python"):
-        compile(block, page.name, "exec", dont_inherit=True)
-        for module, names in re.findall(r"^from (ortgpu[\w.]*) import ([\w, ]+)", block, re.MULTILINE):
-            home = importlib.import_module(module)
-            assert {name.partition(" ")[0] for name in names.split(", ")} <= set(dir(home))
-    text = page.read_text(encoding="utf-8")
-    assert set(re.findall(r"`(\w+Error)`", text)) <= {cls.__name__ for cls in catalogue().values()}
-    for name, rest in re.findall(r"\bortgpu ([a-z]+)((?: (?!-- )[^ `\n#|]+)+)", text):
-        if name in ortgpu.cli.COMMANDS:
-            command = getattr(importlib.import_module(f"ortgpu.cli.{name}"), name)
-            known = {option for parameter in command.params for option in parameter.opts}
-            assert set(re.findall(r" (--[a-z-]+)", rest)) <= known, f"ortgpu {name}{rest}"
-
-
-def test_pages_count_the_faults_as_they_were_recorded() -> None:
-    recorded = (EXAMPLES.parent / "tests" / "faults" / "README.md").read_text(encoding="utf-8")
-    [found] = re.findall(r"^\| all \| (\d+) \| (\d+)/\1 \| (\d+)/(\d+) \|", recorded, re.MULTILINE)
-    cases, right, fixes, true = found
-    assert (cases, fixes) == (right, true)
-    promises, doctor = ((EXAMPLES / f"{name}.md").read_text(encoding="utf-8") for name in ("PROMISES", "DOCTOR"))
-    assert f"[{cases} faults]" in doctor
-    assert f"[{cases} faults]" in promises
-    assert f"{right} right errors. {fixes} fixes are commands" in promises
