@@ -15,51 +15,41 @@ from .devices import Device
 class Value(Protocol):
     """An input or output of a model (NodeArg)."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def shape(self) -> Sequence[int | str | None]: ...
+    name: str
+    type: str
+    shape: Sequence[int | str | None]
 
 
 class MemoryInfo(Protocol):
     """The kind of memory that an input or output is in (OrtMemoryInfo)."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
 
 class Node(Protocol):
     """A node of the graph that ONNX Runtime runs."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def op_type(self) -> str: ...
-    @property
-    def domain(self) -> str: ...
+    name: str
+    op_type: str
+    domain: str
 
 
 class AssignedNodes(Protocol):
     """The nodes of one provider (OrtEpAssignedSubgraph)."""
 
-    @property
-    def ep_name(self) -> str: ...
+    ep_name: str
+
     def get_nodes(self) -> Sequence[Node]: ...
 
 
 class NativeSession(Protocol):
     """The C++ session inside an InferenceSession."""
 
-    @property
-    def inputs_meta(self) -> Sequence[Value]: ...
-    @property
-    def outputs_meta(self) -> Sequence[Value]: ...
-    @property
-    def input_meminfos(self) -> Sequence[MemoryInfo]: ...
-    @property
-    def output_meminfos(self) -> Sequence[MemoryInfo]: ...
+    inputs_meta: Sequence[Value]
+    outputs_meta: Sequence[Value]
+    input_meminfos: Sequence[MemoryInfo]
+    output_meminfos: Sequence[MemoryInfo]
+
     def get_providers(self) -> Sequence[str]: ...
     def get_provider_graph_assignment_info(self) -> Sequence[AssignedNodes]: ...
     def run(self, output_names: Any, feed: Any, run_options: Any) -> list[Any]: ...
@@ -97,28 +87,21 @@ class Session(Protocol):
 class RecordedPlacement(Protocol):
     """The placement of a verified session, as far as ``running`` uses it."""
 
-    @property
-    def known(self) -> bool: ...
-    @property
-    def nodes(self) -> Sequence[Node]: ...
+    known: bool
+    nodes: Sequence[Node]
 
 
 class VerifiedFacts(Protocol):
     """The facts of a session that was verified."""
 
-    @property
-    def device(self) -> Device: ...
-    @property
-    def placement(self) -> RecordedPlacement: ...
-    @property
-    def options_chosen(self) -> Mapping[str, tuple[str, str]]: ...
+    device: Device
+    placement: RecordedPlacement
 
 
 class RequestedModel(Protocol):
     """The request that a verified session was opened with."""
 
-    @property
-    def model(self) -> ModelSource: ...
+    model: ModelSource
 
 
 class VerifiedSession(Session, Protocol):

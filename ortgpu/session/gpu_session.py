@@ -282,7 +282,7 @@ class GPUSession(SessionFacts):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from .pickling import reduced
+        from .reopening import reduced
 
         return reduced(self, type(self))
 
@@ -315,8 +315,7 @@ class GPUSession(SessionFacts):
             GPUError, Exception: as the constructor raises.
         """
         from .guard.policy import judge
-        from .pickling import requested
-        from .reopening import unchanged_on_error
+        from .reopening import requested, unchanged_on_error
 
         lifetime.refuse_if_unusable(self)
         if judge(providers, provider_options) != "guarded":

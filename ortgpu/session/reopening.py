@@ -1,10 +1,69 @@
-"""Restore a session if opening it again fails."""
+"""Open sessions again: from a pickle, by their arguments and what a subclass added, or with other providers."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import fields
+from typing import Any, Protocol
+
+from ..provider.options import Carried
+from .request import SessionRequest, Verified
+
+_FACTS = frozenset(each.name for each in fields(Verified))
+
+
+class Reopened(Protocol):
+    """The attributes of a GPUSession that are needed to open it again."""
+
+    _request: SessionRequest
+    _verified: Verified
+    _own_names: frozenset[str]
+
+    def __getstate__(self) -> object: ...
+
+
+def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
+    """Return the value of ``__reduce__``: the arguments for a ``cls``, with the attributes of the subclass as state.
+
+    A class with its own ``__getstate__`` and ``__setstate__`` opens itself again.
+    """
+    if has_own_state(cls) and hasattr(cls, "__setstate__"):
+        return object.__new__, (cls,), session.__getstate__()
+    state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
+    return _opened_again, (cls, *requested(session)), state or None
+
+
+def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments of the session, with the SessionOptions wrapped in Carried."""
+    request = session._request
+    arguments = (request.model, Carried(request.sess_options), request.providers.as_arguments() or None, None)
+    settings = {
+        "device": request.device,
+        "cpu_nodes": request.cpu_nodes,
+        "allow_cpu": request.allow_cpu,
+        "cuda_graph": request.cuda_graph,
+        "pinned_memory_limit": request.pinned_memory_limit,
+        **request.others,
+    }
+    return arguments, settings
+
+
+def _is_added(session: Reopened, name: str, value: Any) -> bool:
+    if name in _FACTS:  # a subclass may use these names for other values
+        return value is not getattr(session._verified, name)
+    return name not in session._own_names
+
+
+def has_own_state(cls: type[Any]) -> bool:
+    return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)  # from Python 3.11
+
+
+def _opened_again(cls: type[Any], arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    model, options, providers, provider_options = arguments
+    session = object.__new__(cls)
+    session._open_again(model, options.options, providers, provider_options, **settings)
+    return session
 
 
 def set_class(session: object, cls: type[Any]) -> None:

@@ -24,7 +24,7 @@ from .startup._ortgpu_waiting import ImportHook
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ...provider.interfaces import Opened, Session
+    from ...provider.interfaces import Opened
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -276,28 +276,15 @@ def _guarded_init(original: Any) -> Any:
         elif verdict == "carried":
             original(self, path_or_bytes, sess_options, **{**kwargs, "enable_fallback": 0})
             self.disable_fallback()  # releases before 1.23 ignore that argument
-            _check_carried(self)
+            from .classes import check_carried
+
+            check_carried(self)
             register(self, "other")
         else:
             original(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
             register(self, verdict)
 
     return __init__
-
-
-def _check_carried(session: Session) -> None:
-    """Raise ProviderRequestError if the SessionOptions left the session on the CPU; warn if ORTGPU_ALLOW_CPU is set."""
-    from .policy import is_on_cpu_alone, left_on_cpu
-
-    if not is_on_cpu_alone(session):
-        return
-    from ..opening import warn_of_cpu
-    from ..request import cpu_is_allowed_by_variable
-
-    if not cpu_is_allowed_by_variable():
-        raise left_on_cpu()
-    model = vars(session).get("_model_path")
-    warn_of_cpu(session, left_on_cpu(), b"" if model is None else model)
 
 
 def _guarded_set_providers(original: Any) -> Any:

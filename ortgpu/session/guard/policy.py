@@ -7,11 +7,9 @@ from typing import Any, Literal
 
 import onnxruntime
 
-from ...errors import GPUError, ProviderRequestError, manual
-from ...provider.interfaces import Session
+from ...errors import GPUError, ProviderRequestError
 from ...provider.options import carries_providers
 from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse
-from ...running.onnxruntimes import InferenceSession
 
 logger = logging.getLogger("ortgpu")
 
@@ -43,28 +41,6 @@ def judge(providers: Any, provider_options: Any, sess_options: Any = None) -> Ve
     return "other"
 
 
-def is_on_cpu_alone(session: Session) -> bool:
-    """Return True if an open session has no provider but the CPU's."""
-    return tuple(InferenceSession.get_providers(session)) == (CPU,)
-
-
-def left_on_cpu() -> ProviderRequestError:
-    """Return the error for SessionOptions whose policy prefers a GPU, knows none, and leaves a session on the CPU."""
-    return ProviderRequestError(
-        "the providers that the SessionOptions carry leave this session on the CPU",
-        evidence=[
-            "set by add_provider_for_devices or set_provider_selection_policy",
-            f"devices that they choose from: {', '.join(_names_of_devices()) or 'none'}",
-        ],
-        fixes=[
-            manual('name the provider instead: providers=["CUDAExecutionProvider"], with onnxruntime-gpu'),
-            manual("or register the plugin that has it, before these options are made"),
-            manual('or say that the CPU is meant: providers=["CPUExecutionProvider"]'),
-        ],
-        requested=(CPU,),
-    )
-
-
 def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
     """Return both arguments without the providers that ONNX Runtime would leave out itself, if CUDA is among the rest.
 
@@ -90,10 +66,10 @@ def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
 
 def _known() -> set[str]:
     """Return the names of the providers of all builds and of registered plugins."""
-    return {*onnxruntime.get_all_providers(), *_names_of_devices()}
+    return {*onnxruntime.get_all_providers(), *names_of_devices()}
 
 
-def _names_of_devices() -> list[str]:
+def names_of_devices() -> list[str]:
     """Return the providers that have a device here, with those of registered plugins."""
     devices: Any = getattr(onnxruntime, "get_ep_devices", tuple)()
     return list(dict.fromkeys(device.ep_name for device in devices))
