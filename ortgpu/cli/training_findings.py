@@ -37,13 +37,9 @@ def _mpi(mpi: Mpi) -> list[str]:
 def _network(network: Network) -> list[str]:
     if network.interfaces is None:
         return ["not known"]
-    cards = [
-        f"{card.name} {f'{card.speed} Mb/s' if card.speed is not None else 'of unknown speed'}"
-        for card in network.interfaces
-        if card.up is not False and not card.virtual
-    ]
-    ports = [f"{port.device} port {port.port}" for port in network.infiniband or ()]
-    return [f"{', '.join(cards) or 'no card that is up'}; InfiniBand: {', '.join(ports) or 'none'}"]
+    cards = ", ".join(map(str, network.cards)) or "no card that is up"
+    ports = ", ".join(f"{port.device} port {port.port}" for port in network.infiniband or ())
+    return [f"{cards}; InfiniBand: {ports or 'none'}"]
 
 
 def _ssh(attempt: SshAttempt) -> str:

@@ -98,12 +98,13 @@ class Participant:
             raise error
         unique_id = self._share_id()
         seconds = self._run_collectives(unique_id)
+        timed = zip(self._calls, zip(*seconds, strict=True), strict=True)  # each call, with the seconds of each rank
         facts = tuple(each.facts for each in roster)
         return PreflightReport(
             self._rank,
             facts,
             differences(facts),
-            tuple(self._result(call, [each[n] for each in seconds]) for n, call in enumerate(self._calls)),
+            tuple(CollectiveResult.of(call, max(each), self._rank.world_size) for call, each in timed),
             verdicts.notes(self._rank, roster),
             time.monotonic() - self._schedule.start,
         )
@@ -295,11 +296,6 @@ class Participant:
         self._child_may_end = True
         channel = self._ask_child({"end": True})
         self._pump(lambda: not channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
-
-    def _result(self, call: Collective, seconds: Sequence[float]) -> CollectiveResult:
-        slowest = max(seconds)
-        moved = call.bus_bytes(self._rank.world_size)
-        return CollectiveResult(call, slowest, moved / slowest if moved and slowest else None)
 
     # Waiting
 

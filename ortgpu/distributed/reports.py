@@ -118,6 +118,11 @@ class CollectiveResult:
     seconds: float
     bus_bandwidth: float | None  # bytes a second, as nccl-tests counts; None with one rank
 
+    @classmethod
+    def of(cls, call: Collective, seconds: float, world_size: int) -> CollectiveResult:
+        moved = call.bus_bytes(world_size)
+        return cls(call, seconds, moved / seconds if moved and seconds else None)
+
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:

@@ -12,7 +12,6 @@ from ...diagnosis.requirements import Requirement, Status, at_least, dotted
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
 from ...environment.packages.metadata import numbers_of
-from ..environment.network import InfinibandPort, Interface
 from ..environment.training import BuildVariable, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX
 
@@ -155,10 +154,9 @@ def _network(_: Environment, training: TrainingEnvironment) -> Requirement:
     ports = [port for port in network.infiniband or () if port.active is not False]
     rates = [port.rate for port in ports if port.rate is not None and port.link_layer != "Ethernet"]
     speeds = [port.rate * 1000 for port in ports if port.rate is not None]
-    cards = [card for card in network.interfaces or () if card.up is not False and not card.virtual]
-    speeds += [float(card.speed) for card in cards if card.speed is not None]
+    speeds += [float(card.speed) for card in network.cards if card.speed is not None]
     is_known = network.interfaces is not None
-    found = "; ".join([*map(_port, ports), *map(_card, cards)])
+    found = "; ".join(map(str, (*ports, *network.cards)))
     note = "of this machine's ports; the way to the other nodes is not seen"
     return _row(
         "network between nodes",
@@ -171,15 +169,6 @@ def _network(_: Environment, training: TrainingEnvironment) -> Requirement:
         ),
         note if ports else f"no InfiniBand port; {note}",
     )
-
-
-def _port(port: InfinibandPort) -> str:
-    rate = f"{port.rate:g} Gb/s" if port.rate is not None else "of unknown rate"
-    return f"{port.device} port {port.port}: {port.link_layer or 'link layer not known'}, {rate}"
-
-
-def _card(card: Interface) -> str:
-    return f"{card.name}: {card.speed} Mb/s" if card.speed is not None else f"{card.name}: speed not known"
 
 
 def _training_package(environment: Environment, _: TrainingEnvironment) -> Requirement:

@@ -12,7 +12,6 @@ from ...diagnosis.checks import devices, driver, opening, packages
 from ...diagnosis.diagnosing import Check, Diagnosis, find_problems
 from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe import attempts
-from ...diagnosis.probe.result import ProbeStep
 from ...diagnosis.remedies import commands as remedies
 from ...environment.inspection import inspect_environment
 from ...errors import (
@@ -168,48 +167,31 @@ def _mpi_absent(training: TrainingFacts, facts: Facts) -> GPUError | None:
     )
 
 
-def _mpi_of_two_kinds(training: TrainingFacts, facts: Facts) -> GPUError | None:
-    mpi = training.environment.mpi
-    if not _is_of_two_kinds(mpi):
-        return None
-    return MPIInitError(
-        f"the launcher is of {mpi.launcher} and the MPI library of {mpi.library}: processes do not find each other",
-        evidence=[
-            f"launcher: {mpi.mpirun}",
-            f"mpi4py {mpi.mpi4py} loads {mpi.library}",
-            *_words_of_mpi(facts.observed.failed("mpi")),
-        ],
-        fixes=[manual("keep one MPI, or put the launcher of the other first on PATH")],
-        phase="starting processes",
-    )
-
-
-def _is_of_two_kinds(mpi: Mpi) -> bool:
-    """Return True for Open MPI and another. The others come from MPICH, and start each other's processes."""
-    if mpi.launcher is None or mpi.library is None:
-        return False
-    return (mpi.launcher.vendor == "Open MPI") != (mpi.library.vendor == "Open MPI")
-
-
 def _mpi_failed(training: TrainingFacts, facts: Facts) -> GPUError | None:
+    """Report an MPI that does not start, or whose launcher and library are of two kinds."""
     step, mpi = facts.observed.failed("mpi"), training.environment.mpi
-    if step is None or _is_of_two_kinds(mpi):
+    text: str = step.data["errors"] if step is not None else ""
+    words = [line for line in text.splitlines() if line.strip(" -*")][:_LINES_SHOWN]
+    # Implementations other than Open MPI come from MPICH, and start each other's processes
+    kinds = {one.vendor == "Open MPI" for one in (mpi.launcher, mpi.library) if one is not None}
+    if len(kinds) == 2:
+        return MPIInitError(
+            f"the launcher is of {mpi.launcher} and the MPI library of {mpi.library}: processes do not find each other",
+            evidence=[f"launcher: {mpi.mpirun}", f"mpi4py {mpi.mpi4py} loads {mpi.library}", *words],
+            fixes=[manual("keep one MPI, or put the launcher of the other first on PATH")],
+            phase="starting processes",
+        )
+    if step is None:
         return None
     return MPIInitError(
         f"MPI_Init fails: {step.data['command']} {step.detail}",
-        evidence=[*_words_of_mpi(step), f"{mpi.library}, {mpi.mpirun or 'no launcher'}"],
-        fixes=_ways_to_mpi(step.data["errors"], training),
+        evidence=[*words, f"{mpi.library}, {mpi.mpirun or 'no launcher'}"],
+        fixes=_ways_to_mpi(text, mpi),
         phase="MPI_Init",
     )
 
 
-def _words_of_mpi(step: ProbeStep | None) -> list[str]:
-    text: str = step.data["errors"] if step is not None else ""
-    return [line for line in text.splitlines() if line.strip(" -*")][:_LINES_SHOWN]
-
-
-def _ways_to_mpi(text: str, training: TrainingFacts) -> list[Fix]:
-    mpi = training.environment.mpi
+def _ways_to_mpi(text: str, mpi: Mpi) -> list[Fix]:
     if "attempt to run as root" in text:
         return [shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")]
     fixes = []
@@ -284,7 +266,6 @@ def _shared_folder(training: TrainingFacts, _: Facts) -> GPUError | None:
 _CHECKS: Final = (
     _import_failed,
     _mpi_absent,
-    _mpi_of_two_kinds,
     _mpi_failed,
     _nccl_packages,
     _nccl_copies,

@@ -26,6 +26,9 @@ class Interface:
     speed: int | None  # Mb/s, by the card's driver; virtual interfaces often report nothing, or a made-up 10000
     virtual: bool  # not a device of the machine: a bridge, one end of a veth pair
 
+    def __str__(self) -> str:
+        return f"{self.name}: {f'{self.speed} Mb/s' if self.speed is not None else 'speed not known'}"
+
 
 @dataclass(frozen=True, slots=True)
 class InfinibandPort:
@@ -35,6 +38,10 @@ class InfinibandPort:
     rate: float | None  # Gb/s
     link_layer: str | None  # "InfiniBand", or "Ethernet" for RoCE
 
+    def __str__(self) -> str:
+        rate = f"{self.rate:g} Gb/s" if self.rate is not None else "of unknown rate"
+        return f"{self.device} port {self.port}: {self.link_layer or 'link layer not known'}, {rate}"
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -42,6 +49,11 @@ class Network:
 
     interfaces: tuple[Interface, ...] | None
     infiniband: tuple[InfinibandPort, ...] | None
+
+    @property
+    def cards(self) -> list[Interface]:
+        """The network cards that are not known to be down."""
+        return [card for card in self.interfaces or () if card.up is not False and not card.virtual]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray.data
@@ -38,16 +37,8 @@ class RayGPUSession:
     A subclass may prepare batches around ``super().__call__``.
     """
 
-    def __init__(
-        self,
-        path_or_bytes: str | bytes | os.PathLike[str],
-        sess_options: Any | Callable[[], Any] = None,
-        providers: Sequence[Any] | None = None,
-        provider_options: Sequence[dict[Any, Any]] | None = None,
-        **settings: Any,
-    ) -> None:
-        self._arguments = (path_or_bytes, sess_options, providers, provider_options)
-        self._settings = settings
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self._arguments, self._settings = arguments, settings
         self._session: GPUSession | None = None
         self._lock = threading.Lock()  # ActorPoolStrategy(enable_true_multi_threading=True) calls from many threads
 

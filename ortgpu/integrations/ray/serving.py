@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,8 @@ class ServedGPUSession:
     """A replica with a session on the GPU that Ray assigned to it. :data:`GPUDeployment` is its deployment.
 
     Args:
-        path_or_bytes, sess_options, providers, provider_options, settings: as for
-            :func:`~ortgpu.integrations.ray.open_session`. The replica opens a path on its own node. Serve's controller
-            keeps bytes with the configuration, so pass a path for a large model.
+        arguments, settings: as for :func:`~ortgpu.integrations.ray.open_session`. The replica opens a path on its own
+            node. Serve's controller keeps bytes with the configuration, so pass a path for a large model.
         max_batch_size: the most requests to join into one run. Use more than 1 only if the first axis of all inputs and
             outputs counts independent items. The model itself does not say this.
         batch_wait_timeout_s: the seconds that a request waits for others.
@@ -38,19 +36,11 @@ class ServedGPUSession:
     """
 
     def __init__(
-        self,
-        path_or_bytes: str | bytes | os.PathLike[str],
-        sess_options: Any | Callable[[], Any] = None,
-        providers: Sequence[Any] | None = None,
-        provider_options: Sequence[dict[Any, Any]] | None = None,
-        *,
-        max_batch_size: int = 1,
-        batch_wait_timeout_s: float = 0.002,
-        **settings: Any,
+        self, *arguments: Any, max_batch_size: int = 1, batch_wait_timeout_s: float = 0.002, **settings: Any
     ) -> None:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size={max_batch_size}: a run takes one request or more")
-        self.session = open_session(path_or_bytes, sess_options, providers, provider_options, **settings)
+        self.session = open_session(*arguments, **settings)
         self._outputs = [entry.name for entry in self.session.get_outputs()]
         self._answer.set_max_batch_size(max_batch_size)
         self._answer.set_batch_wait_timeout_s(batch_wait_timeout_s)
