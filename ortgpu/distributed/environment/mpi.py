@@ -22,6 +22,7 @@ _VERSIONS: Final = (
 # MPI allows this question before MPI_Init, because the vendor is compiled into the library.
 _ASK_LIBRARY: Final = """
 import json, mpi4py
+print(json.dumps([mpi4py.__version__]), flush=True)
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(json.dumps([mpi4py.__version__, *MPI.get_vendor()]))
@@ -56,13 +57,11 @@ def read_mpi(*, timeout: float = 20.0) -> Mpi:
     launcher = parse_launcher_version(said.output + said.errors) if said is not None else None
     settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
     asked = run_python(_ASK_LIBRARY, timeout=timeout)
-    mpi4py = library = error = None
-    answer = parse_answer(asked.output) if asked.ok else None
-    if answer is not None:
-        mpi4py, vendor, version = answer
-        library = MpiVersion(vendor, tuple(version))
+    mpi4py, *vendor = parse_answer(asked.output) or [None]
+    library = error = None
+    if asked.ok and vendor:
+        library = MpiVersion(vendor[0], tuple(vendor[1]))
     elif "No module named 'mpi4py'" not in asked.errors:
-        mpi4py = _version_of_mpi4py()
         error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors) or "no answer"
     return Mpi(mpirun, launcher, mpi4py, library, settings, error)
 
@@ -90,12 +89,3 @@ def parse_last_error(traceback: str) -> str | None:
     starts = list(re.finditer(r"^\w[\w.]*(Error|Exception)\b.*", traceback, re.MULTILINE))
     text = traceback[starts[-1].start() :] if starts else traceback[-500:]
     return text.strip() or None
-
-
-def _version_of_mpi4py() -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version("mpi4py")
-    except metadata.PackageNotFoundError:
-        return None
