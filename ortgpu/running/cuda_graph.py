@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import onnxruntime
@@ -129,19 +129,9 @@ class CapturingSession:
             return self._in_its_thread(self._run_uncaptured, output_names, feed, run_options)
         return self._in_its_thread(self._run, output_names, feed)
 
-    def run_with_ort_values(self, *_: Any) -> NoReturn:
-        raise _unsupported("run_with_ort_values")
-
-    def run_with_iobinding(self, *_: Any) -> NoReturn:
-        raise _unsupported("run_with_iobinding")
-
-    def run_with_ortvaluevector(self, *_: Any) -> NoReturn:
-        raise _unsupported("run_with_ortvaluevector")
-
-    def run_async(self, *_: Any) -> NoReturn:
-        raise _unsupported("run_async")
-
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("run_"):
+            raise _unsupported(name)
         return getattr(self._inner, name)
 
     def close(self, error: GPUError) -> None:

@@ -13,10 +13,13 @@ import os
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..process.background import Thread, fork_safe_lock
 from . import failures
+
+if TYPE_CHECKING:
+    from ..provider.interfaces import Opened
 
 
 class _Called:
@@ -41,7 +44,7 @@ _dropped: tuple[int, SimpleQueue[_Reference]] | None = None  # the process whose
 
 
 def run_async(
-    session: Any, run: Callable[..., None], names: Any, feed: Any, callback: Any, data: Any, options: Any
+    session: Opened, run: Callable[..., None], names: Any, feed: Any, callback: Any, data: Any, options: Any
 ) -> None:
     """Call ``run``, the InferenceSession.run_async of ``session``, with the other arguments."""
     called = _Called()

@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 
 from . import failures
+
+if TYPE_CHECKING:
+    from ..provider.interfaces import Opened
 
 _METHODS = (
     "bind_cpu_input", "bind_input", "bind_output", "bind_ortvalue_input", "bind_ortvalue_output", "synchronize_inputs",
@@ -24,10 +27,10 @@ _METHODS = (
 class Binding(onnxruntime.IOBinding):  # type: ignore[misc]  # ships no types
     """The IOBinding that ``GPUSession.io_binding`` returns."""
 
-    _of: weakref.ref[Any]  # the session; weak, so that a binding does not keep it
+    _of: weakref.ref[Opened]  # the session; weak, so that a binding does not keep it
 
 
-def explaining(binding: Any, session: Any) -> Any:
+def explaining(binding: Any, session: Opened) -> Any:
     """Make ``binding`` raise the typed errors of ``session``. Return it; a binding of another class stays as it is."""
     if type(binding) is onnxruntime.IOBinding:
         binding.__class__ = Binding

@@ -6,13 +6,15 @@ import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ProviderRequestError, manual
 from ..model.files import ModelSource
 from ..provider.devices import Device, DeviceRequest, as_request, check_form, is_cpu
-from ..provider.placement import Placement
 from ..provider.requests import NO_PROVIDERS, CPUNodes, ProviderList, parse
+
+if TYPE_CHECKING:
+    from ..provider.placement import Placement
 
 PINNED_MEMORY_LIMIT = 2 << 30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -70,13 +70,17 @@ def report_without(missing: Sequence[MissingLibrary], driver_missing: bool, mixe
     return replace(WHOLE, libraries=kept, missing=tuple(missing), driver_missing=driver_missing, cudnn_mixed=parts)
 
 
+def onnxruntime_with(*providers: str) -> Any:
+    return SimpleNamespace(get_available_providers=lambda: list(providers), __version__="1.31.1")
+
+
 REPORTS = mostly(WHOLE, st.none()) | st.builds(report_without, st.lists(MISSING, max_size=2), RARELY, RARELY)
 RUNTIMES = st.builds(
     Runtime,
     st.just(HEALTHY.environment.packages),
     mostly(
-        SimpleNamespace(get_available_providers=lambda: list(AVAILABLE)),
-        st.none() | st.just(SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])),
+        onnxruntime_with(*AVAILABLE),
+        st.none() | st.just(onnxruntime_with("CPUExecutionProvider")),
     ),
     st.none(),
     REPORTS,
@@ -172,7 +176,7 @@ def test_no_session_opens_while_something_fatal_stands(
 
 WORKS = Runtime(
     HEALTHY.environment.packages,
-    cast(ModuleType, SimpleNamespace(get_available_providers=lambda: list(AVAILABLE))),
+    onnxruntime_with(*AVAILABLE),
     None,
     WHOLE,
 )
