@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .reports import PreflightReport as PreflightReport
     from .training import require_training as require_training
 
-# name: the module that has it, from this package on. No module has the name of a function, which its import would hide.
+# The module of each name, relative to this package. No module has the name of a function, because its import would
+# replace the function.
 _HOMES = {
     "Collective": "reports",
     "PreflightReport": "reports",
@@ -27,9 +28,9 @@ _HOMES = {
     "preflight": "preflighting",
     "require_training": "training",
 }
-_MODULES = ("checkpoint",)  # that are names of their own
+_MODULES = ("checkpoint",)  # modules that are public names
 
-__all__ = sorted((*_HOMES, *_MODULES))  # for help() too, which shows nothing else that arrives later
+__all__ = sorted((*_HOMES, *_MODULES))  # also for help(), which shows no other lazy names
 
 
 def __getattr__(name: str) -> object:
