@@ -6,8 +6,6 @@ import copy
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 import ortgpu
 from ortgpu import errors
 from ortgpu.errors import CPUExecutionWarning, Fix, GPUError, catalogue
+from tests.support.children import run_python
 from tests.support.made_errors import EACH, contents, full
 
 BUILTINS = (RuntimeError, ImportError, OSError, LookupError, MemoryError, ValueError)
@@ -294,10 +293,7 @@ assert "onnxruntime" not in sys.modules
 
 @pytest.mark.parametrize("name", errors.__all__)
 def test_each_is_a_name_of_the_package_in_a_fresh_process(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT % name], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(IMPORT % name, deadline=30).ok()
     assert done.stdout.split() == ["ortgpu.errors", name]
 
 

@@ -22,6 +22,7 @@ from ortgpu.__main__ import main
 from ortgpu.diagnosis.remedies import releases
 from ortgpu.distributed.diagnosis import packages as training_packages
 from ortgpu.environment.libraries import catalogue, wheel
+from tests.support.children import run_python
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,7 +44,7 @@ def pyproject() -> dict[str, Any]:
 def modules_after(statement: str) -> set[str]:
     """Top-level names of what a fresh interpreter has loaded after a statement."""
     code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(name.partition('.')[0] for name in sys.modules)))"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    child = run_python(code).ok()
     return set(json.loads(child.stdout))
 
 
@@ -78,7 +79,7 @@ def test_import_is_light(statement: str, unwanted: set[str]) -> None:
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="/proc/self/maps tells what a process has loaded")
 def test_import_loads_no_cuda_library() -> None:
     code = "import ortgpu, pathlib; print(pathlib.Path('/proc/self/maps').read_text())"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    child = run_python(code).ok()
     assert not re.findall(r"lib(?:cuda|cudart|cublas|cudnn|nvidia)[^/\n]*\.so", child.stdout)
 
 

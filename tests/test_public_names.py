@@ -14,13 +14,14 @@ import pytest
 
 import ortgpu
 from ortgpu import errors
+from tests.support.children import run_python
 
 FUNCTIONS = ("diagnose", "enforce", "inspect_environment", "install", "preload", "sessions", "uninstall")
 
 
 def test_star_import_brings_every_public_name() -> None:
     code = "from ortgpu import *\nprint(*sorted(name for name in globals() if not name.startswith('_')))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = run_python(code).ok()
     names = set(done.stdout.split())
     assert names >= {*errors.__all__, *FUNCTIONS, "GPUSession", "GPUSessionPool", "Device", "Placement", "distributed"}
     assert not names & {"TYPE_CHECKING", "annotations"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.faults import CASES
 from tests.lab.fixtures import Lab
+from tests.support.children import run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have another loader")
 
@@ -55,8 +55,7 @@ def said():
 
 
 def run(code: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.splitlines()
+    return run_python(code).ok().stdout.splitlines()
 
 
 def test_for_a_while_in_one_thread(prelude: str) -> None:

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -25,7 +24,7 @@ from ortgpu.cli.bench.measuring import WAYS, Figure, Latency, Spread, recommend
 from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
 from ortgpu.provider.devices import Device
-from tests.support.children import child_environment, run_child
+from tests.support.children import child_environment, run_child, run_python
 from tests.support.command_line import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
 from tests.support.this_machine import GPUs
 
@@ -61,9 +60,7 @@ main(["bench", {str(model)!r}, "--allow-cpu", "--rounds", "5", "--batch", "1"])
 print(guard.is_enforced())
 """
     environment = {**os.environ, **NO_GPU, "ORTGPU_ENFORCE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=110, check=False
-    )
+    done = run_python(code, env=environment, deadline=110)
     assert done.stdout.splitlines()[-1] == "False", done.stdout + done.stderr
 
 
@@ -112,7 +109,7 @@ def test_a_plot_without_matplotlib_names_the_extra(model: Path, tmp_path: Path) 
         "from ortgpu.__main__ import main\n"
         f"sys.exit(main(['bench', {str(model)!r}, '--plot', {str(tmp_path / 'a.svg')!r}]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(program)
     assert done.returncode == 2, done
     assert "pip install 'ortgpu[bench]'" in done.stderr
     assert not (tmp_path / "a.svg").exists()

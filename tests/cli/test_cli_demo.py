@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from ortgpu.__main__ import main
 from ortgpu.cli import demo, plain
 from ortgpu.cli.model import BATCH, LAYERS, example_model
+from tests.support.children import run_python
 from tests.support.command_line import DEADLINE, NO_GPU, example_error, example_report, is_clean, ortgpu
 from tests.support.this_machine import GPUs
 
@@ -72,7 +71,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 from ortgpu.__main__ import main
 raise SystemExit(main(["demo"]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=False)
+    done = run_python(code, deadline=DEADLINE)
     assert done.returncode == 1, done
     assert "a folder for the model is needed, such as TMPDIR can name: " in done.stderr
     assert "Traceback" not in done.stderr

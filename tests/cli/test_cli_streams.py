@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.lab.fixtures import Lab
 from tests.lab.stubs import Stubs
+from tests.support.children import run_child
 
 DEADLINE = 110.0
 
@@ -60,14 +61,11 @@ def test_demo_without_a_folder_for_temporary_files(stubs: Stubs, tmp_path: Path)
         }
         """,
     )
-    done = subprocess.run(
+    done = run_child(
         [sys.executable, "-m", "ortgpu", "demo"],
         env={**os.environ, "LD_PRELOAD": str(read_only), "CUDA_VISIBLE_DEVICES": ""},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
+        deadline=DEADLINE,
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr, done.stderr
@@ -87,13 +85,8 @@ def test_errors_of_others_have_the_same_keys(tmp_path: Path) -> None:
 
 
 def documented_error(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "ortgpu", *arguments],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
+    done = run_child(
+        [sys.executable, "-m", "ortgpu", *arguments], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, deadline=DEADLINE
     )
     assert done.returncode == 1, done.stderr
     error: dict[str, Any] = json.loads(done.stdout)["error"]

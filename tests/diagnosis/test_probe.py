@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ortgpu.diagnosis.probe.parent import MARK, parse_report
+from tests.support.children import run_python
 
 PROGRAM = """
 import sys
@@ -27,9 +26,7 @@ def test_a_frozen_program_does_not_start_itself_again(tmp_path: Path) -> None:
     program, mark = tmp_path / "program", tmp_path / "started"
     program.write_text(f"#!/bin/sh\ntouch {mark}\n", encoding="utf-8")
     program.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python(PROGRAM, str(program))
     assert done.stdout.startswith("start: this program is frozen"), done.stdout + done.stderr
     assert not mark.exists()
 
@@ -70,7 +67,7 @@ def test_a_file_that_may_not_be_read_is_a_fact(tmp_path: Path) -> None:
         f"print(read_refused([{str(tmp_path)!r}], {str(closed.parent)!r}))"
     )
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = run_python(code)
     finally:
         closed.chmod(0o755)
     assert f"path={os.fspath(closed)!r}, mode='d---------', own=True" in done.stdout, done.stdout + done.stderr

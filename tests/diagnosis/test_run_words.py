@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from ortgpu.errors import GPUOutOfMemoryError, LibraryNotFoundError, Unsupported
 from ortgpu.provider.devices import CPU, Device
 from tests.lab.fixtures import Lab
 from tests.lab.overlay import installed_site
+from tests.support.children import run_python
 from tests.support.cpu_session import child
 from tests.support.made_facts import HEALTHY
 
@@ -488,5 +487,5 @@ given = {name: runtime.cudaGetErrorName(code).decode() for name, code in CODES.i
 known = {name: its for name, its in given.items() if its != "unrecognized error code"}
 sys.stdout.write(f"{len(CODES)} {len(known) >= 132} { {name for name, its in known.items() if its != name} or None}")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = run_python(code).ok()
     assert done.stdout == "137 True None"

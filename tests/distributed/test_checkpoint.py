@@ -21,6 +21,7 @@ import pytest
 import ortgpu
 from ortgpu.distributed import Rank, checkpoint
 from ortgpu.errors import DistributedError, TrainingUnavailableError
+from tests.support.children import run_python
 
 DEADLINE = 60.0
 TWO = Rank(0, 2, 0, 2)
@@ -74,7 +75,7 @@ def test_what_was_saved_is_found_again(job: Path) -> None:
 
 def test_module_is_there_when_it_is_first_named() -> None:
     code = "import ortgpu; print(ortgpu.distributed.checkpoint.steps('/nowhere'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    done = run_python(code, deadline=DEADLINE).ok()
     assert done.stdout == "()\n"
 
 
@@ -319,8 +320,7 @@ def test_what_this_user_may_not_read_is_neither_absent_nor_damaged(closed: str, 
     """Else a program trains anew where it has a checkpoint, or somebody deletes one that is whole."""
 
     def seen() -> list[str]:
-        command = [sys.executable, "-c", ANOTHER_USER, str(job)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True)
+        done = run_python(ANOTHER_USER, str(job), deadline=DEADLINE).ok()
         return done.stdout.splitlines()
 
     with tempfile.TemporaryDirectory() as name:  # tmp_path lies in a folder that only its owner may enter

@@ -19,6 +19,7 @@ from ortgpu.distributed.meeting import SECRET, SECRET_FILE, parse_address, ports
 from ortgpu.distributed.preflighting import MOST_CALLS
 from ortgpu.errors import RendezvousError, UnsupportedPlatformError
 from tests.lab import Stubs, launchers
+from tests.support.children import run_python
 
 
 @pytest.mark.parametrize("address", ["node1", "node1:", ":80", "node1:0", "node1:65536", "::1:80", "node1:http"])
@@ -41,10 +42,8 @@ def test_a_resolver_that_never_answers(stubs: Stubs) -> None:
         "except ortgpu.RendezvousError as error:\n"
         "    print(error.ranks, error.evidence[-1])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **hanging}, capture_output=True, timeout=60, check=False
-    )
-    assert done.stdout.decode() == "(0,) the resolver gave no answer in time: node1:23456\n", done
+    done = run_python(program, env={**os.environ, **hanging})
+    assert done.stdout == "(0,) the resolver gave no answer in time: node1:23456\n", done
     assert launchers.processes_with(mark) == ()
 
 

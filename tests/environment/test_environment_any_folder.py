@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from ortgpu.environment.packages.installed import read_packages
 from ortgpu.environment.packages.metadata import parse_record
+from tests.support.children import run_python
 from tests.support.made_packages import ENGINE, install, names, read
 
 # Whatever lies there, nothing raises
@@ -89,11 +89,7 @@ def test_any_bytes_in_the_metadata(tmp_path_factory: pytest.TempPathFactory, rec
 
 def child(code: str, *path: Path) -> str:
     environ = dict(os.environ, PYTHONPATH=os.pathsep.join([*map(str, path), *sys.path]))
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python(code, env=environ).ok().stdout
 
 
 def test_nothing_is_imported(tmp_path: Path) -> None:

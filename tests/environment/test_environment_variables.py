@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortgpu.environment.variables import NAMES, Variables, parse_environment_block, read_variables
+from tests.support.children import run_python
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system has no /proc")
 
@@ -73,8 +74,7 @@ v = read_variables()
 print(json.dumps([dict(v.now), dict(v.at_start)]))
 """
     environ = dict(os.environ, LD_LIBRARY_PATH="/at/start", CUDA_HOME="/opt/cuda", PYTHONPATH=os.pathsep.join(sys.path))
-    child = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, timeout=60, check=True)
-    now, start = json.loads(child.stdout)
+    now, start = json.loads(run_python(code, env=environ).ok().stdout)
     assert (now["LD_LIBRARY_PATH"], start["LD_LIBRARY_PATH"]) == ("/too/late", "/at/start")
     assert "CUDA_HOME" not in now
     assert start["CUDA_HOME"] == "/opt/cuda"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import run_python
+
 pytestmark = pytest.mark.lab
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,16 +84,13 @@ def test_reading_leaves_the_process_as_it_was() -> None:
         "read_installer()\n"
         "print(importlib.util.find_spec('distutils').origin)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = run_python(code).ok()
     assert "setuptools" in done.stdout, done.stdout
 
 
 def test_threads_that_read_it_first_together() -> None:
     """Before Python 3.13 sysconfig fills a dictionary without a lock, and another thread fails that reads it then."""
-    done = subprocess.run(
-        [sys.executable, "-c", IN_THREADS, str(ROOT)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(IN_THREADS, str(ROOT)).ok()
 
 
 def test_an_interpreter_of_the_system_needs_a_word_more(bare_python: Path, tmp_path: Path) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.lab.stubs import Stubs
+from tests.support.children import run_python
 
 CHILD = """
 import ctypes, json, mmap, os, sys
@@ -33,8 +32,5 @@ def test_what_is_only_read_is_not_loaded_and_what_was_replaced_is(stubs: Stubs, 
             (place / name).write_bytes(made)
     (folder / "linked").mkdir()
     (folder / "linked" / "libcublas.so.13").symlink_to(folder / "libcublas.so.13.1")
-    command = [sys.executable, "-c", CHILD, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    found = {Path(path).name for path in json.loads(done.stdout)}
+    found = {Path(path).name for path in json.loads(run_python(CHILD, str(folder)).ok().stdout)}
     assert found == {"libcurand.so.10", "libnccl.so.2", "libcufft.so.12", "libcublas.so.13.1"}

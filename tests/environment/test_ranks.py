@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +16,7 @@ from ortgpu.environment.ranks import first_host, parse_tasks_per_node
 from ortgpu.errors import LauncherConflictError
 from tests.lab import launchers
 from tests.lab.fixtures import Lab
+from tests.support.children import run_python
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
@@ -252,7 +251,7 @@ def test_a_rank_has_to_be_possible() -> None:
 
 def test_names_arrive_with_ortgpu() -> None:
     code = "import ortgpu; print(ortgpu.distributed.current_rank().rank, 'distributed' in dir(ortgpu))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={}, check=True)
+    done = run_python(code, env={}).ok()
     assert done.stdout == "0 True\n"
     assert set(dir(ortgpu.distributed)) >= {"current_rank", "preflight", "Rank", "has_collective_ops"}
     with pytest.raises(AttributeError):

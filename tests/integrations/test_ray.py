@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from ortgpu.environment.gpu.driver import GPU
 from ortgpu.errors import GPUOutOfMemoryError, PackageError, RankDeviceError
 from ortgpu.integrations.ray import assignment
 from ortgpu.integrations.ray.joining import answer
+from tests.support.children import run_python
 
 H200 = "NVIDIA H200"
 
@@ -41,10 +41,9 @@ import ortgpu.integrations.ray
 try:
     from ortgpu.integrations.ray import {name}
 except ImportError as error:
-    sys.stdout.buffer.write(pickle.dumps(error))
+    print(pickle.dumps(error).hex())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
-    error = pickle.loads(done.stdout)
+    error = pickle.loads(bytes.fromhex(run_python(code).ok().stdout))
     assert type(error) is PackageError
     assert error.evidence[0].startswith("there is no module ray")
     assert [(str(fix), fix.executable) for fix in error.fixes] == [
@@ -57,7 +56,7 @@ def test_a_ray_that_is_broken_raises_what_it_raises(tmp_path: Path) -> None:
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('libray.so: cannot open shared object file')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from ortgpu.integrations.ray import open_session"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(code)
     assert done.stderr.endswith("\nImportError: libray.so: cannot open shared object file\n")
 
 
@@ -70,7 +69,7 @@ def test_a_name_that_there_is_not() -> None:
 
 def test_importing_the_package_loads_neither_ray_nor_onnx_runtime() -> None:
     code = "import sys, ortgpu.integrations.ray as r; dir(r); print(sorted({'ray', 'onnxruntime'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = run_python(code).ok()
     assert done.stdout == "[]\n"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import __main__ as steps
+from tests.support.children import run_child
 from tests.support.this_machine import find_gpus
 
 pytestmark = pytest.mark.lab
@@ -78,7 +79,6 @@ def test_the_record_says_what_ran_and_how_long(folder: Path, monkeypatch: pytest
 def test_without_a_gpu_nothing_is_said_to_have_passed(tmp_path: Path) -> None:
     if find_gpus().visible:
         pytest.skip("the CUDA driver shows a GPU")
-    command = [sys.executable, "-m", "tests.gpu", str(tmp_path)]
-    done = subprocess.run(command, cwd=steps.ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_child([sys.executable, "-m", "tests.gpu", str(tmp_path)], deadline=120)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith("no GPU to test on: ")

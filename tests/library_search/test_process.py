@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from ortgpu.environment.libraries.search import places_for
 from ortgpu.environment.libraries.wheel import ProviderLibrary, read_provider
 from ortgpu.environment.packages.installed import Torch
 from tests.library_search.trees import MACHINE, NEEDED, Put
+from tests.support.children import run_python
 
 # What it has mapped
 
@@ -59,15 +59,11 @@ print(json.dumps([places.start_library_path, found]))
 
 def child(code: str, *, needed: Sequence[str] = NEEDED, **environment: str | None) -> tuple[str, dict[str, str]]:
     variables = {**os.environ, **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD.format(code=code), json.dumps(needed)],
+    done = run_python(
+        CHILD.format(code=code),
+        json.dumps(needed),
         env={name: value for name, value in variables.items() if value is not None},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    ).ok()
     path, found = json.loads(done.stdout)
     return path, found
 
@@ -129,8 +125,7 @@ print(json.dumps([[one.soname, one.spec.stem, one.required, one.chosen and one.c
 
 def test_what_is_installed_here_is_found(provider_library: str) -> None:
     """A child looks: what an earlier test of this process opened would be found there."""
-    done = subprocess.run([sys.executable, "-c", FOUND, provider_library], capture_output=True, timeout=60, check=True)
-    found = json.loads(done.stdout)
+    found = json.loads(run_python(FOUND, provider_library).ok().stdout)
     required = {soname: root for soname, _, is_required, root in found if is_required}
     assert set(required) == {soname for soname in read_provider(provider_library).needed if spec_for(soname)}
     assert None not in required.values()

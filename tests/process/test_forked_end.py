@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.children import run_python
 
 pytestmark = pytest.mark.lab
 
@@ -46,15 +46,10 @@ print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 )
 def test_it_ends_with_its_status_and_loses_nothing_that_was_written(end: str, status: int) -> None:
     told_to_be_quiet = ("CI", "ORT_DISABLE_TELEMETRY")  # with which ONNX Runtime starts no thread
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("{end}", end)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_python(
+        PROGRAM.replace("{end}", end),
         env={name: value for name, value in os.environ.items() if name not in told_to_be_quiet},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    ).ok()
     assert f"status {status}" in done.stdout
     if "_exit" not in end:
         assert "buffered by C" in done.stdout

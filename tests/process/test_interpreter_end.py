@@ -7,14 +7,13 @@ function of the program in a module of Python's own, such as a filter of records
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from tests.lab.installed import older_than
 from tests.lab.stubs import Stubs
+from tests.support.children import run_python
 from tests.support.cpu_session import PRELUDE
 from tests.support.graph_sessions import SETUP as WITH_GRAPHS
 from tests.support.staged_sessions import SETUP as STAGED
@@ -31,15 +30,11 @@ logging.lastResort.addFilter(eval("lambda record: 'runs on the CPU, which was al
 
 def at_the_end(code: str, stubs: Stubs) -> tuple[str, str]:
     """What a program wrote to stdout, and to stderr beside the CPU that is used instead."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + QUIET + textwrap.dedent(code), str(stubs.cudart)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = run_python(
+        PRELUDE + QUIET + textwrap.dedent(code),
+        str(stubs.cudart),
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "ORTGPU_ALLOW_CPU": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    ).ok()
     return done.stdout, done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from tests.lab.fixtures import Lab
 from tests.lab.models import Models
 from tests.lab.stubs import GPU, Cuda, Stubs
+from tests.support.children import run_python
 from tests.support.cpu_session import PRELUDE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,10 +37,7 @@ session, other = Session(), Session()
 def run(stubs: Stubs, code: str) -> str:
     env = {**os.environ, **Cuda(devices=(GPU(),)).variables(), "STUB_CUDA_CONTEXT": "1", "PYTHONPATH": str(ROOT)}
     env["LD_LIBRARY_PATH"] = str(stubs.cuda.parent)
-    command = [sys.executable, "-c", PRELUDE + START + code, str(stubs.cudart)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_python(PRELUDE + START + code, str(stubs.cudart), env=env).ok().stdout.strip()
 
 
 @pytest.mark.parametrize(("now", "gone"), [(1, False), (2, True), (0, True)])

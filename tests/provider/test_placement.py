@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import onnx
@@ -25,6 +23,7 @@ from ortgpu.provider.placement import (
     refusal,
 )
 from ortgpu.provider.requests import CPU, CUDA
+from tests.support.children import run_python
 
 
 def node(op_type: str, provider: str = CUDA, *, name: str = "", domain: str = "") -> PlacedNode:
@@ -270,10 +269,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recorded(model: Path, how: str) -> tuple[bool, list[list[str]], bool]:
-    command = [sys.executable, "-c", RECORD, str(model), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    known, nodes, refused = json.loads(done.stdout)
+    known, nodes, refused = json.loads(run_python(RECORD, str(model), how).ok().stdout)
     return known, nodes, refused
 
 

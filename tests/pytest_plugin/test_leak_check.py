@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from textwrap import dedent
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 from ortgpu import testing
 from ortgpu.testing import UnmeasurableMemoryError, gpu_leak_check
 from tests.pytest_plugin.inner import Faked, GiB, Memory, Run, Session, gpu
+from tests.support.children import run_python
 
 pytest_plugins = "pytester"
 
@@ -91,8 +90,7 @@ def test_what_warms_up_a_gpu() -> None:
             testing._warm_up(gpu)
         assert len(models) == 4, models
         """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(dedent(code)).ok()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from ortgpu.provider.devices import Device
 from ortgpu.testing import GPURequirement, UnmetRequirementError
 from tests.lab.environments import install
 from tests.pytest_plugin.inner import ONE_OF_EACH, PLUGIN, Faked, GiB, Run, gpu
+from tests.support.children import run_child
 
 pytest_plugins = "pytester"
 
@@ -269,6 +269,6 @@ def test_the_oldest_pytest(pytester: pytest.Pytester) -> None:
     }
     for mode, outcome in {"auto": "1 passed, 2 skipped", "require": "1 passed, 2 errors"}.items():
         command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-W", "error", f"--ortgpu={mode}"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        done = run_child(command, env=environment, cwd=Path.cwd(), deadline=DEADLINE)
         assert "pytest-7.0.1" in done.stdout, done.stdout + done.stderr
         assert outcome in done.stdout, done.stdout + done.stderr

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.lab import Cuda, Machine
 from tests.lab.fixtures import Lab
 from tests.lab.installed import LINKS_DRIVER, PLACES, older_than
 from tests.lab.models import Models
+from tests.support.children import run_child
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parents[1] / "support" / "guarded_programs.py"
@@ -406,8 +406,7 @@ def test_a_value_of_the_variable_that_is_no_no_is_a_yes_at_the_start(value: str,
     exec(compile(ast.Module(names, []), "build_backend.py", "exec"), written)
     code = written["LINE"] + "import sys; print([type(each).__name__ for each in sys.meta_path])"
     environment = {**os.environ, "PYTHONPATH": str(startup), "ORTGPU_ENFORCE": value}
-    command = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = run_child([sys.executable, "-S", "-c", code], env=environment).ok()
     assert ("ImportHook" in done.stdout) is waits
 
 

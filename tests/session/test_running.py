@@ -9,12 +9,12 @@ does; everything above it is the real thing. Each case is a child process.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
+
+from tests.support.children import run_python
 
 PRELUDE = """
 import dataclasses, json, os, pickle, signal, sys, warnings
@@ -138,11 +138,7 @@ OTHERS = {
 
 def child(code: str) -> Any:
     """What the code printed as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(run_python(PRELUDE + textwrap.dedent(code)).ok().stdout.strip().splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.children import run_python
 
 pytestmark = pytest.mark.lab
 
@@ -39,16 +39,7 @@ print(json.dumps([
 
 
 def written_by(program: str, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **env},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return run_python(program, env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **env}).ok().stdout
 
 
 @pytest.mark.parametrize(
