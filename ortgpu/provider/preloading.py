@@ -1,8 +1,4 @@
-"""Load the CUDA libraries that the installed provider needs: find, load, report.
-
-Three steps, each usable alone: :func:`ortgpu.environment.libraries.search.resolve` finds and opens nothing,
-:func:`preload` opens in order of dependency, and the report says per library where it came from and what was passed
-over.
+"""Load the CUDA libraries that the installed provider needs, in order of dependency.
 
 ONNX Runtime opens its provider later by name; the loader then finds every dependency already in the process under
 its SONAME. Handles are kept for the life of the process: libraries that registered with the driver cannot be closed.
@@ -47,7 +43,7 @@ class LoadedLibrary:
 
 @dataclass(frozen=True, slots=True)
 class MissingLibrary:
-    """A library that could not be had. ``rejected``: the files that were passed over, each with its reason."""
+    """A library that was not found or did not load. ``rejected``: the files that were passed over, each with its reason."""
 
     soname: str
     required: bool
@@ -62,7 +58,7 @@ class PreloadReport:
     Attributes:
         provider: the CUDA provider's file, from which the needs were read; None: there is none.
         libraries: what is in the process now, in the order in which it was loaded, each with its path and origin.
-        missing: what could not be had; those that are not ``required`` matter to models that use them.
+        missing: what was not found or did not load; those that are not ``required`` matter to models that use them.
         rejected: files that were passed over, each with the reason.
         driver_missing: libcuda.so.1 (nvcuda.dll) cannot be loaded.
         cudnn_cuda_major: the CUDA that the loaded cuDNN was built for; None: unknown, or no cuDNN was loaded.

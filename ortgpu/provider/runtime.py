@@ -31,7 +31,7 @@ logger = logging.getLogger("ortgpu")
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """ONNX Runtime as far as this process has it.
+    """The state of ONNX Runtime in this process.
 
     ``module`` None: the import failed with ``import_error``, or gave a module without InferenceSession.
     ``preload`` None: no session was asked for yet, so no library was loaded.

@@ -22,17 +22,17 @@ _WHEEL = (
 
 
 def check_loadable(cuda_provider: str, *, in_wheels: bool = True, loader: Loader | None = None) -> None:
-    """Open what the TensorRT provider links, which also makes it found later.
+    """Open the libraries that the TensorRT provider links, so that they are found later.
 
     Args:
-        cuda_provider: the path of the CUDA provider, beside which that of TensorRT is.
-        in_wheels: look where TensorRT's wheels have their libraries, too.
-        loader: None is that of this process.
+        cuda_provider: the path of the CUDA provider, beside which that of TensorRT lies.
+        in_wheels: look in TensorRT's wheels, too.
+        loader: None means that of this process.
 
     Raises:
         ProviderRequestError: this build has no TensorRT provider library.
         BrokenPackageError: it has one that is damaged.
-        LibraryNotFoundError: libraries of TensorRT that it links are not there.
+        LibraryNotFoundError: libraries of TensorRT that it links are missing.
     """
     path = provider_beside(cuda_provider, "tensorrt")
     if not os.path.isfile(path):
