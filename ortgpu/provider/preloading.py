@@ -43,7 +43,7 @@ class LoadedLibrary:
 
 @dataclass(frozen=True, slots=True)
 class MissingLibrary:
-    """A library that was not found or did not load. ``rejected``: the files that were passed over, each with its reason."""
+    """A library that was not found or did not load. ``rejected``: files that were passed over, with reasons."""
 
     soname: str
     required: bool
