@@ -137,6 +137,7 @@ report("steps", len(steps))
 """
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("kind", "measured", "left_out"),
     [

@@ -89,6 +89,7 @@ def test_plain_program_is_the_usual_one() -> None:
     assert (seen.raised, seen.ended) == (None, None)
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("program", "expected"),
     [

@@ -84,6 +84,7 @@ ITS_OWN = {
 }
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("own", list(ITS_OWN))
 def test_gpu_belongs_to_the_project(pytester: pytest.Pytester, run_child: Run, own: str) -> None:
     conftest, ini, arguments = ITS_OWN[own]

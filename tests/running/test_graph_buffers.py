@@ -10,6 +10,8 @@ import pytest
 from tests.lab.stubs import Stubs
 from tests.support.graph_sessions import with_graphs
 
+pytestmark = pytest.mark.lab
+
 PAIR = """
 PAIR = model('''pair (float[n, 2] x, float[m] w) => (float[n, 2] y, float[m] z, int64[2] s) {
     y = Neg(x)
