@@ -23,7 +23,7 @@ def example_model() -> bytes:
     """
     try:
         import numpy as np
-        from onnx import TensorProto, helper, numpy_helper
+        from onnx import numpy_helper, parser
     except Exception as error:
         runtime = load_runtime()
         if runtime.module is None:  # ONNX Runtime needs NumPy too
@@ -31,28 +31,22 @@ def example_model() -> bytes:
         said = f"{type(error).__name__}: {error}"
         raise onnx_broken(inspect_environment(), "the example model cannot be made", said) from error
 
+    text = f"""
+        <ir_version: 8, opset_import: ["": 17]>
+        ortgpu_example (float[batch, {LAYERS[0]}] input) => (float[batch, {LAYERS[-1]}] output)
+        {{
+            [gemm_0] layer_0 = Gemm (input, weight_0, bias_0)
+            [relu_0] active_0 = Relu (layer_0)
+            [gemm_1] layer_1 = Gemm (active_0, weight_1, bias_1)
+            [relu_1] active_1 = Relu (layer_1)
+            [gemm_2] output = Gemm (active_1, weight_2, bias_2)
+        }}
+    """
+    model = parser.parse_model(text)
     random = np.random.default_rng(0)
-    nodes, weights = [], []
-    value = "input"
     for number, (wide, out) in enumerate(pairwise(LAYERS)):
-        last = number == len(LAYERS) - 2
         scale = (2 / wide) ** 0.5  # keeps values near one, so that a comparison is meaningful
         weight = (random.standard_normal((wide, out)) * scale).astype(np.float32)
-        weights += [
-            numpy_helper.from_array(weight, f"weight_{number}"),
-            numpy_helper.from_array(np.zeros(out, np.float32), f"bias_{number}"),
-        ]
-        name = "output" if last else f"layer_{number}"
-        nodes.append(helper.make_node("Gemm", [value, f"weight_{number}", f"bias_{number}"], [name], f"gemm_{number}"))
-        if not last:
-            nodes.append(helper.make_node("Relu", [name], [f"active_{number}"], f"relu_{number}"))
-            value = f"active_{number}"
-    graph = helper.make_graph(
-        nodes,
-        "ortgpu_example",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", LAYERS[0]])],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["batch", LAYERS[-1]])],
-        weights,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"weight_{number}"))
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(out, np.float32), f"bias_{number}"))
     return bytes(model.SerializeToString())

@@ -110,7 +110,7 @@ def _data_problems(graph: Graph, folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _tensors(graph: Graph) -> Iterator[Tensor]:
-    yield from (*graph.initializers, *graph.sparse_initializers)
+    yield from graph.initializers
     for node in graph.nodes:
         for attribute in node.attributes.values():
             yield from attribute.tensors

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .files import FileContent, ModelSource, open_model, stamp_of
-from .protobuf import Bytes, Extent, Reader, length_delimited
+from .protobuf import Bytes, Extent, Reader
 
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
 
@@ -130,12 +130,6 @@ class Graph:
         return [read_tensor(self._reader, part) for part in self._parts.get(5, ())]
 
     @cached_property
-    def sparse_initializers(self) -> list[Tensor]:
-        """The values and the indices of each."""
-        fields = (each for whole in self._parts.get(15, ()) for each in self._reader.fields(whole))
-        return [read_tensor(self._reader, part) for number, _, part in fields if number in (1, 2)]
-
-    @cached_property
     def inputs(self) -> list[Value]:
         return [_read_value(self._reader, part) for part in self._parts.get(11, ())]
 
@@ -241,7 +235,7 @@ class Fields(NamedTuple):
     """Extents in the content of a model: of its fields but the graph, and of those of the main graph."""
 
     around: list[Extent]
-    of_graph: list[tuple[int, Extent, Extent]]  # number, content, and the whole
+    of_graph: list[tuple[int, int, Extent]]  # number, where the field starts, and its content
 
 
 class _Content(NamedTuple):
@@ -253,7 +247,7 @@ class _Content(NamedTuple):
     fields: Fields
 
 
-_ASKED_FOR = frozenset((1, 5, 11, 12, 15))  # of a graph
+_ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph
 _DESCRIBING = frozenset((1, 2, 8, 13, 14))  # of a tensor
 
 
@@ -274,18 +268,21 @@ def _read_content(data: Bytes, most: int) -> _Content:
         kept.append(message)
         return start, size
 
-    has_graph = False
-    for number, value, content, whole in _fields(reader, (0, len(data))):
+    has_graph, at = False, 0
+    for number, value, content in reader.fields():
+        if number != 7:
+            fields.around.append((at, content[1]))
+        at = content[1]
         if number == 7:
-            has_graph = True
-            for inner, _, part, each in _fields(reader, content):
-                fields.of_graph.append((inner, part, each))
-                if inner in _ASKED_FOR:
-                    is_large = inner in (5, 15) and part[1] - part[0] > _LARGE
-                    parts[inner].append(keep(_described(reader, inner, part) if is_large else reader.text(part)))
-            continue
-        fields.around.append(whole)
-        if number == 25:
+            has_graph, start = True, content[0]
+            for inner, _, part in reader.fields(content):
+                fields.of_graph.append((inner, start, part))
+                start = part[1]
+                if inner == 5 and part[1] - part[0] > _LARGE:
+                    parts[5].append(keep(_described(reader, part)))
+                elif inner in _ASKED_FOR:
+                    parts[inner].append(keep(data[part[0] : part[1]]))
+        elif number == 25:
             functions.append(keep(reader.text(content)))
         elif number == 8:
             opsets.append(_read_opset(reader, content))
@@ -300,22 +297,14 @@ def _read_content(data: Bytes, most: int) -> _Content:
     )
 
 
-def _fields(reader: Reader, message: Extent) -> Iterator[tuple[int, int | None, Extent, Extent]]:
-    """Yield each field's number, its value if it is whole, the extent of its content, and its whole extent."""
-    at = message[0]
-    for number, value, content in reader.fields(message):
-        yield number, value, content, (at, content[1])
-        at = content[1]
-
-
-def _described(reader: Reader, number: int, message: Extent) -> bytes:
-    """Return a tensor, or a sparse one, which consists of two, without values."""
+def _described(reader: Reader, tensor: Extent) -> bytes:
+    """Return a tensor without its values."""
     found = []
-    for inner, _, content, whole in _fields(reader, message):
-        if number == 15 and inner in (1, 2):
-            found.append(length_delimited(inner, _described(reader, 5, content)))
-        elif number == 5 and inner in _DESCRIBING:
-            found.append(reader.text(whole))
+    at = tensor[0]
+    for number, _, content in reader.fields(tensor):
+        if number in _DESCRIBING:
+            found.append(reader.text((at, content[1])))
+        at = content[1]
     return b"".join(found)
 
 
@@ -338,7 +327,9 @@ def _read_opset(reader: Reader, message: Extent) -> tuple[bytes, int]:
 
 def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
     name, integer, text = b"", 0, b""
-    integers, tensors, graphs = list[int](), list[Tensor](), list[Graph]()
+    integers: list[int] = []
+    tensors: list[Tensor] = []
+    graphs: list[Graph] = []
     for number, value, part in reader.fields(message):
         if number == 1:
             name = reader.text(part)
@@ -356,8 +347,9 @@ def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
 
 
 def read_tensor(reader: Reader, message: Extent) -> Tensor:
-    name, data_type, shape, values = b"", 0, list[int](), None
-    external = dict[bytes, bytes]()
+    name, data_type, values = b"", 0, None
+    shape: list[int] = []
+    external: dict[bytes, bytes] = {}
     is_external, is_plain = False, True
     for number, value, part in reader.fields(message):
         if number == 1:

@@ -28,7 +28,7 @@ def with_values_elsewhere(
     reader = Reader(data, _MOST_READ)
     graph, fields = outline.graph, outline.fields
     found: dict[Extent, Tensor] = {}
-    for number, part, _ in fields.of_graph:
+    for number, _, part in fields.of_graph:
         if number == 5 and part[1] - part[0] >= least:
             tensor = read_tensor(reader, part)
             if tensor.values is not None and tensor.data_type in data_types:
@@ -43,8 +43,8 @@ def with_values_elsewhere(
     if not moved or 2 * sum(end - start for start, end in moved) < len(data):
         return None  # all that is not moved is copied, several times
     structure = b"".join(
-        length_delimited(5, _external(moved[part])) if part in moved else reader.text(whole)
-        for _, part, whole in fields.of_graph
+        length_delimited(5, _external(moved[part])) if part in moved else reader.text((start, part[1]))
+        for _, start, part in fields.of_graph
     )
     model = b"".join([*map(reader.text, fields.around), length_delimited(7, structure)])
     already = model.count(_LOCATION) > len(moved)

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -40,7 +40,8 @@ _NO_KERNEL = re.compile(
 )
 _PREFERRED = re.compile(r"Force fallback to CPU execution for node: (.*?) because")
 _MOST_PARTS = 10_000_000  # fields of the optimised model
-_MODEL = "model"  # the file for a model passed as bytes
+# Files: a model passed as bytes, as it was optimised, and what the child found
+_MODEL, _OPTIMISED, _RESULT = "model", "optimised.onnx", "result.pickle"
 _COPIES = {"MemcpyToHost": "to CPU", "MemcpyFromHost": "to GPU"}
 
 
@@ -122,20 +123,33 @@ def explain_placement(
         if ended.returncode is None:
             summary = "the child process that opens the model cannot be started"
             raise ExecutionError(summary, evidence=[ended.errors])
-        log = ended.errors
-        graph = os.path.join(folder, "graph.json")
+        log, result = ended.errors, _result_in(folder)
+        if isinstance(result, GPUError):
+            raise result
         # Do not trust exit code 0: it is reported for every child if SIGCHLD is ignored or other code waits for it.
-        if not ended.ok or not os.path.exists(graph):
-            raise _failure(folder, log)
-        with open(graph, encoding="utf-8") as file:
-            found = json.load(file)
+        if not ended.ok or result is None:
+            raise GPUError(
+                "the model could not be opened in the child process that looks at its placement",
+                evidence=[line for line in log.strip().splitlines() if line.strip()][-6:],
+            )
+        nodes = list(GraphOutline(os.path.join(folder, _OPTIMISED), _MOST_PARTS).graph.nodes)
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
-    placed = [PlacedNode(**node) for node in found["placed"]]
-    return details_from(name, log, placed, found["graph"], on_gpu=found["on_gpu"])
+    placed, on_gpu = result
+    graph = [
+        {
+            "name": os.fsdecode(node.name),
+            "op_type": os.fsdecode(node.operator),
+            "domain": os.fsdecode(node.domain),
+            "inputs": [os.fsdecode(name) for name in node.inputs if name],
+            "outputs": [os.fsdecode(name) for name in node.outputs if name],
+        }
+        for node in nodes
+    ]
+    return details_from(name, log, placed, graph, on_gpu=on_gpu)
 
 
 def details_from(
-    model: str, log: str, placed: list[PlacedNode], graph: list[Mapping[str, Any]], *, on_gpu: bool = True
+    model: str, log: str, placed: list[PlacedNode], graph: Sequence[Mapping[str, Any]], *, on_gpu: bool = True
 ) -> PlacementDetails:
     """Combine the log, the recorded placement and the optimised graph.
 
@@ -182,22 +196,16 @@ def details_from(
     return PlacementDetails(model, tuple(map(of_graph, graph)), tuple((node, reason_of(node)) for node in placed))
 
 
-def _failure(folder: str, log: str) -> GPUError:
+def _result_in(folder: str) -> tuple[list[PlacedNode], bool] | GPUError | None:
+    """Return what the child found: the placed nodes, and False if they are on the CPU; or why it did not open."""
     import pickle
 
     try:
-        with open(os.path.join(folder, "error.pickle"), "rb") as file:
-            error = pickle.load(file)  # noqa: S301 - written by our own child into a folder of our own
+        with open(os.path.join(folder, _RESULT), "rb") as file:
+            found: tuple[list[PlacedNode], bool] | GPUError = pickle.load(file)  # noqa: S301 - by our own child
     except (OSError, pickle.PickleError, EOFError, ImportError):
-        error = None
-    return (
-        error
-        if isinstance(error, GPUError)
-        else GPUError(
-            "the model could not be opened in the child process that looks at its placement",
-            evidence=[line for line in log.strip().splitlines() if line.strip()][-6:],
-        )
-    )
+        return None
+    return found
 
 
 _CHILD = """
@@ -221,28 +229,16 @@ def child(open_session: Callable[..., Any], request: Mapping[str, Any]) -> None:
     if model is None:
         with open(os.path.join(request["folder"], _MODEL), "rb") as file:
             model = file.read()  # not its path: ONNX Runtime treats bytes differently
-    optimised = os.path.join(request["folder"], "optimised.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
-    options.optimized_model_filepath = optimised
+    options.optimized_model_filepath = os.path.join(request["folder"], _OPTIMISED)
+    result: tuple[list[PlacedNode], bool] | GPUError
     try:
         session = open_session(model, options, device=request["device"], cpu_nodes="allow")
         if not session.placement.known:
             raise not_recorded("ONNX Runtime did not record where the nodes of this model are placed")
+        result = list(session.placement.nodes), session.device.is_gpu
     except GPUError as error:
-        with open(os.path.join(request["folder"], "error.pickle"), "wb") as file:
-            pickle.dump(error, file)
-        raise
-    nodes = [
-        {
-            "name": os.fsdecode(node.name),
-            "op_type": os.fsdecode(node.operator),
-            "domain": os.fsdecode(node.domain),
-            "inputs": [os.fsdecode(name) for name in node.inputs if name],
-            "outputs": [os.fsdecode(name) for name in node.outputs if name],
-        }
-        for node in GraphOutline(optimised, _MOST_PARTS).graph.nodes
-    ]
-    placed = [asdict(node) for node in session.placement.nodes]
-    with open(os.path.join(request["folder"], "graph.json"), "w", encoding="utf-8") as file:
-        json.dump({"graph": nodes, "placed": placed, "on_gpu": session.device.is_gpu}, file)
+        result = error
+    with open(os.path.join(request["folder"], _RESULT), "wb") as file:
+        pickle.dump(result, file)

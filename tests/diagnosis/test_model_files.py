@@ -374,7 +374,7 @@ report([explained, probed, shown["folder"], shown["model.onnx"]])
 """
     )
     assert found == [
-        {"folder": "0o700", "model": "0o600", "optimised.onnx": "0o600", "graph.json": "0o600"},
+        {"folder": "0o700", "model": "0o600", "optimised.onnx": "0o600", "result.pickle": "0o600"},
         {"folder": "0o700", "model": "0o600"},
         "0o700",
         "0o600",

@@ -25,6 +25,7 @@ import weakref
 import onnxruntime
 from onnxruntime import InferenceSession
 from onnxruntime.capi import onnxruntime_inference_collection as collection
+from ortgpu.model.outline import GraphOutline
 from ortgpu.session import opening, weights
 from ortgpu.provider import requests as providers
 from ortgpu.session.plan import Plan
@@ -37,12 +38,12 @@ path = sys.argv[1]
 def construct(model=path):
     session = InferenceSession.__new__(InferenceSession)
     plan = Plan(SessionRequest(model, providers=GIVEN), CPU)
-    opened = opening._open_with_choices(session, session.__init__, plan)
+    opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(model))
     return session, opened and opened[0].chosen
 
 memories = []
-def watched(model, plain=opening.weights_in_place):
-    found = plain(model)
+def watched(outline, plain=opening.weights_in_place):
+    found = plain(outline)
     if found is not None:
         memories.append(weakref.ref(found._memory))
     return found
@@ -159,16 +160,16 @@ def test_what_is_chosen_for_a_file_is_not_for_the_one_that_replaces_it(tmp_path:
     new.write_bytes(model_of(computed_weights))
     found = child(f"""{SETUP}
 given = providers.parse(["CUDAExecutionProvider", "CPUExecutionProvider"], None)
-def replacing(model, plain=opening.in_memory):
-    content = plain(model)
+def replacing(plan, release, outline, plain=opening.for_model):
+    chosen = plain(plan, release, outline)
     if {replaced}:
-        os.replace(sys.argv[2], model)
-    return content
-opening.in_memory = replacing
+        os.replace(sys.argv[2], outline.model)
+    return chosen
+opening.for_model = replacing
 session = InferenceSession.__new__(InferenceSession)
 from ortgpu.environment.gpu.cuda import CudaDevice
 plan = Plan(SessionRequest(path, providers=given), CPU, gpu=CudaDevice(0, None, None, (9, 0), None, None))
-opened = opening._open_with_choices(session, session.__init__, plan)
+opened = opening._open_with_choices(session, session.__init__, plan, GraphOutline(path))
 report([opened is not None and "prefer_nhwc" in opened[0].chosen, hasattr(session, "_sess")])
 """, str(path), str(new))  # fmt: skip
     assert found == [not replaced, not replaced]

@@ -89,38 +89,28 @@ def choose(
     """
     if release < _RELEASE or not {CUDA, CPU}.issuperset(requested.names):
         return {}
+    chosen: dict[str, tuple[str, str]] = {}
     try:
-        layout = options_for_layout(requested, options, capability, outline)
-        threads = options_with_few_threads(options, outline, is_network_of_images=bool(layout))
-        return {**(layout or options_without_handles(requested, options, outline)), **threads}
+        if _layout_is_open(requested, options, capability) and gains_channels_last(outline):
+            chosen |= LAYOUT_OPTIONS
+        elif HANDLES not in requested.options_of(CUDA) and may_record(options) and has_only(outline, WITHOUT_CUDNN):
+            chosen |= NO_HANDLES  # only where needs_no_handles can tell
+        # ONNX Runtime counts physical cores, and ignores how many the process may use
+        if (
+            options is None
+            and (os.cpu_count() or 1) > 2 * COUNT
+            and ("prefer_nhwc" in chosen or has_only(outline, ON_GPU))
+        ):
+            chosen |= FEW_THREADS
     except UNREADABLE:
         return {}
+    return chosen
 
 
 def unfit(chosen: Collection[str], placement: Placement) -> set[str]:
     """Return the names of the chosen options that do not suit the model as ONNX Runtime placed it."""
     fits = {HANDLES: needs_no_handles, THREADS: needs_no_more_threads}
     return {name for name, fit in fits.items() if name in chosen and not fit(placement)}
-
-
-def options_without_handles(requested: ProviderList, options: Any, outline: GraphOutline) -> dict[str, tuple[str, str]]:
-    """Return ``NO_HANDLES`` if the session needs no cuDNN handle, else nothing."""
-    if HANDLES in requested.options_of(CUDA) or not may_record(options):  # needs_no_handles could not tell
-        return {}
-    return dict(NO_HANDLES) if has_only(outline, WITHOUT_CUDNN) else {}
-
-
-def options_with_few_threads(
-    options: Any, outline: GraphOutline, *, is_network_of_images: bool
-) -> dict[str, tuple[str, str]]:
-    """Return ``FEW_THREADS`` if the session needs no more threads, else nothing.
-
-    ``is_network_of_images``: of those that gain by channels-last images, so that its operators are known as well.
-    """
-    # ONNX Runtime counts physical cores, and ignores how many the process may use
-    if options is not None or (os.cpu_count() or 1) <= 2 * COUNT:
-        return {}
-    return dict(FEW_THREADS) if is_network_of_images or has_only(outline, ON_GPU) else {}
 
 
 def has_only(outline: GraphOutline, operators: Collection[bytes]) -> bool:
@@ -185,18 +175,12 @@ _CHANNELS_OF_A_PICTURE = 3
 _MOST_PARTS = 10_000  # nodes and initializers, which take a tenth of a second
 
 
-def options_for_layout(
-    requested: ProviderList, options: Any, capability: tuple[int, int] | None, outline: GraphOutline
-) -> dict[str, tuple[str, str]]:
-    """Return ``LAYOUT_OPTIONS`` if the session gains by them on a GPU of this capability, else nothing."""
+def _layout_is_open(requested: ProviderList, options: Any, capability: tuple[int, int] | None) -> bool:
+    """Return True on the GPUs that were measured, unless the caller chose how convolutions are computed."""
     if capability != _CAPABILITY or not _UNRELATED.issuperset(requested.options_of(CUDA)):
-        return {}
-    if not gains_channels_last(outline) or (options is not None and not _leave_it_open(options)):
-        return {}
-    return dict(LAYOUT_OPTIONS)
-
-
-def _leave_it_open(options: Any) -> bool:
+        return False
+    if options is None:
+        return True
     if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL:
         return False
     if any(config_entry(options, key) not in (None, "", "0") for key in _CONTRARY_ENTRIES):
