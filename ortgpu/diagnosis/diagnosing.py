@@ -77,9 +77,9 @@ CHECKS: tuple[Check, ...] = (
     devices.busy,
     attempts.died,
     opening.session_failed,
-    model_checks.unreadable,
-    model_checks.data_missing,
-    model_checks.custom_domains,
+    lambda facts: model_checks.unreadable(facts.request.model),
+    lambda facts: model_checks.data_missing(facts.request.model),
+    lambda facts: model_checks.custom_domains(facts.request.model),
     opening.model_failed,
     model_checks.on_cpu,
 )

@@ -45,7 +45,7 @@ class Requirement:
 
 def check_inference(environment: Environment) -> tuple[Requirement, ...]:
     """Return every row of the table for inference with CUDA, in its order."""
-    return tuple(check(environment) for check in _CHECKS)
+    return tuple(row(environment) for row in _ROWS)
 
 
 def _compute_capability(environment: Environment) -> Requirement:
@@ -246,19 +246,7 @@ def _cudnn_package(environment: Environment) -> Requirement:
     return Requirement(name, f"{cudnn}.x", f"{cudnn}.x", found, status, status, note)
 
 
-def _numpy(environment: Environment) -> Requirement:
-    return _package(environment, "numpy", "1.21.6", "")
-
-
-def _flatbuffers(environment: Environment) -> Requirement:
-    return _package(environment, "flatbuffers", None, "for ONNX Runtime's tools; no session reads it")
-
-
-def _protobuf(environment: Environment) -> Requirement:
-    return _package(environment, "protobuf", None, "for ONNX Runtime's tools; no session reads it")
-
-
-_CHECKS: tuple[Callable[[Environment], Requirement], ...] = (
+_ROWS: tuple[Callable[[Environment], Requirement], ...] = (
     _compute_capability,
     _cuda,
     _cudnn,
@@ -270,13 +258,13 @@ _CHECKS: tuple[Callable[[Environment], Requirement], ...] = (
     _libraries,
     _engine,
     _cudnn_package,
-    _numpy,
-    _flatbuffers,
-    _protobuf,
+    lambda environment: _package(environment, "numpy", "1.21.6"),
+    lambda environment: _package(environment, "flatbuffers", None, "for ONNX Runtime's tools; no session reads it"),
+    lambda environment: _package(environment, "protobuf", None, "for ONNX Runtime's tools; no session reads it"),
 )
 
 
-def _package(environment: Environment, name: str, lowest: str | None, note: str) -> Requirement:
+def _package(environment: Environment, name: str, lowest: str | None, note: str = "") -> Requirement:
     installed = environment.packages.other(name)
     version = installed.version if installed is not None else None
     status: Status = "unknown"

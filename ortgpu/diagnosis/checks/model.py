@@ -34,15 +34,11 @@ _CHECK = "check the path, and that the file is whole: the command check-model of
 
 def judge_file(model: ModelFacts) -> tuple[GPUError, ...]:
     """Return what is wrong with a model file, or unusual, whatever the environment is."""
-    found = (_unreadable(model), _data_missing(model), _custom_domains(model))
+    found = (unreadable(model), data_missing(model), custom_domains(model))
     return tuple(error for error in found if error is not None)
 
 
-def unreadable(facts: Facts) -> GPUError | None:
-    return _unreadable(facts.request.model)
-
-
-def _unreadable(model: ModelFacts | None) -> GPUError | None:
+def unreadable(model: ModelFacts | None) -> GPUError | None:
     if model is None or model.problem is None:
         return None
     return GPUError(
@@ -73,11 +69,7 @@ def onnx_broken(environment: Environment, consequence: str, text: str) -> Broken
     )
 
 
-def data_missing(facts: Facts) -> GPUError | None:
-    return _data_missing(facts.request.model)
-
-
-def _data_missing(model: ModelFacts | None) -> GPUError | None:
+def data_missing(model: ModelFacts | None) -> GPUError | None:
     if model is None or not model.data_problems:
         return None
     count = len(model.data_problems)
@@ -94,12 +86,8 @@ def _data_missing(model: ModelFacts | None) -> GPUError | None:
     )
 
 
-def custom_domains(facts: Facts) -> GPUError | None:
+def custom_domains(model: ModelFacts | None) -> GPUError | None:
     """Warn of operators that only a library registered with the session options brings."""
-    return _custom_domains(facts.request.model)
-
-
-def _custom_domains(model: ModelFacts | None) -> GPUError | None:
     operators = model.operators if model is not None else frozenset[tuple[str, str]]()
     foreign = sorted((domain, op) for op, domain in operators if domain not in _KNOWN_DOMAINS)
     if not foreign:

@@ -191,10 +191,10 @@ def session_failed(facts: Facts) -> GPUError | None:
 
 def model_failed(facts: Facts) -> GPUError | None:
     """Check that the session of the caller's model opened, or without any session, that ONNX Runtime can read it."""
-    step = facts.observed.failed("load")
+    step, model = facts.observed.failed("load"), facts.request.model
     if step is not None:
         # Reported by checks of their own: an unreadable file, operators of a library to register
-        known = unreadable(facts) or ("not a registered function/op" in step.detail and custom_domains(facts))
+        known = unreadable(model) or ("not a registered function/op" in step.detail and custom_domains(model))
         return None if known else of_construction(step.detail, facts) or not_loaded(step.detail)
     step = facts.observed.failed("model")
     if step is None or facts.observed.failed("session") is not None:

@@ -10,6 +10,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -40,6 +41,9 @@ class _DamagedError(Exception):
     """The bytes are not those of a complete DLL."""
 
 
+_UNREADABLE = (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError)
+
+
 def read_pe(path: str | os.PathLike[str]) -> PeFile:
     """Read one file. Never raises for what the file holds or for its absence: see ``PeFile.problem``."""
     name = os.fspath(path)
@@ -65,34 +69,27 @@ def read_pe(path: str | os.PathLike[str]) -> PeFile:
 
 def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] | None:
     """Return offset and size in bytes of a section, or None if the file has no such section, or is damaged."""
-    try:
-        with open(path, "rb") as file:
-            return next(
-                ((one.offset, min(one.size, one.in_memory)) for one in _Image(file).sections if one.name == wanted),
-                None,
-            )
-    except (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError):
-        return None
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
+        for one in _Image(file).sections:
+            if one.name == wanted:
+                return one.offset, min(one.size, one.in_memory)
+    return None
 
 
 def imported_names(path: str | os.PathLike[str], library: str) -> frozenset[str] | None:
     """Return the functions that a DLL imports by name from ``library``; None if that cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            image = _Image(file)
-            tables = [table for name, table in image.imports() if name.lower() == library.lower()]
-            return frozenset(name for table in tables for name in image.names_in(table))
-    except (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError):
-        return None
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
+        image = _Image(file)
+        tables = [table for name, table in image.imports() if name.lower() == library.lower()]
+        return frozenset(name for table in tables for name in image.names_in(table))
+    return None
 
 
 def exported_names(path: str | os.PathLike[str]) -> frozenset[str] | None:
     """Return the functions that a DLL exports by name; None if that cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return frozenset(_Image(file).exports())
-    except (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError):
-        return None
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
+        return frozenset(_Image(file).exports())
+    return None
 
 
 @dataclass(frozen=True, slots=True)
