@@ -6,6 +6,7 @@ import html
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from ..provider.requests import CPU, CUDA
 from ..session.placement_details import GraphNode, PlacementDetails
@@ -21,14 +22,11 @@ class Segment:
 
 def segments(details: PlacementDetails) -> tuple[Segment, ...]:
     """Return the main graph as segments of nodes on one device, in order."""
-    runs: list[tuple[str, list[GraphNode]]] = []
-    for node in details.nodes:
-        kind = "copy" if node.copy else {CUDA: "gpu", CPU: "cpu"}.get(node.provider or "", "unknown")
-        if runs and runs[-1][0] == kind:
-            runs[-1][1].append(node)
-        else:
-            runs.append((kind, [node]))
-    return tuple(Segment(kind, tuple(nodes)) for kind, nodes in runs)
+
+    def kind_of(node: GraphNode) -> str:
+        return "copy" if node.copy else {CUDA: "gpu", CPU: "cpu"}.get(node.provider or "", "unknown")
+
+    return tuple(Segment(kind, tuple(nodes)) for kind, nodes in groupby(details.nodes, kind_of))
 
 
 def render(details: PlacementDetails) -> str:

@@ -176,7 +176,7 @@ class GraphOutline:
         self.model = model
         self._most_parts = most_parts
         self._stamp: tuple[int, ...] | None = None  # of the file
-        self._found: _Content | None = None
+        self._found: Content | None = None
 
     def read(self, content: Bytes) -> None:
         """Read the outline from the content of the model, if the caller has read it anyway. It is not kept."""
@@ -191,36 +191,27 @@ class GraphOutline:
     @property
     def graph(self) -> Graph:
         """The main graph. Its large initializers have names, types and shapes."""
-        return self._content.graph
+        return self.content.graph
 
     @property
     def functions(self) -> list[Function]:
-        return self._content.functions
+        return self.content.functions
 
     @property
     def opsets(self) -> list[tuple[bytes, int]]:
         """The domain and the version of each set of operators that the model uses."""
-        return self._content.opsets
-
-    @property
-    def ir_version(self) -> int:
-        return self._content.ir_version
-
-    @property
-    def fields(self) -> Fields:
-        """Where the fields of the model are in its content."""
-        return self._content.fields
+        return self.content.opsets
 
     def count(self, text: bytes) -> int:
         """Return how often ``text`` occurs in the main graph and in functions, in names and small values too."""
-        return self._content.kept.count(text)
+        return self.content.kept.count(text)
 
     def operators(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the operator and the domain of each node, those of subgraphs and functions included."""
         return ((node.operator, node.domain) for graph in (self.graph, *self.functions) for node in graph.all_nodes())
 
     @property
-    def _content(self) -> _Content:
+    def content(self) -> Content:
         if self._found is None:
             if isinstance(self.model, bytes):
                 self.read(self.model)
@@ -238,20 +229,20 @@ class Fields(NamedTuple):
     of_graph: list[tuple[int, int, Extent]]  # number, where the field starts, and its content
 
 
-class _Content(NamedTuple):
+class Content(NamedTuple):
     graph: Graph
     functions: list[Function]
     opsets: list[tuple[bytes, int]]
     ir_version: int
-    kept: bytes
-    fields: Fields
+    kept: bytes  # of the main graph and of functions
+    fields: Fields  # where these are in the model itself
 
 
 _ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph
 _DESCRIBING = frozenset((1, 2, 8, 13, 14))  # of a tensor
 
 
-def _read_content(data: Bytes, most: int) -> _Content:
+def _read_content(data: Bytes, most: int) -> Content:
     """Walk over a model, and copy what questions ask for."""
     reader = Reader(data, most)
     fields = Fields([], [])
@@ -292,7 +283,7 @@ def _read_content(data: Bytes, most: int) -> _Content:
         raise ValueError("it has no graph" if len(data) else "it is empty")
     copies = b"".join(kept)
     inside = Reader(copies, 10 * most)
-    return _Content(
+    return Content(
         Graph(inside, parts), [Function(inside, each) for each in functions], opsets, ir_version, copies, fields
     )
 

@@ -26,7 +26,7 @@ def with_values_elsewhere(
         ValueError, IndexError: it is no such message, or has more fields than are read.
     """
     reader = Reader(data, _MOST_READ)
-    graph, fields = outline.graph, outline.fields
+    graph, fields = outline.graph, outline.content.fields
     found: dict[Extent, Tensor] = {}
     for number, _, part in fields.of_graph:
         if number == 5 and part[1] - part[0] >= least:

@@ -12,7 +12,7 @@ from ..errors import Fix, PlacementError, manual
 from ..model.data_flow import Key, Places, computing_nodes
 from ..model.files import is_ort_format
 from ..model.outline import GraphOutline
-from .interfaces import NativeSession, Node, Opened
+from .interfaces import AssignedNodes, NativeSession, Node, Opened
 from .options import RECORDING_KEY, config_entry
 from .requests import CPU
 
@@ -146,18 +146,20 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
     ``without_options``: the caller passed no SessionOptions. They are not asked for absent entries then, which takes
     50 µs each.
     """
+    assigned: Sequence[AssignedNodes] | None
     try:
         # Not by methods: a class that somebody derived may have answers of its own
-        inner = session._sess
-        assigned = inner.get_provider_graph_assignment_info()
+        assigned = session._sess.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError, TypeError):
-        return _unknown(session, without_options=without_options)
+        assigned = None
     except Exception as error:  # ONNX Runtime's Fail when recording is off: its classes derive from Exception alone
-        if type(error).__module__.startswith("onnxruntime"):
-            return _unknown(session, without_options=without_options)
-        raise
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        assigned = None
     if not assigned and _is_of_ort_format(session, without_options=without_options):
         return UNKNOWN_IN_OWN_FORMAT
+    if assigned is None:
+        return UNKNOWN
     nodes = []
     for part in assigned:
         for node in part.get_nodes():
@@ -220,10 +222,6 @@ def _name_of(node: Node) -> str:
     except UnicodeDecodeError:
         return ""
     return name
-
-
-def _unknown(session: Opened, *, without_options: bool) -> Placement:
-    return UNKNOWN_IN_OWN_FORMAT if _is_of_ort_format(session, without_options=without_options) else UNKNOWN
 
 
 def _is_of_ort_format(session: Opened, *, without_options: bool) -> bool:

@@ -71,7 +71,7 @@ def test_it_has_what_onnx_reads(number: int) -> None:
     outline = GraphOutline(model.SerializeToString())
     assert told(outline.graph) == expected(model.graph)
     assert list(map(told, outline.functions)) == list(map(expected, model.functions))
-    assert outline.ir_version == model.ir_version
+    assert outline.content.ir_version == model.ir_version
     assert outline.opsets == [(each.domain.encode(), each.version) for each in model.opset_import]
 
 

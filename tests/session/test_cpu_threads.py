@@ -64,7 +64,7 @@ import json, sys
 from pathlib import Path
 import onnxruntime
 from ortgpu import preload
-from ortgpu.session.chosen.choose import needs_no_more_threads
+from ortgpu.session.chosen.choose import THREADS, unfit
 from ortgpu.provider.placement import read_placement
 from ortgpu.provider.options import recording_options
 preload()
@@ -73,7 +73,7 @@ on_cpu = []
 for path in Path(sys.argv[1]).iterdir():
     session = onnxruntime.InferenceSession(path, recording_options(), ["CUDAExecutionProvider", "CPUExecutionProvider"])
     assert session.get_providers()[0] == "CUDAExecutionProvider"
-    if not needs_no_more_threads(read_placement(session)):
+    if unfit([THREADS], read_placement(session)):
         on_cpu.append(path.stem)
 report(on_cpu)
 """

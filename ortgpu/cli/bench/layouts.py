@@ -58,7 +58,7 @@ def find_weights(model: str) -> tuple[str | None, ...]:
         raise ValueError("the model is in ONNX Runtime's own format")
     outline = GraphOutline(model, 10 * MOST_PARTS)
     # Before IR version 4 every initializer is also an input, and none can be overridden.
-    fixed = outline.ir_version < 4
+    fixed = outline.content.ir_version < 4
     found = _weights_in(outline.graph, {}, () if fixed else [value.name for value in outline.graph.inputs])
     for function in outline.functions:  # the weights are inputs of the function, so their types are unknown
         found += _weights_of(function.nodes, {})

@@ -94,7 +94,7 @@ def choose(
         if _layout_is_open(requested, options, capability) and gains_channels_last(outline):
             chosen |= LAYOUT_OPTIONS
         elif HANDLES not in requested.options_of(CUDA) and may_record(options) and has_only(outline, WITHOUT_CUDNN):
-            chosen |= NO_HANDLES  # only where needs_no_handles can tell
+            chosen |= NO_HANDLES  # only where ``unfit`` can tell
         # ONNX Runtime counts physical cores, and ignores how many the process may use
         if (
             options is None
@@ -109,8 +109,12 @@ def choose(
 
 def unfit(chosen: Collection[str], placement: Placement) -> set[str]:
     """Return the names of the chosen options that do not suit the model as ONNX Runtime placed it."""
-    fits = {HANDLES: needs_no_handles, THREADS: needs_no_more_threads}
-    return {name for name, fit in fits.items() if name in chosen and not fit(placement)}
+    placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
+    fits = {
+        HANDLES: placement.known and not cudnn_operators(placed),
+        THREADS: placement.known and not placement.cpu_compute_nodes,
+    }
+    return {name for name, fit in fits.items() if name in chosen and not fit}
 
 
 def has_only(outline: GraphOutline, operators: Collection[bytes]) -> bool:
@@ -122,17 +126,6 @@ def has_only(outline: GraphOutline, operators: Collection[bytes]) -> bool:
     if outline.functions or graph.size > _MOST_PARTS_OF_A_SMALL_MODEL:
         return False
     return all(node.operator in operators and node.domain in STANDARD for node in graph.nodes)
-
-
-def needs_no_handles(placement: Placement) -> bool:
-    """Return True if in fact no node of the optimised model needs cuDNN."""
-    placed = ((node.op_type, node.domain) for node in placement.nodes if node.provider == CUDA)
-    return placement.known and not cudnn_operators(placed)
-
-
-def needs_no_more_threads(placement: Placement) -> bool:
-    """Return True if in fact no node computes on the CPU."""
-    return placement.known and not placement.cpu_compute_nodes
 
 
 def with_a_handle(error: LibraryNotFoundError) -> ProviderOptionError:
