@@ -149,7 +149,7 @@ def _public_names() -> list[str]:
 
 
 if "ORTGPU_ENFORCE" in _os.environ:
-    from .session.guard.startup._ortgpu_waiting import is_wanted as _is_wanted
+    from .session.guard.startup._ortgpu_hook import is_wanted as _is_wanted
 
     if _is_wanted():
         import sys as _sys

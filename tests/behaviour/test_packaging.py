@@ -100,7 +100,13 @@ def test_the_source_distribution_has_the_tests_and_what_they_need(built: Path) -
 def test_the_wheel_has_what_is_not_code(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
-    assert {"ortgpu/py.typed", "ortgpu/ERRORS.md", "ortgpu_enforce.pth", "_ortgpu_waiting.py"} <= names
+    assert {
+        "ortgpu/py.typed",
+        "ortgpu/ERRORS.md",
+        "ortgpu_enforce.pth",
+        "_ortgpu_waiting.py",
+        "_ortgpu_hook.py",
+    } <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert not {name.partition("/")[0] for name in names} & {"tests", "examples", "benchmarks"}
 

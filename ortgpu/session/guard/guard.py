@@ -19,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ...process.background import fork_safe_lock
-from .startup._ortgpu_waiting import ImportHook
+from .startup._ortgpu_hook import ImportHook
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,6 +1,6 @@
 """A build backend on top of setuptools that adds a file which Python reads when it starts.
 
-``ortgpu_enforce.pth``, with a module beside it, makes ORTGPU_ENFORCE=1 work in programs that never import ortgpu. If
+``ortgpu_enforce.pth``, with two modules beside it, makes ORTGPU_ENFORCE=1 work in programs that never import ortgpu. If
 the variable is not set, it does nothing.
 """
 
@@ -42,8 +42,10 @@ def build_editable(folder: str, settings: Any = None, metadata_folder: str | Non
 def _with_start_files(folder: str, name: str) -> str:
     """Add the start files to a wheel and to its RECORD, so that an uninstall removes them."""
     path = os.path.join(folder, name)
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{WAITING}.py"), "rb") as file:
-        added = {"ortgpu_enforce.pth": LINE.encode(), f"{WAITING}.py": file.read()}
+    added = {"ortgpu_enforce.pth": LINE.encode()}
+    for module in (f"{WAITING}.py", "_ortgpu_hook.py"):
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), module), "rb") as file:
+            added[module] = file.read()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(path + ".new", "w", zipfile.ZIP_DEFLATED) as new:
         for entry in old.infolist():
             content = old.read(entry)
