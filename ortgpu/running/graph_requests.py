@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..diagnosis.messages import runtime_words as messages
 from ..errors import GPUError, PlacementError, ProviderRequestError, manual
 from ..model.contents import read_model
+from ..model.files import ModelSource
 from ..model.tensor_types import DTYPES
 from ..provider.lifetime import device_of
 from ..provider.requests import CUDA
@@ -52,7 +53,7 @@ def is_refusal(cause: BaseException) -> bool:
     return _REFUSAL.search(str(cause)) is not None
 
 
-def why_not_captured(cause: BaseException, placement: Placement, model: Any) -> GPUError:
+def why_not_captured(cause: BaseException, placement: Placement, model: ModelSource) -> GPUError:
     """Return the error for such a refusal."""
     summary = "this model cannot be captured as a CUDA graph: "
     if "control flow" in str(cause):

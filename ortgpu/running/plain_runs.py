@@ -96,7 +96,6 @@ def _names_for_direct_runs(session: RunningSession) -> tuple[list[str], list[str
     if not {CUDA, CPU}.issuperset(InferenceSession.get_providers(session)):  # WebGPU has its own rules for graphs
         return None
     try:
-        inner = session._sess
-        return [each.name for each in inner.inputs_meta], [each.name for each in inner.outputs_meta]
+        return [each.name for each in session._inputs_meta], [each.name for each in session._outputs_meta]
     except UnicodeDecodeError:  # in names of inputs or outputs
         return None

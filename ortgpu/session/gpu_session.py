@@ -339,7 +339,7 @@ class GPUSession(SessionFacts):
         Writes to ``__dict__`` and keeps attributes of others: a guarded class may define properties of these names.
         """
         held, before = self.__dict__, self.__dict__.get("_verified")
-        for name in (each.name for each in dataclasses.fields(verified)):
+        for name in verified.__dataclass_fields__:
             if name not in held or (before is not None and held[name] is getattr(before, name)):
                 held[name] = getattr(verified, name)
         held["_verified"] = verified
