@@ -1,4 +1,4 @@
-"""How many runs at a time are best: ``THREADS`` of ortgpu/running/pipeline.py and ortgpu/session/pool/workers.py.
+"""Find the best number of runs at a time: ``THREADS`` of ortgpu/running/pipeline.py and ortgpu/session/pool/workers.py.
 
     python -m benchmarks.concurrency [--quick] [--cpu] [--budget MINUTES] [--json FILE]
 
@@ -22,7 +22,7 @@ ROUNDS = 4
 
 
 def sweep(benchmark: Benchmark, model: str, batch: int) -> Figure:
-    """A figure of the number of threads that is best with ordinary arrays, beside plain ``run``."""
+    """Return the figure of the number of threads that is best with ordinary arrays, compared with plain ``run``."""
     batches = max(16, min(benchmark.repeats.samples // batch, 200))
     rounds = min(ROUNDS, benchmark.repeats.rounds)
     reports = benchmark.take("concurrency", model, batch=batch, batches=batches, rounds=rounds, threads=THREADS)

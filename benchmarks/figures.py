@@ -1,4 +1,4 @@
-"""Figures: ours beside plain ONNX Runtime, taken one after the other, written to a file and printed as a table."""
+"""Figures of ortgpu and plain ONNX Runtime, measured one after the other, written to a file and printed as a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FEWEST_ROUNDS = 3  # that a figure can be made of
 
 
 class NotApplicableError(Exception):
-    """This figure makes no sense here; the text says why."""
+    """A figure that makes no sense here. The text says why."""
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Seconds of ours and of plain ONNX Runtime, taken in turns: the n-th of one belongs to the n-th of the other."""
+    """The seconds of ortgpu and of plain ONNX Runtime, measured in turns. Equal indices belong together."""
 
     ours: Sequence[float]
     plain: Sequence[float]
@@ -63,7 +63,7 @@ Figures = dict[str, tuple[str, bool, Callable[[Benchmark], Figure]]]
 
 
 class _Budget:
-    """Seconds that this program may still take."""
+    """The seconds that this program may still take."""
 
     def __init__(self) -> None:
         self._ends = math.inf
@@ -80,7 +80,7 @@ _budget = _Budget()
 
 
 def made_model(name: str) -> str:
-    """Path of a model, made in a child if it is not kept."""
+    """Return the path of a model, which is made in a child if it is not kept."""
     if not models.kept(name):
         deadline = max(0.0, min(240, _budget.left))
         child = run_child([sys.executable, "-m", "benchmarks.models", name], deadline=deadline)
@@ -92,7 +92,7 @@ def made_model(name: str) -> str:
 def run_worker(
     name: str, arguments: Mapping[str, Any], *, env: Mapping[str, str] | None = None, deadline: float = 150
 ) -> Child:
-    """One of workers.py in a child that must succeed, or at its deadline have reported seconds of some rounds.
+    """Run a function of workers.py in a child, which must succeed or have reported some rounds at its deadline.
 
     The deadline comes earlier where less is left of the budget. "cut short" is then among the reports.
     """
@@ -116,7 +116,7 @@ def take_figures(
     arguments: Sequence[str] | None,
     add_options: Callable[[argparse.ArgumentParser], object] = lambda _: None,
 ) -> int:
-    """The command line of a benchmark. Exit status: 1 when a figure failed."""
+    """Run the command line of a benchmark. The exit status is 1 if a figure failed."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--quick", action="store_true", help="few repeats: to see that it works, not to report")
     parser.add_argument("--only", action="append", choices=list(figures), help="this figure only; may be repeated")
@@ -160,7 +160,7 @@ def take_figures(
 
 
 def _measure(name: str, take: Callable[[], Figure], no_gpu: str | None, record: dict[str, Any]) -> str:
-    """Take one figure into the record, or the reason why there is none. Returns what to say of it at once."""
+    """Add a figure to the record, or the reason why there is none. Return a line about it."""
     try:
         if no_gpu:
             raise NotApplicableError(f"needs an NVIDIA GPU: {no_gpu}")
@@ -184,13 +184,13 @@ def readable(seconds: float, *, signed: bool = False) -> str:
 
 
 def _cell(of: Mapping[str, Any], *, signed: bool = False) -> str:
-    """A median and, in brackets, the quartiles."""
+    """Return a median and, in brackets, the quartiles."""
     low, high = (readable(each, signed=signed) for each in of["quartiles"])
     return f"{readable(of['median'], signed=signed)} [{low}, {high}]"
 
 
 def _table(figures: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """One line a figure. The difference is that of pairs, so that its median need not be that of the medians."""
+    """Return a line for each figure. The median of the differences need not be the difference of the medians."""
     rows = [("figure (ours | plain)", "ours", "plain", "ratio", "ours - plain", "n")]
     for name, figure in figures.items():
         ours, plain = _cell(figure["ours"]), _cell(figure["plain"])
@@ -203,7 +203,7 @@ def _table(figures: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) 
 
 
 def _note(value: object) -> str:
-    """A note as text; seconds among them are told by their shape."""
+    """Return a note as text. Seconds are recognised by their form."""
     if isinstance(value, dict):
         if "median" in value:
             return _cell(value, signed=True)

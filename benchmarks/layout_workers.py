@@ -1,4 +1,4 @@
-"""What layouts.py measures inside one process, in turns; started by workers.py."""
+"""Measurements of layouts.py inside one process, in turns. Started by workers.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.plain_session import plain_session
 
 
 def layouts(model: str, batch: int, batches: int, rounds: int, device: str) -> None:
-    """Mean seconds of a batch out of ``batches``, in and out of the memory of the device."""
+    """Report the mean seconds of a batch of ``batches``, from and to device memory."""
     from ortgpu.provider.requests import CHOSEN_OPTIONS
     from ortgpu.session.chosen.layouts import LAYOUTS
 

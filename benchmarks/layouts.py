@@ -1,4 +1,4 @@
-"""For which networks the layout that a session chooses is faster: what ortgpu/session/chosen/choose.py should choose.
+"""Measure for which networks the layout that a session chooses is faster; see ortgpu/session/chosen/choose.py.
 
     python -m benchmarks.layouts [--quick] [--cpu] [--only FIGURE] [--budget MINUTES] [--json FILE]
 

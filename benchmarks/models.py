@@ -33,7 +33,7 @@ RECIPE_VERSION = 1  # raise it when a recipe changes, so that kept models are ma
 
 
 def folder() -> Path:
-    """Where models are kept."""
+    """Return the folder in which models are kept."""
     given = os.environ.get("ORTGPU_TEST_MODELS")
     return Path(given) if given else Path(tempfile.gettempdir(), f"ortgpu-models-{getpass.getuser()}")
 
@@ -57,7 +57,7 @@ def _save(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], w
 
 
 def make_mlp(path: Path) -> str:
-    """Two small matrix products: nothing but overhead, and no need of cuDNN."""
+    """Return two small matrix products, which are nothing but overhead and need no cuDNN."""
     import numpy as np
     from onnx import TensorProto, helper
 
@@ -82,12 +82,12 @@ def make_mlp(path: Path) -> str:
 
 
 def make_negate(path: Path) -> str:
-    """One operator that computes next to nothing: a run is its copies in and out. ``batch`` is the number of floats."""
+    """Return one operator that computes almost nothing, so a run is its copies. ``batch`` is the number of floats."""
     return _make_of_one_node(path, "Neg", "batch")
 
 
 def make_sum(path: Path) -> str:
-    """As ``negate``, with one element out: a run is its copy in."""
+    """Return ``negate`` with one element out, so a run is its copy in."""
     return _make_of_one_node(path, "ReduceSum", 1)
 
 
@@ -100,7 +100,7 @@ def _make_of_one_node(path: Path, operator: str, out: int | str) -> str:
 
 
 def make_conv(path: Path) -> str:
-    """One convolution: the smallest model that needs cuDNN."""
+    """Return one convolution, the smallest model that needs cuDNN."""
     import numpy as np
     from onnx import TensorProto, helper
 
@@ -120,7 +120,7 @@ def make_conv(path: Path) -> str:
 
 
 def make_resnet50_by_hand(path: Path) -> str:
-    """ResNet-50's graph with its normalisation folded into the convolutions, for machines without PyTorch."""
+    """Return ResNet-50's graph with its normalisation folded into the convolutions, for machines without PyTorch."""
     import numpy as np
     from onnx import TensorProto, helper
 
@@ -172,7 +172,7 @@ def make_resnet50_by_hand(path: Path) -> str:
 
 
 def _export(model: Any, sample: Any, path: Path) -> str:
-    """Export with a dynamic batch axis: with PyTorch's older exporter if that works here, else with the newer one."""
+    """Export with a dynamic batch axis, by PyTorch's older exporter if that works here, else by the newer one."""
     torch: Any = importlib.import_module("torch")
     names = {"input_names": ["x"], "output_names": ["y"]}
     axes = {"x": {0: "batch"}, "y": {0: "batch"}}
@@ -196,7 +196,7 @@ def _export(model: Any, sample: Any, path: Path) -> str:
 
 
 def _compare(model: Any, sample: Any, path: Path) -> None:
-    """The exported file computes what the model does, for other batch sizes too: exporters can bake in the sample's."""
+    """Check the exported file against the model, for other batch sizes too, since exporters may fix the sample's."""
     import onnxruntime
 
     torch: Any = importlib.import_module("torch")
@@ -211,7 +211,7 @@ def _compare(model: Any, sample: Any, path: Path) -> None:
 
 
 def torch_resnet50() -> tuple[Any, Any]:
-    """PyTorch's module and an input of it."""
+    """Return PyTorch's module and an input of it."""
     torch: Any = importlib.import_module("torch")
     torchvision: Any = importlib.import_module("torchvision")
     torch.manual_seed(SEED)
@@ -219,7 +219,7 @@ def torch_resnet50() -> tuple[Any, Any]:
 
 
 def make_resnet50(path: Path) -> str:
-    """torchvision's ResNet-50; without torchvision, or if no exporter works, the same graph by hand."""
+    """Return torchvision's ResNet-50, or the same graph by hand without torchvision or a working exporter."""
     try:
         return f"torchvision, {_export(*torch_resnet50(), path)}"
     except Exception as error:  # a model by hand is better than none, and the recipe says which it is
@@ -228,7 +228,7 @@ def make_resnet50(path: Path) -> str:
 
 
 def torch_encoder() -> tuple[Any, Any]:
-    """A transformer encoder of four layers, and an input: 64 positions of 256 features."""
+    """Return a transformer encoder of four layers, and an input of 64 positions of 256 features."""
     torch: Any = importlib.import_module("torch")
     torch.manual_seed(SEED)
     torch.backends.mha.set_fastpath_enabled(False)  # a fused operator that no exporter knows
@@ -245,7 +245,7 @@ def make_encoder(path: Path) -> str:
 
 
 def make_vision(path: Path, name: str) -> str:
-    """A network of torchvision by its name there, with statistics of its normalisations that are not all alike."""
+    """Return a network of torchvision by its name, with normalisation statistics that are not all alike."""
     torch: Any = importlib.import_module("torch")
     torchvision: Any = importlib.import_module("torchvision")
     torch.manual_seed(SEED)
@@ -281,12 +281,12 @@ def kept(name: str, where: Path | None = None) -> bool:
 
 
 def recipe_of(name: str, where: Path | None = None) -> str:
-    """How a model that is kept was made."""
+    """Return how a kept model was made."""
     return path_of(name, where).with_suffix(".txt").read_text().strip()
 
 
 def make(name: str, where: Path, *, by_hand: bool = False) -> tuple[Path, str]:
-    """The model's path and how it was made; made now if it is not kept. Other processes never see half a file."""
+    """Return the model's path and how it was made. Makes it if it is not kept; no process sees half a file."""
     path = path_of(name, where)
     if kept(name, where):
         return path, recipe_of(name, where)

@@ -1,5 +1,5 @@
-"""What options of the CUDA provider cost and gain: what ``CHOSEN_OPTIONS`` in ortgpu/provider/requests.py and
-``LAYOUT_OPTIONS`` in ortgpu/session/chosen/choose.py should be.
+"""Measure what options of the CUDA provider cost and gain, and so what ``CHOSEN_OPTIONS`` in
+ortgpu/provider/requests.py and ``LAYOUT_OPTIONS`` in ortgpu/session/chosen/choose.py should be.
 
     python -m benchmarks.options [--quick] [--cpu] [--only SET] [--budget MINUTES] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What ortgpu costs on top of plain ONNX Runtime.
+"""Measure what ortgpu costs on top of plain ONNX Runtime.
 
     python -m benchmarks.overhead [--quick] [--only FIGURE] [--json FILE]
 
@@ -136,7 +136,7 @@ QUICK = Repeats(construct=5, blocks=8, calls=500, imports=5, cold=3, cold_large=
 
 
 class Benchmark:
-    """The figures: each a method that returns one, or raises NotApplicableError, or fails and leaves the others be."""
+    """The figures. Each is a method that returns one or raises NotApplicableError; other errors end it alone."""
 
     def __init__(self, repeats: Repeats, scratch: Path) -> None:
         self.repeats = repeats
@@ -162,7 +162,7 @@ class Benchmark:
         return self._construct("resnet50", with_options=True)
 
     def session_allow_cpu(self) -> Figure:
-        """Where no GPU is shown, from the second session on, beside plain sessions that ask for the CPU."""
+        """Measure sessions without a GPU, from the second on, and plain sessions that ask for the CPU."""
         arguments = {"model": made_model("mlp"), "rounds": self.repeats.construct}
         child = run_worker("construct_on_cpu", arguments, env=child_environment({"CUDA_VISIBLE_DEVICES": "-1"}))
         seconds = child.reports["seconds"]
@@ -227,7 +227,7 @@ class Benchmark:
         return Figure(seconds["ours"], seconds["plain"], {**notes, **self._recipe(name)})
 
     def _libraries_for_plain(self) -> list[str]:
-        """Nothing where ``preload_dlls()`` finds the libraries by itself, else the folders it has to be told."""
+        """Return nothing if ``preload_dlls()`` finds the libraries by itself, else the folders that it needs."""
         if self._plain_libraries is None:
             model = made_model("conv")
             alone = self._python(COLD_PLAIN, model)
@@ -247,7 +247,7 @@ class Benchmark:
         return self._broken(child_environment(without_cuda_variables(), python_path=[packages]), "-S")
 
     def _broken(self, env: Mapping[str, str], *interpreter: str) -> Figure:
-        """From after ``import onnxruntime`` to the exception; the plain one ends with a session on the CPU."""
+        """Measure from after ``import onnxruntime`` to the exception. The plain one ends with a session on the CPU."""
         model = made_model("mlp")
         outcomes: dict[str, set[str]] = {"ours": set(), "plain": set()}
 
@@ -269,13 +269,13 @@ class Benchmark:
     # Diagnosis
 
     def diagnose(self) -> Figure:
-        """Beside what ONNX Runtime has for the purpose, which prints and judges nothing."""
+        """Compare with ONNX Runtime's own function, which prints and judges nothing."""
         ours = "import ortgpu.diagnosis; started = time.perf_counter(); ortgpu.diagnose()"
         plain = "import onnxruntime; started = time.perf_counter(); onnxruntime.print_debug_info()"
         return self._timed(ours, plain)
 
     def doctor(self) -> Figure:
-        """The whole command, its child process included, beside printing ONNX Runtime's information."""
+        """Compare the whole command, with its child process, with printing ONNX Runtime's information."""
 
         def command(*arguments: str) -> Callable[[], float]:
             def action() -> float:

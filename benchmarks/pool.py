@@ -1,4 +1,4 @@
-"""What a GPUSessionPool makes of several GPUs, beside plain ONNX Runtime with one session and three threads for each.
+"""Compare a GPUSessionPool on several GPUs with plain ONNX Runtime, with a session and three threads for each GPU.
 
     python -m benchmarks.pool [--quick] [--cpu] [--only FIGURE] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What pool.py measures inside one process, in turns; started by workers.py."""
+"""Measurements of pool.py inside one process, in turns. Started by workers.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN_THREADS = 3  # of a session: what brings plain ONNX Runtime to its limit
 
 
 def pool(model: str, gpus: int, batch: int, batches: int, rounds: int, device: str, *, reused: bool = False) -> None:
-    """Mean seconds of a batch, out of ``batches`` for each GPU: of a pool, of plain sessions, and of a pool of one GPU.
+    """Report the mean seconds of a batch, of ``batches`` for each GPU: a pool, plain sessions, a pool of one GPU.
 
     Each plain session has its share beforehand: nobody has to be told which of them is free. With ``reused``, ours get
     theirs from a generator that fills one array again.

@@ -1,4 +1,4 @@
-"""A file of results as a Markdown table and a plot.
+"""Show a file of results as a Markdown table and a plot.
 
 python -m benchmarks.publish results.json [--plot FILE.svg|png]
 """
@@ -17,14 +17,14 @@ from ortgpu.process.timing import quartiles
 
 
 def ratios(figure: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Of the pairs, ours to plain: quartiles around the median."""
+    """Return the quartiles of the ratios of ours to plain, pair by pair."""
     return quartiles(
         [ours / plain for ours, plain in zip(*(figure["values"][of] for of in ("ours", "plain")), strict=True)]
     )
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """A smaller ratio is better for us; quartiles in brackets."""
+    """Return a table. A smaller ratio is better for ortgpu; quartiles are in brackets."""
     lines = ["| figure | ortgpu | plain | ratio |", "|---|---|---|---|"]
     for name, figure in record["figures"].items():
         low, middle, high = ratios(figure)

@@ -1,4 +1,4 @@
-"""Full load for minutes, every result compared, and memory watched.
+"""Run at full load for minutes, compare every result, and watch memory.
 
     python -m benchmarks.soak [--minutes N] [--cpu] [--json FILE]
 
@@ -57,7 +57,7 @@ def open_graph(model: str, device: str, stack: ExitStack) -> tuple[str, Way]:
 def soak(
     way: Way, feeds: Sequence[Any], expected: Sequence[Any], seconds: float, gpus: Sequence[VisibleGPU]
 ) -> dict[str, Any]:
-    """Runs a way for so long, and tells how many results there were, the largest error, and bytes in use on the way."""
+    """Run a way for some seconds. Return the number of results, the largest error, and the bytes in use meanwhile."""
     deque(way([feeds[0]] * WARMING), 0)  # the first is one of the largest
     started = time.monotonic()
     count, wrong, largest = 0, 0, 0.0
@@ -88,7 +88,7 @@ def soak(
 
 
 def bytes_in_use(gpus: Sequence[VisibleGPU]) -> dict[str, int]:
-    """Of this process on the host; on each GPU of everyone, since a container's NVML may not tell whose it is."""
+    """Return the bytes of this process on the host, and of all processes on each GPU: NVML may not tell them apart."""
     from ortgpu.environment.gpu.driver import read_gpu_memory
 
     used = {"host": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
@@ -101,7 +101,7 @@ def bytes_in_use(gpus: Sequence[VisibleGPU]) -> dict[str, int]:
 
 
 def growth(sizes: Sequence[int]) -> int:
-    """From the second quarter, in which all is warm, to the last one."""
+    """Return the growth from the second quarter, in which all is warm, to the last one."""
     quarter = max(len(sizes) // 4, 1)
     return int(statistics.median(sizes[-quarter:]) - statistics.median(sizes[quarter : 2 * quarter] or sizes))
 

@@ -1,4 +1,4 @@
-"""From which size on arrays should be staged inside ``run``, in how many threads, in pieces of how many bytes.
+"""Measure from which size on ``run`` should stage arrays, in how many threads, and in pieces of how many bytes.
 
     python -m benchmarks.thresholds [--quick] [--cpu] [--only SIZE] [--budget MINUTES] [--json FILE]
 
@@ -41,7 +41,7 @@ class Sweep(Benchmark):
         self.is_staged = True
 
     def size(self, mib: int) -> Figure:
-        """A figure of the threads and pieces that are best for arrays of this size, of the case "both"."""
+        """Return the figure of the threads and pieces that are best for arrays of this size, of the case "both"."""
         small = 1 if self.device == "cuda" else 64  # a CPU would take minutes
         reports = self.take(
             "thresholds",
@@ -82,7 +82,7 @@ class Sweep(Benchmark):
         return Figure(seconds[f"both, {threads} x {piece * MIB}"], seconds["both, plain"], notes)
 
     def conclusion(self) -> str:
-        """The threads and pieces that are best over all sizes, and from which size on they gain at each larger one."""
+        """Return the threads and pieces that are best over all sizes, and the size from which on they always gain."""
         if not self.ratios or not self.is_staged:
             return "nothing was staged: there is nothing to conclude"
 
@@ -96,7 +96,7 @@ class Sweep(Benchmark):
         return f"COPY_THREADS = {best[0]}, PIECE = {best[1]} << 20{staged_from} ({by_case})"
 
     def _gains_from(self, case: str, way: tuple[int, int]) -> int | None:
-        """MiB; None where the largest size gains nothing."""
+        """Return MiB, or None if the largest size gains nothing."""
         found = None
         for mib, each in sorted(self.ratios.items(), reverse=True):
             if each[case][way] > GAIN:

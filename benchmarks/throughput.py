@@ -1,4 +1,4 @@
-"""What ortgpu gains over a loop of plain ONNX Runtime's ``run``.
+"""Measure what ortgpu gains over a loop of plain ONNX Runtime's ``run``.
 
     python -m benchmarks.throughput [--quick] [--cpu] [--only FIGURE] [--json FILE]
 
@@ -41,7 +41,7 @@ QUICK = Repeats(rounds=3, samples=60, batches=8, calls=20, first=3)
 
 
 class Benchmark:
-    """The figures: each a method that returns one, or raises NotApplicableError, or fails and leaves the others be."""
+    """The figures. Each is a method that returns one or raises NotApplicableError; other errors end it alone."""
 
     def __init__(self, repeats: Repeats, device: str, no_gpu: str | None, others: bool) -> None:
         self.repeats = repeats
@@ -100,7 +100,7 @@ class Benchmark:
         return self._figure(name, self.take("first_run", name, batch=batch, rounds=self.repeats.first), {})
 
     def take(self, worker: str, name: str, **arguments: Any) -> Any:
-        """What a worker reports about a model."""
+        """Return the reports of a worker about a model."""
         if self.no_gpu is not None:
             raise NotApplicableError(f"needs an NVIDIA GPU, or --cpu: {self.no_gpu}")
         env = (
@@ -152,7 +152,7 @@ def _figures() -> Figures[Benchmark]:
 
 
 def take_sweep(name: str, description: str, figures: Figures[Benchmark], arguments: Sequence[str] | None) -> int:
-    """The command line of a benchmark of settings of ours, beside which no other library is measured."""
+    """Run the command line of a benchmark of ortgpu's settings, which measures no other library."""
 
     def make(options: argparse.Namespace, gpus: GPUs, _: Path) -> Benchmark:
         no_gpu = None if options.cpu or gpus.visible else gpus.reason

@@ -1,4 +1,4 @@
-"""What throughput.py measures inside one process, in turns; started by workers.py.
+"""Measurements of throughput.py inside one process, in turns. Started by workers.py.
 
 Ours is first checked to compute what plain ONNX Runtime computes. ``device`` is "cuda", or "cpu" to see that it works.
 """
@@ -40,8 +40,10 @@ def relative_error(found: list[Any], expected: list[Any]) -> float:
 
 
 def throughput(model: str, batch: int, batches: int, rounds: int, device: str, torch_model: str | None) -> None:
-    """Mean seconds of a batch out of ``batches``: mapped, in a loop over plain ``run``, and without any copy. Then once
-    more mapped, and by other libraries, where PyTorch has ``torch_model`` and they work here."""
+    """Report the mean seconds of a batch of ``batches``: mapped, in a loop over plain ``run``, and without any copy.
+
+    Then once more mapped, and by other libraries, if PyTorch has ``torch_model`` and they work here.
+    """
     session, plain = ours(model, device), plain_session(model, device)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
     pinned = [in_pinned_memory(session, feed) for feed in feeds]
@@ -86,8 +88,10 @@ def throughput(model: str, batch: int, batches: int, rounds: int, device: str, t
 
 
 def reused(model: str, batch: int, batches: int, rounds: int, device: str) -> None:
-    """Mean seconds of a batch out of ``batches`` from a generator that fills one array again: mapped, and in a loop
-    over plain ``run``. "ours, list" has arrays for a few of them, which are not copied before."""
+    """Report the mean seconds of a batch of ``batches`` from a generator that fills one array again.
+
+    They are mapped, and run in a loop over plain ``run``. "ours, list" has a few arrays, which are not copied before.
+    """
     session, plain = ours(model, device), plain_session(model, device)
     feed = feed_of(plain, batch, 1)
     feeds = [feed_of(plain, batch, seed) for seed in range(DIFFERENT_FEEDS)]
@@ -104,7 +108,7 @@ def reused(model: str, batch: int, batches: int, rounds: int, device: str) -> No
 
 
 def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list[int], device: str) -> None:
-    """Mean seconds of a batch by the number of threads that run and stage."""
+    """Report the mean seconds of a batch by the number of threads that run and stage."""
     from ortgpu.running.pipeline import in_order, staged_run
 
     session, plain = ours(model, device), plain_session(model, device)
@@ -116,7 +120,7 @@ def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list
         return itertools.islice(itertools.cycle(values), batches)
 
     def in_threads(which: list[dict[str, Any]], count: int) -> None:
-        deque(in_order(functools.partial(staged_run, session, None), some(which), None, count), 0)
+        deque(in_order(functools.partial(staged_run, session, None), iter(some(which)), 2 * count, count), 0)
 
     actions: dict[str, Callable[[], object]] = {
         "plain": lambda: deque((plain.run(None, feed) for feed in some(feeds)), 0),
@@ -129,7 +133,7 @@ def concurrency(model: str, batch: int, batches: int, rounds: int, threads: list
 
 
 def refilled(feed: dict[str, Any], count: int) -> Iterator[dict[str, Any]]:
-    """``feed`` so many times, each time with another number at the start of each sample, in the same arrays.
+    """Yield ``feed`` ``count`` times in the same arrays, each time with another number at the start of each sample.
 
     Not all is filled again: that is the generator's own work, and takes one thread longer than a GPU needs.
     """
@@ -149,8 +153,10 @@ def in_pinned_memory(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
 def other_libraries(
     model: str, plain: Any, feeds: list[dict[str, Any]], batches: int, device: str, why_not: dict[str, str]
 ) -> dict[str, Callable[[], None]]:
-    """PyTorch eagerly and compiled, with images channels-last as well, and optimum, from ordinary arrays to arrays;
-    ``why_not`` gets what does not work here."""
+    """Return functions for PyTorch, eager and compiled, also with channels-last images, and for optimum.
+
+    They take and return ordinary arrays. ``why_not`` gets the reasons of those that do not work here.
+    """
     actions: dict[str, Callable[[], None]] = {}
     try:
         torch: Any = importlib.import_module("torch")
@@ -192,7 +198,7 @@ def other_libraries(
 
 
 def optimum_run(session: Any) -> Callable[..., Any]:
-    """Tensor in, tensor out, by optimum's ORTModel around a session of plain ONNX Runtime."""
+    """Return a function of tensors by optimum's ORTModel around a session of plain ONNX Runtime."""
     optimum: Any = importlib.import_module("optimum.onnxruntime")
     transformers: Any = importlib.import_module("transformers")
     model = optimum.ORTModelForCustomTasks(config=transformers.PretrainedConfig(), session=session)
@@ -201,7 +207,7 @@ def optimum_run(session: Any) -> Callable[..., Any]:
 
 
 def latency(model: str, batch: int, calls: int, rounds: int, device: str, *, cuda_graph: bool) -> None:
-    """Mean seconds of a call of ``run``, ours and plain; copies in and out included."""
+    """Report the mean seconds of a call of ``run``, ours and plain, with its copies."""
     session, plain = ours(model, device, cuda_graph=cuda_graph), plain_session(model, device)
     feed, other = feed_of(plain, batch, 1), feed_of(plain, batch, 2)
     for each in (feed, other, feed):
@@ -214,7 +220,7 @@ def latency(model: str, batch: int, calls: int, rounds: int, device: str, *, cud
 def repeated(
     run: Callable[..., Any], feeds: list[dict[str, Any]], calls: int, *, keep: bool = False
 ) -> Callable[[], None]:
-    """What makes the calls; with ``keep`` it holds the results of all of them until it returns."""
+    """Return a function that makes the calls. With ``keep`` it holds all results until it returns."""
 
     def action() -> None:
         deque((run(None, feed) for feed in itertools.islice(itertools.cycle(feeds), calls)), calls if keep else 0)
@@ -225,7 +231,7 @@ def repeated(
 def thresholds(
     model: str, summing: str, size: int, threads: list[int], pieces: list[int], rounds: int, device: str
 ) -> None:
-    """Mean seconds of a call with an array of ``size`` bytes: staged in so many threads and bytes a piece, and plain.
+    """Report mean seconds of a call with an array of ``size`` bytes, staged by ``threads`` and ``pieces``, and plain.
 
     Of the cases that thresholds.py names. "first" is a staged call that has to pin memory; "staged" whether any is.
     """
@@ -257,9 +263,11 @@ def thresholds(
 
 
 def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
-    """Seconds of the first run of a shape that no session has seen: kernels stay loaded, so that who came second to the
-    same one would find them there. Each round has two batches larger than the last, of which they take turns to have
-    the larger one."""
+    """Report the seconds of the first run of a shape that no session has seen.
+
+    Kernels stay loaded, so the second session would find those of the same shape. Each round has two batches larger
+    than those before, and the sessions take turns with the larger one.
+    """
     sessions = {"ours": ours(model, device), "plain": plain_session(model, device)}
     pairs = [(first, first + 1) for first in range(batch, batch + 2 * (rounds + 2), 2)]
     sizes = {
@@ -279,7 +287,7 @@ def new_shape(model: str, batch: int, rounds: int, device: str) -> None:
 
 
 def first_run(model: str, batch: int, rounds: int, device: str) -> None:
-    """Seconds of the first run of a new session, in a process in which others have run."""
+    """Report the seconds of the first run of a new session, in a process in which others have run."""
     makers = {"ours": lambda: ours(model, device), "plain": lambda: plain_session(model, device)}
 
     def action(name: str) -> Callable[[], float]:
@@ -301,8 +309,10 @@ def first_run(model: str, batch: int, rounds: int, device: str) -> None:
 
 
 def options(model: str, options: dict[str, str], first: int, batches: list[int], rounds: int, device: str) -> None:
-    """Plain sessions with ``options`` ("ours") and without: seconds of the constructor, of the first run, of runs that
-    are warm, and of the first run of a new shape."""
+    """Report the seconds of plain sessions with ``options`` ("ours") and without.
+
+    They are those of the constructor, of the first run, of warm runs, and of the first run of a new shape.
+    """
     chosen = {"ours": options if device == "cuda" else {}, "plain": {}}
     sessions: dict[str, Any] = {}
 
@@ -343,7 +353,7 @@ def options(model: str, options: dict[str, str], first: int, batches: list[int],
 
 
 def resident(session: Any, feed: dict[str, Any], device: str) -> Any:
-    """A binding whose inputs are on the device, and whose outputs stay there."""
+    """Return a binding whose inputs are on the device, and whose outputs stay there."""
     import onnxruntime
 
     binding = session.io_binding()

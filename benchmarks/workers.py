@@ -1,4 +1,4 @@
-"""What the benchmarks measure inside one process, in turns.
+"""Measurements of the benchmarks inside one process, in turns.
 
 Started in a child, as ``workers.py NAME '{"argument": value}'``.
 """
@@ -21,7 +21,7 @@ from tests.support.this_machine import mapped_files
 
 
 def feed_of(session: Any, batch: int = 1, seed: int | None = None) -> dict[str, Any]:
-    """Zeros for every input, or with a seed random numbers; ``batch`` wherever the size is open."""
+    """Return zeros for every input, or random numbers with a seed; free dimensions are ``batch``."""
     import numpy as np
 
     def array(shape: list[int]) -> Any:
@@ -43,8 +43,10 @@ def report_turns(
 
 
 def construct(model: str, rounds: int, *, with_options: bool = False) -> None:
-    """Seconds that the constructor takes, the process being warm; ``with_options``: given SessionOptions. Letting go of
-    the session is not part of it."""
+    """Report the seconds of the constructor in a warm process, without those of freeing the session.
+
+    ``with_options``: with SessionOptions.
+    """
     import onnxruntime
 
     from ortgpu import GPUSession
@@ -57,7 +59,7 @@ def construct(model: str, rounds: int, *, with_options: bool = False) -> None:
 
 
 def construct_on_cpu(model: str, rounds: int) -> None:
-    """As :func:`construct`, with the CPU allowed where there is no GPU."""
+    """Measure as :func:`construct`, with the CPU allowed where there is no GPU."""
     import logging
     import warnings
 
@@ -107,7 +109,7 @@ def _construct_in_turns(
 
 
 def run(model: str, rounds: int, calls: int) -> None:
-    """Mean seconds of a call, by blocks of calls.
+    """Report the mean seconds of a call, by blocks of calls.
 
     Two plain sessions differ by a microsecond, by where their memory happens to lie. "inherited" is therefore plain
     ONNX Runtime's ``run`` on our own session: what differs is only what we add.
@@ -145,7 +147,7 @@ def run(model: str, rounds: int, calls: int) -> None:
 
 
 def locate(model: str) -> None:
-    """Folders of the CUDA and cuDNN libraries of a session that works, for a process that must be told."""
+    """Report the folders of the CUDA and cuDNN libraries of a working session, for a process that must be told."""
     from ortgpu import GPUSession
 
     with GPUSession(model) as session:
