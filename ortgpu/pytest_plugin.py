@@ -125,12 +125,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
     """Return the mode and its source: the command line, else the variable, else the ini file."""
-    given = {
+    settings = {
         "--ortgpu={}": config.getoption("ortgpu", None),
         VARIABLE + "={}": os.environ.get(VARIABLE),
         "ortgpu = {} in the ini file": config.getini("ortgpu"),
     }
-    for source, value in given.items():
+    for source, value in settings.items():
         if not value:
             continue
         if value not in MODES:

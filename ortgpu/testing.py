@@ -102,10 +102,8 @@ def _parse_memory(value: object) -> int | None:
 def _parse_capability(value: object) -> tuple[int, int] | None:
     if value is None:
         return None
-    if isinstance(value, (tuple, list)) and len(value) == 2:
-        major, minor = value
-        if all(type(part) is int and part >= 0 for part in value):
-            return major, minor
+    if isinstance(value, (tuple, list)) and len(value) == 2 and all(type(part) is int and part >= 0 for part in value):
+        return value[0], value[1]
     raise ValueError(f"compute_capability={value!r} is not a pair of numbers like (8, 0)")
 
 
@@ -295,16 +293,16 @@ def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared:
 
 def _grown(gpus: Sequence[Device], before: Sequence[_Use]) -> list[tuple[int, str]]:
     gc.collect()
-    return [_growth(gpu, use) for gpu, use in zip(gpus, before, strict=True)]
-
-
-def _growth(gpu: Device, before: _Use) -> tuple[int, str]:
-    now = _memory_use(gpu)
-    if before.own is not None:
-        return (now.own or 0) - before.own, "by this process"  # no longer shown: it uses nothing
-    if before.all is None or now.all is None:
-        raise UnmeasurableMemoryError(f"NVML no longer says how much memory of {gpu} is in use")
-    return now.all - before.all, "by all processes: NVML does not show which"
+    grown = []
+    for gpu, use in zip(gpus, before, strict=True):
+        now = _memory_use(gpu)
+        if use.own is not None:
+            grown.append(((now.own or 0) - use.own, "by this process"))  # no longer shown: it uses nothing
+        elif use.all is None or now.all is None:
+            raise UnmeasurableMemoryError(f"NVML no longer says how much memory of {gpu} is in use")
+        else:
+            grown.append((now.all - use.all, "by all processes: NVML does not show which"))
+    return grown
 
 
 def _memory_use(gpu: Device) -> _Use:

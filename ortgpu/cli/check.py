@@ -93,9 +93,9 @@ def check(
                 details = _look_closer(model, device, html)
         except click.UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
+        except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
             problem = error
-    outcome = _Outcome(model, found, details, problem, *report.told(caught))
+    outcome = _Outcome(model, found, details, problem, *report.split_warnings(caught))
     ok = problem is None and not outcome.refuses_inputs(inputs)
     if as_json:
         document = output.document(ok=ok, model=outcome.name)
@@ -128,24 +128,24 @@ class _Outcome:
         document["on_cpu_because"] = output.error_document(self.on_cpu_because) if self.on_cpu_because else None
         return document
 
-    def refuses_inputs(self, given: Path | None) -> bool:
+    def refuses_inputs(self, file: Path | None) -> bool:
         """Return True if the model did not run on inputs of the user. Failing on made-up inputs proves nothing."""
-        return given is not None and self.found is not None and self.found.latency_error is not None
+        return file is not None and self.found is not None and self.found.latency_error is not None
 
-    def show(self, console: Console, allow_cpu: bool, given: Path | None, placement: bool, html: Path | None) -> None:
+    def show(self, console: Console, allow_cpu: bool, file: Path | None, placement: bool, html: Path | None) -> None:
         for text in self.warnings:
             output.line(console, f"warning: {text}", style="yellow")
         if self.problem:
             output.show_error(console, self.problem, known_of(self.model, self.problem))
             return
-        if self.found and self.refuses_inputs(given):
+        if self.found and self.refuses_inputs(file):
             output.line(console, str(self.found.latency_error), style="bold red")
         if self.on_cpu_because:
             output.show_why_on_cpu(console, self.on_cpu_because, "Opened", by_option=allow_cpu)
         elif self.found and self.found.is_idle:
             said = f"{self.name} is open on the GPU, and none of its nodes runs there"
             output.line(console, said, style="bold yellow")
-        elif self.found and not self.refuses_inputs(given):
+        elif self.found and not self.refuses_inputs(file):
             output.line(console, f"OK: {self.name or 'the built-in model'} runs on the GPU", style="bold green")
         if self.found:
             self.found.show(console)
@@ -158,7 +158,7 @@ class _Outcome:
 
 
 def _open_and_run(
-    model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int, given: Path | None
+    model: Path | None, device: str | None, cpu_nodes: CpuNodes, allow_cpu: bool, runs: int, file: Path | None
 ) -> SessionReport:
     from ortgpu import GPUSession
     from ortgpu.cli import report
@@ -171,9 +171,9 @@ def _open_and_run(
         if runs == 0:
             return report.read(session, None, runs)
         declared = session.get_inputs()
-        if given is not None:
-            feeds = inputs.read_inputs(given, declared)
-            return report.read(session, feeds, runs, refused=f"the model does not run on the inputs of {given}")
+        if file is not None:
+            feeds = inputs.read_inputs(file, declared)
+            return report.read(session, feeds, runs, refused=f"the model does not run on the inputs of {file}")
         try:
             feeds = inputs.make_inputs(declared)
         except inputs.UnknownInputError as error:

@@ -122,5 +122,5 @@ def _open_and_compare(model: bytes) -> tuple[SessionReport, float, GPUError | No
         import onnxruntime  # after the session, which loads its libraries first
 
         (on_cpu,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
-    on_cpu_because, _ = report.told(caught)
+    on_cpu_because, _ = report.split_warnings(caught)
     return found, float(np.max(np.abs(on_gpu - on_cpu)) / np.max(np.abs(on_cpu))), on_cpu_because

@@ -159,23 +159,18 @@ class Report:
     @property
     def ok(self) -> bool:
         """True if there is no fatal problem, and the session opened if one was tried."""
-        return self.diagnosis.ok and self.failed_step is None
+        return self.diagnosis.ok and self.failure is None
 
     @property
-    def failed_step(self) -> str | None:
-        """The step in which the probe failed, or None."""
+    def failure(self) -> str | None:
+        """The step in which the probe failed, and the first line of its message or of the child's output. Or None."""
         probe = self.diagnosis.probe
         if probe is None:
             return None
-        failed = next((step.name for step in probe.steps if not step.ok), None)
-        return failed or (None if probe.completed else probe.died_in)
-
-    def _words_of_failure(self) -> str:
-        """Return the first line of the message of the failed step, or of the child that could not be started."""
-        probe = self.diagnosis.probe
-        step = probe.step(self.failed_step or "") if probe is not None else None
-        said = step.detail if step is not None else probe.output if probe is not None else ""
-        return next(iter(said.strip().splitlines()), "")
+        failed = next((step for step in probe.steps if not step.ok), None)
+        name = failed.name if failed is not None else None if probe.completed else probe.died_in
+        message = failed.detail if failed is not None else probe.output
+        return ", ".join((name, *message.strip().splitlines()[:1])) if name else None
 
     def as_dict(self) -> dict[str, Any]:
         diagnosis = self.diagnosis.as_dict()
@@ -221,9 +216,8 @@ class Report:
             show_more(console, each)
 
     def _show_verdict(self, console: Console) -> None:
-        if self.failed_step is not None:
-            where = ", ".join(filter(None, (self.failed_step, self._words_of_failure())))
-            text = f"No check finds a fault, and the probe failed all the same: {where}"
+        if self.failure is not None:
+            text = f"No check finds a fault, and the probe failed all the same: {self.failure}"
             output.line(console, text, style="bold red")
             return
         text = f"OK: {self.model or 'a session'} opens on the GPU"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ortgpu.environment.gpu.cuda import CudaDevice
     from ortgpu.environment.inspection import Environment
     from ortgpu.environment.libraries.search import Resolution
+    from ortgpu.environment.packages.installed import Distribution
 
 _LONG = 70  # characters of a variable's value
 # variables and packages that are shown with --verbose only
@@ -34,7 +35,8 @@ def show(console: Console, diagnosis: Diagnosis, requirements: Sequence[Requirem
         "packages": list(_packages(environment, verbose)),
         "driver": list(_driver(environment, verbose)),
         "GPUs": list(_gpus(environment, probe, verbose)),
-        "libraries": list(_libraries_in_full(environment) if verbose else _libraries(environment)),
+        "libraries": list(_libraries_in_full(environment) if verbose else _libraries(environment))
+        or ["not known: no provider file says which"],
         **(training_findings.rows(diagnosis.training) if isinstance(diagnosis.training, TrainingFacts) else {}),
         "variables": list(_variables(environment, verbose)),
         "requirements": list(_requirements_in_full(requirements) if verbose else _requirements(requirements)),
@@ -70,19 +72,21 @@ def _onnxruntime(environment: Environment) -> Iterator[str]:
         yield f"{name}, {cuda}, in {installed.folder}"
     if len(installed.owners) > 1 or installed.folder is None:
         for owner in installed.owners:
-            yield f"on record: {owner.name} {owner.version or ''}".rstrip()
+            yield f"on record: {_with_version(owner)}"
     for other in installed.elsewhere:
-        yield f"another one, not used: {other.name} {other.version or ''} in {other.location}"
+        yield f"another one, not used: {_with_version(other)} in {other.location}"
+
+
+def _with_version(package: Distribution) -> str:
+    return f"{package.name} {package.version or ''}".rstrip()
 
 
 def _packages(environment: Environment, verbose: bool) -> Iterator[str]:
     packages = environment.packages
     torch = [f"torch {packages.torch.version or 'of unknown version'}"] if packages.torch else []
-    shown = [one for one in packages.others if verbose or one.name not in _HARDLY_TELLING]
-    others = [f"{one.name} {one.version or ''}".rstrip() for one in shown]
+    others = [_with_version(one) for one in packages.others if verbose or one.name not in _HARDLY_TELLING]
     if verbose:
-        wheels = [f"{one.name} {one.version or ''}".rstrip() for one in packages.nvidia]
-        yield from (*others, *torch, *wheels)
+        yield from (*others, *torch, *map(_with_version, packages.nvidia))
     else:
         yield ", ".join((*others, *torch, f"{len(packages.nvidia)} NVIDIA wheels"))
 
@@ -151,8 +155,6 @@ def _libraries(environment: Environment) -> Iterator[str]:
             absent.setdefault(_absence(library), []).append(short_name(library))
     for words, names in (*by_origin.items(), *absent.items()):
         yield f"{', '.join(names)}: {words}"
-    if not environment.libraries:
-        yield "not known: no provider file says which"
 
 
 def _libraries_in_full(environment: Environment) -> Iterator[str]:
@@ -167,8 +169,6 @@ def _libraries_in_full(environment: Environment) -> Iterator[str]:
             yield f"    not needed: {other.path} ({other.source})"
         for other in library.rejected:
             yield f"    passed over: {other.path} ({other.source}): {other.problem}"
-    if not environment.libraries:
-        yield "not known: no provider file says which"
 
 
 def _is_missed(library: Resolution, environment: Environment) -> bool:
@@ -198,13 +198,13 @@ def _variables(environment: Environment, verbose: bool) -> Iterator[str]:
         yield f"LD_LIBRARY_PATH was {before.get('LD_LIBRARY_PATH', 'not set')!r} at the start, which is what counts"
 
 
-def _requirements(requirements: Iterable[Requirement]) -> Iterator[str]:
-    by_status: dict[str, list[str]] = {"pass": [], "fail": [], "unknown": []}
-    for requirement in requirements:
-        by_status[requirement.status_minimum].append(requirement.name)
-    parts = [f"{len(by_status['pass'])} met"]
-    parts += [f"not met: {', '.join(by_status['fail'])}"] if by_status["fail"] else []
-    parts += [f"not known: {', '.join(by_status['unknown'])}"] if by_status["unknown"] else []
+def _requirements(requirements: Sequence[Requirement]) -> Iterator[str]:
+    passed, failed, unknown = (
+        [one.name for one in requirements if one.status_minimum == status] for status in ("pass", "fail", "unknown")
+    )
+    parts = [f"{len(passed)} met"]
+    parts += [f"not met: {', '.join(failed)}"] if failed else []
+    parts += [f"not known: {', '.join(unknown)}"] if unknown else []
     yield "; ".join(parts)
 
 

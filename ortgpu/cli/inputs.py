@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -14,27 +14,19 @@ from numpy.typing import NDArray
 
 from ortgpu.model.tensor_types import DTYPES
 
+if TYPE_CHECKING:
+    from ortgpu.provider.interfaces import Value
+
 _ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # with zeros, many models compute NaN or fail
 _MOST_BYTES = 4 << 30  # of all made-up inputs together
 REFUSED = "the model does not run on made-up inputs (--inputs FILE gives it others)"
-
-
-class InputDescription(Protocol):
-    """An item of ``session.get_inputs()``. ``type`` is ONNX Runtime's name; ``shape`` names free dimensions."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def type(self) -> str: ...
-    @property
-    def shape(self) -> Sequence[int | str | None]: ...
 
 
 class UnknownInputError(ValueError):
     """No array can be made up for this kind of input."""
 
 
-def batch_dimension(descriptions: Sequence[InputDescription]) -> str | None:
+def batch_dimension(descriptions: Sequence[Value]) -> str | None:
     """Return the name of the batch dimension: the first free dimension that comes first in an input.
 
     Returns "" if it has no name, and None if the first dimension of every input is fixed.
@@ -45,7 +37,7 @@ def batch_dimension(descriptions: Sequence[InputDescription]) -> str | None:
     return None
 
 
-def make_inputs(descriptions: Sequence[InputDescription], batch: int = 1) -> dict[str, NDArray[Any]]:
+def make_inputs(descriptions: Sequence[Value], batch: int = 1) -> dict[str, NDArray[Any]]:
     """Make up an array for each input.
 
     The batch dimension has the length ``batch`` wherever its name appears; all other free dimensions are 1. The values
@@ -56,27 +48,20 @@ def make_inputs(descriptions: Sequence[InputDescription], batch: int = 1) -> dic
         UnknownInputError: an input is a sequence, a map or of a rare type, or all need more than 4 GiB.
     """
     random = np.random.default_rng(0)
-    name = batch_dimension(descriptions)
-    shapes = {each.name: _shape_of(each.shape, name, batch) for each in descriptions}
-    _check_size(descriptions, shapes)
-    return {each.name: _make(each, shapes[each.name], random) for each in descriptions}
-
-
-def _check_size(descriptions: Sequence[InputDescription], shapes: Mapping[str, Sequence[int]]) -> None:
-    sizes = {each.name: math.prod(shapes[each.name]) * _item_size(each.type) for each in descriptions}
+    batch_name = batch_dimension(descriptions)
+    shapes = {each.name: _shape_of(each.shape, batch_name, batch) for each in descriptions}
+    dtypes = {each.name: DTYPES.get(each.type, np.dtype(object)) for each in descriptions}
+    sizes = {name: math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()}
     if sum(sizes.values()) > _MOST_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
         shape = " x ".join(map(str, shapes[largest]))
         raise UnknownInputError(
             f"input {largest!r} of {shape} would take {sizes[largest] / (1 << 30):.1f} GiB, and cannot be made up"
         )
+    return {each.name: _make(each, shapes[each.name], random) for each in descriptions}
 
 
-def _item_size(kind: str) -> int:
-    return DTYPES[kind].itemsize if kind in DTYPES else np.dtype(object).itemsize
-
-
-def read_inputs(path: Path, descriptions: Sequence[InputDescription]) -> dict[str, NDArray[Any]]:
+def read_inputs(path: Path, descriptions: Sequence[Value]) -> dict[str, NDArray[Any]]:
     """Return the arrays of a file that numpy.savez wrote, by the names of the inputs.
 
     Raises:
@@ -115,7 +100,7 @@ def _shape_of(shape: Sequence[int | str | None], batch_name: str | None, batch: 
     return lengths
 
 
-def _make(description: InputDescription, shape: Sequence[int], random: np.random.Generator) -> NDArray[Any]:
+def _make(description: Value, shape: Sequence[int], random: np.random.Generator) -> NDArray[Any]:
     if description.type == "tensor(string)":
         return np.full(shape, "", dtype=np.object_)
     if description.type not in DTYPES:

@@ -21,16 +21,16 @@ import json
 from pathlib import Path
 
 model, batch, width, providers, result = json.loads(sys.argv[1])
-said = {}
+observed = {}
 try:
     import numpy, onnxruntime
-    said["version"] = onnxruntime.__version__
+    observed["version"] = onnxruntime.__version__
     session = onnxruntime.InferenceSession(model, providers=providers)
-    said["bound"] = session.get_providers()
-    said["outputs"] = len(session.run(None, {"input": numpy.ones((batch, width), numpy.float32)}))
+    observed["bound"] = session.get_providers()
+    observed["outputs"] = len(session.run(None, {"input": numpy.ones((batch, width), numpy.float32)}))
 except Exception as error:
-    said["raised"] = f"{type(error).__name__}: {error}"
-Path(result).write_text(json.dumps(said))
+    observed["raised"] = f"{type(error).__name__}: {error}"
+Path(result).write_text(json.dumps(observed))
 """
 
 
@@ -63,12 +63,12 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
             ended = f"did not end within {timeout:.0f} s" if child.timed_out else child.errors
         elif child.returncode < 0:
             ended = f"died of {signal_name(-child.returncode)}"
-        said = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+        observed = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
     return PlainResult(
-        version=said.get("version"),
-        bound=tuple(said["bound"]) if "bound" in said else None,
-        ran="outputs" in said,
-        raised=said.get("raised"),
+        version=observed.get("version"),
+        bound=tuple(observed["bound"]) if "bound" in observed else None,
+        ran="outputs" in observed,
+        raised=observed.get("raised"),
         ended=ended,
         written=_lines(child.output),
     )

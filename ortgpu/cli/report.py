@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import logging
 import os
 import statistics
@@ -114,15 +115,8 @@ class SessionReport:
 
 
 def device_document(device: Device) -> dict[str, object]:
-    return {
-        "is_gpu": device.is_gpu,
-        "ordinal": device.ordinal,
-        "uuid": device.uuid,
-        "name": device.name,
-        "compute_capability": list(device.compute_capability) if device.compute_capability else None,
-        "total_memory": device.total_memory,
-        "driver_version": device.driver_version,
-    }
+    facts = dataclasses.asdict(device)
+    return {"is_gpu": device.is_gpu, **{name: value for name, value in facts.items() if name != "kind"}}
 
 
 def read(
@@ -200,7 +194,7 @@ def _is_no_warning(record: logging.LogRecord) -> bool:
     return not hasattr(record, "warning")
 
 
-def told(caught: Iterable[warnings.WarningMessage]) -> tuple[GPUError | None, list[str]]:
+def split_warnings(caught: Iterable[warnings.WarningMessage]) -> tuple[GPUError | None, list[str]]:
     """Return the error for which a session is on the CPU, or None, and the first lines of other warnings.
 
     The first line is enough, since the report shows a table of the placement.

@@ -150,7 +150,7 @@ class Threads:
     def wait(self) -> None:
         """Wait until the threads have ended."""
         for thread in self.threads:
-            if thread is not threading.current_thread():  # what it was given may wait
+            if thread is not threading.current_thread():  # a call may wait
                 thread.wait()
 
 
@@ -227,7 +227,7 @@ def _work(calls: SimpleQueue[Call | None], first: Call | None) -> None:
         try:
             call()
         except BaseException:  # SystemExit, say, of a callback of a future: others wait for this thread
-            logger.exception("what a thread was given raised")
+            logger.exception("a call in a thread raised")
         del call  # it holds its sender, and arrays
     calls.put(None)  # for the next one
 

@@ -1,7 +1,7 @@
 """Copies between ordinary arrays and the device, through pinned memory, by several threads.
 
 A transfer is cut into pieces. While the GPU reads one piece from pinned memory, the next is copied there; in the other
-direction likewise. The calling thread takes part in the copy, uses a CUDA stream of its own, and waits for it.
+direction likewise. The calling thread takes each in the copy, uses a CUDA stream of its own, and waits for it.
 
 The threads of a copy are those of a small ONNX Runtime session. They copy the slices that a Gather selects
 (GatherCopyData in gather.cc), without the interpreter lock. Python threads wait for that lock before each piece and
@@ -47,7 +47,7 @@ _shared: weakref.WeakValueDictionary[tuple[int, int, int], ParallelCopy] = weakr
 class ParallelCopy:
     """A pool of threads that copy host memory. The threads end with this object.
 
-    Python threads may share it. Each calling thread takes part in its own copies.
+    Python threads may share it. Each calling thread takes each in its own copies.
 
     Args:
         threads: the most threads for one copy, the calling one included.
@@ -229,30 +229,30 @@ class Copier:
         """Copy to the device and return when all is copied. After CudaCallError no copy is under way any more."""
         runtime = self._runtime
         with self._stream() as stream:
-            for whole, start in self._cut(transfers):
-                whole.fill(start)
-                copy = runtime.copy_pinned if whole.is_pinned else runtime.copy
-                copy(whole.address + start, whole.host_address + start, whole.size_at(start), stream)
+            for each, start in self._cut(transfers):
+                each.fill(start)
+                copy = runtime.copy_pinned if each.is_pinned else runtime.copy
+                copy(each.address + start, each.host_address + start, each.size_at(start), stream)
 
     def from_device(self, transfers: list[Transfer]) -> None:
         """Copy from the device, as :meth:`to_device` does to it."""
         runtime = self._runtime
         awaited: list[tuple[_Piece, Event | None]] = []
         with self._stream() as stream:
-            for whole, start in self._cut(transfers):
+            for each, start in self._cut(transfers):
                 event = None
-                if whole.is_pinned:
+                if each.is_pinned:
                     event = self._new_event()
-                    runtime.copy_pinned(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
+                    runtime.copy_pinned(each.host_address + start, each.address + start, each.size_at(start), stream)
                     runtime.record_now(event.handle, stream)
-                awaited.append(((whole, start), event))
-            for (whole, start), event in awaited:
+                awaited.append(((each, start), event))
+            for (each, start), event in awaited:
                 if event is None:  # into ordinary memory: CUDA stages it and waits for the stream
-                    runtime.copy(whole.host_address + start, whole.address + start, whole.size_at(start), stream)
+                    runtime.copy(each.host_address + start, each.address + start, each.size_at(start), stream)
                     continue
                 if not runtime.has_passed(event.handle):
                     runtime.wait_for(event.handle)
-                whole.empty(start)
+                each.empty(start)
         self._events.extend(event for _, event in awaited if event is not None)
 
     def _cut(self, transfers: list[Transfer]) -> list[_Piece]:
@@ -260,7 +260,7 @@ class Copier:
         # Small pieces keep the GPU from waiting long for the first one and after the last one.
         piece = min(self._piece, max(-(-size // 4), self._piece // 4))
         chunked = [ChunkedTransfer(transfer, piece, self._copies) for transfer in transfers]
-        return [(whole, start) for whole in chunked for start in whole.starts]
+        return [(each, start) for each in chunked for start in each.starts]
 
     def _new_event(self) -> Event:
         try:

@@ -128,10 +128,13 @@ class CudaRuntime:
         return self._prepared("cudaMemcpyAsync", *arguments)
 
     def relaxed(self) -> Relaxed:
-        """Return a context for :meth:`use_device` and the relaxed mode, which one thread at a time may enter often."""
+        """Return a context for :meth:`use_device` and the relaxed mode, which one thread at a time may enter often.
+
+        The device must have a context.
+        """
         mode = ctypes.c_int()
-        exchange = self._prepared("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-        return Relaxed(mode, self.prepared_use_device(), exchange)
+        use_device = self._prepared("cudaSetDevice", ctypes.c_int(self.ordinal))
+        return Relaxed(mode, use_device, self._prepared("cudaThreadExchangeStreamCaptureMode", ctypes.byref(mode)))
 
     def synchronise(self, stream: int) -> None:
         """Wait for all work in ``stream``."""
@@ -202,17 +205,10 @@ class CudaRuntime:
         """Make this device the current one of the calling thread, as ONNX Runtime does for a run."""
         self._call(self._library.cudaSetDevice, self.ordinal)
 
-    def prepared_use_device(self) -> Callable[[], None]:
-        """Return a function that calls :meth:`use_device` in half the time. The device must have a context."""
-        return self._prepared("cudaSetDevice", ctypes.c_int(self.ordinal))
-
-    def exchange_capture_mode(self, mode: int) -> int:
+    def exchange_capture_mode(self, mode: int, library: ctypes.CDLL | None = None) -> int:
         """Set the capture mode of the calling thread. Return the previous mode."""
-        return self._exchange_capture_mode(self._library, mode)
-
-    def _exchange_capture_mode(self, library: ctypes.CDLL, mode: int) -> int:
         exchanged = ctypes.c_int(mode)
-        self._call(library.cudaThreadExchangeStreamCaptureMode, ctypes.byref(exchanged))
+        self._call((library or self._library).cudaThreadExchangeStreamCaptureMode, ctypes.byref(exchanged))
         return exchanged.value
 
     def device_guard(self) -> contextlib.AbstractContextManager[None]:
@@ -231,11 +227,11 @@ class CudaRuntime:
         if is_elsewhere:
             self._call(library.cudaSetDevice, self.ordinal)
         try:
-            before = self._exchange_capture_mode(library, CAPTURE_MODE_RELAXED)
+            before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED, library)
             try:
                 yield
             finally:
-                self._exchange_capture_mode(library, before)
+                self.exchange_capture_mode(before, library)
         finally:
             if is_elsewhere and context_is_active(current.value):
                 self._call(library.cudaSetDevice, current.value)
@@ -371,7 +367,4 @@ def runtime_on(ordinal: int) -> CudaRuntime | None:
     return _runtime(path, ordinal) if path is not None else None
 
 
-@functools.cache
-def _runtime(path: str, ordinal: int) -> CudaRuntime:
-    """Return cudart for a device. Cached, since each run with arrays of other libraries asks for it."""
-    return CudaRuntime(path, ordinal)
+_runtime = functools.cache(CudaRuntime)  # each run with arrays of other libraries asks for it

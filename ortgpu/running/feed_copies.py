@@ -116,7 +116,7 @@ class FeedCopies:
         if order is not None:
             # Keep the order in memory: reordering takes many times as long, and the threads that run do it in parallel.
             source = array.transpose(order)
-            copy = self._ordinary_empty(source.shape, source.dtype)
+            copy = self._ordinary.empty(source.shape, source.dtype)
             self._fill(copy, source)
             return copy.transpose(np.argsort(order))
         copy = self._empty(array.shape, array.dtype, waits)
@@ -139,12 +139,8 @@ class FeedCopies:
                     return found
             wait = next(waits, None) if fits else None
             if wait is None or all(each() is None for each in self._pinned):
-                return self._ordinary_empty(shape, dtype)
+                return self._ordinary.empty(shape, dtype)
             wait()
-
-    def _ordinary_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        found = self._ordinary.try_empty(shape, dtype)
-        return np.empty(shape, dtype) if found is None else found
 
     def _fill(self, copy: NDArray[Any], array: NDArray[Any]) -> None:
         threads = None

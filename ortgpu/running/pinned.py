@@ -95,6 +95,11 @@ class RecycledMemory:
         """The bytes used by arrays and kept for later ones."""
         return sum(block.size for block in self._there())
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an empty array, in new memory if :meth:`try_empty` returns none."""
+        found = self.try_empty(shape, dtype)
+        return np.empty(shape, dtype) if found is None else found
+
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], leaving: int = 0) -> NDArray[Any] | None:
         """Return an empty array, or None if it has no elements, exceeds the limit or cannot be allocated.
 
@@ -218,11 +223,6 @@ class PinnedMemory(RecycledMemory):
         super().__init__(limit)
         self._runtime = runtime
 
-    @property
-    def bytes_pinned(self) -> int:
-        """The pinned bytes, both used by arrays and kept for later ones."""
-        return self.bytes_held
-
     def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return an empty array, as numpy.empty does, in pinned memory where possible.
 
@@ -232,9 +232,7 @@ class PinnedMemory(RecycledMemory):
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise TypeError("an array of Python objects cannot be in pinned memory")
-        shape = np.empty(shape, "V0").shape  # let NumPy parse the shape; V0 allocates nothing
-        found = self.try_empty(shape, kind)
-        return np.empty(shape, kind) if found is None else found
+        return super().empty(np.empty(shape, "V0").shape, kind)  # let NumPy parse the shape; V0 allocates nothing
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], leaving: int = 0) -> NDArray[Any] | None:
         return None if self._runtime is None else super().try_empty(shape, dtype, leaving)

@@ -14,12 +14,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..process.signals import is_of_a_handler
 from ..process.threads import Executor, Outcome
 from ..provider import lifetime
 from .pinned import memory_of
+
+if TYPE_CHECKING:
+    from .plain_runs import RunningSession
 
 Feed = TypeVar("Feed")
 Result = TypeVar("Result")
@@ -35,7 +38,7 @@ _COPIED_BY_RUN_FROM = 32 << 20
 
 
 def map_session(
-    session: Any, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
+    session: RunningSession, feeds: Iterable[Mapping[str, Any]], in_flight: int | None, output_names: Any
 ) -> Iterator[Any]:
     """Yield the results of ``session`` for ``feeds``; see GPUSession.map."""
     from .device_arrays import with_values
@@ -54,7 +57,7 @@ def map_session(
     converted = map(convert, source)
     run = functools.partial(staged_run, session, output_names)
     if not session._runner.is_captured:
-        return _in_threads(run, converted, ahead, min(THREADS, ahead), copy)
+        return in_order(run, converted, ahead, THREADS, copy)
     return _captured_in_order(session, run, converted, ahead, copy)
 
 
@@ -71,7 +74,7 @@ def as_it_is_now(feed: Any) -> Any:
     return dict(feed) if isinstance(feed, Mapping) else feed
 
 
-def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
+def staged_run(session: RunningSession, output_names: Any, feed: Mapping[str, Any]) -> Any:
     """Call ``session.run`` with the arrays of the feed in pinned memory.
 
     This thread copies them there, unless ``run`` copies them itself in several threads.
@@ -88,7 +91,7 @@ def staged_run(session: Any, output_names: Any, feed: Mapping[str, Any]) -> Any:
 
 
 def _captured_in_order(
-    session: Any, run: Callable[[Any], Result], feeds: Iterator[Any], in_flight: int, copy: Copy[Any] | None
+    session: RunningSession, run: Callable[[Any], Result], feeds: Iterator[Any], in_flight: int, copy: Copy[Any] | None
 ) -> Iterator[Result]:
     """Yield results in order, for a session that captures CUDA graphs and runs in one thread of its own.
 
@@ -103,17 +106,6 @@ def _captured_in_order(
                 session._runner.submit(executor, outcome, run, feed)
 
         yield from results_of(submit, feeds, in_flight, copy)
-
-
-def in_order(
-    function: Callable[[Feed], Result], feeds: Iterable[Feed], in_flight: int | None, threads: int
-) -> Iterator[Result]:
-    """Yield the result of ``function`` for each of ``feeds``, in their order, computed in up to ``threads`` threads.
-
-    See :func:`results_of`. The default of ``in_flight`` is twice the threads.
-    """
-    source, ahead = check_arguments(feeds, in_flight, 2 * threads)
-    return _in_threads(function, source, ahead, min(threads, ahead), None)
 
 
 def check_arguments(feeds: Iterable[Feed], in_flight: int | None, default: int) -> tuple[Iterator[Feed], int]:
@@ -131,10 +123,18 @@ def for_many_runs(output_names: Any) -> Any:
     return list(output_names) if isinstance(output_names, Iterator) else output_names
 
 
-def _in_threads(
-    function: Callable[[Feed], Result], feeds: Iterator[Feed], in_flight: int, threads: int, copy: Copy[Feed] | None
+def in_order(
+    function: Callable[[Feed], Result],
+    feeds: Iterator[Feed],
+    in_flight: int,
+    threads: int,
+    copy: Copy[Feed] | None = None,
 ) -> Iterator[Result]:
-    with _threads(threads) as executor:
+    """Yield the result of ``function`` for each of ``feeds``, in their order, from up to ``threads`` threads.
+
+    See :func:`results_of`.
+    """
+    with _threads(min(threads, in_flight)) as executor:
         yield from results_of(lambda feed, outcome: executor.submit(outcome, function, feed), feeds, in_flight, copy)
 
 

@@ -86,7 +86,7 @@ def graph_buffers() -> None:
 
     pinned = session._pinned
     session.close()
-    report("pinned after close", pinned.bytes_pinned if pinned else None)
+    report("pinned after close", pinned.bytes_held if pinned else None)
 
     with GPUSession(pair(), cuda_graph=True, pinned_memory_limit=0) as without:
 

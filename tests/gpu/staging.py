@@ -99,7 +99,7 @@ def results() -> None:
     for feed in feeds:
         session.run(None, feed)
     report("intact", [bool((array == -number).all()) for number, array in enumerate(kept)])
-    report("pinned", session._pinned.bytes_pinned / size if session._pinned else None)
+    report("pinned", session._pinned.bytes_held / size if session._pinned else None)
     view = kept[3][::1000]
     kept.clear()
     for feed in feeds:
@@ -114,7 +114,7 @@ def results() -> None:
     )
     del pinned, view
     session.close()
-    report("pinned after close", session._pinned.bytes_pinned if session._pinned else None)
+    report("pinned after close", session._pinned.bytes_held if session._pinned else None)
     report("not staged", unstaged.messages)
 
 

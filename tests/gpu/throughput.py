@@ -76,7 +76,7 @@ def mapped(model: str, batches: list[int]) -> None:
     attempt("threads after an early end", own_threads)
     session.close()
     attempt("threads after close", own_threads)
-    attempt("pinned after close", lambda: session._pinned.bytes_pinned if session._pinned else None)
+    attempt("pinned after close", lambda: session._pinned.bytes_held if session._pinned else None)
     gc.collect()
     report("free", {"before": before, "after": free_memory(uuid)})
 

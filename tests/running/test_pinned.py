@@ -37,7 +37,7 @@ def test_an_array_is_pinned_and_its_memory_used_again(with_stub: Any) -> None:
         free = memory.bytes_in_use
         again = memory.empty(1 << 19, np.uint16)
         report([pinned, held, free, again.__array_interface__["data"][0] == address, again.flags.writeable,
-                stub.stub_allocations(), stub.stub_pinned_bytes() == memory.bytes_pinned])
+                stub.stub_allocations(), stub.stub_pinned_bytes() == memory.bytes_held])
     """)
     assert found == [[True, False], 1 << 20, 0, True, True, 1, True]
 
@@ -73,7 +73,7 @@ def test_an_interrupt_while_memory_is_pinned_leaves_it_for_the_next(with_stub: A
         try:
             memory.empty(MIB, np.uint8)
         except KeyboardInterrupt:
-            left = stub.stub_pinned_bytes(), memory.bytes_pinned, memory.bytes_in_use
+            left = stub.stub_pinned_bytes(), memory.bytes_held, memory.bytes_in_use
         runtime._library.cudaHostAlloc = plain
         report([left, memory.is_pinned(memory.empty(MIB, np.uint8)), stub.stub_allocations(), stub.stub_capture_mode()])
     """)
@@ -116,8 +116,8 @@ def test_an_interrupt_anywhere_loses_no_memory(with_stub: Any) -> None:
             except KeyboardInterrupt:
                 pass
             sys.setprofile(None)
-            if memory.bytes_in_use or stub.stub_pinned_bytes() != memory.bytes_pinned:
-                lost.append([memory.bytes_in_use, stub.stub_pinned_bytes(), memory.bytes_pinned])
+            if memory.bytes_in_use or stub.stub_pinned_bytes() != memory.bytes_held:
+                lost.append([memory.bytes_in_use, stub.stub_pinned_bytes(), memory.bytes_held])
         report([lost[:3], len(places) > 20, memory.is_pinned(memory.empty(4 * MIB, np.uint8))])
     """)
     assert found == [[], True, True]
@@ -329,7 +329,7 @@ def test_any_order_of_taking_and_giving_back(with_stub: Any) -> None:
                 if size % 3:
                     arrays[slot] = number % 251, memory.empty(size, np.uint8)
                     arrays[slot][1][:] = number % 251
-                assert stub.stub_pinned_bytes() == memory.bytes_pinned <= limit
+                assert stub.stub_pinned_bytes() == memory.bytes_held <= limit
                 assert all((array == value).all() for value, array in arrays.values())
             memory.close()
             assert stub.stub_pinned_bytes() == memory.bytes_in_use
@@ -391,7 +391,7 @@ def test_threads_share_it(with_stub: Any) -> None:
                 array[:] = number
                 if (array != number).any():
                     wrong.append(number)
-                most.append(memory.bytes_pinned)
+                most.append(memory.bytes_held)
         workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
         [worker.start() for worker in workers]
         [worker.join() for worker in workers]
@@ -414,7 +414,7 @@ def test_the_real_runtime_without_a_gpu_pins_nothing_and_says_why() -> None:
             memory = PinnedMemory(ortgpu.running.cudart.CudaRuntime(path, 0), 1 << 30)
             array = memory.empty(1 << 20)
             staged = memory.staged({"x": array})["x"] is array
-            report([staged, memory.bytes_pinned, messages[-1]])
+            report([staged, memory.bytes_held, messages[-1]])
         else:
             report(None)
     """)
@@ -435,7 +435,7 @@ def test_on_the_cpu_it_is_ordinary_memory_with_a_debug_message() -> None:
         session = GPUSession(NEG)
         array = session.pinned_empty((2, 3), "float64")
         array[:] = 5
-        report([array.shape, array.dtype.str, session._pinned.bytes_pinned, messages[-1]])
+        report([array.shape, array.dtype.str, session._pinned.bytes_held, messages[-1]])
     """)
     assert found == [[2, 3], "<f8", 0, "nothing is pinned for a session on cpu"]
 

@@ -352,7 +352,7 @@ def test_only_as_many_run_at_a_time_as_there_are_threads() -> None:
             running -= 1
         return -number
 
-    assert list(in_order(function, range(9), in_flight=7, threads=3)) == [-number for number in range(9)]
+    assert list(in_order(function, iter(range(9)), in_flight=7, threads=3)) == [-number for number in range(9)]
     assert most == 3
 
 
@@ -364,7 +364,7 @@ def test_feeds_are_taken_in_the_thread_that_iterates() -> None:
             seen.append(threading.current_thread())
             yield number
 
-    assert sum(in_order(abs, source(), None, 4)) == sum(range(20))
+    assert sum(in_order(abs, source(), 8, 4)) == sum(range(20))
     assert set(seen) == {threading.current_thread()}
 
 

@@ -322,8 +322,8 @@ def with_stub(stubs: Stubs) -> Callable[..., Any]:
 def test_the_copy_is_in_pinned_memory_which_is_used_again(with_stub: Any, kind: str) -> None:
     """And no run copies it once more."""
     found = with_stub(f"""
-        each = with_pinned({kind})
         watch()
+        each = with_pinned({kind})
         results = last(each.map(counted(60, np.zeros(SIZE, np.float32))))
         session = getattr(each, "sessions", [each])[0]
         report([results == [-n for n in range(60)], read.count(True), stub.stub_allocations() <= 8,
@@ -335,8 +335,8 @@ def test_the_copy_is_in_pinned_memory_which_is_used_again(with_stub: Any, kind: 
 def test_submit_waits_for_a_run_where_pinned_memory_is_full(with_stub: Any) -> None:
     """Not for one that was cancelled, nor in a callback of a future, where a run would wait for itself."""
     found = with_stub("""
-        pool = with_pinned(ortgpu.GPUSessionPool(NEG), 5 * MIB)
         watch()
+        pool = with_pinned(ortgpu.GPUSessionPool(NEG), 5 * MIB)
         requests = [pool.submit(None, feed) for feed in counted(30, np.zeros(SIZE, np.float32))]
         results = last(request.result() for request in requests)
         pinned = read.count(True), pool._copies._ordinary.bytes_held
@@ -360,8 +360,8 @@ def test_submit_waits_for_a_run_where_pinned_memory_is_full(with_stub: Any) -> N
 
 def test_submit_copies_to_pinned_memory(with_stub: Any) -> None:
     found = with_stub("""
-        pool = with_pinned(ortgpu.GPUSessionPool(NEG))
         watch()
+        pool = with_pinned(ortgpu.GPUSessionPool(NEG))
         requests = [pool.submit(None, feed) for feed in counted(30, np.zeros(SIZE, np.float32))]
         results = last(request.result() for request in requests)
         report([results == [-n for n in range(30)], read.count(True), pool.sessions[0]._pinned.bytes_in_use])
@@ -373,8 +373,8 @@ def test_submit_copies_to_pinned_memory(with_stub: Any) -> None:
 def test_a_full_memory_is_waited_for(with_stub: Any, kind: str) -> None:
     """Copies have half of it: results need some as well."""
     found = with_stub(f"""
-        each = with_pinned({kind}, 5 * MIB)
         watch()
+        each = with_pinned({kind}, 5 * MIB)
         results, pinned = [], []
         for result in each.map(counted(30, np.zeros(SIZE, np.float32))):
             results.append(result)
@@ -388,9 +388,9 @@ def test_a_full_memory_is_waited_for(with_stub: Any, kind: str) -> None:
 def test_what_does_not_fit_is_copied_to_ordinary_memory_without_waiting(with_stub: Any, limit: int) -> None:
     """Where no memory is pinned, or the caller has all of it."""
     found = with_stub(f"""
+        watch()
         session = with_pinned(GPUSession(NEG), {limit} * MIB)
         held = [session.pinned_empty(SIZE) for _ in range({limit})]
-        watch()
         results = last(session.map(counted(30, np.zeros(SIZE, np.float32))))
         report([results == [-n for n in range(30)], read.count(True), most[1] > 1])
     """)
@@ -400,8 +400,8 @@ def test_what_does_not_fit_is_copied_to_ordinary_memory_without_waiting(with_stu
 def test_an_array_that_never_fits_is_not_waited_for(with_stub: Any) -> None:
     """The others of its feed fit, and are given back when runs end: waiting for that would leave one run at a time."""
     found = with_stub("""
-        session = with_pinned(GPUSession(ADD), 16 * MIB)
         watch()
+        session = with_pinned(GPUSession(ADD), 16 * MIB)
         def mixed():
             small, large = np.zeros(SIZE, np.float32), np.zeros((9, SIZE), np.float32)
             for number in range(20):

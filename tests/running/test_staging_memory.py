@@ -42,7 +42,7 @@ def test_a_result_is_never_another_s_while_it_or_a_view_of_it_lives(staged_child
                 if how != "drop":
                     held[slot] = number, result if how == "keep" else memoryview(result[::3])
                 del result
-                assert stub.stub_pinned_bytes() == session._pinned.bytes_pinned <= limit
+                assert stub.stub_pinned_bytes() == session._pinned.bytes_held <= limit
                 assert session._runner._runs._ordinary.bytes_held <= limit
                 assert all((np.asarray(array) == -value).all() for value, array in held.values())
             session.close()

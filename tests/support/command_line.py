@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ortgpu.cli.report import Latency, SessionReport
@@ -65,4 +66,4 @@ class Terminal(io.StringIO):
 class Described:
     name: str
     type: str
-    shape: list[int | str | None]
+    shape: Sequence[int | str | None]

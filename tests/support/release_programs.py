@@ -223,7 +223,7 @@ def use_with_many_feeds(model: bytes) -> dict[str, Any]:
     assert path is not None
     memory = PinnedMemory(CudaRuntime(path, 0), 1 << 30)
     seen["staged"] = memory.staged(feeds[0])["x"] is feeds[0]["x"] and memory.empty(3).shape == (3,)
-    seen["pinned"] = memory.bytes_pinned
+    seen["pinned"] = memory.bytes_held
     seen["why not"] = messages[-1]
     return seen
 

@@ -122,9 +122,9 @@ def bench(
             raise
         except _InputsRefusedError as refused:
             problem, known = refused.error, (GPUError(str(refused)),)
-        except Exception as error:  # noqa: BLE001 - beside GPUError, whatever ONNX Runtime says of an invalid model
+        except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
             problem, known = error, known_of(model, error)
-    on_cpu_because, _ = report.told(caught)
+    on_cpu_because, _ = report.split_warnings(caught)
     if as_json:
         document = output.document(ok=problem is None, model=str(model))
         if problem:
@@ -252,25 +252,21 @@ def _feeds(opened: Bench, batches: tuple[int, ...] | None, inputs: Path | None) 
         if batches is not None:
             raise click.UsageError("--inputs is one batch: leave --batch out")
         return {None: read_inputs(inputs, declared)}
-    try:
-        if batch_dimension(declared) is not None:
-            feeds: dict[int | None, Feed] = {}
-            refused: UnknownInputError | None = None
-            for size in batches or _DEFAULT_BATCHES:
-                try:
-                    feeds[size] = make_inputs(declared, size)
-                except UnknownInputError as error:
-                    opened.leave_out(size, error)
-                    refused = refused or error
-            if refused is not None and not feeds:
-                raise refused
-            return feeds
-        if batches is None:
-            return {None: make_inputs(declared)}
-    except UnknownInputError as error:
-        raise click.UsageError(f"MODEL cannot be measured: {error}") from None
-    shapes = ", ".join(f"{each.name} {each.shape}" for each in declared) or "it has no inputs"
-    raise click.UsageError(f"MODEL has no free batch dimension ({shapes}): leave --batch out")
+    is_fixed = batch_dimension(declared) is None
+    if is_fixed and batches is not None:
+        shapes = ", ".join(f"{each.name} {each.shape}" for each in declared) or "it has no inputs"
+        raise click.UsageError(f"MODEL has no free batch dimension ({shapes}): leave --batch out")
+    feeds: dict[int | None, Feed] = {}
+    refused: UnknownInputError | None = None
+    for size in (None,) if is_fixed else batches or _DEFAULT_BATCHES:
+        try:
+            feeds[size] = make_inputs(declared, size or 1)
+        except UnknownInputError as error:
+            opened.leave_out(size, error)
+            refused = refused or error
+    if not feeds:
+        raise click.UsageError(f"MODEL cannot be measured: {refused}")
+    return feeds
 
 
 def _row(figure: Figure) -> tuple[str, ...]:

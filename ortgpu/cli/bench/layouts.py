@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...model.files import is_ort_format
-from ...model.outline import MOST_PARTS, Graph, GraphOutline, Node
+from ...model.outline import MOST_PARTS, Graph, GraphOutline
 from ...provider.requests import CUDA
 from ...session.chosen.layouts import LAYOUTS
 
@@ -61,7 +61,7 @@ def find_weights(model: str) -> tuple[str | None, ...]:
     fixed = outline.content.ir_version < 4
     found = _weights_in(outline.graph, {}, () if fixed else [value.name for value in outline.graph.inputs])
     for function in outline.functions:  # the weights are inputs of the function, so their types are unknown
-        found += _weights_of(function.nodes, {})
+        found += _weights_in(function, {})
     return tuple(None if kind is None else TensorProto.DataType.Name(kind) for kind in found)
 
 
@@ -85,12 +85,8 @@ def why_untried(layout: str, weights: Sequence[str | None]) -> str | None:
 def _weights_in(graph: Graph, around: Mapping[bytes, int], overridable: Sequence[bytes] = ()) -> list[int | None]:
     own = {tensor.name: tensor.data_type for tensor in graph.initializers}
     constants = {name: kind for name, kind in {**around, **own}.items() if name not in overridable}
-    return _weights_of(graph.nodes, constants)
-
-
-def _weights_of(nodes: Iterable[Node], constants: dict[bytes, int]) -> list[int | None]:
     found: list[int | None] = []
-    for node in nodes:
+    for node in graph.nodes:
         if os.fsdecode(node.operator) in _CONVOLUTIONS:
             found.append(constants.get(node.inputs[1]))
         elif node.operator == b"Constant":

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...errors import GPUError, GPUOutOfMemoryError, ProviderFallbackError
@@ -149,7 +150,7 @@ class Bench:
         try:
             self._add(PLAIN, self._open_plain)
             if on_gpu:
-                self._add("graph", self._open_graph)
+                self._add("graph", lambda: _Way("graph", self._stack.enter_context(self._open(cuda_graph=True)).run))
             self._add("pool", lambda: self._open_pool(allow_cpu))
             if on_gpu:
                 self.layouts = self._choose_layouts()
@@ -194,8 +195,8 @@ class Bench:
 
     def leave_out(self, batch: int | None, error: Exception) -> None:
         """Add all ways to ``left_out`` for a feed on which :meth:`measure` raised."""
-        told = {each.way for each in self.left_out if each.batch == batch}
-        self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in self._ways if way.name not in told]
+        known = {each.way for each in self.left_out if each.batch == batch}
+        self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in self._ways if way.name not in known]
 
     def measure_layouts(
         self, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None] = lambda: None
@@ -247,10 +248,14 @@ class Bench:
     ) -> list[Figure]:
         """Measure the ways in turns. ``calls`` has the size of a block of each way; ratios are relative to ``base``."""
         latencies: dict[str, list[float]] = {way.name: [] for way in calls}
-        blocks = {
-            way.name: self._timed(way, feed, number, latencies[way.name], progress) for way, number in calls.items()
-        }
-        seconds = in_turns(blocks, rounds)
+
+        def block(way: _Way, number: int) -> float:
+            seconds, each = way.block(feed, number)
+            latencies[way.name] += each
+            progress()
+            return seconds / number
+
+        seconds = in_turns({way.name: partial(block, way, number) for way, number in calls.items()}, rounds)
         items = batch or 1
         return [
             Figure(
@@ -271,18 +276,6 @@ class Bench:
         seconds, _ = way.block(feed, way.at_least)
         wanted = math.ceil(_BLOCK * way.at_least / max(seconds, 1e-9))
         return max(way.at_least, min(wanted, _MOST_CALLS))
-
-    @staticmethod
-    def _timed(
-        way: _Way, feed: Feed, calls: int, latencies: list[float], progress: Callable[[], None]
-    ) -> Callable[[], float]:
-        def action() -> float:
-            seconds, each = way.block(feed, calls)
-            latencies.extend(each)
-            progress()
-            return seconds / calls
-
-        return action
 
     def _add(self, name: str, opened: Callable[[], _Way]) -> None:
         try:
@@ -312,9 +305,6 @@ class Bench:
         from ...session.gpu_session import GPUSession
 
         return GPUSession(self._model, **{"device": self.session.device.ordinal, "cpu_nodes": "allow", **options})
-
-    def _open_graph(self) -> _Way:
-        return _Way("graph", run=self._stack.enter_context(self._open(cuda_graph=True)).run)
 
     def _open_pool(self, allow_cpu: bool | None) -> _Way:
         pool = self._stack.enter_context(GPUSessionPool(self._model, allow_cpu=allow_cpu, cpu_nodes="allow"))

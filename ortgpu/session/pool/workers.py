@@ -6,7 +6,7 @@ import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...environment.gpu.cuda import initialise
 from ...errors import GPUError, ProviderRequestError, manual
@@ -16,6 +16,18 @@ from ...process.threads import Threads
 from ...provider import living as registry
 from ...provider.devices import Device, DeviceRequest, as_request, check_form, choose_visible, ordinal_of
 
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from ...running.plain_runs import RunningSession
+
+    class PoolSession(RunningSession, Protocol):
+        """A session of a pool, which is a GPUSession."""
+
+        @property
+        def device(self) -> Device: ...
+
+
 # With fewer, a GPU waits while inputs and outputs are copied: ResNet-50 needs three to come to its limit on an H200.
 _THREADS_PER_DEVICE = 3
 
@@ -23,7 +35,7 @@ _THREADS_PER_DEVICE = 3
 class Worker(Threads):
     """A session and the threads that call it. ``place`` is the index of its GPU among those of the pool."""
 
-    def __init__(self, session: Any, place: int) -> None:
+    def __init__(self, session: PoolSession, place: int) -> None:
         super().__init__(f"ortgpu-pool-{place}")
         self.session = session
         self.place = place
@@ -42,16 +54,16 @@ def open_workers(
     devices: str | Iterable[Device | DeviceRequest],
     sessions_per_device: int,
     options: dict[str, Any],
-    session_class: Callable[[], type[Any]],
+    session_class: Callable[[], Callable[..., PoolSession]],
 ) -> None:
     """Fill ``workers`` with one worker for each session, going round the devices ``sessions_per_device`` times.
 
     The first session opens in this thread, so that its warnings name the caller and a general fault is diagnosed only
-    once. The others then open at the same time, in threads. After any error the caller stops the workers that exist.
+    once. The others then open at the same time, in threads. After an error the caller stops the workers that exist.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
-        GPUError, Exception: as GPUSession raises. No session stays open that is not among ``workers``.
+        GPUError, Exception: as GPUSession raises. ``workers`` then has the sessions that are open.
     """
     if sessions_per_device < 1:
         raise ValueError(f"sessions_per_device must be at least 1, not {sessions_per_device}")
@@ -68,8 +80,11 @@ def open_workers(
         )
     chosen = _choose(devices)
     places = [place for _ in range(sessions_per_device) for place in range(len(chosen))]
-    sessions = _open_sessions(model, [chosen[place] for place in places], options, session_class)
-    workers += [Worker(session, place) for session, place in zip(sessions, places, strict=True)]
+    opened: dict[int, PoolSession] = {}  # filled by threads: an interrupt here loses no session
+    try:
+        _open_sessions(opened, functools.partial(session_class(), model), [chosen[place] for place in places], options)
+    finally:
+        workers += [Worker(opened[number], places[number]) for number in sorted(opened)]
     for worker in workers:
         worker.start(-(-_THREADS_PER_DEVICE // sessions_per_device))
 
@@ -83,12 +98,8 @@ def stop(workers: Sequence[Worker], pid: int) -> None:
             for worker in workers:
                 worker.wait()
         finally:  # after an interrupt the threads end all the same
-            _close(worker.session for worker in workers)
-
-
-def _close(sessions: Iterable[Any]) -> None:
-    for session in sessions:
-        session.close()
+            for worker in workers:
+                worker.session.close()
 
 
 def _choose(devices: str | Iterable[Device | DeviceRequest]) -> list[DeviceRequest]:
@@ -124,30 +135,25 @@ def _refused(what: str, devices: Sequence[DeviceRequest], remedy: str) -> Provid
 
 
 def _open_sessions(
-    model: Any, devices: Sequence[DeviceRequest], options: dict[str, Any], session_class: Callable[[], type[Any]]
-) -> list[Any]:
-    cls: Any = session_class()
-    open_session = functools.partial(cls, model)
-    sessions = [open_session(device=devices[0], **options)]
-    if not sessions[0].device.is_gpu:  # allow_cpu: open one after the other, so that each warns the caller
-        try:
-            for device in devices[1:]:
-                sessions.append(open_session(device=device, **options))  # noqa: PERF401 - closed if the next one fails
-        except BaseException:
-            _close(sessions)
-            raise
-        return sessions
+    opened: dict[int, PoolSession],
+    open_session: Callable[..., PoolSession],
+    devices: Sequence[DeviceRequest],
+    options: dict[str, Any],
+) -> None:
+    def open_one(number: int) -> None:
+        opened[number] = open_session(device=devices[number], **options)
+
+    open_one(0)
+    others = range(1, len(devices))
+    if not opened[0].device.is_gpu:  # allow_cpu: open one after the other, so that each warns the caller
+        for number in others:
+            open_one(number)
+        return
     # The first session has warned of nodes on the CPU, and placement is the same for all. If it is on a GPU, the others
     # must not go to the CPU, where their share of the requests would hold up the rest.
     options = {**options, "allow_cpu": False}
     if options.get("cpu_nodes", "warn") == "warn":
         options["cpu_nodes"] = "allow"
-    opened: dict[int, Any] = {}  # filled by the threads: an interrupt here loses no session
-
-    def open_one(number: int) -> None:
-        opened[number] = open_session(device=devices[number], **options)
-
-    others = range(1, len(devices))
     tasks = [Task(functools.partial(open_one, number), f"ortgpu-open-{devices[number]}") for number in others]
     errors: list[BaseException] = []
     for task in tasks:
@@ -156,15 +162,12 @@ def _open_sessions(
         except BaseException as error:  # noqa: BLE001 - raised when all have ended
             errors.append(error)
     if errors:
-        _close([*sessions, *opened.values()])
         try:
             raise _one_of(errors)
         finally:
             del errors, task, tasks  # its traceback holds this frame
-    sessions += [opened[number] for number in others]
-    for session in sessions[1:]:
-        registry.attribute(session, to=sessions[0])
-    return sessions
+    for number in others:
+        registry.attribute(opened[number], to=opened[0])
 
 
 def _one_of(errors: Sequence[BaseException]) -> BaseException:
