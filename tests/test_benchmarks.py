@@ -23,8 +23,7 @@ def record_of(tmp_path: Path, benchmark: str, *options: str) -> tuple[dict[str, 
     results = tmp_path / "results.json"
     command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--quick", "--cpu", "--json", str(results), *options]
     env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models")})
-    child = run_child(command, env=env, deadline=110)
-    assert child.returncode == 0, child.output
+    child = run_child(command, env=env, deadline=110).ok()
     record: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
     return record, child
 
@@ -106,8 +105,7 @@ def test_thresholds_are_where_all_larger_sizes_gain() -> None:
 
 def test_without_a_gpu_it_takes_none_and_says_why(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_TEST_MODELS": str(tmp_path)})
-    child = run_child([sys.executable, "-m", "benchmarks.throughput"], env=env, deadline=60)
-    assert child.returncode == 0, child.output
+    child = run_child([sys.executable, "-m", "benchmarks.throughput"], env=env, deadline=60).ok()
     assert "left out: graph-small: needs an NVIDIA GPU, or --cpu: " in child.stdout
 
 
@@ -139,8 +137,7 @@ sys.exit(figures.take_figures("made up", "", found, lambda *_: None, sys.argv[1:
     code = f"from pathlib import Path\nfrom benchmarks import figures\nfigures.ROOT = Path({str(tmp_path)!r})\n{code}"
     results = tmp_path / "results.json"
     command = [sys.executable, "-c", code, "--json", str(results), "--budget", "0.2"]
-    child = run_child(command, deadline=60)
-    assert child.returncode == 0, child.output
+    run_child(command, deadline=60).ok()
     record = json.loads(results.read_text(encoding="utf-8"))
     assert list(record["figures"]) == ["a"]
     assert record["figures"]["a"]["values"]["ours"] == [0.5] * 3
@@ -165,8 +162,7 @@ def test_pool_takes_every_figure(tmp_path: Path) -> None:
 
 def test_pool_without_so_many_gpus_says_so(tmp_path: Path) -> None:
     env = child_environment({"CUDA_VISIBLE_DEVICES": "", "ORTGPU_TEST_MODELS": str(tmp_path)})
-    child = run_child([sys.executable, "-m", "benchmarks.pool"], env=env, deadline=60)
-    assert child.returncode == 0, child.output
+    child = run_child([sys.executable, "-m", "benchmarks.pool"], env=env, deadline=60).ok()
     assert child.stdout.count("left out: pool-resnet50-b256-x") == 4
     assert child.stdout.count("left out: pool-reused-resnet50-b256-x") == 4
 
@@ -175,8 +171,7 @@ def test_soak_compares_every_result_and_watches_memory(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     command = [sys.executable, "-m", "benchmarks.soak", "--cpu", "--minutes", "0.1", "--json", str(results)]
     env = child_environment({"ORTGPU_TEST_MODELS": str(tmp_path / "models"), "PYTHONWARNINGS": "ignore"})
-    child = run_child(command, env=env, deadline=110)
-    assert child.returncode == 0, child.output
+    child = run_child(command, env=env, deadline=110).ok()
     assert child.stdout.endswith("OK\n")
     ways = json.loads(results.read_text(encoding="utf-8"))["ways"]
     assert list(ways) == ["map", "pool of 1"]
@@ -243,8 +238,7 @@ def test_results_are_published_as_a_table_and_a_plot(tmp_path: Path) -> None:
     }
     record = {"benchmark": "throughput", "machine": {"gpus": ["a GPU"]}, "figures": {"map-b8": figure}}
     results.write_text(json.dumps(record), encoding="utf-8")
-    child = run_child([sys.executable, "-m", "benchmarks.publish", str(results), "--plot", str(plot)], deadline=60)
-    assert child.returncode == 0, child.output
+    child = run_child([sys.executable, "-m", "benchmarks.publish", str(results), "--plot", str(plot)], deadline=60).ok()
     assert "| `map-b8` | 2.00 ms | 4.00 ms | 0.500 [0.375, 0.625] |" in child.stdout
     text = plot.read_text(encoding="utf-8")
     assert "map-b8" in text

@@ -255,8 +255,7 @@ def test_a_finding_and_no_traceback(lab: Lab, given: Input) -> None:
     env = {name: value.replace("{overlay}", str(machine.overlay.root)) for name, value in given.env.items()}
     reported = "import sys; print(json.dumps(diagnosed), file=sys.stderr)"
     code = f"{given.prelude}{DIAGNOSED}\nopen_session({str(lab.models.relu)!r}, {{}})\n{reported}"
-    result = machine.but(env=env).run(code)
-    assert result.returncode == 0, result.output
+    result = machine.but(env=env).run(code).ok()
     error = result.json["error"]
     assert error is not None, result.output
     assert "GPUError" in error["bases"], result.output

@@ -69,8 +69,7 @@ def test_why_none_is_tried(models: tuple[str, str], tmp_path: Path) -> None:
     computed, no_model = saved(network, tmp_path / "computed.onnx"), tmp_path / "model.ort"
     no_model.write_bytes(b"\xff" * 40)
     command = [sys.executable, "-c", CHOICES, models[0], computed, str(no_model)]
-    child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60)
-    assert child.returncode == 0, child.output
+    child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60).ok()
     assert child.reports["right"] == [[LAST, FUSED], []]
     for name, why in (
         ("computed", "weights of a convolution are not constant"),
@@ -156,8 +155,7 @@ def test_a_layout_is_measured_or_left_out(
 ) -> None:
     child = run_child(
         [sys.executable, "-c", TRIED, *models, kind], env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60
-    )
-    assert child.returncode == 0, child.output
+    ).ok()
     assert child.reports["on the CPU"] == []
     assert child.reports["figures"] == [[LAST, batch, True, True] for batch in measured]
     found = child.reports["left out"]

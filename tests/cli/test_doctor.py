@@ -32,8 +32,7 @@ def rows_on_a_screen(text: str, columns: int = 80) -> int:
 
 def test_healthy_as_far_as_looking_goes(lab: Lab) -> None:
     """The stub driver opens no session: that a probe succeeds is for a machine with a GPU to show."""
-    result = doctor(lab.machine(**EVERYTHING), "--no-probe")
-    assert result.returncode == 0, result.output
+    result = doctor(lab.machine(**EVERYTHING), "--no-probe").ok()
     lines = result.stdout.splitlines()
     assert lines[0] == "OK: no fault found. Nothing was opened to make sure (--no-probe)."
     assert rows_on_a_screen(result.stdout) <= 24
@@ -149,8 +148,7 @@ def test_missing_libraries_are_all_named(lab: Lab) -> None:
 @pytest.mark.parametrize("nvml", [None, NVML(init=9), NVML(error=999)], ids=["absent", "no-driver", "errors"])
 def test_nvml_that_does_not_work(lab: Lab, nvml: NVML | None) -> None:
     machine = lab.machine(cuda=Cuda(devices=(H200,)), nvml=nvml)
-    result = doctor(machine, "--no-probe")
-    assert result.returncode == 0, result.output
+    result = doctor(machine, "--no-probe").ok()
     assert "NVML does not work: " in result.stdout
     assert "not known without NVML" in result.stdout
     assert H200.uuid in doctor(machine).stdout, "CUDA itself was asked for it"

@@ -141,8 +141,7 @@ def test_the_command(preflight: Start, tmp_path: Path, launcher: str) -> None:
     """Every operation, type and size that it runs by itself."""
     launchers.need(launcher)
     [(command, _)] = starts_of(launcher, 2, [sys.executable, "-m", "ortgpu", "preflight", "--json"])
-    child = run_child(command, env=child_environment({**AS_ROOT, "NCCL_NVLS_ENABLE": "0"}), deadline=120)
-    assert child.returncode == 0, child.output
+    child = run_child(command, env=child_environment({**AS_ROOT, "NCCL_NVLS_ENABLE": "0"}), deadline=120).ok()
     document = json.loads(child.stdout)
     assert document["ok"]
     assert len(document["ranks"]) == 2

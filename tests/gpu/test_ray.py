@@ -36,8 +36,7 @@ def uuids(gpus: GPUs) -> list[str]:
 
 def program(name: str, arguments: str = "{}") -> dict[str, Any]:
     command = [sys.executable, str(PROGRAMS), name, arguments]
-    child = run_child(command, env=child_environment(QUIET), deadline=DEADLINE)
-    assert child.returncode == 0, child.output
+    child = run_child(command, env=child_environment(QUIET), deadline=DEADLINE).ok()
     return dict(child.reports)
 
 
@@ -112,7 +111,6 @@ def test_a_preflight_between_the_actors(uuids: list[str]) -> None:
 @pytest.mark.parametrize("name", ["ray_data.py", "ray_serve.py"])
 def test_example(uuids: list[str], name: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / name)]
-    done = run_child(command, env=child_environment(QUIET), deadline=DEADLINE)
-    assert done.returncode == 0, done.output
+    done = run_child(command, env=child_environment(QUIET), deadline=DEADLINE).ok()
     assert any(uuid in done.stdout for uuid in uuids)
     assert "[0.0, 0.0, 1.0, 2.0]" in done.stdout

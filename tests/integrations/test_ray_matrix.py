@@ -70,8 +70,7 @@ def run(python: Path, *arguments: str, env: dict[str, str] | None = None) -> Chi
 
 def program(python: Path, name: str, arguments: str = "{}") -> dict[str, Any]:
     """What a function of ``tests/support/ray_programs.py`` reported."""
-    child = run(python, str(ROOT / "tests" / "support" / "ray_programs.py"), name, arguments)
-    assert child.returncode == 0, child.output
+    child = run(python, str(ROOT / "tests" / "support" / "ray_programs.py"), name, arguments).ok()
     return dict(child.reports)
 
 
@@ -293,8 +292,7 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # Ray believes this variable too
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=os.path.basename)
 def test_example(python: Path, example: str) -> None:
-    done = run(python, example, "--allow-cpu", env=NO_GPU)
-    assert done.returncode == 0, done.output
+    done = run(python, example, "--allow-cpu", env=NO_GPU).ok()
     assert "[0.0, 0.0, 1.0, 2.0]" in done.stdout
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.lab import Machine
 from tests.lab.environments import network_variables
 from tests.lab.fixtures import Lab
 from tests.lab.launchers import AS_ROOT
-from tests.support.children import Child
+from tests.support.children import Child, run_child
 
 MARKS = [
     pytest.mark.matrix,
@@ -47,7 +46,7 @@ def bin_of(site: Path) -> Path:
     return site.parents[2] / "bin"
 
 
-def call(site: Path, *command: str, env: Mapping[str, str | None] | None = None) -> subprocess.CompletedProcess[str]:
+def call(site: Path, *command: str, env: Mapping[str, str | None] | None = None) -> Child:
     """A command of an environment that is used as it is."""
     variables: dict[str, str | None] = {
         "PATH": os.pathsep.join([str(bin_of(site)), "/usr/bin", "/bin"]),
@@ -57,21 +56,14 @@ def call(site: Path, *command: str, env: Mapping[str, str | None] | None = None)
         **AS_ROOT,
         **(env or {}),
     }
-    return subprocess.run(
-        command,
-        env={name: value for name, value in variables.items() if value is not None},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    known = {name: value for name, value in variables.items() if value is not None}
+    return run_child(command, env=known, deadline=DEADLINE)
 
 
-def mpirun(site: Path, ranks: int, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+def mpirun(site: Path, ranks: int, *arguments: str, **settings: Any) -> Child:
     python = str(bin_of(site) / "python")
     done = call(site, "mpirun", "--oversubscribe", "-np", str(ranks), python, *arguments, **settings)
-    assert done.returncode == 0, done
-    return done
+    return done.ok()
 
 
 def program(site: Path, *arguments: str) -> Any:
