@@ -185,6 +185,7 @@ def test_soak_notices_what_is_wrong_and_what_grows() -> None:
     code = """
         import time
         import numpy as np
+        import ortgpu.environment.gpu.driver  # or soak() spends its time on this import
         from benchmarks.soak import soak
         from tests.support.children import report
 

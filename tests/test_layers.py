@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import run_python
+
 PACKAGE = Path(__file__).resolve().parent.parent / "ortgpu"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -133,6 +135,13 @@ def test_only_the_command_line_knows_a_terminal(path: Path) -> None:
     if (PACKAGE / "cli") not in path.parents:
         known = {module.partition(".")[0] for module, _ in imports_of(path)}
         assert not known & {"click", "rich"}
+
+
+def test_every_module_can_be_imported() -> None:
+    """Without Ray, and without the folder that Python reads at its start."""
+    left_out = ("__init__", "integrations.ray.", "session.guard.startup")
+    names = [f"ortgpu.{module}" for module in MODULES if not module.startswith(left_out)]
+    run_python("import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)", *names).ok()
 
 
 def test_no_test_imports_a_benchmark() -> None:

@@ -28,8 +28,6 @@ from tests.support.children import child_environment, run_child, run_python
 from tests.support.command_line import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
 from tests.support.this_machine import GPUs
 
-pytestmark = pytest.mark.lab
-
 HEAD = '<ir_version: 8, opset_import: ["": 17]> '
 ON_CPU = ["plain", "run", "map", "pool"]  # a CUDA graph needs CUDA
 
@@ -51,6 +49,7 @@ def fixed(tmp_path: Path) -> Path:
     return write_model(tmp_path / "fixed.onnx", "g (float[3, 4] x) => (float[3, 4] y) { y = Relu(x) }")
 
 
+@pytest.mark.lab
 def test_plain_is_not_guarded(model: Path) -> None:
     """On a GPU, ORTGPU_ENFORCE would have a GPUSession compared with itself."""
     code = f"""
@@ -141,6 +140,7 @@ def test_without_a_gpu_the_cause_is_shown(model: Path) -> None:
     assert document["error"]["code"] in catalogue()
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("text", "expected"),
     [(None, "InvalidProtobuf"), ("g (float[a, 4] x, float[b, 3] y) => (float[c, d] z) { z = MatMul(x, y) }", "MatMul")],
@@ -157,6 +157,7 @@ def test_a_model_that_does_not_run(tmp_path: Path, text: str | None, expected: s
 # What is measured
 
 
+@pytest.mark.lab
 def test_every_way_is_measured_with_every_batch(model: Path) -> None:
     result = ortgpu("bench", str(model), "--allow-cpu", "--batch", "2,1,2", "--rounds", "5", "--json", env=NO_GPU)
     assert result.returncode == 0, result
@@ -229,6 +230,7 @@ report("steps", [len(steps), bench.steps])
 """
 
 
+@pytest.mark.lab
 def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
     command = [sys.executable, "-c", PARTLY_FAILING, str(model)]
     child = run_child(command, env=child_environment({"CUDA_VISIBLE_DEVICES": ""}), deadline=60).ok()
@@ -284,6 +286,7 @@ def with_memory_for(model: Path, *arguments: str) -> tuple[int | None, str]:
     return child.returncode, child.stdout
 
 
+@pytest.mark.lab
 def test_where_no_batch_fits_into_the_memory_that_is_the_problem(model: Path) -> None:
     code, text = with_memory_for(model, "0", "0", "0", "--json")
     assert code == 1
@@ -296,6 +299,7 @@ def test_where_no_batch_fits_into_the_memory_that_is_the_problem(model: Path) ->
     assert "items/s" not in text
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("calls", [("0", "0"), ("9", "9"), ("9", "100000")], ids=["at once", "later", "only ours"])
 def test_a_batch_that_does_not_fit_into_the_memory_takes_no_other_with_it(model: Path, calls: tuple[str, str]) -> None:
     code, text = with_memory_for(model, "1", *calls, "--json")
@@ -311,6 +315,7 @@ def test_a_batch_that_does_not_fit_into_the_memory_takes_no_other_with_it(model:
 ONE_ONLY = "g (float[n, 4] x) => (float[n, 4] y) <int64[2] shape = {1, 4}> { y = Reshape(x, shape) }"
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("batches", [(), ("--batch", "8,1")], ids=["default", "largest first"])
 def test_a_batch_that_the_model_does_not_run_takes_no_other_with_it(tmp_path: Path, batches: tuple[str, ...]) -> None:
     """Exported with a free batch dimension, and with the length of the example's batch written into a Reshape."""
@@ -327,6 +332,7 @@ def test_a_batch_that_the_model_does_not_run_takes_no_other_with_it(tmp_path: Pa
     assert all(sentence.startswith("Batch 1,") for sentence in document["recommended"])
 
 
+@pytest.mark.lab
 def test_batches_that_the_model_does_not_run_are_told_in_a_line_each(tmp_path: Path) -> None:
     path = write_model(tmp_path / "one.onnx", ONE_ONLY)
     result = ortgpu("bench", str(path), "--allow-cpu", "--rounds", "5", env=NO_GPU)
@@ -335,6 +341,7 @@ def test_batches_that_the_model_does_not_run_are_told_in_a_line_each(tmp_path: P
     assert told == [f"not measured: plain, run, map, pool, batch {batch}" for batch in (8, 64)]
 
 
+@pytest.mark.lab
 def test_a_batch_whose_inputs_cannot_be_made_up_takes_no_other_with_it(tmp_path: Path) -> None:
     """The default batches of large images are more than it makes up."""
     path = write_model(tmp_path / "model.onnx", "g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
@@ -536,6 +543,7 @@ def test_a_plot_of_a_model_with_any_name(tmp_path: Path, name: str, suffix: str)
         assert name.replace("\n", "\ufffd").replace("\x1b", "\ufffd") in words
 
 
+@pytest.mark.lab
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is full")
 @pytest.mark.usefixtures("needs_matplotlib")
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
