@@ -31,7 +31,7 @@ def check(found: dict[str, Any], count: int) -> None:
 
 def on_the_stub_machine(lab: Lab, provider_library: str, count: int) -> dict[str, Any]:
     machine = lab.machine_that_places(provider_library)
-    program = PRELUDE.partition("def report")[0] + WATCHED.format(60) + PROGRAM
+    program = PRELUDE.partition("from tests.support")[0] + WATCHED.format(60) + PROGRAM
     found: dict[str, Any] = machine.run(program, argv=[str(count), "1"], timeout=DEADLINE).ok().json
     return found
 

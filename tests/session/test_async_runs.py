@@ -34,6 +34,6 @@ def test_sessions_on_the_cpu_that_go_out_of_scope() -> None:
 
 def test_sessions_on_a_gpu_that_computes_nothing_that_go_out_of_scope(lab: Lab, provider_library: str) -> None:
     machine = lab.machine_that_places(provider_library)
-    program = PRELUDE.partition("def report")[0] + WATCHED.format(110) + PROGRAM
+    program = PRELUDE.partition("from tests.support")[0] + WATCHED.format(110) + PROGRAM
     found = machine.run(program, argv=[str(COUNT)], cwd=Path(__file__).parents[2], timeout=115).ok().json
     check(found, COUNT)
