@@ -265,14 +265,14 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
 
 def _lack(requested: int | None, total: int | None, text: str) -> tuple[str, list[str]]:
     """Return what was too little, and what helps beside a smaller batch."""
-    asked = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
+    size = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
     if LIMIT.search(text):
-        return f"the session's gpu_mem_limit is reached{asked}", ["or raise that provider option"]
+        return f"the session's gpu_mem_limit is reached{size}", ["or raise that provider option"]
     if requested is not None and total is not None and requested > total:
         # issue 22702: an absurd size comes from a wrong shape
         values = "or, where that much cannot be meant, look at the values from which this model computes its shapes"
-        return f"a run needs more memory than this GPU has{asked}", [values]
-    return f"the GPU ran out of memory{asked}", [
+        return f"a run needs more memory than this GPU has{size}", [values]
+    return f"the GPU ran out of memory{size}", [
         'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set',
         "or stop other processes on the GPU",
     ]

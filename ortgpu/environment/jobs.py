@@ -1,4 +1,4 @@
-"""Which job this process belongs to, and a folder in which the processes of a job on one host find each other."""
+"""The job of this process, and a folder in which the processes of a job on one host find each other."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _HYDRA_PROXY = "hydra_pmi_proxy"  # starts all ranks of one host, for MPICH and 
 
 
 def identity_of(rank: Rank, environ: Mapping[str, str] | None = None) -> str:
-    """A text that the ranks of a job on one host have in common, and no other job on it has at the same time.
+    """Return a text that the ranks of a job share on one host, and no other job has there at the same time.
 
-    torchrun, Open MPI and srun number their jobs, MASTER_ADDR and MASTER_PORT serve one job at a time. MPICH says
-    nothing: there it is the process that started this host's ranks, and where that is not found either, the parent.
+    torchrun, Open MPI and srun number their jobs, MASTER_ADDR and MASTER_PORT serve one job at a time. MPICH
+    gives no number: its job is known by the process that started the ranks of this host, or else by the parent.
     """
     variables = os.environ if environ is None else environ
     named = _named(rank, variables)
@@ -35,14 +35,15 @@ def identity_of(rank: Rank, environ: Mapping[str, str] | None = None) -> str:
 
 
 def is_told_apart_by_starter(rank: Rank) -> bool:
-    """Whether no variable names the job of ranks that were started by hand: they are those that one process started."""
+    """Return True for ranks started by hand whose job no variable names: one process started them."""
     variables = os.environ
     return rank.launcher == "environment" and not any([*_named(rank, variables), variables.get("MASTER_ADDR")])
 
 
 def identity_between_hosts(rank: Rank, environ: Mapping[str, str] | None = None) -> str | None:
-    """A text that the ranks of a job have in common on all hosts, and no other job on rank 0's host has; None where the
-    launcher gives none.
+    """Return a text that the ranks of a job share on all hosts, and no other job on rank 0's host has.
+
+    None if the launcher gives none.
 
     MASTER_ADDR is no part of it: a host may have another name for itself, localhost in a pod of Kubernetes.
     """
@@ -65,12 +66,12 @@ def _named(rank: Rank, variables: Mapping[str, str]) -> list[str]:
 
 
 def short_name(identity: str) -> str:
-    """As part of a file's name."""
+    """Return the identity as part of a file's name."""
     return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def runtime_folder() -> Path:
-    """A folder of this user alone on this host, made if need be: in XDG_RUNTIME_DIR, else in the temporary folder.
+    """Return a folder of this user alone on this host, in XDG_RUNTIME_DIR or else in the temporary folder.
 
     Raises:
         OSError: neither can be used; the text says why for each.
@@ -100,11 +101,11 @@ def _starter() -> str:
     above = list(_ancestors())
     proxy = next((process for process in above if process[1] == _HYDRA_PROXY), None)
     number, _, started = proxy or (above[0] if above else (os.getppid(), "", "0"))
-    return f"{number} of {started}"  # the time too: numbers of processes come again
+    return f"{number} of {started}"  # with the time, because numbers of processes are reused
 
 
 def _ancestors() -> Iterator[tuple[int, str, str]]:
-    """Number, name and start of this process's parent, its parent and so on. /proc/PID/stat: proc(5)."""
+    """Yield number, name and start of the parent, its parent and so on, from /proc/PID/stat: proc(5)."""
     number = os.getppid()
     while number > 0:
         try:
