@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import logging
 import os
 import statistics
@@ -115,8 +114,15 @@ class SessionReport:
 
 
 def device_document(device: Device) -> dict[str, object]:
-    facts = dataclasses.asdict(device)
-    return {"is_gpu": device.is_gpu, **{name: value for name, value in facts.items() if name != "kind"}}
+    return {
+        "is_gpu": device.is_gpu,
+        "ordinal": device.ordinal,
+        "uuid": device.uuid,
+        "name": device.name,
+        "compute_capability": list(device.compute_capability) if device.compute_capability else None,
+        "total_memory": device.total_memory,
+        "driver_version": device.driver_version,
+    }
 
 
 def read(
