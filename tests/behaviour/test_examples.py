@@ -207,7 +207,7 @@ def test_tests_run_on_the_gpu() -> None:
 # is a command, and below it stands what it prints. The commands of a page run in a folder with these and model.onnx.
 
 
-PAGES = sorted(EXAMPLES.glob("*.md"))
+PAGES = [EXAMPLES.parent / "README.md", *sorted(EXAMPLES.glob("*.md"))]
 MODEL = """
 <ir_version: 8, opset_import: ["": 17]>
 relu (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }

@@ -92,13 +92,6 @@ def test_the_recorded_table_has_the_cases_of_the_code() -> None:
         assert (fix == "executed, true") == (case.after is not None), f"{case.name}: {fix}"
 
 
-def test_the_readme_has_the_recorded_table() -> None:
-    inside = README.read_text(encoding="utf-8")
-    table = re.search(r"^\|  \| cases .*?(?=\n\n)", inside, re.MULTILINE | re.DOTALL)
-    assert table, "python -m tests.faults --markdown writes it"
-    assert table[0] in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
 def test_what_is_wrong_is_counted_as_wrong() -> None:
     case = next(case for case in CASES if case.name == "no-libcudart")
     right = Played(case, case.error, [], case.plain, fixes=1, advice=True)
