@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ortgpu.distributed.diagnosis.attempts import TrainingFacts
-    from ortgpu.distributed.environment.mpi import Mpi
-    from ortgpu.distributed.environment.nccl import Nccl
-    from ortgpu.distributed.environment.network import Network, SshAttempt
+    from ortgpu.distributed.environment import Mpi, Nccl, Network, SshAttempt
     from ortgpu.distributed.shared_folder import FolderMeeting
 
 

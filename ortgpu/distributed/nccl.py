@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..diagnosis.remedies import commands as remedies
 from ..environment.inspection import inspect_environment
 from ..errors import LibraryNotFoundError, NCCLError, manual
-from .environment.nccl import parse_version_number
+from .environment import parse_version_number
 from .reports import Collective
 
 REQUIREMENT = "nccl4py>=0.6,<0.7"  # of a 0.x, the next minor release may change what is used here

@@ -10,7 +10,7 @@ from ..environment.inspection import inspect_environment
 from ..errors import TrainingUnavailableError
 from .diagnosis import packages as training_packages
 from .diagnosis.packages import Missing
-from .environment.training import read_training_packages
+from .environment import read_training_packages
 
 _MODULES: Final = {
     "on-device": ("onnxruntime.training.api", "onnxruntime.training.artifacts"),

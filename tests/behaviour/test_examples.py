@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx.parser
 import pytest
 
-from ortgpu.distributed.environment.training import read_training_packages
+from ortgpu.distributed.environment import read_training_packages
 from ortgpu.environment.packages.installed import locate_packages
 from tests.lab import launchers
 from tests.lab.fixtures import Lab

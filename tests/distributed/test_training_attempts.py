@@ -19,8 +19,7 @@ import pytest
 from ortgpu.distributed import Rank
 from ortgpu.distributed.diagnosis import attempts as training_attempts
 from ortgpu.distributed.diagnosis.attempts import try_mpi
-from ortgpu.distributed.environment.mpi import Mpi
-from ortgpu.distributed.environment.network import SshAttempt, try_ssh
+from ortgpu.distributed.environment import Mpi, SshAttempt, try_ssh
 from ortgpu.distributed.shared_folder import FolderMeeting, meet_in_folder
 from ortgpu.errors import GPUError
 from tests.distributed.test_training_diagnosis import OPEN_MPI, only, problems, training_facts

@@ -18,10 +18,16 @@ from ortgpu.distributed import require_training
 from ortgpu.distributed.diagnosis.attempts import TrainingFacts
 from ortgpu.distributed.diagnosis.packages import Missing, refuse
 from ortgpu.distributed.diagnosis.training import checks_for
-from ortgpu.distributed.environment.mpi import Mpi, MpiVersion
-from ortgpu.distributed.environment.nccl import Nccl, NcclLibrary
-from ortgpu.distributed.environment.network import Network
-from ortgpu.distributed.environment.training import Horovod, TrainingEnvironment, TrainingPackages
+from ortgpu.distributed.environment import (
+    Horovod,
+    Mpi,
+    MpiVersion,
+    Nccl,
+    NcclLibrary,
+    Network,
+    TrainingEnvironment,
+    TrainingPackages,
+)
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Torch
 from ortgpu.errors import DistributedError, GPUError, TrainingUnavailableError

@@ -9,12 +9,16 @@ import pytest
 
 from ortgpu.diagnosis.requirements import Requirement
 from ortgpu.distributed.diagnosis.requirements import check_training
-from ortgpu.distributed.environment.mpi import Mpi, MpiVersion
-from ortgpu.distributed.environment.nccl import Nccl, NcclLibrary
-from ortgpu.distributed.environment.network import InfinibandPort, Interface, Network
-from ortgpu.distributed.environment.training import (
+from ortgpu.distributed.environment import (
     BuildVariable,
     Horovod,
+    InfinibandPort,
+    Interface,
+    Mpi,
+    MpiVersion,
+    Nccl,
+    NcclLibrary,
+    Network,
     TrainingEnvironment,
     TrainingPackages,
     inspect_training,

@@ -59,5 +59,5 @@ def test_nccl_packages_over_each_other_and_the_fix(nccl: Path, lab: Lab) -> None
     assert "install nvidia-nccl-cu12==2.32.3" in fix, "the library that is there now"
     left = mend(machine, fix, lab, code).json
     assert "LibraryConflictError" not in {problem["type"] for problem in left}
-    version = "import ortgpu.distributed.environment.nccl as n; report(n.read_nccl().chosen.cuda_version[0])"
+    version = "import ortgpu.distributed.environment as n; report(n.read_nccl().chosen.cuda_version[0])"
     assert machine.run(version, timeout=DEADLINE).json == 12

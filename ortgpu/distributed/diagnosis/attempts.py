@@ -15,9 +15,7 @@ from ...diagnosis.probe.result import ProbeResult, ProbeStep
 from ...environment.child import parse_answer, python_command, run, run_python
 from ...environment.inspection import Environment
 from ...environment.ranks import Rank, current_rank
-from ..environment.mpi import Mpi
-from ..environment.network import SshAttempt, try_ssh
-from ..environment.training import TrainingEnvironment, inspect_training
+from ..environment import Mpi, SshAttempt, TrainingEnvironment, inspect_training, try_ssh
 from ..shared_folder import FolderMeeting
 
 # If a launcher started this rank, MPI works, and a launcher inside a launcher proves nothing.

@@ -26,7 +26,7 @@ from ...errors import (
     manual,
     shell,
 )
-from ..environment.training import TrainingPackages
+from ..environment import TrainingPackages
 
 Missing = Literal["nccl", "horovod", "cuda", "checkpoint shards", "model parallelism"]
 

@@ -12,7 +12,7 @@ from ...diagnosis.requirements import Requirement, Status, at_least, dotted
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
 from ...environment.packages.metadata import numbers_of
-from ..environment.training import BuildVariable, TrainingEnvironment
+from ..environment import BuildVariable, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX
 
 _GB = 10**9

@@ -25,8 +25,7 @@ from ...errors import (
     manual,
     shell,
 )
-from ..environment.mpi import Mpi
-from ..environment.network import SshAttempt
+from ..environment import Mpi, SshAttempt
 from . import packages as training_packages
 from .attempts import TrainingFacts, read_training_facts, run_training_probe
 

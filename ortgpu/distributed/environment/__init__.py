@@ -1,1 +1,0 @@
-"""Facts that only ranks and training need: MPI, NCCL, network, ssh, training packages."""
