@@ -1,4 +1,4 @@
-"""Facts about distributed training: MPI, NCCL, network, packages. Stub programs and libraries, made files, real text."""
+"""Facts about distributed training: MPI, NCCL, network, packages; from stub programs, made files and real text."""
 
 from __future__ import annotations
 
