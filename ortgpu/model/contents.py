@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from .file_kinds import HEAD, kind_of_file
 from .files import ModelSource, is_ort_format, open_model
 from .outline import MOST_PARTS, UNREADABLE, Graph, GraphOutline, Tensor
 from .protobuf import TooManyFieldsError
@@ -65,9 +65,9 @@ def read_model(model: ModelSource) -> ModelFacts:
 
 def _head_and_size(model: ModelSource) -> tuple[bytes, int]:
     if isinstance(model, bytes):
-        return model[:HEAD], len(model)
+        return model[:_HEAD], len(model)
     with open_model(model) as file:
-        return file.read(HEAD), os.fstat(file.fileno()).st_size
+        return file.read(_HEAD), os.fstat(file.fileno()).st_size
 
 
 def _of_ort_format(name: str, head: bytes) -> ModelFacts:
@@ -81,7 +81,7 @@ def _of_ort_format(name: str, head: bytes) -> ModelFacts:
 
 
 def _no_model(name: str, head: bytes, why: str) -> ModelFacts:
-    kind = kind_of_file(head)
+    kind = _kind_of_file(head)
     if kind is None:
         return ModelFacts(name, problem=f"not an ONNX model: {why}")
     return ModelFacts(name, problem=f"not an ONNX model: it is {kind.what}", fix=kind.fix)
@@ -122,13 +122,57 @@ def _why_without(path: str, size: int) -> str | None:
     """Return why ``size`` bytes of a file cannot be read, or None if they can."""
     try:
         with open_model(path) as file:
-            kind = kind_of_file(file.read(HEAD))
+            kind = _kind_of_file(file.read(_HEAD))
             found = os.fstat(file.fileno()).st_size
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         return (getattr(error, "strerror", None) or str(error)).lower()
     if found >= size:
         return None
     return f"it has {found} bytes, and the model needs {size}" + (f": it is {kind.what}" if kind is not None else "")
+
+
+_HEAD = 512  # bytes that are enough to tell
+
+
+class _FileKind(NamedTuple):
+    what: str
+    fix: str
+
+
+_DOWNLOAD = "download the file itself: this is what a server sends in its place, for an error or to sign in"
+_EXPORT = "export the model to ONNX, with the framework that made this file"
+
+_POINTER = _FileKind(
+    "a pointer of Git LFS, in place of the file",
+    "fetch the file itself: run git lfs pull in its repository, or download it again",
+)
+_ORT = _FileKind(
+    "a model in ONNX Runtime's own format", "give the file a name that ends in .ort, by which ONNX Runtime knows it"
+)
+
+# Offset, the bytes there, and the kind of file
+_SIGNATURES = (
+    (0, b"version https://git-lfs.github.com/spec/", _POINTER),
+    (4, b"ORTM", _ORT),
+    (0, b"PK\x03\x04", _FileKind("a zip archive", f"unpack it; or if torch.save wrote it, {_EXPORT}")),
+    (0, b"\x1f\x8b", _FileKind("compressed with gzip", "uncompress it, with gunzip or tar xzf")),
+    (4, b"TFL3", _FileKind("a model of TensorFlow Lite", _EXPORT)),
+    (0, b"\x89HDF", _FileKind("in the format HDF5, as models of Keras are", _EXPORT)),
+    (0, b"GGUF", _FileKind("weights in the format GGUF", _EXPORT)),
+    (8, b'{"', _FileKind("weights in the format safetensors", _EXPORT)),
+    (0, b"\x80\x02", _FileKind("written by pickle, as older releases of torch.save do", _EXPORT)),
+    (0, b"ftrt", _FileKind("an engine of TensorRT", "use the ONNX model from which it was built")),
+)
+_TEXTS = ((b"<!doctype html", "a web page"), (b"<html", "a web page"), (b"<?xml", "XML"), (b"{", "JSON"))
+
+
+def _kind_of_file(head: bytes) -> _FileKind | None:
+    """Return the kind of a file by ``head``, its first _HEAD bytes; None if it is unknown."""
+    for at, signature, kind in _SIGNATURES:
+        if head.startswith(signature, at):
+            return kind
+    text = head.lstrip().lower()
+    return next((_FileKind(what, _DOWNLOAD) for start, what in _TEXTS if text.startswith(start)), None)
 
 
 # Registered together, only in builds with NCCL: core/graph/contrib_ops/collective_defs.cc

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from .files import FileContent, ModelSource, open_model, stamp_of
-from .protobuf import Bytes, Extent, Reader
+from .protobuf import Bytes, Extent, Reader, length_delimited, whole_number
 
 STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node and a model name it
 
@@ -21,6 +21,7 @@ STANDARD = (b"", b"ai.onnx")  # the domain of ONNX's own operators, as a node an
 UNREADABLE = (OSError, ValueError, IndexError, TypeError)
 
 MOST_PARTS = 100_000  # fields of a model beside those within nodes: a tenth of a second. Ten times as many within nodes
+_MOST_OF_WEIGHTS = 100_000  # fields of large initializers
 _LARGE = 1024  # bytes of an initializer; smaller ones can be shapes
 
 
@@ -127,7 +128,7 @@ class Graph:
 
     @cached_property
     def initializers(self) -> list[Tensor]:
-        return [read_tensor(self._reader, part) for part in self._parts.get(5, ())]
+        return [_read_tensor(self._reader, part) for part in self._parts.get(5, ())]
 
     @cached_property
     def inputs(self) -> list[Value]:
@@ -329,7 +330,7 @@ def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
         elif number == 4:
             text = reader.text(part)
         elif number in (5, 10):
-            tensors.append(read_tensor(reader, part))
+            tensors.append(_read_tensor(reader, part))
         elif number in (6, 11):
             graphs.append(Graph(reader, _parts_of(reader, part)))
         elif number == 8:
@@ -337,7 +338,7 @@ def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
     return name, Attribute(integer, text, integers, tensors, graphs)
 
 
-def read_tensor(reader: Reader, message: Extent) -> Tensor:
+def _read_tensor(reader: Reader, message: Extent) -> Tensor:
     name, data_type, values = b"", 0, None
     shape: list[int] = []
     external: dict[bytes, bytes] = {}
@@ -357,11 +358,11 @@ def read_tensor(reader: Reader, message: Extent) -> Tensor:
                 texts = {inner: reader.text(each) for inner, _, each in reader.fields(part)}
                 external[texts.get(1, b"")] = texts.get(2, b"")
             elif number == 14:
-                is_external = value == EXTERNAL
+                is_external = value == _EXTERNAL
     return Tensor(name, data_type, shape, values if is_plain else None, external if is_external else None)
 
 
-EXTERNAL = 1  # TensorProto.DataLocation
+_EXTERNAL = 1  # TensorProto.DataLocation
 
 
 def _read_value(reader: Reader, message: Extent) -> Value:
@@ -383,3 +384,54 @@ def _size(reader: Reader, dimension: Extent) -> int | None:
     """Return the length of a dimension, or None if it can be any."""
     sizes = [value for number, value, _ in reader.fields(dimension) if number == 1 and value is not None]
     return sizes[-1] if sizes else None
+
+
+def with_values_elsewhere(
+    data: Bytes, outline: GraphOutline, least: int, data_types: Collection[int]
+) -> tuple[bytes, list[Tensor]] | None:
+    """Return the model with large initializers of its main graph made external, and these initializers.
+
+    Those are the ones of ``data_types`` with at least ``least`` bytes. The caller must give their values to the
+    session. Initializers that no node takes stay: ONNX Runtime leaves them out, and refuses values for them.
+    ``outline`` is the outline of ``data``.
+
+    None if they are less than half of the model, one of them is an output, two have the same name, or the model has
+    external data already.
+
+    Raises:
+        ValueError, IndexError: it is no such message, or has more fields than are read.
+    """
+    reader = Reader(data, _MOST_OF_WEIGHTS)
+    graph, fields = outline.graph, outline.content.fields
+    found: dict[Extent, Tensor] = {}
+    for number, _, part in fields.of_graph:
+        if number == 5 and part[1] - part[0] >= least:
+            tensor = _read_tensor(reader, part)
+            if tensor.values is not None and tensor.data_type in data_types:
+                found[part] = tensor
+    names = {tensor.name for tensor in found.values()}
+    if len(names) < len(found) or not names.isdisjoint(graph.outputs):
+        return None
+    taken = {name for node in graph.nodes for name in node.inputs}
+    if not taken.issuperset(names):
+        taken.update(name for node in graph.all_nodes() for name in node.inputs)
+    moved = {part: tensor for part, tensor in found.items() if tensor.name in taken}
+    if not moved or 2 * sum(end - start for start, end in moved) < len(data):
+        return None  # all that is not moved is copied, several times
+    structure = b"".join(
+        length_delimited(5, _external(moved[part])) if part in moved else reader.text((start, part[1]))
+        for _, start, part in fields.of_graph
+    )
+    model = b"".join([*map(reader.text, fields.around), length_delimited(7, structure)])
+    already = model.count(_LOCATION) > len(moved)
+    return None if already else (model, list(moved.values()))
+
+
+def _external(tensor: Tensor) -> bytes:
+    dimensions = b"".join(whole_number(1, size) for size in tensor.shape)
+    described = dimensions + whole_number(2, tensor.data_type) + length_delimited(8, tensor.name)
+    where = _LOCATION + length_delimited(2, b"elsewhere")
+    return described + length_delimited(13, where) + whole_number(14, _EXTERNAL)
+
+
+_LOCATION = length_delimited(1, b"location")  # the key of what tells where external data is, in graphs of any depth

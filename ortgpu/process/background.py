@@ -11,12 +11,14 @@ depend on them.
 from __future__ import annotations
 
 import _thread
+import functools
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -69,6 +71,21 @@ def uninterrupted(function: Callable[[], object]) -> None:
             raise errors.pop()
         finally:
             del errors  # this frame is in its traceback
+
+
+def is_of_a_handler(error: BaseException) -> bool:
+    """Return True if a signal handler raised ``error``, such as that of a time limit."""
+    codes = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        if callable(handler):
+            codes.add(getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None))
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return trace is not None
 
 
 class Thread(threading.Thread):

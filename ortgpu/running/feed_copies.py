@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from ..model.tensor_types import DTYPES
-from ..process.signals import is_of_a_handler
+from ..process.background import is_of_a_handler
 from ..provider.lifetime import device_of
 from .copying import ParallelCopy, parallel_copy
 from .cudart import CudaRuntime, Stream, address_of, runtime_of

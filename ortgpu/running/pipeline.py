@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..process.signals import is_of_a_handler
+from ..process.background import is_of_a_handler
 from ..process.threads import Executor, Outcome
 from ..provider import lifetime
 from .pinned import memory_of

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import GPUError
 from ..model.tensor_types import DTYPES
-from ..process.background import fork_safe_lock
-from ..process.signals import is_of_a_handler
+from ..process.background import fork_safe_lock, is_of_a_handler
 from ..provider.lifetime import device_of, refuse_if_unusable
 from ..provider.requests import CPU, CUDA
 from .onnxruntimes import InferenceSession, onnxruntimes_run

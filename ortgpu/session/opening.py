@@ -33,8 +33,7 @@ from ..errors import (
 from ..model.contents import read_collective_operators, read_model
 from ..model.files import NO_REGULAR_FILE, ModelSource
 from ..model.outline import GraphOutline
-from ..process.background import Task
-from ..process.signals import is_of_a_handler
+from ..process.background import Task, is_of_a_handler
 from ..provider import lifetime, requests
 from ..provider import placement as placements
 from ..provider.devices import CPU as CPU_DEVICE

@@ -27,10 +27,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidProtobuf
 
 from ..model.contents import LARGEST
 from ..model.files import ModelSource, is_ort_format, open_model
-from ..model.outline import GraphOutline, Tensor
-from ..model.structure import with_values_elsewhere
-from ..process.background import Task
-from ..process.signals import is_of_a_handler
+from ..model.outline import GraphOutline, Tensor, with_values_elsewhere
+from ..process.background import Task, is_of_a_handler
 from ..provider.options import recording_options
 from ..provider.runtime import load_runtime
 from ..running import dlpack

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu.model.outline import GraphOutline
-from ortgpu.model.structure import with_values_elsewhere
+from ortgpu.model.outline import GraphOutline, with_values_elsewhere
 from ortgpu.provider.runtime import load_runtime
 from ortgpu.session.weights import _RELEASES, Weights, weights_in_place
 from tests.lab.fixtures import Lab

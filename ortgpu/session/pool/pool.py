@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import ExecutionError, GPUError, PoisonedContextError, ProviderFailureError, manual
-from ...process.background import uninterrupted
-from ...process.signals import is_of_a_handler
+from ...process.background import is_of_a_handler, uninterrupted
 from ...process.threads import FutureOutcome, Outcome
 from ...provider import lifetime
 from ...provider.devices import Device, DeviceRequest
