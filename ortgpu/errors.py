@@ -98,7 +98,7 @@ class GPUError(RuntimeError):
         others: further problems that the same diagnosis found, the most likely first.
         consequence_of: the code of the problem that explains this one, or None for a root cause.
         severity: ``"fatal"`` if no session can be opened with this problem, else ``"warning"``.
-        fields: the names of the attributes that a subclass adds.
+        fields: the names of the attributes that subclasses annotate.
 
     Errors pickle with all attributes, but without ``__cause__`` and notes.
     """
@@ -108,16 +108,19 @@ class GPUError(RuntimeError):
     _defaults: ClassVar[dict[str, object]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Move the defaults of fields out of the class, so that only instances have them.
+        """Make fields of the annotations, and move their defaults out of the class: only instances have them.
 
         Ray raises an object of its own subclass, which looks up attributes in the original error only if its class does
         not have them. A class attribute would hide the value.
         """
         super().__init_subclass__()
-        own = {name: vars(cls)[name] for name in cls.fields if name in vars(cls)}
-        cls._defaults = {**cls._defaults, **own}
+        own = tuple(vars(cls).get("__annotations__", ()))  # Python 3.14 has them there for the __future__ import
+        cls.fields = (*cls.fields, *own)
+        cls._defaults = dict(cls._defaults)
         for name in own:
-            delattr(cls, name)
+            if name in vars(cls):
+                cls._defaults[name] = vars(cls)[name]
+                delattr(cls, name)
 
     def __init__(
         self,
@@ -227,7 +230,6 @@ class CPUOnlyPackageError(PackageError):
     """The package that provides ``onnxruntime`` was built without CUDA. ``package`` and ``version`` name it."""
 
     code = "cpu-only-package"
-    fields = ("package", "version")
     package: str | None
     version: str | None
 
@@ -236,7 +238,6 @@ class ConflictingPackagesError(PackageError):
     """Several installed packages, named in ``packages``, own the same ``onnxruntime`` folder. The last one wins."""
 
     code = "conflicting-packages"
-    fields = ("packages",)
     packages: tuple[str, ...] = ()
 
 
@@ -247,7 +248,6 @@ class BrokenPackageError(PackageError):
     """
 
     code = "broken-package"
-    fields = ("package", "files")
     package: str | None
     files: tuple[str, ...] = ()
 
@@ -256,7 +256,6 @@ class UnsupportedPlatformError(PackageError):
     """There is no CUDA build of ONNX Runtime for this operating system, ``system``, or architecture, ``machine``."""
 
     code = "unsupported-platform"
-    fields = ("system", "machine")
     system: str | None
     machine: str | None
 
@@ -274,7 +273,6 @@ class LibraryNotFoundError(LibraryError):
     """Libraries that the provider needs were not found. ``missing`` lists the sonames or DLLs of all of them."""
 
     code = "library-not-found"
-    fields = ("missing",)
     missing: tuple[str, ...] = ()
 
 
@@ -285,7 +283,6 @@ class LibraryVersionError(LibraryError):
     """
 
     code = "library-version"
-    fields = ("needed", "found")
     needed: tuple[str, ...] = ()
     found: dict[str, str] | None
 
@@ -294,7 +291,6 @@ class LibraryConflictError(LibraryError):
     """Libraries that exclude each other are, or would be, in this process. ``libraries`` lists the known ones."""
 
     code = "library-conflict"
-    fields = ("libraries",)
     libraries: tuple[str, ...] = ()
 
 
@@ -321,7 +317,6 @@ class DriverTooOldError(DriverError):
     """
 
     code = "driver-too-old"
-    fields = ("driver_version", "driver_cuda", "needed_cuda")
     driver_version: str | None
     driver_cuda: tuple[int, int] | None
     needed_cuda: tuple[int, int] | None
@@ -331,7 +326,6 @@ class DriverUnusableError(DriverError):
     """The driver is there and does not work. ``cuda_code`` is the code that ``cuInit`` or the CUDA runtime returned."""
 
     code = "driver-unusable"
-    fields = ("cuda_code",)
     cuda_code: int | None
 
 
@@ -357,7 +351,6 @@ class DeviceNotFoundError(DeviceError, LookupError):
     """
 
     code = "device-not-found"
-    fields = ("requested", "available")
     requested: object
     available: tuple[str, ...] = ()
 
@@ -366,7 +359,6 @@ class DeviceBusyError(DeviceError):
     """The GPU accepts no further process (compute mode), or another process holds it. ``uuid`` names it, if known."""
 
     code = "device-busy"
-    fields = ("uuid",)
     uuid: str | None
 
 
@@ -378,7 +370,6 @@ class UnsupportedDeviceError(DeviceError):
     """
 
     code = "unsupported-device"
-    fields = ("device", "compute_capability", "architectures")
     device: str | None
     compute_capability: tuple[int, int] | None
     architectures: tuple[str, ...] = ()
@@ -388,7 +379,6 @@ class InsufficientDeviceMemoryError(DeviceError, MemoryError):
     """The GPU has too little free memory to open the session. Sizes are in bytes; None means unknown."""
 
     code = "insufficient-device-memory"
-    fields = ("requested", "free", "total")
     requested: int | None
     free: int | None
     total: int | None
@@ -413,7 +403,6 @@ class ProviderRequestError(ProviderError, ValueError):
     """
 
     code = "provider-request"
-    fields = ("requested",)
     requested: object
 
 
@@ -424,7 +413,6 @@ class ProviderOptionError(ProviderError, ValueError):
     """
 
     code = "provider-option"
-    fields = ("provider", "option", "value")
     provider: str | None
     option: str | None
     value: str | None
@@ -434,7 +422,6 @@ class ProviderFallbackError(ProviderError):
     """ONNX Runtime left the GPU and no check knows why. ``bound`` lists the providers that it took."""
 
     code = "provider-fallback"
-    fields = ("bound",)
     bound: tuple[str, ...] = ()
 
 
@@ -442,7 +429,6 @@ class PlacementError(GPUError):
     """Compute nodes are on the CPU. ``nodes`` lists them, each a ``PlacedNode``; it is empty if they are unknown."""
 
     code = "placement"
-    fields = ("nodes",)
     nodes: tuple[Any, ...] = ()
 
 
@@ -462,7 +448,6 @@ class GPUOutOfMemoryError(ExecutionError, MemoryError):
     """A run needed more GPU memory than there was. Sizes are in bytes; None means unknown."""
 
     code = "gpu-out-of-memory"
-    fields = ("requested", "free", "total")
     requested: int | None
     free: int | None
     total: int | None
@@ -472,7 +457,6 @@ class PoisonedContextError(ExecutionError):
     """A sticky CUDA error ended this process's use of the GPU. ``cuda_code`` is the first such error."""
 
     code = "poisoned-context"
-    fields = ("cuda_code",)
     cuda_code: int | None
 
 
@@ -483,7 +467,6 @@ class ForkedSessionError(ExecutionError):
     """
 
     code = "forked-session"
-    fields = ("creator_pid", "pid")
     creator_pid: int | None
     pid: int | None
 
@@ -492,7 +475,6 @@ class ProviderFailureError(ExecutionError):
     """The CUDA provider, cuDNN, cuBLAS or TensorRT failed. ``library`` and ``status`` are set if known."""
 
     code = "provider-failure"
-    fields = ("library", "status")
     library: str | None
     status: str | None
 
@@ -504,7 +486,6 @@ class DistributedError(GPUError):
     """Processes cannot work together. ``ranks`` lists the ranks concerned, ``phase`` says what they were doing."""
 
     code = "distributed-error"
-    fields: ClassVar[tuple[str, ...]] = ("ranks", "phase")
     ranks: tuple[int, ...] = ()
     phase: str | None
 
@@ -543,7 +524,6 @@ class NCCLError(DistributedError):
     """NCCL cannot be used, gave wrong values or returned an error. ``status`` is its ncclResult_t, or None."""
 
     code = "nccl"
-    fields = (*DistributedError.fields, "status")
     status: int | None
 
 
@@ -561,7 +541,6 @@ class TrainingUnavailableError(DistributedError):
     """
 
     code = "training-unavailable"
-    fields = (*DistributedError.fields, "reason")
     reason: str | None
 
 
