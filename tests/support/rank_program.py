@@ -108,7 +108,7 @@ def _disturb(address: str) -> list[socket.socket]:
 def claim(uuids: list[str], wait_for: int) -> Any:
     """Claim the GPU that the list names for this rank; stay until so many ranks have said what came of it."""
     from ortgpu.distributed import current_rank
-    from ortgpu.provider.claims import claim as claim_gpu
+    from ortgpu.provider.rank_devices import claim as claim_gpu
 
     rank = current_rank()
     try:

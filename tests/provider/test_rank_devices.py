@@ -118,7 +118,7 @@ def test_two_ranks_claim_one_gpu(lab: Lab, launcher: str) -> None:
 
 CLAIM = """
 import os, sys
-from ortgpu.provider.claims import claim
+from ortgpu.provider.rank_devices import claim
 from ortgpu.environment.ranks import Rank
 from ortgpu.errors import RankDeviceError
 def take(rank, uuid):
