@@ -14,8 +14,7 @@ from typing import Final
 from ..environment.child import parse_answer, run, run_python
 from ..environment.files.elf import find_section
 from ..environment.files.loader_cache import read_loader_cache
-from ..environment.libraries.places import SearchPlaces, Source, absolute, conda_prefixes
-from ..environment.libraries.places_linux import DEFAULT_FOLDERS
+from ..environment.libraries.places import DEFAULT_FOLDERS, SearchPlaces, Source, absolute, conda_prefixes
 from ..environment.libraries.search import places_of_this_process
 from ..environment.packages.installed import Distribution
 from ..environment.packages.metadata import list_distributions, list_places

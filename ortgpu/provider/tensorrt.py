@@ -10,7 +10,7 @@ from ..environment.files.elf import this_machine, wrong_machine
 from ..environment.files.library_file import read_library
 from ..environment.libraries.catalogue import is_dll
 from ..environment.libraries.loader import Loader
-from ..environment.libraries.places_windows import path_of
+from ..environment.libraries.places import path_of
 from ..environment.libraries.wheel import provider_beside
 from ..environment.packages.metadata import search_path
 from ..errors import BrokenPackageError, LibraryNotFoundError, ProviderRequestError, manual

@@ -17,8 +17,7 @@ import pytest
 from ortgpu.environment.files.pe import exported_names, imported_names, read_pe
 from ortgpu.environment.libraries.catalogue import LIBRARIES, spec_for
 from ortgpu.environment.libraries.loader_windows import WindowsLoader, is_of_the_system
-from ortgpu.environment.libraries.places import SearchPlaces
-from ortgpu.environment.libraries.places_windows import WINDOWS
+from ortgpu.environment.libraries.places import WINDOWS, SearchPlaces
 from ortgpu.environment.libraries.search import resolve
 from ortgpu.environment.libraries.wheel import bridge_of, cuda_major_of, read_provider
 from ortgpu.provider.preloading import Plan, load, open_library

@@ -32,8 +32,7 @@ from ortgpu.distributed.environment import (
     read_network,
     read_training_packages,
 )
-from ortgpu.environment.libraries.places import SearchPlaces
-from ortgpu.environment.libraries.places_linux import LINUX
+from ortgpu.environment.libraries.places import LINUX, SearchPlaces
 from tests.lab import Stubs
 from tests.support.made_files import package, program, write
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.environment.files.elf import this_machine
-from ortgpu.environment.libraries.places import SearchPlaces
-from ortgpu.environment.libraries.places_linux import LINUX
+from ortgpu.environment.libraries.places import LINUX, SearchPlaces
 from ortgpu.environment.libraries.search import Resolution, resolve
 from tests.lab.fixtures import Lab
 

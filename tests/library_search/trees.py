@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortgpu.environment.libraries.places import SearchPlaces
-from ortgpu.environment.libraries.places_linux import LINUX
+from ortgpu.environment.libraries.places import LINUX, SearchPlaces
 from ortgpu.environment.libraries.search import Resolution, resolve
 
 MACHINE = os.uname().machine

@@ -11,8 +11,7 @@ from typing import Any
 from ortgpu.diagnosis.facts import Facts, Observed
 from ortgpu.environment.files.pe import exported_names, imported_names, read_pe
 from ortgpu.environment.libraries.loader_windows import WindowsLoader, missing_from_the_system
-from ortgpu.environment.libraries.places import SearchPlaces
-from ortgpu.environment.libraries.places_windows import folders_of_windows
+from ortgpu.environment.libraries.places import SearchPlaces, folders_of_windows
 from ortgpu.environment.libraries.search import resolve
 from ortgpu.environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
 from ortgpu.provider.preloading import NOTHING, Plan, PreloadReport, load

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.libraries import places_windows as library_places_windows
+from ortgpu.environment.libraries import places as library_places
 from ortgpu.environment.libraries.search import find_roots, resolve
 from tests.library_search.trees import Place, chosen, reasons
 from tests.support.made_dlls import ARM64, I386, dll, put
@@ -54,7 +54,7 @@ def test_the_whole_order(tmp_path: Path) -> None:
 
 
 def test_the_order_is_the_documented_one() -> None:
-    documented = re.findall(r"^\d\. (.*)", library_places_windows.__doc__ or "", re.MULTILINE)
+    documented = re.findall(r"^\d\. (.*)", (library_places.__doc__ or "").partition("On Windows")[2], re.MULTILINE)
     keywords = (
         *("already loaded", "caller gave", "torch", "``nvidia``", "conda", "CUDA_HOME", "system loader"),
         "has loaded from none of these",

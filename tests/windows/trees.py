@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortgpu.environment.libraries.places import SearchPlaces
-from ortgpu.environment.libraries.places_windows import WINDOWS
+from ortgpu.environment.libraries.places import WINDOWS, SearchPlaces
 from ortgpu.environment.libraries.search import Resolution, resolve
 from tests.library_search.trees import Place, chosen, conda_environment, variable
 from tests.support.made_dlls import put

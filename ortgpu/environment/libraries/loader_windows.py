@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..files.pe import exported_names, imported_names, read_pe
 from .catalogue import spec_for
-from .places_windows import folders_of_windows
+from .places import folders_of_windows
 
 DRIVER = "nvcuda.dll"
 

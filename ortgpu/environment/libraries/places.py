@@ -1,6 +1,32 @@
-"""The parts of the search for the CUDA libraries: places, roots, and the rules of an operating system.
+"""The places of the CUDA libraries on each operating system, and the checks of their files.
 
-The places of Linux are in :mod:`.places_linux`, those of Windows in :mod:`.places_windows`.
+The search order on Linux, first to last:
+
+1. already loaded in this process;
+2. the directory that the caller gave;
+3. every folder ``nvidia`` along sys.path (wheels of both layouts: ``nvidia/cublas/lib``, ``nvidia/cu13/lib``);
+4. the libraries inside an installed torch of the same CUDA major;
+5. conda: CONDA_PREFIX and the interpreter's own prefix;
+6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, then the toolkits under /usr/local;
+7. the system loader: the provider's own search path, LD_LIBRARY_PATH as it was at the start, its cache, the defaults;
+8. the folders of CUDA libraries that this process has loaded from none of these.
+
+On Windows:
+
+1. already loaded in this process;
+2. the directory that the caller gave;
+3. the libraries inside an installed torch of the same CUDA major: it loads its own whatever is there, and Windows gives
+   it those that are in the process by these names, with error 127 where they are others (onnxruntime issue 23674);
+4. every folder ``nvidia`` along sys.path (wheels of both layouts: ``nvidia/cublas/bin``, ``nvidia/cu13/bin/x86_64``);
+5. conda: ``Library/bin`` of CONDA_PREFIX and of the interpreter's own prefix;
+6. CUDA_HOME, CUDA_PATH, CUDNN_HOME, CUDNN_PATH, the CUDA_PATH_V13_0 that a toolkit sets, then the folders that
+   NVIDIA's installers of CUDA and of cuDNN take;
+7. the system loader: the folders of Windows, then PATH as it is now;
+8. the folders of CUDA libraries that this process has loaded from none of these.
+
+The rules of Windows depend on arguments and files alone, so they run on any system, and so do their tests. The layouts
+are those of the wheels for Windows (CUDA 11.8 to 13.5, cuDNN 8.9 to 9.28), of the toolkit's installer (``bin``;
+``bin/x64`` from CUDA 13 on) and of cuDNN's, which has a folder for each CUDA (``CUDNN/v9.12/bin/13.0``).
 """
 
 from __future__ import annotations
@@ -12,8 +38,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..packages.metadata import numbers_of
-from .catalogue import LibrarySpec, canonical
+from ..files.elf import read_elf, wrong_machine
+from ..files.loader_cache import read_loader_cache
+from ..files.pe import read_pe
+from ..packages.metadata import list_names, numbers_of
+from .catalogue import LibrarySpec, canonical, is_dll, spec_for
 
 Source = Literal[
     "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit",
@@ -31,9 +60,6 @@ class Root:
     unfit: str | None = None  # why none of its files may be opened
 
 
-# Of the folders of a toolkit and of cuDNN, in the order of the search
-VARIABLES = ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH")
-
 Step = Callable[["SearchPlaces", int], Iterator[Root]]  # the roots of one kind, for a CUDA major
 
 
@@ -47,6 +73,8 @@ class System:
     is_library: Callable[[str], bool]  # whether a base name is that of a CUDA library, of any version
     own_name: Callable[[str], str | None]  # the name inside a file, which its file name may not be
     judge: Callable[[str, str, str], str | None]  # why a file must not be opened under a name on a machine; or None
+    inside: Callable[[SearchPlaces, Source, str, int], Iterator[Root]]  # the roots below a folder, for a CUDA major
+    folders_of_wheels: tuple[str, ...]  # that hold libraries
     steps: tuple[Step, ...]  # in the documented order
 
     def name(self, spec: LibrarySpec, version: int) -> str:
@@ -70,7 +98,10 @@ class SearchPlaces:
     filesystem: Path = Path("/")  # where etc/ld.so.cache, usr/local/cuda... are
 
 
-def already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
+# Steps of both systems
+
+
+def _already_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
     # The kernel names the file behind the link (libnvrtc.so.11.8.89); what counts is its SONAME (libnvrtc.so.11.2).
     named = places.system.own_name
     yield Root("already loaded", "this process", {named(p) or canonical(os.path.basename(p)): p for p in _cuda(places)})
@@ -80,55 +111,67 @@ def _cuda(places: SearchPlaces) -> list[str]:
     return [path for path in places.mapped if places.system.is_library(os.path.basename(path))]
 
 
-def nvidia_wheels(places: SearchPlaces, inner: tuple[str, ...]) -> Iterator[Root]:
+def _explicit_directory(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    if places.directory is not None:
+        yield from places.system.inside(places, "directory", places.directory, cuda_major)
+
+
+def _nvidia_wheels(places: SearchPlaces, _: int) -> Iterator[Root]:
     for entry in dict.fromkeys(map(absolute, places.sys_path)):
         prefix = os.path.join(entry, "nvidia")
-        components = sorted(listed(prefix))
+        components = sorted(list_names(prefix))
         if components:
-            folders = [os.path.join(prefix, name, folder) for name in components for folder in inner]
-            yield root(places.system, "nvidia wheels", prefix, folders)
+            inner = places.system.folders_of_wheels
+            yield _root(
+                places, "nvidia wheels", prefix, [os.path.join(prefix, c, i) for c in components for i in inner]
+            )
 
 
-def torch_folder(places: SearchPlaces, _: int) -> Iterator[Root]:
+def _torch(places: SearchPlaces, _: int) -> Iterator[Root]:
     if places.torch_folder is not None:
-        folder = os.path.join(places.torch_folder, "lib")
-        yield root(places.system, "torch", folder, [folder])
+        yield _root(places, "torch", os.path.join(places.torch_folder, "lib"))
 
 
 def conda_prefixes(places: SearchPlaces) -> Iterator[str]:
     prefixes = [places.variables.get("CONDA_PREFIX", "")]
     if os.path.isdir(os.path.join(places.python_prefix, "conda-meta")):
         prefixes.append(places.python_prefix)
-    return distinct(prefixes)
+    return _distinct(prefixes)
 
 
-def beside_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
-    for folder in distinct(map(os.path.dirname, _cuda(places))):
-        yield root(places.system, "beside a loaded one", folder, [folder])
+def _of_variables(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    names = ["CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH"]
+    if places.system is WINDOWS:
+        of_toolkits = [name for name in places.variables if re.fullmatch(rf"CUDA_PATH_V{cuda_major}_[0-9]+", name)]
+        names += sorted(of_toolkits, key=numbers_of, reverse=True)
+    for prefix in _distinct(places.variables.get(name, "") for name in names):
+        yield from places.system.inside(places, "environment variable", prefix, cuda_major)
 
 
-def root(system: System, source: Source, prefix: str, folders: Iterable[str], *, unfit: str | None = None) -> Root:
+def _beside_loaded(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for folder in _distinct(map(os.path.dirname, _cuda(places))):
+        yield _root(places, "beside a loaded one", folder)
+
+
+def _root(
+    places: SearchPlaces, source: Source, prefix: str, folders: Iterable[str] = (), *, unfit: str | None = None
+) -> Root:
+    """Return the root of these folders, or of ``prefix`` itself."""
     files: dict[str, str] = {}
-    for folder in distinct(folders):
-        for name in sorted(listed(folder)):
-            if system.is_library(name):
+    for folder in _distinct(folders or (prefix,)):
+        for name in sorted(list_names(folder)):
+            if places.system.is_library(name):
                 files.setdefault(canonical(name), os.path.join(folder, name))
     return Root(source, prefix, files, unfit)
 
 
-def listed(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (OSError, ValueError):  # absent, unreadable, not a folder, or not a path at all
-        return []
-
-
-def newest_first(folder: str, pattern: str) -> list[str]:
+def _newest_first(folder: str, pattern: str) -> list[str]:
     """Return the matching names in a folder, the highest version first."""
-    return sorted((n for n in listed(folder) if re.fullmatch(pattern, n, re.IGNORECASE)), key=numbers_of, reverse=True)
+    names = (name for name in list_names(folder) if re.fullmatch(pattern, name, re.IGNORECASE))
+    return sorted(names, key=numbers_of, reverse=True)
 
 
-def distinct(paths: Iterable[str]) -> Iterator[str]:
+def _distinct(paths: Iterable[str]) -> Iterator[str]:
     seen: set[str] = set()
     for path in paths:
         full = absolute(path) if path else ""
@@ -145,3 +188,161 @@ def absolute(path: str) -> str:
         return os.path.join(os.getcwd(), path)
     except OSError:
         return ""
+
+
+# Linux
+
+_CUDA_FILE = re.compile(r"lib(cu|nv)\w+\.so(\.|$)")
+DEFAULT_FOLDERS = ("lib64", "usr/lib64", "lib", "usr/lib")  # of ld.so(8)
+_INNER_ON_LINUX = ("", "lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib/x86_64-linux-gnu")
+
+
+def _is_shared_object(name: str) -> bool:
+    return _CUDA_FILE.match(name) is not None and spec_for(name) is not None
+
+
+def judge_elf(path: str, soname: str, machine: str) -> str | None:
+    """Return why this file must not be opened as ``soname``, or None. Reads headers only."""
+    elf = read_elf(path)
+    problem = elf.problem or wrong_machine(elf.machine, machine)
+    if problem is None and elf.soname is not None and elf.soname != soname:
+        return f"its SONAME is {elf.soname}, {soname} is needed"
+    return problem
+
+
+def _inside_on_linux(places: SearchPlaces, source: Source, prefix: str, _: int) -> Iterator[Root]:
+    folders = [os.path.join(prefix, name) if name else prefix for name in _INNER_ON_LINUX]
+    wheel_layout = [os.path.join(prefix, name, "lib") for name in sorted(list_names(prefix))]
+    yield _root(places, source, prefix, folders + [folder for folder in wheel_layout if os.path.isdir(folder)])
+
+
+def _conda_on_linux(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    for prefix in conda_prefixes(places):
+        yield from _inside_on_linux(places, "conda", prefix, cuda_major)
+
+
+def _toolkits_on_linux(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    folder = str(places.filesystem / "usr/local")
+    names = ["cuda", *_newest_first(folder, rf"cuda-{cuda_major}(\.\d+)?")]
+    for prefix in _distinct(os.path.join(folder, name) for name in names):
+        yield from _inside_on_linux(places, "toolkit", prefix, cuda_major)
+
+
+def _loader_of_linux(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for folders in (places.provider_search_path, places.start_library_path.split(":")):
+        for folder in _distinct(folders):
+            yield _root(places, "system loader", folder)
+    cache = places.filesystem / "etc/ld.so.cache"
+    cached = {name: path for name, path in read_loader_cache(cache).items() if _is_shared_object(name)}
+    yield Root("system loader", str(cache), cached)
+    for default in DEFAULT_FOLDERS:
+        yield _root(places, "system loader", str(places.filesystem / default))
+
+
+LINUX = System(
+    names=lambda spec: spec.sonames,
+    stem=lambda spec: f"{spec.stem}.so.",
+    suffix="",
+    is_library=_is_shared_object,
+    own_name=lambda path: read_elf(path).soname,
+    judge=judge_elf,
+    inside=_inside_on_linux,
+    folders_of_wheels=("lib",),
+    steps=(
+        _already_loaded,
+        _explicit_directory,
+        _nvidia_wheels,
+        _torch,
+        _conda_on_linux,
+        _of_variables,
+        _toolkits_on_linux,
+        _loader_of_linux,
+        _beside_loaded,
+    ),
+)
+
+# Windows
+
+# By no provider for Windows (1.19.2 to 1.31.1). CUDA's runtime is opened at need where it is not linked.
+_NOT_OPENED = ("libcurand",)
+_INNER_ON_WINDOWS = ("", "bin", "bin/x64", "bin/x86_64", "lib", "lib/x64", "Library/bin", "Library/bin/x64")
+
+
+def _judge_dll(path: str, name: str, machine: str) -> str | None:
+    file = read_pe(path)
+    problem = file.problem or wrong_machine(file.machine, machine)
+    own = canonical(file.name or name)
+    if problem is None and spec_for(own) and own != name:
+        return f"its own name is {own}, {name} is needed"
+    return problem
+
+
+def folders_of_windows(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the folders of Windows that its loader searches before PATH."""
+    windows = variables.get("SYSTEMROOT") or variables.get("WINDIR") or r"C:\Windows"
+    return os.path.join(windows, "System32"), windows
+
+
+def path_of(variables: Mapping[str, str]) -> list[str]:
+    """Return the folders of PATH, without the quotes that some programs write around them."""
+    return [folder for entry in variables.get("PATH", "").split(";") if (folder := entry.strip().strip('"'))]
+
+
+def _inside_on_windows(places: SearchPlaces, source: Source, prefix: str, cuda_major: int) -> Iterator[Root]:
+    """Yield the roots that an installer or archive put below a folder. A cuDNN for another CUDA is marked unfit."""
+    own = [os.path.join(prefix, inner) if inner else prefix for inner in _INNER_ON_WINDOWS]
+    own += [os.path.join(prefix, name, inner) for name in sorted(list_names(prefix)) for inner in ("bin", "bin/x86_64")]
+    others: list[Root] = []
+    for name in _newest_first(os.path.join(prefix, "bin"), r"[0-9]+\.[0-9]+"):
+        folders = [os.path.join(prefix, "bin", name), os.path.join(prefix, "bin", name, "x64")]
+        if numbers_of(name)[0] == cuda_major:
+            own += folders
+        else:
+            unfit = f"is for CUDA {name}, CUDA {cuda_major} is needed"
+            others.append(_root(places, source, folders[0], folders, unfit=unfit))
+    yield _root(places, source, prefix, own)
+    yield from others
+
+
+def _conda_on_windows(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for prefix in conda_prefixes(places):
+        folders = [os.path.join(prefix, "Library", "bin", "x64"), os.path.join(prefix, "Library", "bin")]
+        yield _root(places, "conda", prefix, folders)
+
+
+def _toolkits_on_windows(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
+    programs = places.variables.get("PROGRAMFILES") or r"C:\Program Files"
+    for folder, pattern in (
+        (os.path.join(programs, "NVIDIA GPU Computing Toolkit", "CUDA"), rf"v{cuda_major}\.[0-9]+"),
+        (os.path.join(programs, "NVIDIA", "CUDNN"), r"v[0-9]+\.[0-9.]+"),
+    ):
+        for name in _newest_first(folder, pattern):
+            yield from _inside_on_windows(places, "toolkit", os.path.join(folder, name), cuda_major)
+
+
+def _loader_of_windows(places: SearchPlaces, _: int) -> Iterator[Root]:
+    for folder in _distinct([*folders_of_windows(places.variables), *path_of(places.variables)]):
+        yield _root(places, "system loader", folder)
+
+
+WINDOWS = System(
+    names=lambda spec: {} if spec.stem in _NOT_OPENED else spec.dlls,
+    stem=lambda spec: spec.dll_stem,
+    suffix=".dll",
+    is_library=lambda name: is_dll(name) and spec_for(name) is not None,
+    own_name=lambda path: canonical(os.path.basename(path)),  # by which Windows knows a DLL that it has loaded
+    judge=_judge_dll,
+    inside=_inside_on_windows,
+    folders_of_wheels=("bin", "bin/x86_64"),
+    steps=(
+        _already_loaded,
+        _explicit_directory,
+        _torch,
+        _nvidia_wheels,
+        _conda_on_windows,
+        _of_variables,
+        _toolkits_on_windows,
+        _loader_of_windows,
+        _beside_loaded,
+    ),
+)

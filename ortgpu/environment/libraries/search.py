@@ -1,6 +1,6 @@
 """Find the files of each CUDA library. Reads files, and opens none of them as a library.
 
-The places, and their order, are those of the operating system: :mod:`.places_linux`, :mod:`.places_windows`.
+The places, and their order, are those of the operating system: :mod:`.places`.
 
 Libraries of the CUDA toolkit are taken from one root where one root has all of them, whatever its place in the order;
 the root of a toolkit library that is already loaded comes first. cuDNN is taken from that root too, where it has one (a
@@ -23,9 +23,7 @@ from ..packages.installed import Torch
 from ..packages.metadata import search_path
 from ..variables import read_variables
 from .catalogue import BY_STEM, LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, canonical, major_of, spec_for
-from .places import Root, SearchPlaces, Source, System
-from .places_linux import LINUX
-from .places_windows import WINDOWS
+from .places import LINUX, WINDOWS, Root, SearchPlaces, Source, System
 from .wheel import ProviderLibrary
 
 _NVIDIA_FILE = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.|$)|(?i:(cu|nv)[\w-]*\.dll$)")

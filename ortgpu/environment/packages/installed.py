@@ -19,6 +19,7 @@ from .metadata import (
     Place,
     RecordEntry,
     list_distributions,
+    list_names,
     list_places,
     parse_assignments,
     parse_cuda_version,
@@ -275,10 +276,7 @@ def _read_onnxruntime(
         mine = folder is not None and _is_at(claim, folder)
         (owners if mine else elsewhere).append(_describe(claim, compare_files, compare_contents))
     capi = os.path.join(folder, "capi") if folder else None
-    try:
-        names = frozenset(os.listdir(capi)) if capi else frozenset()
-    except (OSError, ValueError):
-        names = frozenset()
+    names = frozenset(list_names(capi) if capi else ())
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
     return OnnxRuntime(
         folder=folder,

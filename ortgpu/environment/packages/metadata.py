@@ -150,6 +150,14 @@ def parse_editable_project(data: bytes) -> str | None:
         return None
 
 
+def list_names(folder: str) -> list[str]:
+    """Return the names in a folder; none if it is absent, unreadable, not a folder, or not a path at all."""
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError):
+        return []
+
+
 def read_text(path: str) -> str:
     """Return a file's text, with invalid UTF-8 replaced; empty if it cannot be read."""
     return (read_file(path) or b"").decode("utf-8", "replace")
