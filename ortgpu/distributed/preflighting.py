@@ -1,22 +1,68 @@
 """Prove that the ranks of a job can work together: meet, compare, then run collective operations on the GPUs.
 
-The driver, CUDA and NCCL may hang or crash, so each rank calls them in a child process. The rank itself watches the
-child and talks to the others through rank 0. It can always report what happened, and it can always kill the child.
+The driver, CUDA and NCCL may hang or crash, so each rank calls them in a child process. The rank itself is a loop over
+the sockets to its child, to rank 0, and on rank 0 to all ranks. It can always report what happened, and it can always
+kill the child.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import selectors
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any, TypeGuard
 
+from ..environment.child import kill_group, python_command, signal_name
 from ..environment.ranks import Rank, current_rank
-from ..errors import GPUError, UnsupportedPlatformError, manual
-from .meeting import meeting_of
-from .reports import Collective, PreflightReport, default_calls
+from ..errors import (
+    CollectiveTimeoutError,
+    DistributedError,
+    GPUError,
+    RendezvousError,
+    UnsupportedPlatformError,
+    manual,
+)
+from . import verdicts
+from .hub import FACTS, ID, LAST, Hub
+from .meeting import SECRET, Address, Meeting, is_own, meeting_of, resolve
+from .reports import OWN_VERSION, Collective, CollectiveResult, PreflightReport, default_calls, differences, named
+from .verdicts import RENDEZVOUS, RUN, Described
+from .wire import (
+    FROM_A_RANK,
+    FROM_RANK_0,
+    Connection,
+    GarbledError,
+    Message,
+    challenge,
+    error_from_message,
+    error_to_message,
+    is_proof,
+    proof,
+    readable,
+)
 
 _LONGEST = 1_000_000.0  # seconds: poll(2) takes milliseconds in 31 bits
 MOST_CALLS = 10_000  # they fit into one message between ranks
+_RETRY = 0.05  # seconds between two attempts to reach rank 0
+_ASK_AGAIN = 1.0  # seconds between two questions to the resolver for one name
+_CONNECTION = 2.0  # seconds for an address to take a connection
+_ANSWER = 5.0  # seconds for the listener to prove that it is rank 0, which may be busy
+_GIVING_BACK = 5.0  # seconds for a child to give its communicator back
+_WAITING = 8  # unread messages of rank 0 at most; it sends fewer in all
+
+# For tests only: a module whose main() replaces worker.main, for a child that misbehaves
+_MODULE_VARIABLE = "_ORTGPU_PREFLIGHT_WORKER"
+_LINES_KEPT, _BYTES_KEPT = 200, 1 << 18
+_CHUNK = 1 << 16  # bytes of one read, as many as a pipe holds
+_DEATH = 2.0  # seconds for a process to end after it has closed its channel
+_BOOT = "import importlib; importlib.import_module(sys.argv[1]).main(int(sys.argv[2]), int(sys.argv[3]))"
 
 
 def preflight(
@@ -78,8 +124,6 @@ def preflight(
         raise ValueError(f"{len(calls)} calls are too many: at most {MOST_CALLS}")
     own = rank if rank is not None else current_rank()
     planned = tuple(calls) if calls is not None else default_calls(own.world_size)
-    from .participant import Participant, Schedule  # Linux only
-
     participant = Participant(own, planned, meeting_of(own, address), Schedule.of(min(timeout, _LONGEST)))
     try:
         return participant.run()
@@ -90,3 +134,477 @@ def preflight(
         raise
     finally:
         participant.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The deadlines of a rank, by time.monotonic."""
+
+    start: float
+    arrival: float  # all ranks must have come
+    child: float  # the child gives up
+    verdict: float  # rank 0 decides
+    alone: float  # this rank decides by itself
+    settling: float  # seconds, not a time
+
+    @classmethod
+    def of(cls, timeout: float) -> Schedule:
+        start = time.monotonic()
+        reserve = min(max(0.2 * timeout, 1.0), 6.0, 0.5 * timeout)
+        end = start + timeout
+        steps = (end - reserve, end - reserve / 2, end - reserve / 4)
+        return cls(start, start + timeout / 2, *steps, settling=reserve / 4)
+
+
+class Participant:
+    def __init__(self, rank: Rank, calls: tuple[Collective, ...], meeting: Meeting, schedule: Schedule) -> None:
+        self._rank, self._calls, self._meeting, self._schedule = rank, calls, meeting, schedule
+        self._selector = selectors.DefaultSelector()
+        self._hub: Hub | None = None
+        self._link: Connection | None = None  # to rank 0; its own as well
+        self._child: Child | None = None
+        self._from_hub: list[Message] = []
+        self._from_child: list[Message] = []
+        self._resolved: dict[str, list[str]] = {}  # numeric addresses by host
+        self._unresolved: dict[str, tuple[OSError, float]] = {}  # the error, and when to ask again
+        self._failure: GPUError | None = None
+        self._child_may_end = False
+        self._has_joined = False
+        self._number = 0
+        self._step = verdicts.NOWHERE.step
+        self._has_exchanged = False
+
+    def run(self) -> PreflightReport:
+        try:
+            return self._run()
+        except GarbledError as error:  # of somebody who knows the key and is no rank
+            raise RendezvousError(
+                "what arrived by rank 0 is not what the ranks of a preflight say",
+                evidence=[str(error)],
+                fixes=[manual(f"keep strangers out: give all ranks one secret, {SECRET}")],
+                phase=self._step,
+            ) from None
+
+    def _run(self) -> PreflightReport:
+        self._start_child()
+        self._meet()
+        roster = self._describe()
+        if (error := verdicts.mismatch(roster)) is not None:
+            raise error
+        unique_id = self._share_id()
+        seconds = self._run_collectives(unique_id)
+        timed = zip(self._calls, zip(*seconds, strict=True), strict=True)  # each call, with the seconds of each rank
+        facts = tuple(each.facts for each in roster)
+        return PreflightReport(
+            self._rank,
+            facts,
+            differences(facts),
+            tuple(CollectiveResult.of(call, max(each), self._rank.world_size) for call, each in timed),
+            verdicts.notes(self._rank, roster),
+            time.monotonic() - self._schedule.start,
+        )
+
+    def leave_others(self) -> None:
+        """Close the connections after an interrupt, so that the others notice at once."""
+        if self._hub is not None:
+            self._hub.close()
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._forget(self._child.channel)
+            self._forget(self._child.output)
+            self._child.end()
+        if self._link is not None:
+            self._forget(self._link)
+            self._link.close()
+        self._meeting.close()
+        if self._hub is not None:
+            # Until the others hang up: closing first could discard messages that they have not read
+            self._pump(lambda: self._hub is None or self._hub.is_done, self._schedule.alone)
+            self._hub.close()
+        self._selector.close()
+
+    # The steps
+
+    def _start_child(self) -> None:
+        try:
+            self._child = child = Child(self._rank, self._calls)
+        except DistributedError as error:  # reported to the others after the rendezvous
+            self._failure = error
+            return
+        self._selector.register(child.channel, selectors.EVENT_READ, lambda _: self._hear_child(child))
+        self._selector.register(child.output, selectors.EVENT_READ, lambda _: self._take_output(child))
+
+    def _meet(self) -> None:
+        own = self._listen() if self._rank.rank == 0 else None
+        refusals: dict[str, dict[Address, None]] = {}  # reasons, each with addresses
+        is_waiting = True
+        while is_waiting:
+            for address in [own] if own is not None else self._meeting.addresses():
+                reason = self._try(address)
+                if reason is None:
+                    is_waiting = False
+                    break
+                # An attempt that had no time left says nothing about the address
+                if not refusals or time.monotonic() < self._schedule.arrival:
+                    refusals.setdefault(reason, {})[address] = None
+            if is_waiting:
+                self._pump(lambda: False, time.monotonic() + _RETRY)
+                if time.monotonic() > self._schedule.arrival:
+                    raise self._rank_0_not_found(refusals)
+        rest = self._await("welcome")["welcome"]
+        if not (isinstance(rest, float) and math.isfinite(rest)):
+            raise GarbledError(f"a deadline in {rest!r:.99} seconds")
+        self._meeting.close()  # all are here
+        verdict = min(self._schedule.verdict, time.monotonic() + rest)
+        settling = self._schedule.settling
+        self._schedule = dataclasses.replace(
+            self._schedule, child=verdict - 2 * settling, verdict=verdict, alone=verdict + settling
+        )
+
+    def _listen(self) -> Address:
+        """Start the hub of rank 0. Return its address for this process, which needs no name of this host."""
+        try:
+            listener, key = self._meeting.listen()
+        except OSError as error:
+            raise RendezvousError(
+                "rank 0 cannot listen for the other ranks",
+                evidence=[f"it was to listen {self._meeting}", str(error)],
+                fixes=[manual("name a host name of rank 0's machine and a free port of it as the address")],
+                ranks=(0,),
+                phase=RENDEZVOUS,
+            ) from error
+        known = verdicts.Known(self._rank.world_size, str(self._meeting))
+        times = self._schedule
+        self._hub = Hub(listener, key, known, self._selector, times.arrival, times.verdict, times.settling)
+        host, port = listener.getsockname()[:2]
+        return Address("127.0.0.1" if host in ("::", "0.0.0.0") else host, port, key)  # noqa: S104 - compared only
+
+    def _try(self, address: Address) -> str | None:
+        """Join rank 0 there. Return None, or the reason why not."""
+        try:
+            connected = self._connected(address)
+        except OSError as error:
+            return error.strerror or str(error)
+        now = time.monotonic()
+        until = min(now + _ANSWER, self._schedule.arrival)
+        link = Connection(connected, FROM_A_RANK)
+        self._selector.register(link, selectors.EVENT_READ, lambda _: self._hear_hub(link))
+        self._link = link
+        own = challenge()
+        number = self._answer(link, until).get("challenge")
+        if number is not None:
+            hello = {
+                "ortgpu": OWN_VERSION,
+                "challenge": own,
+                "rank": self._rank.rank,
+                "world_size": self._rank.world_size,
+                "host": socket.gethostname(),
+                "seconds": [self._schedule.arrival - now, self._schedule.verdict - now],
+            }
+            link.send({**hello, "proof": proof(address.key, "rank", number, hello)})
+        answer = self._answer(link, until) if number is not None else {}
+        is_rank_0 = is_proof(answer.get("proof"), address.key, "rank 0", own)
+        if is_rank_0 and "verdict" in answer:
+            raise error_from_message(answer["verdict"])
+        if is_rank_0 and "in" in answer:
+            link.trust(FROM_RANK_0)
+            self._has_joined = True
+            self._tell({"at": [self._number, self._step]})
+            if self._failure is not None:
+                self._fail(self._failure)
+            return None
+        self._link = None
+        self._from_hub.clear()
+        self._forget(link)
+        link.close()
+        return readable(answer.get("refused", "what listens there does not answer as rank 0 does"))
+
+    def _answer(self, link: Connection, until: float) -> Message:
+        """Return the next message of a listener, or an empty one if none comes in time."""
+        self._pump(lambda: bool(self._from_hub) or not link.is_open, until)
+        return self._from_hub.pop(0) if self._from_hub else {}
+
+    def _connected(self, address: Address) -> socket.socket:
+        hosts = self._addresses_of(address.host)
+        until = min(time.monotonic() + _CONNECTION, self._schedule.arrival)
+        refusal: OSError | None = None
+        for tried, host in enumerate(hosts):  # each gets its share of the time: one of them may drop all packets
+            share = (until - time.monotonic()) / (len(hosts) - tried)
+            try:
+                return socket.create_connection((host, address.port), timeout=max(share, _RETRY))
+            except OSError as error:
+                refusal = refusal or error
+        raise refusal or OSError("it has no address")
+
+    def _addresses_of(self, host: str) -> list[str]:
+        """Return numeric addresses. An unknown name is asked for again: that of a pod may become known later."""
+        now = time.monotonic()
+        if host in self._unresolved and now < self._unresolved[host][1]:
+            raise self._unresolved[host][0]
+        if host not in self._resolved:
+            try:
+                self._resolved[host] = resolve(host, max(self._schedule.arrival - now, _RETRY))
+            except OSError as error:
+                self._unresolved[host] = (error, time.monotonic() + _ASK_AGAIN)
+                raise
+        return self._resolved[host]
+
+    def _describe(self) -> list[Described]:
+        own = self._from_own_child("facts")
+        calls = [[call.operation, call.dtype, call.count] for call in self._calls]
+        self._tell({"post": FACTS, "value": {**own, "calls": calls}})
+        self._at("waiting for the facts of the others")
+        roster = [Described.parse(message) for message in self._from_all(FACTS)]
+        if [each.facts.rank for each in roster] != list(range(self._rank.world_size)):
+            raise GarbledError("ranks with the numbers of others")
+        self._has_exchanged = True
+        return roster
+
+    def _share_id(self) -> str:
+        value = None
+        if self._rank.rank == 0:
+            self._ask_child({"make_id": True})
+            value = self._from_own_child("id")["id"]
+        else:
+            self._number += 1  # further than rank 0 while that makes the id
+            self._at("waiting for NCCL's unique id")
+        self._tell({"post": ID, "value": value})
+        return str(self._from_all(ID)[0])
+
+    def _run_collectives(self, unique_id: str) -> list[list[float]]:
+        self._number = RUN - 1
+        seconds = self._schedule.child - time.monotonic()
+        self._ask_child({"id": unique_id, "seconds": seconds})
+        self._tell({"post": LAST, "value": self._from_own_child("results")["results"]})
+        results = self._from_all(LAST)
+        if not all(map(self._are_seconds, results)):
+            raise GarbledError("results that are none")
+        self._end_child()
+        return results
+
+    def _are_seconds(self, found: object) -> TypeGuard[list[float]]:
+        return isinstance(found, list) and [type(each) for each in found] == [float] * len(self._calls)
+
+    def _end_child(self) -> None:
+        """Let the child give its communicator back. It is killed afterwards in any case."""
+        self._child_may_end = True
+        channel = self._ask_child({"end": True})
+        self._pump(lambda: not channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
+
+    # Waiting
+
+    def _await(self, kind: str, name: object = None) -> Message:
+        """Return the message of rank 0 that has the key ``kind``, with ``name`` as its value."""
+        return self._next(self._from_hub, lambda message: kind in message and name in (None, message[kind]))
+
+    def _from_all(self, name: str) -> list[Any]:
+        """Return the value that each rank posted under that name, in the order of the ranks."""
+        values = self._await("all", name).get("values")
+        if not isinstance(values, list) or len(values) != self._rank.world_size:
+            raise GarbledError(f"not from every rank: {name}")
+        return values
+
+    def _from_own_child(self, kind: str) -> Message:
+        return self._next(self._from_child, lambda message: kind in message)
+
+    def _next(self, messages: list[Message], is_wanted: Callable[[Message], bool]) -> Message:
+        """Wait for the first message that is wanted, and return it. A verdict of rank 0 is raised meanwhile."""
+        link = self._link
+        assert link is not None
+        self._pump(lambda: any(map(is_wanted, messages)) or not link.is_open, self._schedule.alone)
+        for message in filter(is_wanted, messages):
+            messages.remove(message)
+            return message
+        if self._failure is not None and not verdicts.is_consequence(self._failure):
+            raise verdicts.of_rank(self._failure, self._rank.rank, None)
+        said = "went silent" if link.is_open else "ended, or the connection to it broke,"
+        raise self._unfinished((0,), f"rank 0 {said} during: {self._step}", [])
+
+    def _pump(self, is_done: Callable[[], bool], until: float) -> None:
+        """Serve every socket until ``is_done``, or until the time has come.
+
+        All that has arrived by then is still read, for a rank that was stopped for a while.
+        """
+        is_over = False
+        while not is_done() and not is_over:
+            is_over = (now := time.monotonic()) >= until
+            soonest = min(until, self._hub.next_deadline) if self._hub is not None else until
+            for connection in filter(None, (self._link, self._child.channel if self._child is not None else None)):
+                connection.flush()
+                if connection.has_unsent:  # more than the system's buffers hold
+                    soonest = min(soonest, now + _RETRY)
+            for key, events in self._selector.select(max(0.0, soonest - now)):
+                key.data(events)
+            if self._hub is not None:
+                self._hub.on_time()
+
+    def _hear_hub(self, link: Connection) -> None:
+        try:
+            for message in link.receive():
+                if "verdict" in message and self._has_joined:
+                    raise error_from_message(message["verdict"])
+                self._from_hub.append(message)
+            if len(self._from_hub) > _WAITING:
+                raise GarbledError("it sends more messages than rank 0")
+        except GarbledError:  # not rank 0
+            link.is_open = False
+        if not link.is_open:
+            self._forget(link)
+
+    def _hear_child(self, child: Child) -> None:
+        for message in child.channel.receive():
+            if "begin" in message:
+                self._at(str(message["begin"]))
+            elif "error" in message:
+                error = error_from_message(message["error"])
+                error.evidence = (*error.evidence, *child.warnings())
+                self._fail(error)
+            else:
+                self._from_child.append(message)
+        if not child.channel.is_open:
+            self._forget(child.channel)
+            if self._failure is None and not self._child_may_end:
+                how = f"the preflight's child of rank {self._rank.rank} {child.how_it_ended()} during: {self._step}"
+                self._fail(self._unfinished((self._rank.rank,), how, child.last_words()))
+
+    def _take_output(self, child: Child) -> None:
+        if not child.read_output():
+            self._forget(child.output)
+
+    def _forget(self, source: Connection | IO[bytes]) -> None:
+        """Stop watching it. Call this before it is closed, since its descriptor may be reused."""
+        if source in self._selector.get_map():
+            self._selector.unregister(source)
+
+    # Telling
+
+    def _at(self, step: str) -> None:
+        self._number, self._step = self._number + 1, step
+        self._tell({"at": [self._number, step]})
+
+    def _fail(self, error: GPUError) -> None:
+        """Report that this rank cannot go on. Rank 0 decides what that means for all."""
+        self._failure = error
+        self._tell({"failed": error_to_message(error)})
+
+    def _tell(self, message: Message) -> None:
+        if self._link is not None and self._has_joined:
+            self._link.send(message)
+
+    def _ask_child(self, message: Message) -> Connection:
+        assert self._child is not None
+        self._child.channel.send(message)
+        return self._child.channel
+
+    # Errors that this rank finds without rank 0
+
+    def _unfinished(self, ranks: tuple[int, ...], summary: str, evidence: Sequence[str]) -> DistributedError:
+        cls = CollectiveTimeoutError if self._has_exchanged else RendezvousError
+        fixes = [manual(f"look at the output of {named(ranks)}")]
+        if not self._rank.on_one_host:
+            fixes.append(verdicts.BETWEEN_HOSTS)
+        return cls(summary, evidence=evidence, fixes=fixes, ranks=ranks, phase=self._step)
+
+    def _rank_0_not_found(self, refusals: Mapping[str, Iterable[Address]]) -> RendezvousError:
+        here = socket.gethostname()
+        names = {name: found for name, found in self._resolved.items() if found != [name]}
+        looked_for = {address.host for addresses in refusals.values() for address in addresses}
+        fixes = [f"make {name} known to {here}, by DNS or /etc/hosts" for name in looked_for - set(self._resolved)]
+        if self._rank.local_rank == 0:  # so rank 0, whose local rank is 0 too, is on another host
+            fixes += [
+                f"name rank 0's host, or correct /etc/hosts of {here}: {name} leads to {here} itself there"
+                for name, found in self._resolved.items()
+                if all(map(is_own, found))
+            ]
+        return RendezvousError(
+            "rank 0 was not at the rendezvous in time",
+            evidence=[
+                f"this is rank {self._rank.rank} of {self._rank.world_size}, on {here}",
+                f"rank 0 was looked for {self._meeting}",
+                *(f"{reason}: {', '.join(map(str, addresses))}" for reason, addresses in refusals.items()),
+                *(f"on {here}, {name} is {', '.join(found)}" for name, found in names.items()),
+            ],
+            fixes=[
+                *map(manual, (*fixes, *self._meeting.ways)),
+                manual("look at the output of rank 0: it ended, it was not started, or it did something else"),
+                manual("if it runs on another host: make sure that it can be reached there, through any firewall"),
+            ],
+            ranks=(0,),
+            phase=RENDEZVOUS,
+        )
+
+
+class Child:
+    """A running child. ``channel`` carries messages both ways. ``output`` is the text that its libraries print.
+
+    Raises:
+        DistributedError: it cannot be started.
+    """
+
+    def __init__(self, rank: Rank, calls: tuple[Collective, ...]) -> None:
+        ours, theirs = socket.socketpair()
+        module = os.environ.get(_MODULE_VARIABLE, f"{__package__}.worker")
+        arguments = [module, str(theirs.fileno()), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                python_command(_BOOT, *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                # NCCL's warnings are the evidence of a failure
+                env={"NCCL_DEBUG": "WARN", **os.environ},
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise DistributedError(
+                f"the child process of rank {rank.rank} cannot be started",
+                evidence=[f"{sys.executable}: {error}"],
+                ranks=(rank.rank,),
+                phase="start",
+            ) from error
+        finally:
+            theirs.close()
+        assert self._process.stdout is not None
+        self.output = self._process.stdout
+        os.set_blocking(self.output.fileno(), False)
+        self._text = b""
+        self.channel = Connection(ours)
+        self.channel.send({"rank": asdict(rank), "calls": [[c.operation, c.dtype, c.count] for c in calls]})
+
+    def read_output(self) -> bool:
+        """Read some of the output. Return False at its end."""
+        data = self.output.read(_CHUNK)
+        self._text = b"\n".join((self._text + (data or b"")).split(b"\n")[-_LINES_KEPT:])[-_BYTES_KEPT:]
+        return data != b""
+
+    def warnings(self) -> list[str]:
+        """Return NCCL's warnings."""
+        return [line for line in self._lines() if "NCCL WARN" in line]
+
+    def last_words(self) -> list[str]:
+        """Return the end of the output."""
+        return self._lines()[-8:]
+
+    def _lines(self) -> list[str]:
+        if not self.output.closed:
+            self.read_output()
+        return [line.strip() for line in self._text.decode("utf-8", "replace").splitlines() if line.strip()]
+
+    def how_it_ended(self) -> str:
+        """Say by which signal or with which exit status the child ended. For after it has closed its channel."""
+        try:
+            status = self._process.wait(_DEATH)
+        except subprocess.TimeoutExpired:
+            return "hung up and did not end"
+        if status < 0:
+            return f"was killed by {signal_name(-status)}"
+        return f"ended with exit status {status}"
+
+    def end(self) -> None:
+        """Kill the child and all that it started. Only a process that hangs in the driver can be left."""
+        kill_group(self._process)
+        self.output.close()
+        self.channel.close()

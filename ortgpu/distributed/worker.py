@@ -2,6 +2,10 @@
 
 Any step may hang, or end the process. The child announces each to its parent before it begins. Only the parent talks to
 the other ranks.
+
+NCCL is called through nccl4py, which only this module imports. Its low-level bindings take addresses of device memory,
+and need neither torch nor cupy nor cuda.core. They release the interpreter lock and accept ncclInProgress. A call may
+return before it is done. :meth:`Communicator.is_ready` says when the next one is allowed.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -41,7 +45,7 @@ from ..errors import (
 from ..provider.preloading import open_library, plan
 from ..provider.rank_devices import own_device
 from ..running.cudart import CudaCallError, CudaRuntime
-from . import nccl
+from .environment import parse_version_number
 from .reports import Collective, RankFacts
 from .wire import FROM_A_RANK, Decoder, Message, encode, error_to_message
 
@@ -50,6 +54,42 @@ COMMUNICATOR = "setting up the communicator"
 _REPEATS = 5  # timed calls of each operation, after the one whose values are checked
 _PAUSE = 0.0001  # seconds between two questions to NCCL or the GPU
 _IOLBF = 1  # stdio.h: line by line
+REQUIREMENT = "nccl4py>=0.6,<0.7"  # of a 0.x, the next minor release may change what is used here
+
+# nccl.h: ncclResult_t, ncclRedOp_t, ncclDataType_t
+_SUCCESS, _SYSTEM_ERROR, _INVALID_USAGE, _REMOTE_ERROR, _IN_PROGRESS = 0, 2, 5, 6, 7
+_SUM = 0
+_DATA_TYPES = {"int32": 2, "float16": 6, "float32": 7, "bfloat16": 9}
+
+_MEANINGS = {
+    1: "a call of CUDA failed (ncclUnhandledCudaError)",
+    _SYSTEM_ERROR: "a call of the system failed (ncclSystemError)",
+    3: "an internal check failed (ncclInternalError)",
+    4: "an argument has an invalid value (ncclInvalidArgument)",
+    _INVALID_USAGE: "it was used in a way that cannot work (ncclInvalidUsage)",
+    _REMOTE_ERROR: "another rank failed, or cannot be reached (ncclRemoteError)",
+    8: "it gave up waiting (ncclTimeout)",
+}
+# Into files, because output below the weight of a warning is lost with the process of the preflight
+_SEE_WARNINGS = (
+    "read the lines NCCL WARN above, if there are any; NCCL_DEBUG=INFO NCCL_DEBUG_FILE=nccl.%h.%p has it write more, a "
+    "file for each process"
+)
+# From NCCL's own page on troubleshooting
+_FIXES = {
+    _SYSTEM_ERROR: (
+        "in a container: give it more shared memory, docker run --shm-size=1g",
+        "check that NCCL can use the network: NCCL_SOCKET_IFNAME names the interface",
+        _SEE_WARNINGS,
+    ),
+    _INVALID_USAGE: (
+        "correct NCCL_SOCKET_IFNAME, if it is set: it has to name a network interface of this machine",
+        _SEE_WARNINGS,
+    ),
+    _REMOTE_ERROR: ("look at the other ranks first", "check that no firewall lies between the hosts"),
+}
+
+Result = TypeVar("Result")
 
 
 class Channel:
@@ -104,7 +144,7 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
         message = channel.receive()
         if "make_id" in message:
             channel.begin("making NCCL's unique id")
-            channel.send({"id": nccl.make_unique_id().hex()})
+            channel.send({"id": make_unique_id().hex()})
             message = channel.receive()
         assert device is not None  # else the ranks would have stopped before this
         until = time.monotonic() + message["seconds"]
@@ -144,7 +184,7 @@ def _describe(channel: Channel, rank: Rank) -> CudaDevice | None:
         problem = _why_no_device()
     version, path, nccl_problem = None, None, None
     try:
-        version, path = nccl.load()
+        version, path = load_nccl()
     except GPUError as error:
         nccl_problem = error
     driver = read_driver()
@@ -235,6 +275,113 @@ def _load_library() -> str:
     )
 
 
+# NCCL
+
+
+def load_nccl() -> tuple[str, str]:
+    """Load libnccl into this process. Return its version and path.
+
+    Raises:
+        NCCLError: nccl4py is not installed, or broken.
+        LibraryNotFoundError: there is no libnccl.so.2.
+    """
+    try:
+        from nccl.bindings import nccl
+    except ImportError as error:
+        raise NCCLError(
+            "the collective operations need nccl4py, which cannot be imported",
+            evidence=[f"{type(error).__name__}: {error}"],
+            fixes=[remedies.install(inspect_environment(), [REQUIREMENT])],
+        ) from error
+    try:
+        number = _checked(nccl.get_version)
+        path = str(nccl.get_library_path())
+    except RuntimeError as error:  # cuda.pathfinder found no library, or could not load it
+        environment = inspect_environment()
+        raise LibraryNotFoundError(
+            "the library of NCCL cannot be loaded",
+            evidence=str(error).splitlines(),
+            fixes=[remedies.install(environment, [f"nvidia-nccl-cu{environment.cuda_major or 13}"])],
+            missing=("libnccl.so.2",),
+        ) from error
+    return ".".join(map(str, parse_version_number(number))), path
+
+
+def make_unique_id() -> bytes:
+    """Return the id that the ranks of a communicator share. This process must live until all of them have joined.
+
+    Raises:
+        NCCLError: no network interface can be used, for instance.
+    """
+    from nccl.bindings import nccl
+
+    return bytes(_checked(nccl.get_unique_id))
+
+
+class Communicator:
+    """One rank's end of the connection between all ranks. The current device must be the rank's own.
+
+    Raises:
+        NCCLError: from every method.
+    """
+
+    def __init__(self, rank: int, world_size: int, unique_id: bytes) -> None:
+        from nccl.bindings import nccl
+
+        self._nccl: Any = nccl
+        config = nccl.Config()
+        config.blocking = 0
+        shared = nccl.UniqueId.from_buffer(bytearray(unique_id))
+        self._handle: Any = _checked(lambda: nccl.comm_init_rank_config(world_size, shared, rank, config))
+
+    def is_ready(self) -> bool:
+        """Return True once NCCL has taken the last call in. The stream says when the GPU is done."""
+        status = int(_checked(lambda: self._nccl.comm_get_async_error(self._handle)))
+        if status not in (_SUCCESS, _IN_PROGRESS):
+            raise nccl_error(status, self._last_error())
+        return status == _SUCCESS
+
+    def call(self, collective: Collective, send: int, receive: int, stream: int) -> None:
+        """Begin an operation on buffers at these addresses."""
+        reduction = () if collective.operation == "all_gather" else (_SUM,)
+        data_type = _DATA_TYPES[collective.dtype]
+        function = getattr(self._nccl, collective.operation)
+        try:
+            _checked(lambda: function(send, receive, collective.count, data_type, *reduction, self._handle, stream))
+        except NCCLError as error:
+            raise nccl_error(error.status, self._last_error()) from error
+
+    def abort(self) -> None:
+        """Give up the operations under way, and the communicator."""
+        _checked(lambda: self._nccl.comm_abort(self._handle))
+
+    def _last_error(self) -> str | None:
+        try:
+            return str(self._nccl.get_last_error(self._handle)) or None
+        except Exception:  # noqa: BLE001 - only words to add to an error
+            return None
+
+
+def nccl_error(status: int | None, words: str | None = None) -> NCCLError:
+    """Return the error for an ncclResult_t. ``words`` are NCCL's own."""
+    return NCCLError(
+        f"NCCL failed: {_MEANINGS.get(status or 0, 'a code that ortgpu does not know')}",
+        evidence=[f"ncclResult_t {status}", *([f"ncclGetLastError: {words.strip()}"] if words else [])],
+        fixes=map(manual, _FIXES.get(status or 0, (_SEE_WARNINGS,))),
+        status=status,
+    )
+
+
+def _checked(call: Callable[[], Result]) -> Result:
+    """Return the result of a call of nccl4py. Raises the NCCLError of ortgpu for its own."""
+    from nccl.bindings import nccl
+
+    try:
+        return call()
+    except nccl.NCCLError as error:
+        raise nccl_error(int(error.status), str(error)) from error
+
+
 # Collective operations
 
 
@@ -251,7 +398,7 @@ def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes
         gpu = open_gpu(ordinal)
         stream = gpu.new_stream()
     channel.begin(COMMUNICATOR)
-    communicator = nccl.Communicator(task.rank.rank, task.rank.world_size, unique_id)
+    communicator = Communicator(task.rank.rank, task.rank.world_size, unique_id)
     try:
         _wait(communicator.is_ready, COMMUNICATOR, until)
         seconds = []
@@ -268,7 +415,7 @@ def run_collectives(channel: Channel, task: Task, ordinal: int, unique_id: bytes
 
 
 def _run(
-    call: Collective, rank: Rank, gpu: CudaRuntime, stream: int, communicator: nccl.Communicator, until: float
+    call: Collective, rank: Rank, gpu: CudaRuntime, stream: int, communicator: Communicator, until: float
 ) -> float:
     def wait() -> None:
         _wait(communicator.is_ready, str(call), until)

@@ -72,7 +72,7 @@ def test_cuda_does_not_work(machine: Machine) -> None:
 
 
 def test_version_and_path_are_the_librarys_own(machine: Machine) -> None:
-    result = machine.run("from ortgpu.distributed import nccl\nreport(nccl.load())").ok()
+    result = machine.run("from ortgpu.distributed import worker\nreport(worker.load_nccl())").ok()
     version, path = result.json
     assert version == VERSION
     assert Path(path) == machine.overlay.path("nvidia/nccl/lib/libnccl.so.2")

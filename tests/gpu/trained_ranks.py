@@ -24,10 +24,10 @@ def mean_by_nccl(world: Any) -> Callable[[np.ndarray], np.ndarray]:
     import torch
 
     from ortgpu.distributed import Collective, current_rank
-    from ortgpu.distributed.nccl import Communicator, load, make_unique_id
+    from ortgpu.distributed.worker import Communicator, load_nccl, make_unique_id
     from ortgpu.environment.gpu.cuda import initialise
 
-    _, path = load()
+    _, path = load_nccl()
     device = torch.device("cuda", current_rank().local_rank)
     torch.cuda.set_device(device)
     communicator = Communicator(world.rank, world.size, world.bcast(make_unique_id() if world.rank == 0 else None))

@@ -1,6 +1,6 @@
 """Children of a preflight that do not do what they should, each through the functions of the real one.
 
-Taken by ortgpu.distributed.child in place of its own worker when _ORTGPU_PREFLIGHT_WORKER names this module;
+Taken by ortgpu.distributed.preflighting in place of its own worker when _ORTGPU_PREFLIGHT_WORKER names this module;
 RANK_MISBEHAVES says how.
 """
 
@@ -14,10 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
-from ortgpu.distributed import nccl, worker
-from ortgpu.distributed.worker import Channel, Task
+from ortgpu.distributed import worker
+from ortgpu.distributed.worker import Channel, Task, make_unique_id
 
 
 def _sleep_in_native_code() -> None:
@@ -51,7 +50,7 @@ def idle(channel: Channel, task: Task, ordinal: int, unique_id: bytes, until: fl
     channel.begin("opening the GPU")
     gpu = worker.open_gpu(ordinal)  # without it NCCL would find all ranks on the first GPU
     channel.begin(worker.COMMUNICATOR)
-    communicator = nccl.Communicator(task.rank.rank, task.rank.world_size, unique_id)
+    communicator = worker.Communicator(task.rank.rank, task.rank.world_size, unique_id)
     while not communicator.is_ready():
         time.sleep(0.01)
     channel.receive()
@@ -119,14 +118,14 @@ RUNS = {
 
 def _make_id_without_files() -> bytes:
     """A call of the system fails in NCCL: no socket can be opened. The first id is made before, with its interface."""
-    nccl.make_unique_id()
+    make_unique_id()
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # both: a thread of NCCL raises the soft one (bootstrap.cc)
-    return nccl.make_unique_id()
+    return make_unique_id()
 
 
 def _make_id_that_is_stale() -> bytes:
     """Of a process that has ended: what a job finds in a file that one before it has left there."""
-    program = "from ortgpu.distributed import nccl; print(nccl.make_unique_id().hex())"
+    program = "from ortgpu.distributed.worker import make_unique_id; print(make_unique_id().hex())"
     told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=30, check=True)
     return bytes.fromhex(told.stdout.split()[-1])
 
@@ -141,5 +140,5 @@ def main(descriptor: int, parent: int) -> None:
     elif kind == "killed_in_driver":
         vars(worker)["initialise"] = lambda: os.kill(os.getpid(), signal.SIGKILL)
     elif kind in _IDS:
-        vars(worker)["nccl"] = SimpleNamespace(**{**vars(nccl), "make_unique_id": _IDS[kind]})
+        vars(worker)["make_unique_id"] = _IDS[kind]
     worker.main(descriptor, parent, RUNS.get(kind))
