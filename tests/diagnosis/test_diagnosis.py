@@ -13,12 +13,11 @@ from ortgpu import diagnose
 from ortgpu.diagnosis.checks.surroundings import visible_gpus
 from ortgpu.diagnosis.diagnosing import CHECKS, Diagnosis, find_problems
 from ortgpu.diagnosis.probe.result import ProbeStep
-from ortgpu.environment.files.permissions import RefusedPath
 from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.environment.gpu.driver import GPU, RefusedNode
 from ortgpu.environment.libraries.search import Candidate, Resolution
 from ortgpu.environment.libraries.wheel import Architecture
-from ortgpu.environment.packages.installed import Distribution
+from ortgpu.environment.packages.installed import Distribution, RefusedPath
 from ortgpu.errors import GPUError
 from ortgpu.model.contents import ModelFacts
 from tests.support.diagnosis_cases import CASES, OLD_DRIVER, OLD_GPU, Case

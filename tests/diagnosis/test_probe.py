@@ -63,7 +63,7 @@ def test_a_file_that_may_not_be_read_is_a_fact(tmp_path: Path) -> None:
     closed.mkdir(parents=True)
     closed.chmod(0)
     code = (
-        f"{AS_A_USER}\nfrom ortgpu.environment.files.permissions import read_refused\n"
+        f"{AS_A_USER}\nfrom ortgpu.environment.packages.installed import read_refused\n"
         f"print(read_refused([{str(tmp_path)!r}], {str(closed.parent)!r}))"
     )
     try:

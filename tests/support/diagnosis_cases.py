@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ortgpu.diagnosis.probe.result import ProbeStep
-from ortgpu.environment.files.permissions import RefusedPath
 from ortgpu.environment.gpu.cuda import CudaState
 from ortgpu.environment.gpu.driver import RefusedNode, UnlinkedFile
 from ortgpu.environment.host import OpenFiles
 from ortgpu.environment.libraries.search import Candidate
 from ortgpu.environment.libraries.wheel import Architecture
-from ortgpu.environment.packages.installed import Distribution
+from ortgpu.environment.packages.installed import Distribution, RefusedPath
 from ortgpu.environment.packages.installer import Manager
 from ortgpu.environment.packages.interpreter import IN_SUB_INTERPRETER
 from ortgpu.environment.variables import Variables

@@ -1,19 +1,25 @@
-"""Facts about installed distributions, read without importing any of them."""
+"""Facts about installed distributions, read without importing any of them.
+
+Files are compared with RECORD. Files that this user may not read are listed, too (root installed them under a strict
+umask, say): to the import system, and to a search, a folder that cannot be listed is an empty one, and a package that
+is whole looks absent, or like what an uninstall left behind.
+"""
 
 from __future__ import annotations
 
+import base64
+import errno
 import importlib.machinery
 import importlib.util
 import os
 import re
+import stat
 import sys
 import zipimport
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from ..files.permissions import RefusedPath, read_refused
-from ..files.recorded_files import missing_and_altered
 from .metadata import (
     MetadataFolder,
     Place,
@@ -94,6 +100,15 @@ class OnnxRuntime:
     def is_of_another_release(self) -> bool:
         """True if this process imported another release, for whose module this provider was not made."""
         return self.imported_as is not None and self.imported_as[1] != self.build_version
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPath:
+    """A file or folder that this user may not read."""
+
+    path: str
+    mode: str  # as ls writes it: "drwx------"
+    own: bool  # it belongs to this user, who can change its mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +212,7 @@ def _with_libraries(one: MetadataFolder, compare_files: bool, compare_contents: 
     record = (one.read("RECORD") or b"") if compare_files else b""
     lines = [line for line in record.splitlines(keepends=True) if any(end in line for end in (b".so", b".dll"))]
     entries = parse_record(b"".join(lines)) or ()
-    _, altered = missing_and_altered(entries, one, by_content=compare_contents)
+    _, altered = _missing_and_altered(entries, one, by_content=compare_contents)
     return Distribution(one.name, one.read_version(), one.location, altered_files=altered)
 
 
@@ -354,7 +369,7 @@ def _is_at(claim: _Claim, folder: str) -> bool:
 def _describe(claim: _Claim, compare_files: bool, compare_contents: bool) -> Distribution:
     one = claim.found
     entries = (claim.entries or ()) if compare_files else ()
-    missing, altered = missing_and_altered(entries, one, by_content=compare_contents)
+    missing, altered = _missing_and_altered(entries, one, by_content=compare_contents)
     return Distribution(
         one.name,
         one.read_version(),
@@ -395,3 +410,108 @@ def _torch(version: str | None, cuda: str | None, folder: str, found: Sequence[M
         home = os.path.dirname(folder)
         version = next((one.read_version() for one in found if one.name == "torch" and one.location == home), None)
     return Torch(version, parse_cuda_version(cuda) or parse_local_cuda_version(version), folder)
+
+
+# Files on disk, compared with RECORD
+
+_LIBRARIES: Final = (".so", ".dll", ".pyd")  # somewhere in the name: libcublas.so.13
+_HASHED: Final = re.compile(r"onnxruntime/(__init__|capi/[^/]+)\.py")
+_HASHED_BELOW: Final = 64 * 1024  # bytes
+
+
+def _missing_and_altered(
+    entries: Iterable[RecordEntry], one: MetadataFolder, *, by_content: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the paths of missing and of altered files, in the order of the entries. See :func:`_fault_of`."""
+    faults = {entry.path: _fault_of(entry, one, by_content=by_content) for entry in entries}
+    missing = tuple(path for path, fault in faults.items() if fault == "missing")
+    return missing, tuple(path for path, fault in faults.items() if fault == "altered")
+
+
+def _fault_of(entry: RecordEntry, one: MetadataFolder, *, by_content: bool) -> Literal["missing", "altered"] | None:
+    """Compare one file of ``one`` by its size, and by its hash if it is a small Python file of ONNX Runtime's.
+
+    ``by_content``: by the hash of every library too, which may take seconds. None also for a file that may not be read,
+    and for files that are not compared: scripts, caches, metadata.
+    """
+    path = entry.path
+    # Scripts lie outside: images are often built by copying site-packages alone, and nothing here needs them.
+    if path.startswith(("../", one.folder + "/")) or os.path.isabs(path):
+        return None
+    if "/__pycache__/" in path or path.endswith(".pyc"):
+        return None
+    target = os.path.join(one.location, path)
+    try:
+        size = os.stat(target).st_size
+    except OSError as error:
+        # A link to itself is as absent as a link to nothing; a folder that may not be entered is unknown.
+        return "missing" if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else None
+    except ValueError:
+        return None
+    if entry.size is not None and size != entry.size:
+        return "altered"
+    algorithm, _, expected = entry.digest.partition("=")
+    is_small = size < _HASHED_BELOW and _HASHED.fullmatch(path) is not None
+    if algorithm == "sha256" and (is_small or (by_content and _is_library_of_its_maker(path, one))):
+        return "altered" if _hash_of(target) not in (None, expected.rstrip("=")) else None
+    return None
+
+
+def _is_library_of_its_maker(path: str, one: MetadataFolder) -> bool:
+    """Return True for a library outside of conda's packages: conda edits libraries after it has written RECORD."""
+    return any(end in path for end in _LIBRARIES) and b"conda" not in (one.read("INSTALLER") or b"")
+
+
+def _hash_of(path: str) -> str | None:
+    try:
+        import hashlib  # which loads OpenSSL: milliseconds that a session does without
+
+        digest, block = hashlib.sha256(), 1 << 20
+        with open(path, "rb") as file:
+            while data := file.read(block):
+                digest.update(data)
+    except (ImportError, OSError, ValueError):  # the first: nothing can be imported in this process any more
+        return None
+    return base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
+
+
+# Files that this user may not read
+
+
+def read_refused(places: Iterable[str], package: str | None) -> tuple[RefusedPath, ...]:
+    """Return the unreadable paths among the search path, its NVIDIA wheels, and one package with its ``capi``."""
+    return tuple(found for path in dict.fromkeys(_looked_at(places, package)) if (found := _refused(path)) is not None)
+
+
+def _looked_at(places: Iterable[str], package: str | None) -> Iterator[str]:
+    for place in map(_absolute, places):
+        wheels = os.path.join(place, "nvidia")
+        yield from (place, wheels)
+        for component in _paths_in(wheels):
+            libraries = os.path.join(component, "lib")
+            yield from (component, libraries, *_paths_in(libraries))
+    if package is not None:
+        yield from (package, *_paths_in(package), *_paths_in(os.path.join(package, "capi")))
+
+
+def _paths_in(folder: str) -> list[str]:
+    return [os.path.join(folder, name) for name in sorted(list_names(folder))]
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except (OSError, ValueError):  # the working directory is gone
+        return path
+
+
+def _refused(path: str) -> RefusedPath | None:
+    if not hasattr(os, "geteuid"):  # Windows has other permissions than a mode
+        return None
+    try:
+        info = os.stat(path)
+        wanted = os.R_OK | os.X_OK if stat.S_ISDIR(info.st_mode) else os.R_OK
+        readable = os.access(path, wanted)
+    except (OSError, ValueError):  # absent, or below a folder that is refused itself
+        return None
+    return None if readable else RefusedPath(path, stat.filemode(info.st_mode), info.st_uid == os.geteuid())
