@@ -19,49 +19,7 @@ if TYPE_CHECKING:
     from .distributed.diagnosis.profiles import diagnose as diagnose
     from .environment.inspection import Environment as Environment
     from .environment.inspection import inspect_environment as inspect_environment
-    from .errors import BrokenPackageError as BrokenPackageError
-    from .errors import CollectiveMismatchError as CollectiveMismatchError
-    from .errors import CollectiveOpsUnavailableError as CollectiveOpsUnavailableError
-    from .errors import CollectiveTimeoutError as CollectiveTimeoutError
-    from .errors import ConflictingPackagesError as ConflictingPackagesError
-    from .errors import CPUExecutionWarning as CPUExecutionWarning
-    from .errors import CPUOnlyPackageError as CPUOnlyPackageError
-    from .errors import DeviceBusyError as DeviceBusyError
-    from .errors import DeviceError as DeviceError
-    from .errors import DeviceNotFoundError as DeviceNotFoundError
-    from .errors import DistributedError as DistributedError
-    from .errors import DriverError as DriverError
-    from .errors import DriverNotFoundError as DriverNotFoundError
-    from .errors import DriverTooOldError as DriverTooOldError
-    from .errors import DriverUnusableError as DriverUnusableError
-    from .errors import ExecutionError as ExecutionError
-    from .errors import Fix as Fix
-    from .errors import ForkedSessionError as ForkedSessionError
-    from .errors import GPUError as GPUError
-    from .errors import GPUOutOfMemoryError as GPUOutOfMemoryError
-    from .errors import InsufficientDeviceMemoryError as InsufficientDeviceMemoryError
-    from .errors import LauncherConflictError as LauncherConflictError
-    from .errors import LibraryConflictError as LibraryConflictError
-    from .errors import LibraryError as LibraryError
-    from .errors import LibraryNotFoundError as LibraryNotFoundError
-    from .errors import LibraryVersionError as LibraryVersionError
-    from .errors import MPIInitError as MPIInitError
-    from .errors import NCCLError as NCCLError
-    from .errors import NoDeviceError as NoDeviceError
-    from .errors import OnnxRuntimeNotInstalledError as OnnxRuntimeNotInstalledError
-    from .errors import PackageError as PackageError
-    from .errors import PlacementError as PlacementError
-    from .errors import PoisonedContextError as PoisonedContextError
-    from .errors import ProviderError as ProviderError
-    from .errors import ProviderFailureError as ProviderFailureError
-    from .errors import ProviderFallbackError as ProviderFallbackError
-    from .errors import ProviderOptionError as ProviderOptionError
-    from .errors import ProviderRequestError as ProviderRequestError
-    from .errors import RankDeviceError as RankDeviceError
-    from .errors import RendezvousError as RendezvousError
-    from .errors import TrainingUnavailableError as TrainingUnavailableError
-    from .errors import UnsupportedDeviceError as UnsupportedDeviceError
-    from .errors import UnsupportedPlatformError as UnsupportedPlatformError
+    from .errors import *  # noqa: F403 - its __all__ says which names, for type checkers
     from .provider.devices import Device as Device
     from .provider.living import SessionRecord as SessionRecord
     from .provider.living import sessions as sessions

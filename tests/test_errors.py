@@ -297,6 +297,12 @@ def test_each_is_a_name_of_the_package_in_a_fresh_process(name: str) -> None:
     assert done.stdout.split() == ["ortgpu.errors", name]
 
 
+def test_type_checkers_see_every_class() -> None:
+    """They read the list itself, so it cannot be made from the catalogue."""
+    classes = (cls.__name__ for cls in catalogue().values())
+    assert errors.__all__ == sorted([*classes, "CPUExecutionWarning", "Fix"])
+
+
 @pytest.mark.parametrize("name", errors.__all__)
 def test_the_package_gives_the_class_itself(name: str) -> None:
     assert getattr(ortgpu, name) is getattr(errors, name)
