@@ -99,12 +99,14 @@ class GPUError(RuntimeError):
         consequence_of: the code of the problem that explains this one, or None for a root cause.
         severity: ``"fatal"`` if no session can be opened with this problem, else ``"warning"``.
         fields: the names of the attributes that subclasses annotate.
+        explains: the codes of the problems that this one, as a root cause, may bring about.
 
     Errors pickle with all attributes, but without ``__cause__`` and notes.
     """
 
     code: ClassVar[str] = "gpu-error"
     fields: ClassVar[tuple[str, ...]] = ()
+    explains: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, object]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -238,6 +240,7 @@ class ConflictingPackagesError(PackageError):
     """Several installed packages, named in ``packages``, own the same ``onnxruntime`` folder. The last one wins."""
 
     code = "conflicting-packages"
+    explains = ("cpu-only-package", "broken-package", "training-unavailable")
     packages: tuple[str, ...] = ()
 
 
@@ -248,6 +251,7 @@ class BrokenPackageError(PackageError):
     """
 
     code = "broken-package"
+    explains = ("broken-package", "onnxruntime-not-installed", "provider-fallback", "training-unavailable")
     package: str | None
     files: tuple[str, ...] = ()
 
@@ -256,6 +260,7 @@ class UnsupportedPlatformError(PackageError):
     """There is no CUDA build of ONNX Runtime for this operating system, ``system``, or architecture, ``machine``."""
 
     code = "unsupported-platform"
+    explains = ("cpu-only-package", "driver-not-found", "onnxruntime-not-installed")
     system: str | None
     machine: str | None
 
@@ -273,6 +278,7 @@ class LibraryNotFoundError(LibraryError):
     """Libraries that the provider needs were not found. ``missing`` lists the sonames or DLLs of all of them."""
 
     code = "library-not-found"
+    explains = ("provider-fallback",)
     missing: tuple[str, ...] = ()
 
 
@@ -307,6 +313,7 @@ class DriverNotFoundError(DriverError):
     """``libcuda.so.1`` (``nvcuda.dll``) cannot be loaded: there is no driver, or this container was not given it."""
 
     code = "driver-not-found"
+    explains = ("no-device", "driver-too-old")
 
 
 class DriverTooOldError(DriverError):
@@ -317,6 +324,7 @@ class DriverTooOldError(DriverError):
     """
 
     code = "driver-too-old"
+    explains = ("driver-unusable", "no-device")
     driver_version: str | None
     driver_cuda: tuple[int, int] | None
     needed_cuda: tuple[int, int] | None
@@ -326,6 +334,7 @@ class DriverUnusableError(DriverError):
     """The driver is there and does not work. ``cuda_code`` is the code that ``cuInit`` or the CUDA runtime returned."""
 
     code = "driver-unusable"
+    explains = ("driver-too-old", "driver-unusable", "no-device")
     cuda_code: int | None
 
 
@@ -342,6 +351,7 @@ class NoDeviceError(DeviceError):
     """CUDA sees no GPU: there is none, or this process is not allowed to see it."""
 
     code = "no-device"
+    explains = ("device-not-found",)
 
 
 class DeviceNotFoundError(DeviceError, LookupError):

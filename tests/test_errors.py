@@ -47,6 +47,7 @@ def test_code_and_docstring(cls: type[GPUError]) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", cls.code)
     assert "code" in vars(cls), "a code of its own, not its parent's"
     assert catalogue()[cls.code] is cls
+    assert set(cls.explains) <= set(catalogue())
     assert inspect.cleandoc(cls.__doc__ or "").endswith((".", ".\n")), "a sentence that says when it occurs"
 
 

@@ -84,20 +84,6 @@ CHECKS: tuple[Check, ...] = (
     model_checks.on_cpu,
 )
 
-# The code of a root cause, and the codes of its consequences.
-_EXPLAINS: dict[str, frozenset[str]] = {
-    "unsupported-platform": frozenset({"cpu-only-package", "driver-not-found", "onnxruntime-not-installed"}),
-    "conflicting-packages": frozenset({"cpu-only-package", "broken-package", "training-unavailable"}),
-    "broken-package": frozenset(
-        {"broken-package", "onnxruntime-not-installed", "provider-fallback", "training-unavailable"}
-    ),
-    "driver-not-found": frozenset({"no-device", "driver-too-old"}),
-    "driver-too-old": frozenset({"driver-unusable", "no-device"}),
-    "driver-unusable": frozenset({"driver-too-old", "driver-unusable", "no-device"}),
-    "library-not-found": frozenset({"provider-fallback"}),
-    "no-device": frozenset({"device-not-found"}),
-}
-
 
 def find_problems(facts: Facts, checks: Iterable[Check] = CHECKS) -> tuple[GPUError, ...]:
     """Return everything that is wrong. Pure and deterministic.
@@ -154,7 +140,7 @@ def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
         return False  # a variable hides it from any driver
     if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
         return None in (root.package, error.package) or root.package == error.package
-    return error.code in _EXPLAINS.get(root.code, ())
+    return error.code in root.explains
 
 
 @dataclass(frozen=True, slots=True)
