@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..environment.files.library_file import needed_by
 from ..environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of, stem_of
-from ..environment.libraries.loader import Loader, loader_of_this_process
+from ..environment.libraries.loader import Loader, loader_of_this_process, taken_from_another
 from ..environment.libraries.places import Source
 from ..environment.libraries.search import Candidate, Resolution, folders_of, places_for, resolve
 from ..environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
@@ -293,12 +293,17 @@ def open_library(path: str, mode: int = 0, *, loader: Loader | None = None) -> s
 
 
 def why_provider_does_not_load(provider: ProviderLibrary) -> str | None:
-    """Return the loader's words about the provider file, or None if it opens.
+    """Return why the provider file is not opened: the loader's words, or ours. None if it is open.
 
     Only for a process in which ONNX Runtime was imported and failed to open it: the file calls into ONNX Runtime while
-    it is being loaded, and dies of SIGSEGV where that is not there yet.
+    it is being loaded, and dies of SIGSEGV where that is not there yet, or where another one would answer.
     """
-    return open_library(bridge_of(provider.path), mode=getattr(os, "RTLD_GLOBAL", 0)) or open_library(provider.path)
+    bridge, handles = bridge_of(provider.path), loader_of_this_process().handles
+    return (
+        open_library(bridge, mode=getattr(os, "RTLD_GLOBAL", 0))
+        or taken_from_another("Provider_GetHost", handles[bridge], bridge)
+        or open_library(provider.path)
+    )
 
 
 def _cuda_major_of_cudnn(

@@ -85,6 +85,25 @@ def _load_without_interpreter_lock(path: str, mode: int) -> str | None:
     return os.fsdecode(words) if words else f"{path}: the loader refuses it without a word"
 
 
+def taken_from_another(symbol: str, library: ctypes.CDLL, path: str) -> str | None:
+    """Return words if the loader takes a function not from this library, which is open for all (RTLD_GLOBAL).
+
+    It takes the function from the first such library that has it. None: from this one, or unknown, as on Windows.
+    """
+    if sys.platform != "linux":
+        return None
+    everything = ctypes.CDLL(None)
+    try:
+        own, first = (ctypes.cast(getattr(place, symbol), ctypes.c_void_p) for place in (library, everything))
+    except AttributeError:
+        return None
+    if own.value == first.value:
+        return None
+    found = (ctypes.c_char_p * 4)()  # Dl_info, whose first field is the path
+    everything.dladdr(first, found)
+    return f"{symbol} is taken from {os.fsdecode(found[0] or b'')}, not from {path}"
+
+
 @functools.cache
 def loader_of_this_process() -> Loader:
     if sys.platform == "win32":
