@@ -179,7 +179,7 @@ def diagnose_inference(
     check_timeout(timeout)
     result = None
     if probe:
-        from .probe.parent import run_probe  # not needed when a session explains why it failed
+        from .probe.probing import run_probe  # not needed when a session explains why it failed
 
         result = run_probe(model, timeout=timeout)
     environment = inspect_environment() if result is None else inspect_after(result)

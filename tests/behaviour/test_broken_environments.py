@@ -314,7 +314,7 @@ ATTEMPTS = """
 import os, signal, warnings
 import ortgpu
 from ortgpu import GPUSession
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 warnings.simplefilter("always")
 os.environ["STUB_CUDA_TRACE"] = "1"  # read at each call: cuInit is written to stderr
 kept = []

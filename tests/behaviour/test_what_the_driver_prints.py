@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortgpu.diagnosis.probe.parent import MARK, parse_report
+from ortgpu.diagnosis.probe.probing import MARK, parse_report
 from tests.lab.fixtures import Lab
 
 TEGRA = """

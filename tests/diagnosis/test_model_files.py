@@ -364,7 +364,7 @@ def test_no_other_user_can_read_what_is_written_for_a_child(tmp_path: Path, monk
         + """
 from ortgpu.session import placement_details
 from ortgpu.cli import plain
-from ortgpu.diagnosis.probe import parent as probe
+from ortgpu.diagnosis.probe import probing as probe
 explained, probed = kept_by(placement_details, "run_python"), kept_by(probe, "run_probe_child")
 shown = kept_by(plain, "run_python")
 GPUSession(NEG).explain_placement()

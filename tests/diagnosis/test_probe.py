@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.diagnosis.probe.parent import MARK, parse_report
+from ortgpu.diagnosis.probe.probing import MARK, parse_report
 from tests.support.children import run_python
 
 PROGRAM = """
 import sys
-from ortgpu.diagnosis.probe.parent import run_probe
+from ortgpu.diagnosis.probe.probing import run_probe
 
 sys.frozen, sys.executable = True, sys.argv[1]
 result = run_probe(timeout=20)

@@ -316,7 +316,7 @@ import os
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 import ortgpu
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 
 def fail(*_):
     raise native.Fail("CUDA failure 700: an illegal memory access was encountered")

@@ -15,7 +15,7 @@ import ctypes, os, signal, sys, warnings
 warnings.simplefilter("ignore")
 import onnxruntime, ortgpu
 from ortgpu import GPUSession
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 3  # which wait from the start, instead of spinning

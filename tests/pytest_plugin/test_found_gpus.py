@@ -194,7 +194,7 @@ report([found.gpus, found.problem.as_dict()["code"]])
 def test_find_gpus_needs_a_session_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     """A diagnosis that found nothing wrong proves nothing by itself."""
     from ortgpu.diagnosis import diagnosing
-    from ortgpu.diagnosis.probe.parent import parse_report
+    from ortgpu.diagnosis.probe.probing import parse_report
 
     outputs = {
         "": "the interpreter said nothing",

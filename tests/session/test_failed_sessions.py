@@ -18,7 +18,7 @@ import gc, traceback, warnings, weakref
 warnings.simplefilter("ignore")
 import onnxruntime, ortgpu
 from onnxruntime.capi import onnxruntime_pybind11_state as native
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 gc.disable()
 
 class Mine:

@@ -12,7 +12,7 @@ WORKER = """
 import os, signal
 import ortgpu
 from ortgpu import GPUSession
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 before()
 reader, writer = os.pipe()
 if os.fork() == 0:

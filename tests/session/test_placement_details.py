@@ -156,7 +156,7 @@ def test_the_page_in_a_real_browser(island: PlacementDetails, tmp_path: Path) ->
 
 
 def test_a_machine_without_a_gpu_gives_the_error_of_a_session(tmp_path: Path) -> None:
-    from ortgpu.diagnosis.probe.child import RELU
+    from ortgpu.diagnosis.probe.probing import RELU
     from ortgpu.errors import GPUError
 
     if any(Path("/dev").glob("nvidia[0-9]*")):

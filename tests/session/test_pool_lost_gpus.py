@@ -189,7 +189,7 @@ import os
 import numpy as np
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 import ortgpu
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 
 class Failing:
     def __init__(self, inner): self.inner = inner

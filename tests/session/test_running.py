@@ -24,7 +24,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as C
 from ortgpu import GPUSession, GPUError
 from ortgpu.provider import lifetime
 from ortgpu.provider.devices import Device
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 
 def session():
     made = GPUSession(RELU, allow_cpu=True)

@@ -65,7 +65,7 @@ import warnings
 warnings.simplefilter("ignore")
 from unittest import mock
 import onnxruntime, ortgpu
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 
 if {guarded}:
     ortgpu.install()

@@ -23,7 +23,7 @@ import ortgpu
 from tests.support.children import report
 from ortgpu import GPUSessionPool, GPUError
 from ortgpu.provider import lifetime
-from ortgpu.diagnosis.probe.child import RELU
+from ortgpu.diagnosis.probe.probing import RELU
 
 def open_pool(devices=2, **options):
     made = GPUSessionPool(RELU, range(devices), allow_cpu=True, **options)

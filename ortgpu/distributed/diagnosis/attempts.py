@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...diagnosis.probe.parent import run_probe_child
+from ...diagnosis.probe.probing import run_probe_child
 from ...diagnosis.probe.result import ProbeResult, ProbeStep
 from ...environment.child import parse_answer, python_command, run, run_python
 from ...environment.inspection import Environment
@@ -75,7 +75,7 @@ def meet(folder: str | os.PathLike[str], rank: Rank, *, timeout: float) -> Folde
 
 def run_training_probe(mpi: Mpi, *, timeout: float) -> ProbeResult:
     """Try the driver and the training API in one child, and MPI in another."""
-    result = run_probe_child("child.train()", timeout=timeout)
+    result = run_probe_child("probing.train()", timeout=timeout)
     step = try_mpi(mpi, timeout=timeout)
     return result if step is None else replace(result, steps=(*result.steps, step))
 

@@ -1,6 +1,7 @@
-"""The program of the probe's child: it reports each step before and after it is tried.
+"""Open the driver, the provider and a session in a child process: the last step of a diagnosis.
 
-Any step may hang, or end the process.
+NVML may work where CUDA does not, and a library may abort the process that opens it, or never return. The child
+reports each step before and after it is tried; the parent kills it, with all that it started, at a deadline.
 """
 
 from __future__ import annotations
@@ -9,16 +10,24 @@ import json
 import logging
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...environment.child import run_python, signal_name
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
+from ...model.files import write_temporary
 from ...provider.preloading import OPENING, logger, preload
 from ...provider.requests import CPU, CUDA
-from .parent import MARK
-from .result import NVML
+from .result import NVML, ProbeResult, ProbeStep
+
+MARK = "ORTGPU-PROBE "  # the start of a line of the report; libraries print the rest
+
+# The guard is passed in, because it stands above the diagnosis.
+_OPEN = "from ortgpu import uninstall; probing.try_all(uninstall, *sys.argv[1:])"
 
 # y = Relu(x) for four floats: opset 13, IR version 7, which every release since 1.7 reads.
 RELU = bytes.fromhex(
@@ -26,10 +35,87 @@ RELU = bytes.fromhex(
     "02080442040a00100d"
 )
 
-Outcome = tuple[bool, str, dict[str, Any]]
+_Outcome = tuple[bool, str, dict[str, Any]]
 
 
-def main(uninstall: Callable[[], None], model: str, given_as: str = "path") -> None:
+def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: float = 30.0) -> ProbeResult:
+    """Run the child and wait for it, at most ``timeout`` seconds.
+
+    Nothing is raised for what happens to it, nor where it cannot be started: ``died_in`` is "start" then. A model in
+    bytes is written to a temporary file that no other user can read.
+    """
+    try:
+        if not isinstance(model, bytes):
+            return run_probe_child(_OPEN, os.path.abspath(os.fsdecode(model)) if model else "", timeout=timeout)
+        with tempfile.TemporaryDirectory(prefix="ortgpu-probe-") as folder:
+            copy = os.path.join(folder, "model")
+            write_temporary(copy, model)
+            return run_probe_child(_OPEN, copy, "bytes", timeout=timeout)
+    except OSError as error:
+        return _not_started(str(error), 0.0)
+
+
+def run_probe_child(code: str, *arguments: str, timeout: float) -> ProbeResult:
+    """Run ``code``, which calls a function of this module, in a process of its own."""
+    started = time.monotonic()
+    ended = run_python(f"from {__package__} import probing; {code}", *arguments, timeout=timeout, together=True)
+    seconds = time.monotonic() - started
+    if ended.returncode is None and not ended.timed_out:
+        return _not_started(ended.errors, seconds)
+    return parse_report(ended.output, ended.returncode, seconds)
+
+
+def _not_started(why: str, seconds: float) -> ProbeResult:
+    return ProbeResult((), False, None, None, False, "start", seconds, why)
+
+
+def parse_report(text: str, returncode: int | None, seconds: float) -> ProbeResult:
+    """Return the child's output as a result. ``returncode`` None: it was killed at the deadline."""
+    steps: list[ProbeStep] = []
+    current: str | None = None
+    opening: str | None = None
+    rest: list[str] = []
+    before = 0  # the number of other lines when the current step began
+    completed = False
+    for line in text.splitlines():
+        if not line.startswith(MARK):
+            rest.append(line)
+            continue
+        try:
+            entry = json.loads(line[len(MARK) :])
+        except ValueError:  # cut off by the child's death
+            continue
+        if not isinstance(entry, dict):  # a library printed it
+            continue
+        if "begin" in entry:
+            current, before = entry["begin"], len(rest)
+        elif "end" in entry:
+            data = entry.get("data", {})
+            if not entry.get("ok") and (printed := [each for each in rest[before:] if each.strip()]):
+                # Both ends: OpenBLAS prints a cause before NumPy's traceback, others print it last.
+                data = {**data, "printed": printed if len(printed) <= 30 else [*printed[:10], *printed[-20:]]}
+            steps.append(ProbeStep(str(entry["end"]), bool(entry.get("ok")), entry.get("detail", ""), data))
+            current = opening = None
+        opening = entry.get("opening", opening)
+        completed = completed or "done" in entry
+    name = signal_name(-returncode) if returncode is not None and returncode < 0 else None
+    return ProbeResult(
+        tuple(steps),
+        completed,
+        returncode,
+        name,
+        returncode is None,
+        None if completed else current or "start",
+        seconds,
+        "\n".join(rest[-20:]),
+        None if completed else opening,
+    )
+
+
+# The program of the child. Any step may hang, or end the process.
+
+
+def try_all(uninstall: Callable[[], None], model: str, given_as: str = "path") -> None:
     """Try every step in order; a step that needs a failed one is left out.
 
     A model that was given as bytes is opened as bytes: its format and its external data are found in other ways.
@@ -59,7 +145,7 @@ def _done() -> None:
     os._exit(0)  # libraries may hang at exit, and the report is complete
 
 
-def _step(name: str, attempt: Callable[[], Outcome]) -> bool:
+def _step(name: str, attempt: Callable[[], _Outcome]) -> bool:
     _report({"begin": name})
     try:
         ok, detail, data = attempt()
@@ -74,7 +160,7 @@ def _report(entry: dict[str, Any]) -> None:
     os.write(sys.stdout.fileno(), ("\n" + MARK + json.dumps(entry) + "\n").encode())
 
 
-def _driver() -> Outcome:
+def _driver() -> _Outcome:
     from ...environment.gpu.cuda import initialise
 
     # The parent asks the driver only what this process survives.
@@ -90,7 +176,7 @@ def _driver() -> Outcome:
     return state.code == 0 and devices != [], detail, {"code": state.code, "devices": devices}
 
 
-def _libraries() -> Outcome:
+def _libraries() -> _Outcome:
     logger.addHandler(_Opening())
     logger.setLevel(logging.DEBUG)
     report = preload()
@@ -115,14 +201,14 @@ class _Opening(logging.Handler):
             _report({"opening": record.getMessage().removeprefix(OPENING % "")})
 
 
-def _import() -> Outcome:
+def _import() -> _Outcome:
     import onnxruntime
 
     providers = list(onnxruntime.get_available_providers())
     return CUDA in providers, f"onnxruntime {onnxruntime.__version__}", {"providers": providers}
 
 
-def _training() -> Outcome:
+def _training() -> _Outcome:
     import onnxruntime
     from onnxruntime import training
     from onnxruntime.training import api, artifacts
@@ -131,7 +217,7 @@ def _training() -> Outcome:
     return bool(api and artifacts), f"onnxruntime.training of {onnxruntime.__version__}", data
 
 
-def _provider() -> Outcome:
+def _provider() -> _Outcome:
     from ...environment.libraries.wheel import read_provider
     from ...environment.packages.installed import locate_packages
     from ...provider.preloading import why_provider_does_not_load
@@ -143,7 +229,7 @@ def _provider() -> Outcome:
     return error is None, error or path, {}
 
 
-def _load(model: str | bytes) -> Outcome:
+def _load(model: str | bytes) -> _Outcome:
     """Read the model with ONNX Runtime, without a GPU.
 
     No weights are read from other files, and the model is not made ready to run, which may take long and means other
@@ -156,7 +242,7 @@ def _load(model: str | bytes) -> Outcome:
     return True, "read", {}
 
 
-def _session(model: str | bytes, *, run: bool = False) -> Outcome:
+def _session(model: str | bytes, *, run: bool = False) -> _Outcome:
     import onnxruntime
 
     from ...provider.options import recording_options
