@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ortgpu.cli import output, signals
-from ortgpu.cli.given_model import inputs_option, known_of
+from ortgpu.cli.model import example_model, inputs_option, known_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -162,7 +162,6 @@ def _open_and_run(
 ) -> SessionReport:
     from ortgpu import GPUSession
     from ortgpu.cli import report
-    from ortgpu.cli.model import example_model
 
     source = str(model) if model else example_model()
     with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
@@ -182,7 +181,6 @@ def _open_and_run(
 
 
 def _look_closer(model: Path | None, device: str | None, page: Path | None) -> PlacementDetails:
-    from ortgpu.cli.model import example_model
     from ortgpu.cli.placement_page import render
     from ortgpu.session.placement_details import explain_placement
 

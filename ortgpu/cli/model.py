@@ -1,16 +1,23 @@
-"""The model that ``demo`` and ``check`` use when the user names none."""
+"""The model of a command: one that the user names, or the built-in one."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
-from ortgpu.diagnosis.checks.model import onnx_broken
-from ortgpu.diagnosis.failure import why_no_module
-from ortgpu.environment.inspection import inspect_environment
-from ortgpu.provider.runtime import load_runtime
+import click
+
+from ortgpu.errors import GPUError
 
 LAYERS = (256, 512, 512, 16)  # features in, hidden, hidden, out
 BATCH = 32
+
+inputs_option = click.option(
+    "--inputs",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Run on these inputs, of a file that numpy.savez wrote, by their names (.npz).",
+)
 
 
 def example_model() -> bytes:
@@ -25,6 +32,11 @@ def example_model() -> bytes:
         import numpy as np
         from onnx import numpy_helper, parser
     except Exception as error:
+        from ortgpu.diagnosis.checks.model import onnx_broken
+        from ortgpu.diagnosis.failure import why_no_module
+        from ortgpu.environment.inspection import inspect_environment
+        from ortgpu.provider.runtime import load_runtime
+
         runtime = load_runtime()
         if runtime.module is None:  # ONNX Runtime needs NumPy too
             raise why_no_module(runtime) from error
@@ -50,3 +62,13 @@ def example_model() -> bytes:
         model.graph.initializer.append(numpy_helper.from_array(weight, f"weight_{number}"))
         model.graph.initializer.append(numpy_helper.from_array(np.zeros(out, np.float32), f"bias_{number}"))
     return bytes(model.SerializeToString())
+
+
+def known_of(model: Path | None, problem: Exception) -> tuple[GPUError, ...]:
+    """Return what our own reader finds wrong with a model that ONNX Runtime refused."""
+    if model is None or isinstance(problem, GPUError):
+        return ()
+    from ortgpu.diagnosis.checks.model import judge_file
+    from ortgpu.model.contents import read_model
+
+    return judge_file(read_model(model))

@@ -18,8 +18,7 @@ from onnx import parser
 
 from ortgpu.__main__ import main
 from ortgpu.cli import inputs, output
-from ortgpu.cli.bench import measuring
-from ortgpu.cli.bench.command import _Results
+from ortgpu.cli.bench import _Results, measuring
 from ortgpu.cli.bench.measuring import WAYS, Figure, Latency, Spread, recommend
 from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
@@ -390,7 +389,9 @@ def figure(way: str, batch: int | None, rate: float, ratio: float | None, spread
 def test_items_a_second_of_a_slow_model_are_told_apart_from_none(
     rate: float, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _Results(Device("cuda", 0, *[None] * 5), [figure("plain", 1, rate, None)], [], []).show(output.stdout(), "model")
+    _Results(Device("cuda", 0, *[None] * 5), [figure("plain", 1, rate, None)], [], [], []).show(
+        output.stdout(), "model"
+    )
     assert capsys.readouterr().out.splitlines()[2].split()[:3] == ["1", "plain", shown]
 
 

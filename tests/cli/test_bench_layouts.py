@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.cli import output
-from ortgpu.cli.bench.command import _Results
+from ortgpu.cli.bench import _Results
 from ortgpu.cli.bench.measuring import WAYS, Figure, Latency, LeftOut, Spread, recommend
 from ortgpu.provider import requests as providers
 from ortgpu.provider.devices import Device
@@ -219,7 +219,9 @@ def test_what_is_written_asks_for_that_layout(layout: str) -> None:
 def test_figures_of_layouts_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     ways = [figure("plain", 64, 10234, None), figure("run", 64, 10234, 1.0)]
     layouts = [figure(LAST, 64, 12000, 1.2), figure(FUSED, 64, 17000, 1.7)]
-    results = _Results(Device("cuda", 0, *[None] * 5), ways, layouts, [LeftOut(FIRST, None, "it failed")])
+    results = _Results(
+        Device("cuda", 0, *[None] * 5), ways, layouts, [LeftOut(FIRST, None, "it failed")], recommend(ways, layouts)
+    )
     results.show(output.stdout(), "model.onnx")
     shown = capsys.readouterr().out
     table = shown.partition("run with other layouts of images\n")[2].partition("not measured: channels-first")[0]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ortgpu.__main__ import main
-from ortgpu.cli import COMMANDS, plain
+from ortgpu.cli import COMMANDS, demo
 from tests.support.command_line import DEADLINE, example_error, ortgpu
 
 
@@ -68,7 +68,7 @@ def test_error_that_a_command_lets_through(monkeypatch: pytest.MonkeyPatch, caps
     def fail(*_: object, **__: object) -> None:
         raise example_error()
 
-    monkeypatch.setattr(plain, "observe", fail)
+    monkeypatch.setattr(demo, "observe", fail)
     assert main(["demo"]) == 1
     captured = capsys.readouterr()
     assert "LibraryNotFoundError: 2 libraries" in captured.err

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ortgpu.__main__ import main
-from ortgpu.cli import demo, plain
+from ortgpu.cli import demo
 from ortgpu.cli.model import BATCH, LAYERS, example_model
 from tests.support.children import run_python
 from tests.support.command_line import DEADLINE, NO_GPU, example_error, example_report, is_clean, ortgpu
@@ -32,8 +32,8 @@ def test_demo_that_may_use_the_cpu_does_not_claim_the_gpu() -> None:
 
 @pytest.fixture
 def plain_gets_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = plain.PlainResult("1.31.1", ("CUDAExecutionProvider", "CPUExecutionProvider"), True, None, None, ())
-    monkeypatch.setattr(plain, "observe", lambda *_, **__: seen)
+    seen = demo.PlainResult("1.31.1", ("CUDAExecutionProvider", "CPUExecutionProvider"), True, None, None, ())
+    monkeypatch.setattr(demo, "observe", lambda *_, **__: seen)
 
 
 @pytest.mark.usefixtures("plain_gets_gpu")
@@ -77,8 +77,8 @@ raise SystemExit(main(["demo"]))
     assert "Traceback" not in done.stderr
 
 
-def observe(**options: Any) -> plain.PlainResult:
-    return plain.observe(example_model(), BATCH, LAYERS[0], **{"timeout": DEADLINE, **options})
+def observe(**options: Any) -> demo.PlainResult:
+    return demo.observe(example_model(), BATCH, LAYERS[0], **{"timeout": DEADLINE, **options})
 
 
 def test_plain_program_is_the_usual_one() -> None:
@@ -100,7 +100,7 @@ def test_plain_program_is_the_usual_one() -> None:
 def test_plain_program_that_does_not_end_well(
     monkeypatch: pytest.MonkeyPatch, program: str, expected: tuple[str, tuple[str, ...]]
 ) -> None:
-    monkeypatch.setattr(plain, "_PROGRAM", program.replace("')", "', flush=True)", 1))
+    monkeypatch.setattr(demo, "_PROGRAM", program.replace("')", "', flush=True)", 1))
     seen = observe(timeout=3)
     assert (seen.ended, seen.written) == expected
     assert not seen.got_gpu

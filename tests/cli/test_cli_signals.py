@@ -53,9 +53,9 @@ for number in (signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)  # under nohup they would be ignored, and stay so
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from ortgpu import cli
-from ortgpu.cli import plain
+from ortgpu.cli import demo
 from ortgpu.environment.child import run
-plain.observe = lambda *_, **__: run([sys.executable, "-c", {hanging.code!r}], timeout=100)
+demo.observe = lambda *_, **__: run([sys.executable, "-c", {hanging.code!r}], timeout=100)
 sys.exit(cli.run(["demo"]))
 """
     number = getattr(signal, name)

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from ortgpu.cli.bench.layouts import (
+from ortgpu.cli.bench.measuring import (
     TOLERANCE,
     DifferentResultsError,
     check_results,

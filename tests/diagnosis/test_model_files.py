@@ -363,13 +363,13 @@ def test_no_other_user_can_read_what_is_written_for_a_child(tmp_path: Path, monk
         KEPT
         + """
 from ortgpu.session import placement_details
-from ortgpu.cli import plain
+from ortgpu.cli import demo
 from ortgpu.diagnosis.probe import probing as probe
 explained, probed = kept_by(placement_details, "run_python"), kept_by(probe, "run_probe_child")
-shown = kept_by(plain, "run_python")
+shown = kept_by(demo, "run_python")
 GPUSession(NEG).explain_placement()
 ortgpu.diagnose(NEG, probe=True)
-plain.observe(NEG, 1, 4, timeout=60)
+demo.observe(NEG, 1, 4, timeout=60)
 report([explained, probed, shown["folder"], shown["model.onnx"]])
 """
     )

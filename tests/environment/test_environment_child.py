@@ -87,11 +87,11 @@ FLAGS = {"-I": "isolated", "-E": "ignore_environment", "-s": "no_user_site", "-S
 _OF_A_CHILD = """
 import sys
 sys.path[:] = eval(sys.argv[1])
-from ortgpu.cli import plain
+from ortgpu.cli import demo
 from ortgpu.environment import child
 ended = child.run_python("print(*map(int, sys.flags), sys.path)", timeout=60)
 print(ended.output == " ".join(map(str, [*map(int, sys.flags), sys.path])) + "\\n", ended.errors)
-print(plain.observe(b"", 1, 1, timeout=60).ended)
+print(demo.observe(b"", 1, 1, timeout=60).ended)
 """
 
 

@@ -33,10 +33,19 @@ def draw(figures: Sequence[Figure], title: str, path: Path) -> None:
         timed = [(each, each.latency) for each in figures if each.latency is not None]
         latency.set(title="Time of a request, median to 90th percentile", xlabel="batch", ylabel="ms")
         _bars(latency, [each for each, _ in timed], [(t.p50 * 1e3, t.p50 * 1e3, t.p90 * 1e3) for _, t in timed])
-        if path.suffix.lower() == ".html":
-            path.write_text(_page(_as_svg(canvas), title), encoding="utf-8")
-        else:
+        if path.suffix.lower() != ".html":
             canvas.savefig(path, format=path.suffix.lower().removeprefix("."))
+            return
+        stream = io.StringIO()
+        canvas.savefig(stream, format="svg")
+        svg = stream.getvalue()
+        svg = svg[svg.index("<svg") :]  # without the XML declaration, which is invalid inside a page
+        name = html.escape(title)
+        page = (
+            f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{name}</title></head>"
+            f"<body><h1>{name}</h1>{svg}</body></html>\n"
+        )
+        path.write_text(page, encoding="utf-8")
 
 
 def _bars(axes: Axes, figures: Sequence[Figure], values: Sequence[tuple[float, float, float]]) -> None:
@@ -58,18 +67,3 @@ def _bars(axes: Axes, figures: Sequence[Figure], values: Sequence[tuple[float, f
     axes.set_xticks(range(len(batches)), ["fixed" if batch is None else str(batch) for batch in batches])
     if ways:
         axes.legend()
-
-
-def _as_svg(canvas: Canvas) -> str:
-    stream = io.StringIO()
-    canvas.savefig(stream, format="svg")
-    text = stream.getvalue()
-    return text[text.index("<svg") :]  # without the XML declaration, which is invalid inside a page
-
-
-def _page(svg: str, title: str) -> str:
-    name = html.escape(title)
-    return (
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{name}</title></head>"
-        f"<body><h1>{name}</h1>{svg}</body></html>\n"
-    )
