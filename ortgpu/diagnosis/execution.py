@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 
-from ..environment.files.mapped import read_mapped_libraries
 from ..environment.libraries.catalogue import BY_STEM, CUDNN_CODE
+from ..environment.libraries.loader import read_mapped_libraries
 from ..environment.libraries.search import SYSTEM
 from ..environment.libraries.wheel import coverage_by, read_architectures_of_cudnn
 from ..environment.ranks import current_rank

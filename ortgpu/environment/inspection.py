@@ -11,10 +11,10 @@ from typing import Any
 
 from ..process.untranslated import untranslated
 from .files.library_file import LibraryFile, read_library
-from .files.mapped import read_mapped_libraries
 from .gpu.driver import Asked, Driver, read_driver
 from .host import Host, read_host
 from .libraries.catalogue import CUDNN_CODE, TOOLKIT_MAJORS
+from .libraries.loader import read_mapped_libraries
 from .libraries.search import Resolution, places_for, resolve
 from .libraries.wheel import Architecture, ProviderLibrary, bridge_of, read_architectures_of_cudnn, read_provider
 from .packages.installed import Packages, read_packages

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.files.mapped import mapped_libraries, read_mapped_libraries
 from ortgpu.environment.libraries.catalogue import spec_for
+from ortgpu.environment.libraries.loader import mapped_libraries, read_mapped_libraries
 from ortgpu.environment.libraries.search import places_for
 from ortgpu.environment.libraries.wheel import ProviderLibrary, read_provider
 from ortgpu.environment.packages.installed import Torch

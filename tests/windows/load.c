@@ -1,4 +1,4 @@
-/* Opens each argument as ortgpu/environment/libraries/windows_kernel.py does, and prints the code of the error, or 0. Then the
+/* Opens each argument as ortgpu/environment/libraries/loader_windows.py does, and prints the code of the error, or 0. Then the
    paths of all that is loaded. Built with MinGW and run under Wine by test_wine.py. */
 
 #include <windows.h>

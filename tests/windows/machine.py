@@ -10,7 +10,7 @@ from typing import Any
 
 from ortgpu.diagnosis.facts import Facts, Observed
 from ortgpu.environment.files.pe import exported_names, imported_names, read_pe
-from ortgpu.environment.libraries.loader_windows import WindowsLoader, missing_from_the_system
+from ortgpu.environment.libraries.loader_windows import Kernel32, WindowsLoader, missing_from_the_system
 from ortgpu.environment.libraries.places import SearchPlaces, folders_of_windows
 from ortgpu.environment.libraries.search import resolve
 from ortgpu.environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
@@ -23,11 +23,11 @@ VISUAL_C = ("MSVCP140.dll", "VCRUNTIME140.dll", "MSVCP140_ATOMIC_WAIT.dll")
 OF_WINDOWS = ("KERNEL32.dll", "ntdll.dll")
 
 
-class PreparedKernel:
+class PreparedKernel(Kernel32):
     """LoadLibraryExW as Microsoft documents it ("Dynamic-link library search order", winerror.h), on a prepared tree.
 
     A DLL that is in the process already is found by its name; else beside the one that links it, then in the folders of
-    the system. PATH is not searched, as with the flags that :mod:`ortgpu.environment.libraries.windows_kernel` passes.
+    the system. PATH is not searched, as with the flags that :class:`Kernel32` passes.
     """
 
     def __init__(self, folders: Sequence[str], answers: dict[str, int] | None = None) -> None:

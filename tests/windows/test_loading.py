@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ortgpu.environment.libraries.loader_windows import lacking_functions, missing_dependency, words_of
-from ortgpu.environment.libraries.windows_kernel import Kernel32
+from ortgpu.environment.libraries.loader_windows import Kernel32, lacking_functions, missing_dependency, words_of
 from ortgpu.provider.preloading import open_library
 from tests.support.made_dlls import ARM64
 from tests.windows.machine import Machine

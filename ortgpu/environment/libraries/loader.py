@@ -1,4 +1,4 @@
-"""The loader of libraries of this process: open, list and query them on each operating system."""
+"""The libraries of this process, and its loader: open, list and query them on each operating system."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import functools
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ...process.untranslated import untranslated
-from ..files.mapped import read_mapped_libraries
+from ..files.elf import read_elf
 
 
 class Loader(Protocol):
@@ -73,16 +74,21 @@ class PosixLoader:
 
 
 def _load_without_interpreter_lock(path: str, mode: int) -> str | None:
-    """Load a library through libc, and return the error. ctypes.CDLL would hold the interpreter lock meanwhile."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)
-    libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
-    libc.dlerror.restype = ctypes.c_char_p
+    libc = _libc()
     if libc.dlopen(os.fsencode(path), mode | os.RTLD_NOW) is not None:
         return None
     words = libc.dlerror()  # of this thread
     return os.fsdecode(words) if words else f"{path}: the loader refuses it without a word"
+
+
+def _libc() -> ctypes.CDLL:
+    """Return libc: its dlopen leaves the interpreter lock to others, which ctypes.CDLL(path) does not."""
+    libc = ctypes.CDLL(None)
+    libc.dlopen.argtypes, libc.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    libc.dlerror.restype = ctypes.c_char_p
+    return libc
 
 
 def taken_from_another(symbol: str, library: ctypes.CDLL, path: str) -> str | None:
@@ -107,8 +113,51 @@ def taken_from_another(symbol: str, library: ctypes.CDLL, path: str) -> str | No
 @functools.cache
 def loader_of_this_process() -> Loader:
     if sys.platform == "win32":
-        from .loader_windows import WindowsLoader
-        from .windows_kernel import Kernel32
+        from .loader_windows import Kernel32, WindowsLoader
 
         return WindowsLoader(Kernel32())
     return PosixLoader()
+
+
+def mapped_libraries(maps: str) -> tuple[str, ...]:
+    """Return the paths of the shared objects in the text of /proc/self/maps, in order, each once."""
+    paths = (line.split(None, 5)[5].strip() for line in maps.splitlines() if line.count("/") and ".so" in line)
+    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
+
+
+def read_mapped_libraries() -> tuple[str, ...]:
+    if sys.platform == "win32":
+        from .loader_windows import Kernel32
+
+        return Kernel32().modules()
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            return mapped_libraries(file.read())
+    except OSError:
+        return ()
+
+
+def only_loaded(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return ``paths`` without those that the loader has not loaded. This loads nothing.
+
+    A program may map a file just to read it, and glibc leaves the mappings of a library that it refused midway, for
+    want of memory say.
+    """
+    mode = getattr(os, "RTLD_NOLOAD", None)
+    found = tuple(paths)
+    if mode is None or not found:
+        return found
+    libc = _libc()
+
+    def is_loaded(name: str | None) -> bool:
+        return name is not None and libc.dlopen(os.fsencode(name), mode | os.RTLD_LAZY) is not None
+
+    # By its name too: the file may have been replaced on the disk since it was loaded.
+    return tuple(
+        path
+        for path in found
+        if not os.path.exists(path)
+        or is_loaded(path)
+        or is_loaded(os.path.basename(path))
+        or is_loaded(read_elf(path).soname)
+    )

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ..files.elf import this_machine
-from ..files.mapped import only_loaded, read_mapped_libraries
 from ..packages.installed import Torch
 from ..packages.metadata import search_path
 from ..variables import read_variables
 from .catalogue import BY_STEM, LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, canonical, major_of, spec_for
+from .loader import only_loaded, read_mapped_libraries
 from .places import LINUX, WINDOWS, Root, SearchPlaces, Source, System
 from .wheel import ProviderLibrary
 
