@@ -1,7 +1,7 @@
 """Copies between ordinary arrays and the device, through pinned memory, by several threads.
 
 A transfer is cut into pieces. While the GPU reads one piece from pinned memory, the next is copied there; in the other
-direction likewise. The calling thread takes each in the copy, uses a CUDA stream of its own, and waits for it.
+direction likewise. The calling thread takes part in the copy, uses a CUDA stream of its own, and waits for it.
 
 The threads of a copy are those of a small ONNX Runtime session. They copy the slices that a Gather selects
 (GatherCopyData in gather.cc), without the interpreter lock. Python threads wait for that lock before each piece and
@@ -47,7 +47,7 @@ _shared: weakref.WeakValueDictionary[tuple[int, int, int], ParallelCopy] = weakr
 class ParallelCopy:
     """A pool of threads that copy host memory. The threads end with this object.
 
-    Python threads may share it. Each calling thread takes each in its own copies.
+    Python threads may share it. Each calling thread takes part in its own copies.
 
     Args:
         threads: the most threads for one copy, the calling one included.

@@ -75,6 +75,8 @@ def open_on_gpu(
 ) -> Verified:
     """Construct ``session`` on the GPU that the request names, and verify that it is there.
 
+    Constructs it on the CPU at once if that is allowed and an earlier error keeps this process from the GPU.
+
     Args:
         construct: InferenceSession's own ``__init__``, bound to ``session``.
         driver: the initialisation of the driver, if it has begun.
@@ -87,11 +89,15 @@ def open_on_gpu(
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
     runtime = load_runtime() if _has_opened else look_again()
     context = OpeningContext(Plan(request, request.providers, request.device), runtime)
+    known = None
     if not request.providers.names and request.sess_options is None:  # there is nothing to check first
-        _refuse_if_known(context)
-    context.plan = plan_of(request, runtime)
-    lifetime.refuse_if_lost()
-    _refuse_if_known(context)
+        known = _known_error(context)
+    if known is None:
+        context.plan = plan_of(request, runtime)
+        lifetime.refuse_if_lost()
+        known = _known_error(context)
+    if known is not None:
+        return open_on_cpu(session, construct, request, known)
     _find_gpu(context, driver)
     _check_tensorrt(context)
     plan, placement = _open_as_chosen(session, construct, context)
@@ -110,6 +116,7 @@ def open_on_cpu(
     if not _cpu_is_allowed(request, error):
         _refuse_broken_model(request, error)
         raise error
+    error.__traceback__ = None  # it names the session, and whoever keeps the warning keeps the error
     verified = Verified(CPU_DEVICE, _open(session, construct, on_cpu(request)), {})
     warn_of_cpu(session, error, request.model)  # after opening, since ONNX Runtime may refuse the model
     return verified
@@ -118,12 +125,12 @@ def open_on_cpu(
 # The GPU
 
 
-def _refuse_if_known(context: OpeningContext) -> None:
-    """Raise an earlier error again if the CPU is allowed instead, and the surroundings have not changed."""
-    if _cpu_is_allowed(context.plan.request):
-        known = _known.get(_surroundings(context))
-        if known is not None:
-            raise lifetime.fresh_copy(known)
+def _known_error(context: OpeningContext) -> GPUError | None:
+    """Return an earlier error again if the CPU is allowed instead, and the surroundings have not changed."""
+    if not _cpu_is_allowed(context.plan.request):
+        return None
+    known = _known.get(_surroundings(context))
+    return lifetime.fresh_copy(known) if known is not None else None
 
 
 def _find_gpu(context: OpeningContext, driver: Task[CudaState] | None) -> None:

@@ -328,6 +328,34 @@ def test_a_model_that_onnx_runtime_refuses_leaves_no_threads_and_no_warning(tmp_
     assert found == [[["onnxruntime", 0]] * 2, []]
 
 
+def test_a_warning_of_the_cpu_that_is_kept_keeps_no_session() -> None:
+    """A test does keep it, by pytest.warns, and so does a handler of the log. The second session knows the error."""
+    assert child(
+        """
+        import gc, weakref
+        gc.disable()
+        with warnings.catch_warnings(record=True) as kept:
+            warnings.simplefilter("always")
+            sessions = [GPUSession(NEG, allow_cpu=True) for _ in range(2)]
+        references = [weakref.ref(session) for session in sessions]
+        del sessions
+        report([[type(each.message).__name__ for each in kept], [each() is None for each in references]])
+        """
+    ) == [["CPUExecutionWarning"] * 2, [True, True]]
+
+
+def test_an_error_of_a_model_follows_no_error_that_was_known() -> None:
+    assert child(
+        """
+        GPUSession(NEG, allow_cpu=True)
+        try:
+            GPUSession(b"no model", allow_cpu=True)
+        except Exception as error:
+            report([type(error).__name__, repr(error.__cause__), repr(error.__context__)])
+        """
+    ) == ["InvalidProtobuf", "None", "None"]
+
+
 def test_a_warning_of_the_cpu_that_is_raised_leaves_no_session() -> None:
     found = child(
         """
