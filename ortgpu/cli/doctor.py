@@ -112,8 +112,8 @@ def doctor(
     """
     from ortgpu import diagnose
     from ortgpu.diagnosis.requirements import check_inference
-    from ortgpu.distributed.diagnosis.attempts import TrainingFacts
     from ortgpu.distributed.diagnosis.requirements import check_training
+    from ortgpu.distributed.diagnosis.training import TrainingFacts
 
     what = "Looking" if no_probe else _OPENED[profile]
     with output.progress(f"{what} ..."), signals.as_exceptions():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ortgpu.cli import output, training_findings
 from ortgpu.diagnosis.requirements import Requirement, dotted, short_name
-from ortgpu.distributed.diagnosis.attempts import TrainingFacts
+from ortgpu.distributed.diagnosis.training import TrainingFacts
 from ortgpu.environment.gpu.driver import GPU
 from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ortgpu.distributed.diagnosis.attempts import TrainingFacts
+    from ortgpu.distributed.diagnosis.training import TrainingFacts
     from ortgpu.distributed.environment import Mpi, Nccl, Network, SshAttempt
     from ortgpu.distributed.shared_folder import FolderMeeting
 

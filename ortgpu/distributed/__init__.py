@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from ..environment.ranks import Rank as Rank
     from ..environment.ranks import current_rank as current_rank
     from . import checkpoint as checkpoint
-    from .collective_ops import has_collective_ops as has_collective_ops
+    from .diagnosis.packages import has_collective_ops as has_collective_ops
+    from .diagnosis.packages import require_training as require_training
     from .preflighting import preflight as preflight
     from .reports import Collective as Collective
     from .reports import PreflightReport as PreflightReport
-    from .training import require_training as require_training
 
 # The module of each name, relative to this package. No module has the name of a function, because its import would
 # replace the function.
@@ -24,9 +24,9 @@ _HOMES = {
     "PreflightReport": "reports",
     "Rank": ".environment.ranks",
     "current_rank": ".environment.ranks",
-    "has_collective_ops": "collective_ops",
+    "has_collective_ops": "diagnosis.packages",
     "preflight": "preflighting",
-    "require_training": "training",
+    "require_training": "diagnosis.packages",
 }
 _MODULES = ("checkpoint",)  # modules that are public names
 

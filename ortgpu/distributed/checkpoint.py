@@ -76,7 +76,7 @@ class Checkpoint:
         """
         if not self.has_state:
             raise _error(f"{self.folder} holds no state of ONNX Runtime", [f"files: {', '.join(self.files) or 'none'}"])
-        from .training import require_training
+        from .diagnosis.packages import require_training
 
         require_training()
         from onnxruntime.training.api import CheckpointState
@@ -157,7 +157,7 @@ def load(folder: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
     root = Path(folder)
     known = steps(root)
     if not known and any(name.endswith(".ort.pt") for name in _names(root)):
-        from .training import require_training
+        from .diagnosis.packages import require_training
 
         require_training("checkpoint shards")  # raises
     wanted = operator.index(step) if step is not None else max(known, default=None)

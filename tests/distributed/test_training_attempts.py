@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from ortgpu.distributed import Rank
-from ortgpu.distributed.diagnosis import attempts as training_attempts
-from ortgpu.distributed.diagnosis.attempts import try_mpi
+from ortgpu.distributed.diagnosis.training import meet as meet_in_child
+from ortgpu.distributed.diagnosis.training import try_mpi
 from ortgpu.distributed.environment import Mpi, SshAttempt, try_ssh
 from ortgpu.distributed.shared_folder import FolderMeeting, meet_in_folder
 from ortgpu.errors import GPUError
@@ -280,10 +280,10 @@ def test_a_file_system_that_never_answers(stubs: Stubs, tmp_path: Path, monkeypa
     hanging = stubs.compile("hanging_mkdir.so", "#include <unistd.h>\nint mkdir(void) { for (;;) pause(); }")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # else Python makes folders of its own
     monkeypatch.setenv("LD_PRELOAD", str(hanging))
-    meeting = training_attempts.meet(tmp_path, Rank(0, 2, 0, 2), timeout=0.5)
+    meeting = meet_in_child(tmp_path, Rank(0, 2, 0, 2), timeout=0.5)
     assert (meeting.error, meeting.missing) == ("the file system does not answer", (1,))
     monkeypatch.delenv("LD_PRELOAD")
-    assert training_attempts.meet(tmp_path, Rank(0, 1, 0, 1), timeout=DEADLINE).ok
+    assert meet_in_child(tmp_path, Rank(0, 1, 0, 1), timeout=DEADLINE).ok
 
 
 STALE = r"""

@@ -15,9 +15,8 @@ from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts, Observed
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
 from ortgpu.distributed import require_training
-from ortgpu.distributed.diagnosis.attempts import TrainingFacts
 from ortgpu.distributed.diagnosis.packages import Missing, refuse
-from ortgpu.distributed.diagnosis.training import checks_for
+from ortgpu.distributed.diagnosis.training import TrainingFacts, checks_for
 from ortgpu.distributed.environment import (
     Horovod,
     Mpi,

@@ -42,7 +42,7 @@ report(sorted(each.get("returned", str(each)) for each in outcomes))
         "running.graph_requests",
         "distributed.checkpoint",
         "distributed.worker",
-        "distributed.training",
+        "distributed.diagnosis.packages",
     ],
 )
 def test_both_threads_have_whole_modules(module: str) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the training package, and refusals of features that no published package has.
+"""The package with the training API: its checks, refusals of features that no published one has, require_training.
 
 The import of ``onnxruntime.training`` misleads. "No module named 'torch'" is a requirement that no metadata names. It
 does not report a missing ORTModule at all.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Final, Literal
+from importlib import import_module
+from typing import Final, Literal, get_args
 
 from ...diagnosis.checks.packages import broken_files, is_vital
 from ...diagnosis.facts import Facts
 from ...diagnosis.remedies import commands as remedies
-from ...environment.inspection import Environment
+from ...environment.inspection import Environment, inspect_environment
 from ...environment.packages.installed import Distribution
 from ...environment.packages.metadata import numbers_of
 from ...errors import (
@@ -26,15 +27,21 @@ from ...errors import (
     manual,
     shell,
 )
-from ..environment import TrainingPackages
+from ...provider.runtime import load_runtime
+from ..environment import TrainingPackages, read_training_packages
 
 Missing = Literal["nccl", "horovod", "cuda", "checkpoint shards", "model parallelism"]
+Feature = Literal["on-device", "ORTModule"] | Missing
 
 LAST_RELEASE: Final = "1.19.2"  # of onnxruntime-training and onnxruntime-training-cpu, September 2024
 TRAINING_PACKAGE: Final = f"onnxruntime-training-cpu=={LAST_RELEASE}"
 NEWEST_ONNX: Final = "1.17"
 # The package with all that it needs. Its metadata names neither torch nor a limit for onnx.
 REQUIREMENTS: Final = (TRAINING_PACKAGE, f"onnx<={NEWEST_ONNX}", "torch", "mpi4py")
+_MODULES: Final = {
+    "on-device": ("onnxruntime.training.api", "onnxruntime.training.artifacts"),
+    "ORTModule": ("onnxruntime.training.ortmodule",),
+}
 _OWN_ENVIRONMENT: Final = "ort-training"
 _NEWEST_PYTHON: Final = (3, 12)
 
@@ -320,3 +327,54 @@ def refuse(missing: Missing, *, severity: Severity = "fatal") -> TrainingUnavail
         severity=severity,
         reason=missing,
     )
+
+
+def require_training(feature: Feature = "on-device") -> None:
+    """Raise an error if a feature of ONNX Runtime's training cannot be used here.
+
+    Args:
+        feature: "on-device", the API of ``onnxruntime.training.api`` and ``artifacts``; "ORTModule"; or a feature that
+            no published package has, and that is always refused: "nccl", "horovod", "cuda", "checkpoint shards",
+            "model parallelism".
+
+    The first two are imported into this process, with torch. "cuda" is refused because training on a GPU is not
+    verified.
+
+    Raises:
+        TrainingUnavailableError: the feature is not there. ``reason`` says why, and ``fixes`` what to do instead.
+        ConflictingPackagesError, BrokenPackageError: the training package is there, and damaged.
+        ValueError: there is no such feature.
+    """
+    if feature in get_args(Missing):
+        raise refuse(feature)  # type: ignore[arg-type]  # mypy does not narrow a Literal by get_args
+    if feature not in _MODULES:
+        raise ValueError(f"feature is one of {', '.join((*_MODULES, *get_args(Missing)))}; not {feature!r}")
+    environment = inspect_environment()
+    packages = read_training_packages(environment.packages.onnxruntime.folder)
+    found = find_faults(packages, Facts(environment))
+    wanted = "no ORTModule" if feature == "ORTModule" else ""  # a warning for the other features
+    fatal = [error for error in found if error.severity == "fatal" or getattr(error, "reason", None) == wanted]
+    if fatal:
+        raise fatal[0].with_others(fatal)
+    try:
+        for name in _MODULES[feature]:
+            import_module(name)
+    except Exception as error:  # other people's code: whatever it raises, there is no training
+        raise import_failed([f"{type(error).__name__}: {error}"], environment) from error
+
+
+def has_collective_ops() -> bool:
+    """Return True if the installed ONNX Runtime has com.microsoft:AllReduce, AllGather and AllToAll.
+
+    These need a build with NCCL and MPI, which no published package from 1.22 to 1.31.1 is. Imports ``onnxruntime``.
+
+    Raises:
+        PackageError: ``onnxruntime`` cannot be imported.
+    """
+    runtime = load_runtime()
+    found = runtime.has_collective_ops
+    if found is None:
+        from ...diagnosis import failure
+
+        raise failure.why_no_module(runtime)
+    return found
