@@ -30,20 +30,20 @@ from ...errors import PackageError, shell
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from .batches import RayGPUSession as RayGPUSession
-    from .preflighting import preflight as preflight
     from .serving import GPUDeployment as GPUDeployment
     from .serving import ServedGPUSession as ServedGPUSession
+    from .workers import RayGPUSession as RayGPUSession
     from .workers import open_session as open_session
+    from .workers import preflight as preflight
     from .workers import probe as probe
 
 # name: the module of this package that defines it, and the module of Ray that it needs
 _HOMES = {
     "GPUDeployment": ("serving", "ray.serve"),
-    "RayGPUSession": ("batches", "ray.data"),
+    "RayGPUSession": ("workers", "ray.data"),
     "ServedGPUSession": ("serving", "ray.serve"),
     "open_session": ("workers", "ray"),
-    "preflight": ("preflighting", "ray"),
+    "preflight": ("workers", "ray"),
     "probe": ("workers", "ray"),
 }
 
