@@ -6,7 +6,8 @@ and attaches the others::
     GPUError(RuntimeError)
     ├── PackageError(ImportError)      OnnxRuntimeNotInstalledError, CPUOnlyPackageError,
     │                                  ConflictingPackagesError, BrokenPackageError, UnsupportedPlatformError
-    ├── LibraryError(OSError)          LibraryNotFoundError, LibraryVersionError, LibraryConflictError
+    ├── LibraryError(OSError)          LibraryNotFoundError, LibraryVersionError, LibraryConflictError,
+    │                                  RuntimeConflictError
     ├── DriverError                    DriverNotFoundError, DriverTooOldError, DriverUnusableError
     ├── DeviceError                    NoDeviceError, DeviceNotFoundError(LookupError), DeviceBusyError,
     │                                  UnsupportedDeviceError, InsufficientDeviceMemoryError(MemoryError)
@@ -297,6 +298,13 @@ class LibraryConflictError(LibraryError):
     """Libraries that exclude each other are, or would be, in this process. ``libraries`` lists the known ones."""
 
     code = "library-conflict"
+    libraries: tuple[str, ...] = ()
+
+
+class RuntimeConflictError(LibraryError):
+    """The CUDA provider would call into another ONNX Runtime of this process. ``libraries`` lists its known files."""
+
+    code = "runtime-conflict"
     libraries: tuple[str, ...] = ()
 
 
@@ -630,6 +638,7 @@ __all__ = [  # the names that ortgpu has too: type checkers want them spelled ou
     "ProviderRequestError",
     "RankDeviceError",
     "RendezvousError",
+    "RuntimeConflictError",
     "TrainingUnavailableError",
     "UnsupportedDeviceError",
     "UnsupportedPlatformError",

@@ -57,6 +57,7 @@ CHECKS: tuple[Check, ...] = (
     imports.failed,
     model_checks.collective_ops_missing,  # neither a library nor a driver nor a device helps
     libraries.missing,
+    imports.of_two_runtimes,
     imports.provider_unloadable,
     libraries.cudnn_missing,
     libraries.cufft_missing,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import zipfile
+from pathlib import Path
+
 from tests.faults.case import H200, MENDED, Break, Case, in_group, library, own_path, with_gpus
+from tests.faults.package_files import BRIDGE
+from tests.faults.packages import OLDER_CPU_PACKAGE
 from tests.lab import Overlay
 from tests.lab.fixtures import Lab
 from tests.lab.installed import soname
@@ -59,6 +64,13 @@ def killed_while_loading(lab: Lab, overlay: Overlay) -> None:
     )
     made = lab.stubs.compile("killed_by_the_system", code, "-Wl,-soname,libcurand.so.10")
     overlay.replace(own_path(overlay, library("libcurand")), made)
+
+
+def bridge_of_another_runtime(lab: Lab, overlay: Overlay) -> None:
+    """The library between ONNX Runtime and its providers, of another release."""
+    (overlay.root / "other").mkdir()
+    with zipfile.ZipFile(lab.wheels.get("onnxruntime", OLDER_CPU_PACKAGE)) as wheel:
+        (overlay.root / "other" / Path(BRIDGE).name).write_bytes(wheel.read(BRIDGE))
 
 
 CASES = [
@@ -130,6 +142,18 @@ CASES = [
                 plain="printed logged",
                 after=MENDED,
                 slow_fix=False,
+            ),
+            Case(
+                "another-onnxruntime-in-ld-preload",
+                "RuntimeConflictError",
+                ("another ONNX Runtime", f"other/{Path(BRIDGE).name}, not from", "unset LD_PRELOAD"),
+                bridge_of_another_runtime,
+                env={"LD_PRELOAD": f"{{overlay}}/other/{Path(BRIDGE).name}"},
+                silent_about=("pip install", "broken-package"),
+                plain="aborted",
+                after="DriverUnusableError",  # of the stub
+                slow_fix=False,
+                **with_gpus(H200),
             ),
             Case(
                 "killed-by-the-system-while-loading",

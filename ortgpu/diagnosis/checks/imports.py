@@ -17,6 +17,7 @@ from ...errors import (
     LibraryConflictError,
     LibraryNotFoundError,
     LibraryVersionError,
+    RuntimeConflictError,
     UnsupportedPlatformError,
     manual,
 )
@@ -272,11 +273,26 @@ def other_engine(facts: Facts) -> GPUError | None:
     )
 
 
+def of_two_runtimes(facts: Facts) -> GPUError | None:
+    """Check that the provider would call into its own ONNX Runtime, not into another one of this process."""
+    text = facts.observed.provider_error or ""
+    taken = re.match(r"Provider_GetHost is taken from (.*), not from ", text)
+    if taken is None:
+        return None
+    apart = manual("use the two in processes of their own, or open the first GPUSession before the other one is loaded")
+    return RuntimeConflictError(
+        "the CUDA provider would call into another ONNX Runtime, and end this process",
+        evidence=[text],
+        fixes=[remedies.off_the_path(facts.environment, "LD_PRELOAD", taken[1]) or apart],
+        libraries=(taken[1],),
+    )
+
+
 def provider_unloadable(facts: Facts) -> GPUError | None:
     """Explain why the loader refuses the provider although every library is there."""
     report = facts.observed.preload
     text = facts.observed.provider_error
-    if text is None:
+    if text is None or of_two_runtimes(facts) is not None:
         return None
     if (old := c_library_too_old(facts, text, "the CUDA provider cannot be loaded")) is not None:
         return old
