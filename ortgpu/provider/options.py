@@ -23,26 +23,15 @@ _PROPERTIES = (
     "use_per_session_threads",
 )  # fmt: skip
 
-# onnxruntime_session_options_config_keys.h: not all are strings in the files, a compiler may put short ones into code
+# Those of onnxruntime_session_options_config_keys.h that are no strings in the files of some release since 1.18: a
+# compiler may put short ones into code.
 _ENTRIES = (
-    "ep.context_embed_mode", "ep.context_enable", "ep.context_file_path", "mlas.enable_gemm_fastmath_arm64_bfloat16",
-    "optimization.disable_specified_optimizers", "optimization.enable_cast_chain_elimination",
-    "optimization.enable_gelu_approximation", "optimization.memory_optimizer_config",
-    "optimization.minimal_build_optimizations", "session.allow_released_opsets_only",
-    "session.debug_layout_transformation",
-    "session.disable_aot_function_inlining", "session.disable_cpu_ep_fallback", "session.disable_double_qdq_remover",
-    "session.disable_prepacking", "session.disable_quant_qdq", "session.disable_qdq_constant_folding",
-    "session.dynamic_block_base", "session.enable_quant_qdq_cleanup", "session.force_spinning_stop",
-    "session.inter_op.allow_spinning", "session.intra_op.allow_spinning", "session.intra_op_thread_affinities",
-    "session.load_model_format", "session.model_external_initializers_file_folder_path",
-    "session.node_partition_config_file", "session.qdqisint8allowed", "session.record_ep_graph_assignment_info",
-    "session.save_model_format", "session.set_denormal_as_zero", "session.strict_shape_type_inference",
-    "session.use_device_allocator_for_initializers", "session.use_env_allocators",
-    "session.use_ort_model_bytes_directly",
-    "session.use_ort_model_bytes_for_initializers", "session.x64quantprecision",
+    "ep.context_embed_mode", "mlas.enable_gemm_fastmath_arm64_bfloat16", "optimization.enable_cast_chain_elimination",
+    "optimization.memory_optimizer_config", "session.allow_released_opsets_only",
+    "session.disable_qdq_constant_folding", "session.load_model_format",
+    "session.model_external_initializers_file_folder_path", "session.record_ep_graph_assignment_info",
+    "session.strict_shape_type_inference", "session.use_ort_model_bytes_directly", "session.x64quantprecision",
 )  # fmt: skip
-
-
 _ENTRY = re.compile(rb"\0((?:session|ep|optimization|mlas)\.[a-z0-9_.]{3,100})(?=\0)")
 
 CPU_FALLBACK_KEY = "session.disable_cpu_ep_fallback"
