@@ -27,9 +27,8 @@ class ModelFacts:
     problem: str | None = None
     fix: str | None = None  # of the problem, where it is known
     opsets: tuple[tuple[str, int], ...] = ()  # domain and version, as imported
-    operators: frozenset[tuple[str, str]] = (
-        frozenset()
-    )  # operator and domain, those of subgraphs and functions included
+    # operator and domain, those of subgraphs and functions included
+    operators: frozenset[tuple[str, str]] = frozenset()
     data_folder: str = ""  # in which its files with external data have to be
     data_problems: tuple[tuple[str, str], ...] = ()  # of these files: name, and why it cannot be used
 
@@ -39,9 +38,16 @@ def read_model(model: ModelSource) -> ModelFacts:
     name = "<bytes>" if isinstance(model, bytes) else os.fsdecode(model)
     head = b""
     try:
-        head, size = _head_and_size(model)
+        if isinstance(model, bytes):
+            head, size = model[:_HEAD], len(model)
+        else:
+            with open_model(model) as file:
+                head, size = file.read(_HEAD), os.fstat(file.fileno()).st_size
         if is_ort_format(model):
-            return _of_ort_format(name, head)
+            if is_ort_format(head):
+                return ModelFacts(name)
+            why = "its name ends in .ort, and it is no model in ONNX Runtime's own format"
+            return ModelFacts(name, problem=why, fix="give an ONNX model a name that ends in .onnx")
         if size >= LARGEST:
             return _no_model(name, head, f"it has {size} bytes, and an ONNX file can have {LARGEST - 1}")
         outline = GraphOutline(model, 10 * MOST_PARTS)
@@ -61,23 +67,6 @@ def read_model(model: ModelSource) -> ModelFacts:
         return _no_model(name, head, "it ends in the middle of a field")
     except (ValueError, RecursionError) as error:
         return _no_model(name, head, str(error))
-
-
-def _head_and_size(model: ModelSource) -> tuple[bytes, int]:
-    if isinstance(model, bytes):
-        return model[:_HEAD], len(model)
-    with open_model(model) as file:
-        return file.read(_HEAD), os.fstat(file.fileno()).st_size
-
-
-def _of_ort_format(name: str, head: bytes) -> ModelFacts:
-    if is_ort_format(head):
-        return ModelFacts(name)
-    return ModelFacts(
-        name,
-        problem="its name ends in .ort, and it is no model in ONNX Runtime's own format",
-        fix="give an ONNX model a name that ends in .onnx",
-    )
 
 
 def _no_model(name: str, head: bytes, why: str) -> ModelFacts:

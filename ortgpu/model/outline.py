@@ -223,20 +223,14 @@ class GraphOutline:
         return self._found
 
 
-class Fields(NamedTuple):
-    """Extents in the content of a model: of its fields but the graph, and of those of the main graph."""
-
-    around: list[Extent]
-    of_graph: list[tuple[int, int, Extent]]  # number, where the field starts, and its content
-
-
 class Content(NamedTuple):
     graph: Graph
     functions: list[Function]
     opsets: list[tuple[bytes, int]]
     ir_version: int
     kept: bytes  # of the main graph and of functions
-    fields: Fields  # where these are in the model itself
+    around: list[Extent]  # of the model's fields but the graph
+    of_graph: list[tuple[int, int, Extent]]  # of each field of the main graph: number, where it starts, and its content
 
 
 _ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph
@@ -246,7 +240,8 @@ _DESCRIBING = frozenset((1, 2, 8, 13, 14))  # of a tensor
 def _read_content(data: Bytes, most: int) -> Content:
     """Walk over a model, and copy what questions ask for."""
     reader = Reader(data, most)
-    fields = Fields([], [])
+    around: list[Extent] = []
+    of_graph: list[tuple[int, int, Extent]] = []
     parts = defaultdict[int, list[Extent]](list)
     functions: list[Extent] = []
     opsets: list[tuple[bytes, int]] = []
@@ -263,12 +258,12 @@ def _read_content(data: Bytes, most: int) -> Content:
     has_graph, at = False, 0
     for number, value, content in reader.fields():
         if number != 7:
-            fields.around.append((at, content[1]))
+            around.append((at, content[1]))
         at = content[1]
         if number == 7:
             has_graph, start = True, content[0]
             for inner, _, part in reader.fields(content):
-                fields.of_graph.append((inner, start, part))
+                of_graph.append((inner, start, part))
                 start = part[1]
                 if inner == 5 and part[1] - part[0] > _LARGE:
                     parts[5].append(keep(_described(reader, part)))
@@ -284,9 +279,8 @@ def _read_content(data: Bytes, most: int) -> Content:
         raise ValueError("it has no graph" if len(data) else "it is empty")
     copies = b"".join(kept)
     inside = Reader(copies, 10 * most)
-    return Content(
-        Graph(inside, parts), [Function(inside, each) for each in functions], opsets, ir_version, copies, fields
-    )
+    own = [Function(inside, each) for each in functions]
+    return Content(Graph(inside, parts), own, opsets, ir_version, copies, around, of_graph)
 
 
 def _described(reader: Reader, tensor: Extent) -> bytes:
@@ -381,7 +375,6 @@ def _read_value(reader: Reader, message: Extent) -> Value:
 
 
 def _size(reader: Reader, dimension: Extent) -> int | None:
-    """Return the length of a dimension, or None if it can be any."""
     sizes = [value for number, value, _ in reader.fields(dimension) if number == 1 and value is not None]
     return sizes[-1] if sizes else None
 
@@ -402,9 +395,9 @@ def with_values_elsewhere(
         ValueError, IndexError: it is no such message, or has more fields than are read.
     """
     reader = Reader(data, _MOST_OF_WEIGHTS)
-    graph, fields = outline.graph, outline.content.fields
+    graph, content = outline.graph, outline.content
     found: dict[Extent, Tensor] = {}
-    for number, _, part in fields.of_graph:
+    for number, _, part in content.of_graph:
         if number == 5 and part[1] - part[0] >= least:
             tensor = _read_tensor(reader, part)
             if tensor.values is not None and tensor.data_type in data_types:
@@ -420,9 +413,9 @@ def with_values_elsewhere(
         return None  # all that is not moved is copied, several times
     structure = b"".join(
         length_delimited(5, _external(moved[part])) if part in moved else reader.text((start, part[1]))
-        for _, start, part in fields.of_graph
+        for _, start, part in content.of_graph
     )
-    model = b"".join([*map(reader.text, fields.around), length_delimited(7, structure)])
+    model = b"".join([*map(reader.text, content.around), length_delimited(7, structure)])
     already = model.count(_LOCATION) > len(moved)
     return None if already else (model, list(moved.values()))
 

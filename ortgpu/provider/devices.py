@@ -17,6 +17,7 @@ DeviceRequest = int | str | None
 
 logger = logging.getLogger("ortgpu")
 
+_UUID = r"(gpu|mig)-[0-9a-f]"
 _FORMS = 'an ordinal (0), "cuda", "cuda:0", a UUID ("GPU-...") or "auto"'
 
 
@@ -77,7 +78,7 @@ def check_form(requested: DeviceRequest) -> None:
     if isinstance(requested, int):
         if requested < 0:
             raise _not_understood(requested)
-    elif _ordinal(requested) is None and not _is_uuid(requested) and requested != "auto":
+    elif requested != "auto" and _ordinal(requested) is None and not re.match(_UUID, requested.strip().lower()):
         raise _not_understood(requested)
 
 
@@ -227,7 +228,3 @@ def _ordinal(text: str) -> int | None:
 
 def _digits(uuid: str) -> str:
     return uuid.strip().lower().partition("-")[2]
-
-
-def _is_uuid(text: str) -> bool:
-    return re.match(r"(gpu|mig)-[0-9a-f]", text.strip().lower()) is not None

@@ -20,12 +20,6 @@ class Value(Protocol):
     shape: Sequence[int | str | None]
 
 
-class MemoryInfo(Protocol):
-    """The kind of memory that an input or output is in (OrtMemoryInfo)."""
-
-    name: str
-
-
 class Node(Protocol):
     """A node of the graph that ONNX Runtime runs."""
 
@@ -47,8 +41,8 @@ class NativeSession(Protocol):
 
     inputs_meta: Sequence[Value]
     outputs_meta: Sequence[Value]
-    input_meminfos: Sequence[MemoryInfo]
-    output_meminfos: Sequence[MemoryInfo]
+    input_meminfos: Sequence[Any]
+    output_meminfos: Sequence[Any]
 
     def get_providers(self) -> Sequence[str]: ...
     def get_provider_graph_assignment_info(self) -> Sequence[AssignedNodes]: ...

@@ -104,7 +104,11 @@ def watch(session: Opened, kind: SessionKind | None = None, created_by: str | No
     "unguarded": it is not ours, and only listed.
     """
     key = id(session)
-    context = _context_of(session) if kind != "unguarded" else None
+    context = None
+    if kind != "unguarded" and is_on_gpu(session):
+        ordinal = device_of(session).ordinal or 0
+        number = context_id(ordinal)
+        context = (ordinal, number) if number else None
     entry = table.get(key)
     if entry is not None and entry.session() is session:  # opened again, with other providers
         entry.kind, entry.context = kind, context
@@ -114,14 +118,6 @@ def watch(session: Opened, kind: SessionKind | None = None, created_by: str | No
         table.pop(key, None)  # an argument, since a session may outlive modules, whose names are None at the end
 
     table[key] = Entry(weakref.ref(session, forget), next(_numbers), kind, created_by, os.getpid(), context)
-
-
-def _context_of(session: Opened) -> tuple[int, int] | None:
-    if not is_on_gpu(session):
-        return None
-    ordinal = device_of(session).ordinal or 0
-    context = context_id(ordinal)
-    return (ordinal, context) if context else None
 
 
 def _watched() -> list[Opened]:
@@ -276,11 +272,6 @@ def refuse(session: Opened, error: GPUError) -> None:
         session._sess = UnusableSession(fresh_copy(error))
 
 
-def refuses(session: Opened) -> bool:
-    """Return True if the session was closed or lost its GPU, and only raises errors now."""
-    return error_of(session) is not None
-
-
 def _never_destroy(inner: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
@@ -321,19 +312,12 @@ def _after_fork_in_child() -> None:
         # On the CPU it works on; its destructor would wait for threads that stayed in the parent.
         _never_destroy(vars(session).get("_sess"))
     if _LIBC is not None:
-        _end_without_destructors(_LIBC)
-
-
-def _end_without_destructors(libc: ctypes.CDLL) -> None:
-    """Let this process end without the C++ destructors that run after Python is done.
-
-    Since 1.29 ONNX Runtime has a thread for its telemetry. It stays in the parent, and a forked child that ends waits
-    for it for ever, in a destructor, whether it used ONNX Runtime or not.
-    """
-    leave, flush = (ctypes.cast(function, ctypes.c_void_p) for function in (libc._exit, libc.fflush))
-    # What is registered last is called first: all streams are flushed, then the process is left with its status.
-    libc.on_exit(leave, None)
-    libc.__cxa_atexit(flush, None, None)
+        # End without the C++ destructors that run after Python is done: since 1.29 ONNX Runtime has a thread for its
+        # telemetry, which stays in the parent, and one of them waits for it for ever, whether a child used it or not.
+        leave, flush = (ctypes.cast(function, ctypes.c_void_p) for function in (_LIBC._exit, _LIBC.fflush))
+        # What is registered last is called first: all streams are flushed, then the process is left with its status.
+        _LIBC.on_exit(leave, None)
+        _LIBC.__cxa_atexit(flush, None, None)
 
 
 _LIBC: ctypes.CDLL | None = None  # where it is glibc; found here, since a forked child had better not ask the loader

@@ -136,7 +136,6 @@ class Placement:
 
 
 UNKNOWN = Placement((), known=False)
-UNKNOWN_IN_OWN_FORMAT = Placement((), known=False, in_own_format=True)
 
 
 def read_placement(session: Opened, outline: GraphOutline | None = None, *, without_options: bool = False) -> Placement:
@@ -157,7 +156,7 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
             raise
         assigned = None
     if not assigned and _is_of_ort_format(session, without_options=without_options):
-        return UNKNOWN_IN_OWN_FORMAT
+        return replace(UNKNOWN, in_own_format=True)
     if assigned is None:
         return UNKNOWN
     nodes = []
@@ -166,7 +165,8 @@ def read_placement(session: Opened, outline: GraphOutline | None = None, *, with
             kind = kind_of(node.op_type, node.domain, part.ep_name)
             nodes.append(PlacedNode(_name_of(node), node.op_type, node.domain, part.ep_name, kind))
     on_cpu = [node for node in nodes if node.provider == CPU]
-    divided_by = _divided_by(session) if on_cpu and not without_options else None
+    options = getattr(session, "_sess_options", None) if on_cpu and not without_options else None
+    divided_by = next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
     computing = {_key(node) for node in on_cpu if node.kind == "compute"}
     computing |= _computing_nodes(session, outline, nodes)
     return Placement(
@@ -204,11 +204,6 @@ def _computing_nodes(session: Opened, outline: GraphOutline | None, nodes: Seque
             return frozenset()
         outline = GraphOutline(model)
     return computing_nodes(outline, (value.name for value in inner.inputs_meta), placed)
-
-
-def _divided_by(session: Opened) -> str | None:
-    options = getattr(session, "_sess_options", None)
-    return next((key for key in _DIVIDING_KEYS if options is not None and config_entry(options, key)), None)
 
 
 def _key(node: PlacedNode) -> Key:
@@ -324,19 +319,13 @@ CUDNN_OPERATORS: Mapping[str, frozenset[str]] = {
 }
 
 
-def needs_cudnn(op_type: str, domain: str) -> bool:
-    return op_type in CUDNN_OPERATORS.get("" if domain == "ai.onnx" else domain, frozenset())
-
-
-def needs_cufft(op_type: str, domain: str) -> bool:
-    return domain == "com.microsoft" and op_type in ("Rfft", "Irfft")
-
-
 def cudnn_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the names of the operators that need cuDNN, sorted. ``operators``: type and domain."""
-    return tuple(sorted({op_type for op_type, domain in operators if needs_cudnn(op_type, domain)}))
+    own = {"ai.onnx": CUDNN_OPERATORS[""], **CUDNN_OPERATORS}
+    return tuple(sorted({op_type for op_type, domain in operators if op_type in own.get(domain, ())}))
 
 
 def cufft_operators(operators: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return the names of the operators that need cuFFT, sorted. ``operators``: type and domain."""
-    return tuple(sorted({op_type for op_type, domain in operators if needs_cufft(op_type, domain)}))
+    own = {op_type for op_type, domain in operators if domain == "com.microsoft"}
+    return tuple(sorted(own & {"Rfft", "Irfft"}))

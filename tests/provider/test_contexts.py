@@ -82,7 +82,7 @@ try:
 except ortgpu.ProviderFailureError as error:
     print(error.status)
 assert "_runner" not in vars(session)
-assert lifetime.refuses(session)
+assert lifetime.error_of(session) is not None
 del session
 gc.collect()
 print(stub.stub_pinned_bytes(), sys.getrefcount(native) >= before)

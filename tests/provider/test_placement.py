@@ -16,10 +16,10 @@ from ortgpu.provider.placement import (
     UNKNOWN,
     PlacedNode,
     Placement,
+    cudnn_operators,
+    cufft_operators,
     format_table,
     kind_of,
-    needs_cudnn,
-    needs_cufft,
     refusal,
 )
 from ortgpu.provider.requests import CPU, CUDA
@@ -79,7 +79,8 @@ def test_nodes_that_compute(op_type: str, domain: str) -> None:
     ],
 )
 def test_libraries_that_operators_need(op_type: str, domain: str, cudnn: bool, cufft: bool) -> None:
-    assert (needs_cudnn(op_type, domain), needs_cufft(op_type, domain)) == (cudnn, cufft)
+    operators = [(op_type, domain)]
+    assert (cudnn_operators(operators), cufft_operators(operators)) == ((op_type,) * cudnn, (op_type,) * cufft)
 
 
 def test_operators_of_the_standard_exist() -> None:

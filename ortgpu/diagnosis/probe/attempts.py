@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import wheel_name
@@ -44,7 +43,10 @@ def died(facts: Facts) -> GPUError | None:
         return None
     how = f"did not return within {probe.seconds:.0f} s" if probe.timed_out else f"ended the process ({ending(probe)})"
     summary = f"{_DOING.get(probe.died_in, _DOING['session'])} {how}"
-    first = [_more_time_than(probe.seconds)] if probe.timed_out else []
+    first: list[Fix] = []
+    if probe.timed_out:  # gigabytes are read, and a GPU takes seconds to start
+        enough = min(max(120, 4 * round(probe.seconds)), 3600)
+        first = [manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")]
     evidence = [f"{step.name}: {'ok' if step.ok else 'failed'}, {step.detail}" for step in probe.steps]
     evidence += [line for line in probe.output.splitlines()[-3:] if line.strip()]
     if probe.signal in _FROM_OUTSIDE:
@@ -88,35 +90,21 @@ def _died_in_a_library(
     )
 
 
-def _more_time_than(seconds: float) -> Fix:
-    """Return the first fix after a timeout: gigabytes are read, and a GPU takes seconds to start."""
-    enough = min(max(120, 4 * round(seconds)), 3600)
-    return manual(f"if this machine is only slow, give it more time: ortgpu doctor --timeout {enough}")
-
-
-@dataclass(frozen=True, slots=True)
-class _FromOutside:
-    who: str
-    fix: Fix
-
-
-# Signals that say nothing about the library in whose code they came.
+# Signals that say nothing about the library in whose code they came: who sent them, and the fix.
 _FROM_OUTSIDE = {
-    "SIGKILL": _FromOutside(
+    "SIGKILL": (
         "the system, as it does when memory runs out (OOM)",
         on_linux(
             "give this process more host memory (docker run --memory, the limit of its pod or job)",
             needs="host",
         ),
     ),
-    "SIGXCPU": _FromOutside(
-        "the limit on its processor time", on_linux("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")
-    ),
-    "SIGSYS": _FromOutside(
+    "SIGXCPU": ("the limit on its processor time", on_linux("raise that limit (ulimit -t, RLIMIT_CPU)", needs="host")),
+    "SIGSYS": (
         "a sandbox (seccomp), for a system call that it forbids",
         on_linux("let the sandbox allow what CUDA calls (docker run --security-opt seccomp=unconfined)", needs="host"),
     ),
-    "SIGILL": _FromOutside(
+    "SIGILL": (
         "the processor, which has no such instruction",
         manual(
             "use a newer processor, or let the virtual machine have the instructions of its host (QEMU: -cpu host)",
@@ -132,11 +120,11 @@ def _ended_from_outside(probe: ProbeResult, evidence: list[str], facts: Facts) -
         evidence.append(f"memory of this machine or container: {memory >> 20} MiB")
     if probe.opening:
         evidence.append(f"it was opening {probe.opening}")
-    cause = _FROM_OUTSIDE[probe.signal or ""]
-    summary = f"{_DOING[probe.died_in or 'session']} was ended by {cause.who}: {probe.signal}"
+    sender, fix = _FROM_OUTSIDE[probe.signal or ""]
+    summary = f"{_DOING[probe.died_in or 'session']} was ended by {sender}: {probe.signal}"
     if probe.died_in == "driver":
-        return DriverUnusableError(summary, evidence=evidence, fixes=[cause.fix])
-    return ProviderFallbackError(summary, evidence=evidence, fixes=[cause.fix])
+        return DriverUnusableError(summary, evidence=evidence, fixes=[fix])
+    return ProviderFallbackError(summary, evidence=evidence, fixes=[fix])
 
 
 def _owner_of(path: str | None, facts: Facts) -> tuple[str | None, Fix]:

@@ -29,20 +29,16 @@ class Release:
         """Return what to use instead of this machine or Python if there is no wheel for it; else None."""
         if host.implementation != "CPython":
             return f"use CPython: the package index has no wheel of {self.requirement} for {host.implementation}"
-        for platform, glibc in self.platforms:
-            if platform == (host.system, host.machine):
-                return self._why_not_on(host, glibc)
-        places = ", ".join(f"{system} {machine}" for (system, machine), _ in self.platforms)
-        return f"use another machine: the package index has wheels of {self.requirement} for {places}"
-
-    def _why_not_on(self, host: Host, glibc: tuple[int, int] | None) -> str | None:
+        platforms = dict(self.platforms)
+        if (host.system, host.machine) not in platforms:
+            places = ", ".join(map(" ".join, platforms))
+            return f"use another machine: the package index has wheels of {self.requirement} for {places}"
         first, last = ("{}.{}".format(*one) for one in self.pythons)
         if not self.pythons[0] <= host.python[:2] <= self.pythons[1]:
             here = "{}.{}".format(*host.python)
             return f"use Python {first} to {last}: no wheel of {self.requirement} is known for Python {here}"
-        if glibc is None or host.libc is None:
-            return None
-        if host.libc.startswith("glibc") and numbers_of(host.libc) >= glibc:
+        glibc = platforms[host.system, host.machine]
+        if glibc is None or host.libc is None or (host.libc.startswith("glibc") and numbers_of(host.libc) >= glibc):
             return None
         needed = "glibc {}.{}".format(*glibc)
         return f"use an image with {needed} or newer, which the wheels of {self.requirement} need: this has {host.libc}"

@@ -221,7 +221,7 @@ class GPUSessionPool:
     def _memories(self) -> list[PinnedMemory]:
         from ...running.pinned import memory_of
 
-        return [memory_of(worker.session) for worker in self._serving if not lifetime.refuses(worker.session)]
+        return [memory_of(worker.session) for worker in self._serving if lifetime.error_of(worker.session) is None]
 
     def map(
         self,
@@ -409,7 +409,7 @@ class GPUSessionPool:
             gone = [
                 each
                 for each in self._serving
-                if each.place == worker.place or (poisoned and lifetime.refuses(each.session))
+                if each.place == worker.place or (poisoned and lifetime.error_of(each.session) is not None)
             ]
             if not lost and len(gone) == len(self._serving):
                 return  # keep the last GPU: a passing failure must not empty the pool
@@ -503,6 +503,6 @@ def _is_lost(worker: Worker, error: ExecutionError) -> bool:
 
     if isinstance(error, ProviderFailureError):
         said = error.library == "CUDA" and error.status in [cuda_codes.name_of(code) for code in cuda_codes.LOST]
-        session = worker.session
-        return said and (lifetime.refuses(session) or not lifetime.gpu_works(lifetime.device_of(session).ordinal))
+        refuses = lifetime.error_of(worker.session) is not None
+        return said and (refuses or not lifetime.gpu_works(lifetime.device_of(worker.session).ordinal))
     return isinstance(error, PoisonedContextError)
