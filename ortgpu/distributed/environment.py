@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from ..environment.child import parse_answer, run, run_python
-from ..environment.files.elf import find_section
-from ..environment.files.loader_cache import read_loader_cache
-from ..environment.libraries.places import DEFAULT_FOLDERS, SearchPlaces, Source, absolute, conda_prefixes
+from ..environment.libraries.library_file import find_section
+from ..environment.libraries.places import (
+    DEFAULT_FOLDERS,
+    SearchPlaces,
+    Source,
+    absolute,
+    conda_prefixes,
+    read_loader_cache,
+)
 from ..environment.libraries.search import places_of_this_process
 from ..environment.packages.installed import Distribution
 from ..environment.packages.metadata import list_distributions, list_places

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..process.untranslated import untranslated
-from .files.library_file import LibraryFile, read_library
 from .gpu.driver import Asked, Driver, read_driver
 from .host import Host, read_host
 from .libraries.catalogue import CUDNN_CODE, TOOLKIT_MAJORS
+from .libraries.library_file import LibraryFile, read_library
 from .libraries.loader import read_mapped_libraries
 from .libraries.search import Resolution, places_for, resolve
 from .libraries.wheel import Architecture, ProviderLibrary, bridge_of, read_architectures_of_cudnn, read_provider

@@ -75,7 +75,7 @@ def _entry_names() -> tuple[str, ...]:
     """Return the names of configuration entries that the installed ONNX Runtime or its CUDA provider reads."""
     from onnxruntime.capi import onnxruntime_pybind11_state as extension
 
-    from ..environment.files.elf import find_section
+    from ..environment.libraries.library_file import find_section
     from .runtime import load_runtime
 
     names = set(_ENTRIES)

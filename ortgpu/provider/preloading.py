@@ -13,8 +13,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..environment.files.library_file import needed_by
 from ..environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of, stem_of
+from ..environment.libraries.library_file import read_library
 from ..environment.libraries.loader import Loader, loader_of_this_process, taken_from_another
 from ..environment.libraries.places import Source
 from ..environment.libraries.search import Candidate, Resolution, folders_of, places_for, resolve
@@ -257,7 +257,7 @@ def _why_not(path: str, damaged: Collection[str]) -> str | None:
 
     If it links a damaged library, the loader would open that too, and die of SIGBUS.
     """
-    needed = needed_by(path) if damaged else ()
+    needed = read_library(path).needed if damaged else ()
     linked = next((soname for soname in needed if soname in damaged), None)
     return f"links {linked}, of which there are only damaged files" if linked else None
 

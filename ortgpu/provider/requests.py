@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..environment.files.elf import find_section
+from ..environment.libraries.library_file import find_section
 from ..errors import ProviderOptionError, ProviderRequestError, manual
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ..environment.files.elf import read_elf, this_machine, wrong_machine
+from ..environment.libraries.library_file import read_elf, this_machine, wrong_machine
 from ..environment.libraries.wheel import bridge_of
 from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter

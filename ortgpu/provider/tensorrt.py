@@ -6,9 +6,8 @@ import glob
 import os
 import re
 
-from ..environment.files.elf import this_machine, wrong_machine
-from ..environment.files.library_file import read_library
 from ..environment.libraries.catalogue import is_dll
+from ..environment.libraries.library_file import read_library, this_machine, wrong_machine
 from ..environment.libraries.loader import Loader
 from ..environment.libraries.places import path_of
 from ..environment.libraries.wheel import provider_beside

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.files.pe import exported_names, imported_names, read_pe
 from ortgpu.environment.libraries.catalogue import LIBRARIES, spec_for
+from ortgpu.environment.libraries.library_file import exported_names, imported_names, read_pe
 from ortgpu.environment.libraries.loader_windows import WindowsLoader, is_of_the_system
 from ortgpu.environment.libraries.places import WINDOWS, SearchPlaces
 from ortgpu.environment.libraries.search import resolve

@@ -15,12 +15,12 @@ from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts, Observed, Request
 from ortgpu.diagnosis.messages.runtime_words import says_why
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
-from ortgpu.environment.files.elf import ElfFile
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.environment.gpu.driver import GPU, Driver, Nvml, RefusedNode
 from ortgpu.environment.host import Host
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import LIBRARIES
+from ortgpu.environment.libraries.library_file import ElfFile
 from ortgpu.environment.libraries.search import Candidate, Resolution
 from ortgpu.environment.libraries.wheel import Architecture, ProviderLibrary
 from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages, Torch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ortgpu.environment.files.elf import this_machine
+from ortgpu.environment.libraries.library_file import this_machine
 from ortgpu.environment.libraries.places import LINUX, SearchPlaces
 from ortgpu.environment.libraries.search import Resolution, resolve
 from tests.lab.fixtures import Lab

@@ -11,7 +11,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ortgpu.environment.files.elf import read_elf
 from ortgpu.environment.libraries.catalogue import (
     BY_STEM,
     CUDNN_CORE_PARTS,
@@ -23,6 +22,7 @@ from ortgpu.environment.libraries.catalogue import (
     spec_for,
     wheel_name,
 )
+from ortgpu.environment.libraries.library_file import read_elf
 from ortgpu.environment.libraries.wheel import ProviderLibrary, read_provider
 
 EACH = pytest.mark.parametrize("spec", LIBRARIES, ids=lambda spec: spec.stem)

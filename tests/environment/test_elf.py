@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.files.elf import ElfFile, find_section, read_elf
+from ortgpu.environment.libraries.library_file import ElfFile, find_section, read_elf
 from tests.lab.stubs import Stubs, compiler
 
 READELF = shutil.which("readelf")

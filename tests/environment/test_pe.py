@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.files.pe import PeFile, exported_names, find_section, imported_names, read_pe
+from ortgpu.environment.libraries.library_file import PeFile, exported_names, find_section, imported_names, read_pe
 from tests.support.made_dlls import ARM64, EXECUTABLE, I386, X86_64, dll
 
 OBJDUMP = shutil.which("llvm-objdump") or shutil.which("objdump")

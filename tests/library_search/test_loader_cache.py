@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.files.loader_cache import parse_loader_cache, read_loader_cache
+from ortgpu.environment.libraries.places import parse_loader_cache, read_loader_cache
 from tests.library_search.trees import loader_cache
 
 ENTRIES = {"libcublas.so.13": "/opt/lib/libcublas.so.13", "libc.so.6": "/lib/libc.so.6"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortgpu.environment.files.elf import find_section
+from ortgpu.environment.libraries.library_file import find_section
 from ortgpu.errors import ProviderOptionError
 from ortgpu.provider.requests import _BOOLEAN, _ENUMERATED, _OPTION_NAMES, _UNSIGNED, ProviderList, check_options
 from tests.lab import Stubs

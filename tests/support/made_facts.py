@@ -8,12 +8,12 @@ from typing import Any
 
 from ortgpu.diagnosis.facts import Facts, Observed
 from ortgpu.diagnosis.probe.result import ProbeResult, ProbeStep
-from ortgpu.environment.files.elf import ElfFile
 from ortgpu.environment.gpu.cuda import CudaDevice, CudaState
 from ortgpu.environment.gpu.driver import GPU, Driver, Nvml, RefusedNode
 from ortgpu.environment.host import Host
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import BY_STEM, LIBRARIES, spec_for
+from ortgpu.environment.libraries.library_file import ElfFile
 from ortgpu.environment.libraries.search import Candidate, Resolution
 from ortgpu.environment.libraries.wheel import Architecture, ProviderLibrary
 from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages

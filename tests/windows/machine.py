@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ortgpu.diagnosis.facts import Facts, Observed
-from ortgpu.environment.files.pe import exported_names, imported_names, read_pe
+from ortgpu.environment.libraries.library_file import exported_names, imported_names, read_pe
 from ortgpu.environment.libraries.loader_windows import Kernel32, WindowsLoader, missing_from_the_system
 from ortgpu.environment.libraries.places import SearchPlaces, folders_of_windows
 from ortgpu.environment.libraries.search import resolve

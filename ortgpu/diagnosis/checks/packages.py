@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from ...environment.files.elf import wrong_machine
+from ...environment.libraries.library_file import wrong_machine
 from ...environment.packages.installed import Distribution, OnnxRuntime, provider_file_name
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
 from ...errors import (

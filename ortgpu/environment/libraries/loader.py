@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ...process.untranslated import untranslated
-from ..files.elf import read_elf
+from .library_file import read_elf
 
 
 class Loader(Protocol):

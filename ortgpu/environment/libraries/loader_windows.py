@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..files.pe import exported_names, imported_names, read_pe
 from .catalogue import spec_for
+from .library_file import exported_names, imported_names, read_pe
 from .places import folders_of_windows
 
 DRIVER = "nvcuda.dll"

@@ -33,16 +33,15 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..files.elf import read_elf, wrong_machine
-from ..files.loader_cache import read_loader_cache
-from ..files.pe import read_pe
 from ..packages.metadata import list_names, numbers_of
 from .catalogue import LibrarySpec, canonical, is_dll, spec_for
+from .library_file import read_elf, read_pe, wrong_machine
 
 Source = Literal[
     "already loaded", "directory", "nvidia wheels", "torch", "conda", "environment variable", "toolkit",
@@ -197,6 +196,14 @@ DEFAULT_FOLDERS = ("lib64", "usr/lib64", "lib", "usr/lib")  # of ld.so(8)
 _INNER_ON_LINUX = ("", "lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib/x86_64-linux-gnu")
 
 
+# glibc, sysdeps/generic/dl-cache.h: struct cache_file_new and struct file_entry_new
+_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+_CACHE_HEADER = 48
+_CACHE_ENTRY = 24
+_ARCHITECTURE_MASK = 0xFF00
+_FOREIGN = {0x0000, 0x0800}  # i386 and x32 libraries on an x86-64 system (FLAG_X8664_LIB64 is 0x0300)
+
+
 def _is_shared_object(name: str) -> bool:
     return _CUDA_FILE.match(name) is not None and spec_for(name) is not None
 
@@ -237,6 +244,36 @@ def _loader_of_linux(places: SearchPlaces, _: int) -> Iterator[Root]:
     yield Root("system loader", str(cache), cached)
     for default in DEFAULT_FOLDERS:
         yield _root(places, "system loader", str(places.filesystem / default))
+
+
+def read_loader_cache(path: Path) -> dict[str, str]:
+    """Return the paths in /etc/ld.so.cache by base name; empty if the file is absent or of an unknown form."""
+    try:
+        return parse_loader_cache(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def parse_loader_cache(data: bytes) -> dict[str, str]:
+    start = data.find(_CACHE_MAGIC)
+    if start < 0 or len(data) < start + _CACHE_HEADER:
+        return {}
+    (count,) = struct.unpack_from("<I", data, start + len(_CACHE_MAGIC))
+    found: dict[str, str] = {}
+    for index in range(count):
+        at = start + _CACHE_HEADER + index * _CACHE_ENTRY
+        if at + _CACHE_ENTRY > len(data):
+            break
+        flags, key, value = struct.unpack_from("<III", data, at)
+        name, target = _string(data, start + key), _string(data, start + value)
+        if name and target and flags & _ARCHITECTURE_MASK not in _FOREIGN:
+            found.setdefault(name, target)
+    return found
+
+
+def _string(data: bytes, at: int) -> str:
+    end = data.find(b"\0", at)
+    return data[at:end].decode("utf-8", "surrogateescape") if at < len(data) and end >= 0 else ""
 
 
 LINUX = System(

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..files.elf import this_machine
 from ..packages.installed import Torch
 from ..packages.metadata import search_path
 from ..variables import read_variables
 from .catalogue import BY_STEM, LIBRARIES, TOOLKIT_MAJORS, LibrarySpec, canonical, major_of, spec_for
+from .library_file import this_machine
 from .loader import only_loaded, read_mapped_libraries
 from .places import LINUX, WINDOWS, Root, SearchPlaces, Source, System
 from .wheel import ProviderLibrary

@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..files import elf, pe
-from ..files.elf import this_machine, wrong_machine
-from ..files.library_file import read_library
 from ..packages.installed import provider_file_name
 from .catalogue import CUDNN_CODE, is_dll, major_of, spec_for
+from .library_file import ElfFile, find_section, read_library, this_machine, wrong_machine
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
@@ -113,7 +111,7 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
     """Read the provider file: under a millisecond, and never raises for what is in it."""
     file = read_library(path)
     problem = file.problem or wrong_machine(file.machine, this_machine())
-    folders = file.search_path if isinstance(file, elf.ElfFile) else ()
+    folders = file.search_path if isinstance(file, ElfFile) else ()
     return ProviderLibrary(file.path, problem, file.needed, folders, read_architectures(file.path))
 
 
@@ -131,7 +129,7 @@ def provider_beside(provider: str, name: str) -> str:
 def read_architectures(path: str) -> tuple[Architecture, ...] | None:
     """Return the architectures of the provider file, or None if it cannot be read."""
     # The linker of Windows keeps eight letters of a section's name
-    section = pe.find_section(path, ".nv_fatb") if is_dll(path) else elf.find_section(path, ".nv_fatbin")
+    section = find_section(path, ".nv_fatb" if is_dll(path) else ".nv_fatbin")
     if section is None:
         return None
     try:

@@ -1,0 +1,400 @@
+"""Read library files, ELF and PE (DLLs of Windows): name, needs, machine, sections, and whether they are complete.
+
+Readers of a few structures of the System V ABI and of Microsoft's "PE Format", not general ones: a library must be
+judged before it is opened (the loader dies of SIGBUS on a truncated file), in well under a millisecond, without a
+dependency, and any file at all may be offered. They run on every system.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import struct
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import BinaryIO, TypeVar
+
+# The same names for the same processors
+_ELF_MACHINES = {3: "i386", 21: "ppc64", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
+_DLL_MACHINES = {0x014C: "i386", 0x01C4: "arm", 0x8664: "x86_64", 0xAA64: "aarch64"}
+_MACHINE_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+_PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
+_DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 10, 14, 15, 29
+_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym
+_MAX_TABLE = 64 << 20  # bytes; the longest string table seen is that of libcudnn_cnn_infer.so.8, with 7 MB
+
+_IS_DLL = 0x2000  # IMAGE_FILE_DLL
+_EXPORTS, _IMPORTS, _DELAYED_IMPORTS = 0, 1, 13  # of the data directories
+_MAX_ENTRIES = 4096  # libraries of one table; some twenty are usual
+_MAX_NAMES = 1 << 20  # functions of one library
+_MAX_NAME = 4096  # bytes
+
+_DAMAGED_ELF, _DAMAGED_DLL = "damaged ELF file", "damaged PE file"
+
+
+@dataclass(frozen=True, slots=True)
+class ElfFile:
+    """An ELF file. ``problem`` is why it cannot be opened as a library, in a few words, or None."""
+
+    path: str
+    problem: str | None = None
+    machine: str | None = None
+    soname: str | None = None
+    needed: tuple[str, ...] = ()
+    search_path: tuple[str, ...] = ()  # DT_RPATH and DT_RUNPATH entries
+    executable_stack: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeFile:
+    """A DLL. ``problem`` is why it cannot be opened as a library, in a few words, or None."""
+
+    path: str
+    problem: str | None = None
+    machine: str | None = None
+    name: str | None = None  # that the linker gave it; a file that was renamed keeps it
+    needed: tuple[str, ...] = ()  # DLLs without which it is not opened
+    delayed: tuple[str, ...] = ()  # DLLs that are opened at the first call
+
+
+LibraryFile = ElfFile | PeFile
+_Kind = TypeVar("_Kind", ElfFile, PeFile)
+
+
+class _DamagedError(Exception):
+    """The bytes are not those of a complete library."""
+
+
+_UNREADABLE = (OSError, _DamagedError, ValueError, struct.error, OverflowError, MemoryError)
+
+
+def read_library(path: str | os.PathLike[str]) -> LibraryFile:
+    """Read one file. Never raises for what the file holds or for its absence: see ``problem`` of the result."""
+    return read_pe(path) if _is_of_windows(path) else read_elf(path)
+
+
+def _is_of_windows(path: str | os.PathLike[str]) -> bool:
+    return os.fspath(path)[-4:].lower() in (".dll", ".pyd")
+
+
+def read_elf(path: str | os.PathLike[str]) -> ElfFile:
+    return _read(path, lambda name, file: _Elf(file).describe(name), ElfFile, _DAMAGED_ELF)
+
+
+def read_pe(path: str | os.PathLike[str]) -> PeFile:
+    return _read(path, lambda name, file: _Dll(file).describe(name), PeFile, _DAMAGED_DLL)
+
+
+def _read(
+    path: str | os.PathLike[str], describe: Callable[[str, BinaryIO], _Kind], kind: type[_Kind], damaged: str
+) -> _Kind:
+    name = os.fspath(path)
+    try:
+        if stat.S_ISFIFO(os.stat(name).st_mode):
+            return kind(name, "is a pipe")  # which would be waited for
+        with open(name, "rb") as file:
+            return describe(name, file)
+    except _DamagedError as damage:
+        return kind(name, str(damage))
+    except OSError as error:
+        return kind(name, (error.strerror or str(error)).lower())
+    except _UNREADABLE:
+        return kind(name, damaged)
+
+
+def this_machine() -> str:
+    """Return the machine that code in this process is for: on Windows that of Python, which may be emulated."""
+    if hasattr(os, "uname"):
+        return os.uname().machine
+    import sysconfig  # a millisecond, of which Linux has no need
+
+    built_for = {"win-amd64": "x86_64", "win-arm64": "aarch64", "win32": "i386"}
+    return built_for.get(sysconfig.get_platform()) or platform.machine()
+
+
+def wrong_machine(machine: str | None, here: str) -> str | None:
+    """Return why code for ``machine`` does not run on ``here`` (``os.uname``), or None if it does or is unknown."""
+    here = _MACHINE_ALIASES.get(here.lower(), here)
+    if machine in (None, here) or here not in _ELF_MACHINES.values():
+        return None
+    return f"built for {machine}, this is {here}"
+
+
+def find_section(path: str | os.PathLike[str], wanted: str) -> tuple[int, int] | None:
+    """Return offset and size in bytes of a section, or None if the file has no such section, or is damaged."""
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
+        return (_Dll(file) if _is_of_windows(path) else _Elf(file)).find_section(wanted)
+    return None
+
+
+def defines(path: str | os.PathLike[str], names: Collection[str]) -> bool:
+    """Return True if an ELF file exports one of these functions of its own. False if that cannot be read."""
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
+        elf = _Elf(file)
+        symbols, strings = elf.find_section(".dynsym"), elf.find_section(".dynstr")
+        if symbols is not None and strings is not None:
+            entries, table = elf.read(*symbols), elf.read(*strings)
+            whole = entries[: len(entries) - len(entries) % _SYMBOL.size]
+            defined = (at for at, _, _, section, _, _ in _SYMBOL.iter_unpack(whole) if section)
+            return any(_string(table, at) in names for at in defined)
+    return False
+
+
+def imported_names(path: str | os.PathLike[str], library: str) -> frozenset[str] | None:
+    """Return the functions that a DLL imports by name from ``library``; None if that cannot be read."""
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
+        image = _Dll(file)
+        tables = [table for name, table in image.imports() if name.lower() == library.lower()]
+        return frozenset(name for table in tables for name in image.names_in(table))
+    return None
+
+
+def exported_names(path: str | os.PathLike[str]) -> frozenset[str] | None:
+    """Return the functions that a DLL exports by name; None if that cannot be read."""
+    with suppress(*_UNREADABLE), open(path, "rb") as file:
+        return frozenset(_Dll(file).exports())
+    return None
+
+
+class _Elf:
+    """An open ELF file whose header is whole."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        start = file.read(64)
+        if not start:
+            raise _DamagedError("empty file")
+        if start[:4] != b"\x7fELF":
+            raise _DamagedError("not an ELF file")
+        if len(start) < 64:
+            raise _DamagedError("truncated: the ELF header is cut")
+        if start[4:6] != b"\x02\x01":
+            raise _DamagedError("not a 64-bit little-endian ELF file")
+        kind, self._machine, _, _, self._programs_at, self._sections_at = struct.unpack_from("<HHIQQQ", start, 16)
+        self._program_size, self._program_count = struct.unpack_from("<HH", start, 54)
+        self._section_size, self._section_count, self._names_index = struct.unpack_from("<HHH", start, 58)
+        if kind != 3:  # ET_DYN
+            raise _DamagedError("not a shared library")
+
+    def find_section(self, wanted: str) -> tuple[int, int] | None:
+        table = self.read(self._sections_at, self._section_size * self._section_count)
+        names = self.read(*self._section(table, self._names_index))
+        for index in range(self._section_count):
+            (name_at,) = struct.unpack_from("<I", table, index * self._section_size)
+            if _string(names, name_at) == wanted:
+                offset, length = self._section(table, index)
+                return (offset, length) if offset + length <= self._size else None
+        return None
+
+    def _section(self, table: bytes, index: int) -> tuple[int, int]:
+        offset, length = struct.unpack_from("<QQ", table, index * self._section_size + 24)
+        return offset, length
+
+    def describe(self, path: str) -> ElfFile:
+        if self._program_count == 0 or self._program_size < 56:
+            raise _DamagedError(f"{_DAMAGED_ELF}: no program headers")
+        table = self.read(self._programs_at, self._program_size * self._program_count)
+        loads: list[tuple[int, int, int]] = []
+        dynamic: tuple[int, int] | None = None
+        stack: bool | None = None
+        end = self._sections_at + self._section_size * self._section_count
+        for index in range(self._program_count):
+            kind, flags, offset, address, _, length = struct.unpack_from("<IIQQQQ", table, index * self._program_size)
+            if kind == _PT_LOAD:
+                loads.append((address, offset, length))
+                end = max(end, offset + length)
+            elif kind == _PT_DYNAMIC:
+                dynamic = (offset, length)
+            elif kind == _PT_GNU_STACK:
+                stack = bool(flags & 1)
+        if end > self._size:
+            raise _DamagedError(f"truncated: {self._size} of {end} bytes")
+        if dynamic is None:
+            raise _DamagedError(f"{_DAMAGED_ELF}: no dynamic section")
+        entries = _dynamic_entries(self.read(*dynamic))
+        strings = self._string_table(dict(entries), loads)
+
+        def all_of(tag: int) -> tuple[str, ...]:
+            return tuple(_string(strings, value) for found, value in entries if found == tag)
+
+        paths = all_of(_DT_RPATH) + all_of(_DT_RUNPATH)
+        return ElfFile(
+            path,
+            machine=_ELF_MACHINES.get(self._machine, f"machine {self._machine}"),
+            soname=next(iter(all_of(_DT_SONAME)), None),
+            needed=all_of(_DT_NEEDED),
+            search_path=tuple(part for path in paths for part in path.split(":") if part),
+            executable_stack=stack,
+        )
+
+    def _string_table(self, values: dict[int, int], loads: list[tuple[int, int, int]]) -> bytes:
+        address, length = values.get(_DT_STRTAB), values.get(_DT_STRSZ)
+        if address is None or length is None:
+            raise _DamagedError(f"{_DAMAGED_ELF}: no string table")
+        for start, offset, span in loads:
+            if start <= address < start + span:
+                return self.read(offset + address - start, length)
+        raise _DamagedError(f"{_DAMAGED_ELF}: string table outside every segment")
+
+    def read(self, offset: int, length: int) -> bytes:
+        if length > _MAX_TABLE:
+            raise _DamagedError(f"{_DAMAGED_ELF}: absurd table size")
+        if offset + length > self._size:
+            raise _DamagedError(f"truncated: {self._size} bytes, tables reach to {offset + length}")
+        self._file.seek(offset)
+        return self._file.read(length)
+
+
+def _dynamic_entries(data: bytes) -> list[tuple[int, int]]:
+    entries = []
+    for at in range(0, len(data) - 15, 16):
+        tag, value = struct.unpack_from("<QQ", data, at)
+        if tag == 0:
+            break
+        entries.append((tag, value))
+    return entries
+
+
+def _string(table: bytes, at: int) -> str:
+    end = table.find(b"\0", at)
+    if at >= len(table) or end < 0:
+        raise _DamagedError(f"{_DAMAGED_ELF}: string outside its table")
+    return table[at:end].decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    name: str
+    address: int  # relative to the image, as all addresses here
+    in_memory: int
+    offset: int
+    size: int  # in the file
+
+
+class _Dll:
+    """An open DLL whose headers are whole, and whose sections lie within it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = os.fstat(file.fileno()).st_size
+        start = file.read(64)
+        if not start:
+            raise _DamagedError("empty file")
+        if start[:2] != b"MZ":
+            raise _DamagedError("not a DLL")
+        if len(start) < 64:
+            raise _DamagedError("truncated: the header is cut")
+        (at,) = struct.unpack_from("<I", start, 60)
+        head = self._read(at, 24)
+        if head[:4] != b"PE\0\0":
+            raise _DamagedError("not a DLL: a program for DOS or a damaged file")
+        self._machine, count, _, _, _, optional_size, flags = struct.unpack_from("<HHIIIHH", head, 4)
+        optional = self._read(at + 24, optional_size)
+        self._wide = {0x10B: False, 0x20B: True}.get(struct.unpack_from("<H", optional)[0])
+        if self._wide is None:
+            raise _DamagedError(f"{_DAMAGED_DLL}: neither 32 nor 64 bits")
+        if not flags & _IS_DLL:
+            raise _DamagedError("not a DLL: a program")
+        first = 112 if self._wide else 96  # the data directories
+        (self._base,) = struct.unpack_from("<Q" if self._wide else "<I", optional, 24 if self._wide else 28)
+        (number,) = struct.unpack_from("<I", optional, first - 4)
+        self._directories = list(struct.iter_unpack("<II", optional[first : first + 8 * min(number, 16)]))
+        self._sections = tuple(self._read_sections(self._read(at + 24 + optional_size, 40 * count)))
+        end = max((one.offset + one.size for one in self._sections), default=0)
+        if not self._sections:
+            raise _DamagedError(f"{_DAMAGED_DLL}: no sections")
+        if end > self._size:
+            raise _DamagedError(f"truncated: {self._size} of {end} bytes")
+
+    @staticmethod
+    def _read_sections(table: bytes) -> Iterator[_Section]:
+        for at in range(0, len(table), 40):
+            name, in_memory, address, size, offset = struct.unpack_from("<8sIIII", table, at)
+            yield _Section(name.rstrip(b"\0").decode("utf-8", "replace"), address, in_memory, offset, size)
+
+    def describe(self, path: str) -> PeFile:
+        return PeFile(
+            path,
+            machine=_DLL_MACHINES.get(self._machine, f"machine {self._machine:#x}"),
+            name=self._own_name(),
+            needed=tuple(name for name, _ in self.imports()),
+            delayed=tuple(self._delayed_imports()),
+        )
+
+    def find_section(self, wanted: str) -> tuple[int, int] | None:
+        sections = (one for one in self._sections if one.name == wanted)
+        return next(((one.offset, min(one.size, one.in_memory)) for one in sections), None)
+
+    def _own_name(self) -> str | None:
+        address, _ = self._directory(_EXPORTS)
+        return self._string(struct.unpack_from("<I", self._at(address, 40), 12)[0]) if address else None
+
+    def imports(self) -> Iterator[tuple[str, int]]:
+        """Yield the name of each imported library, and the address of the table of its functions."""
+        address, _ = self._directory(_IMPORTS)
+        for at in range(address, address + 20 * _MAX_ENTRIES, 20) if address else ():
+            lookup, _, _, name, bound = struct.unpack("<IIIII", self._at(at, 20))
+            if name == 0:
+                return
+            yield self._string(name), lookup or bound
+
+    def _delayed_imports(self) -> Iterator[str]:
+        address, _ = self._directory(_DELAYED_IMPORTS)
+        for at in range(address, address + 32 * _MAX_ENTRIES, 32) if address else ():
+            attributes, name = struct.unpack("<II", self._at(at, 8))
+            if name == 0:
+                return
+            # Bit 0 says that addresses are relative; before Visual C++ 7 they were not.
+            yield self._string(name if attributes & 1 else name - self._base)
+
+    def names_in(self, table: int) -> Iterator[str]:
+        width, form = (8, "<Q") if self._wide else (4, "<I")
+        for at in range(table, table + width * _MAX_NAMES, width):
+            (entry,) = struct.unpack(form, self._at(at, width))
+            if entry == 0:
+                return
+            if not entry >> (8 * width - 1):  # else it is a number, not a name
+                yield self._string(entry + 2)
+
+    def exports(self) -> Iterator[str]:
+        address, _ = self._directory(_EXPORTS)
+        if not address:
+            return
+        number, _, table = struct.unpack_from("<III", self._at(address, 40), 24)
+        if number > _MAX_NAMES:
+            raise _DamagedError(f"{_DAMAGED_DLL}: absurd table size")
+        for (name,) in struct.iter_unpack("<I", self._at(table, 4 * number) if number else b""):
+            yield self._string(name)
+
+    def _directory(self, number: int) -> tuple[int, int]:
+        return self._directories[number] if number < len(self._directories) else (0, 0)
+
+    def _at(self, address: int, length: int) -> bytes:
+        data = self._mapped(address, length)
+        if len(data) < length:
+            raise _DamagedError(f"{_DAMAGED_DLL}: a table outside every section")
+        return data
+
+    def _mapped(self, address: int, length: int) -> bytes:
+        """Return the bytes at an address; fewer than ``length`` if the section ends before."""
+        for one in self._sections:
+            if one.address <= address < one.address + one.size:
+                within = address - one.address
+                return self._read(one.offset + within, min(length, one.size - within))
+        raise _DamagedError(f"{_DAMAGED_DLL}: a table outside every section")
+
+    def _string(self, address: int) -> str:
+        text, end, _ = self._mapped(address, _MAX_NAME).partition(b"\0")
+        if not end or not text:
+            raise _DamagedError(f"{_DAMAGED_DLL}: a name outside its table")
+        return text.decode("utf-8", "replace")
+
+    def _read(self, offset: int, length: int) -> bytes:
+        if offset + length > self._size:
+            raise _DamagedError(f"truncated: {self._size} bytes, headers reach to {offset + length}")
+        self._file.seek(offset)
+        return self._file.read(length)
