@@ -10,8 +10,6 @@ from ortgpu.cli import output, signals
 from ortgpu.errors import DistributedError, GPUError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ortgpu.distributed import PreflightReport, Rank
 
 
@@ -107,7 +105,15 @@ def _show_report(report: PreflightReport, as_json: bool) -> None:
         output.line(console, f"note: {note}", style="yellow")
     for difference in report.differences:
         output.line(console, f"different: {difference}", style="yellow")
-    _show_ranks(console, report)
+    output.heading(console, "Ranks")
+    facts = (
+        (each.rank, each.host, each.gpu, each.uuid, each.driver, each.nccl, each.onnxruntime) for each in report.ranks
+    )
+    output.table(
+        console,
+        ("rank", "host", "GPU", "UUID", "driver", "NCCL", "ONNX Runtime"),
+        (tuple("unknown" if value is None else value for value in values) for values in facts),
+    )
     output.heading(console, "Collective operations, values checked")
     output.table(
         console,
@@ -124,18 +130,3 @@ def _show_report(report: PreflightReport, as_json: bool) -> None:
         ),
     )
     output.line(console, f"in {report.seconds:.1f} s", style="dim")
-
-
-def _show_ranks(console: Console, report: PreflightReport) -> None:
-    output.heading(console, "Ranks")
-    output.table(
-        console,
-        ("rank", "host", "GPU", "UUID", "driver", "NCCL", "ONNX Runtime"),
-        (
-            tuple("unknown" if value is None else value for value in values)
-            for values in (
-                (facts.rank, facts.host, facts.gpu, facts.uuid, facts.driver, facts.nccl, facts.onnxruntime)
-                for facts in report.ranks
-            )
-        ),
-    )

@@ -28,18 +28,17 @@ _HOMES = {
     "preflight": "preflighting",
     "require_training": "diagnosis.packages",
 }
-_MODULES = ("checkpoint",)  # modules that are public names
 
-__all__ = sorted((*_HOMES, *_MODULES))  # also for help(), which shows no other lazy names
+__all__ = sorted((*_HOMES, "checkpoint"))  # also for help(), which shows no other lazy names
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES and name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    if name in _MODULES:
-        return import_module(f".{name}", __name__)
+    if name == "checkpoint":  # a module
+        return import_module(".checkpoint", __name__)
     globals()[name] = value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     return value
 

@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ..environment.ranks import Rank, current_rank
 from ..errors import DistributedError, Fix, manual, python
@@ -31,20 +31,12 @@ _MANIFEST: Final = "manifest.json"
 _STATE: Final = "state.ckpt"
 _PARTIAL: Final = ".partial-"
 _NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
-_PHASE: Final = "checkpoint"
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # from file systems that cannot sync folders: PostgreSQL's fsync_fname
 _ERRNO: Final = re.compile(r"errno:([0-9]{1,9})\s*$")  # in the RuntimeError of ONNX Runtime
 _FIXES: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there: older checkpoints may be deleted, a folder each"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a folder that this user may write to"),
 }
-
-
-class State(Protocol):
-    """The used part of ``onnxruntime.training.api.CheckpointState``."""
-
-    @staticmethod
-    def save_checkpoint(state: Any, checkpoint_uri: str, include_optimizer_state: bool = ...) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +82,7 @@ class Checkpoint:
 def save(
     folder: str | os.PathLike[str],
     step: int,
-    state: State | None = None,
+    state: Any = None,
     *,
     files: Iterable[str | os.PathLike[str]] = (),
     rank: Rank | None = None,
@@ -225,7 +217,7 @@ def _only_writer(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write(target: Path, sources: Iterable[Path], state: State | None, step: int, world_size: int) -> None:
+def _write(target: Path, sources: Iterable[Path], state: Any, step: int, world_size: int) -> None:
     root = target.parent
     for left in root.glob(f"{_PARTIAL}*"):  # from a save that was killed
         shutil.rmtree(left)
@@ -343,4 +335,4 @@ def _text(error: BaseException) -> str:
 
 
 def _error(summary: str, evidence: list[str], fixes: Iterable[Fix] = ()) -> DistributedError:
-    return DistributedError(summary, evidence=evidence, fixes=fixes, phase=_PHASE)
+    return DistributedError(summary, evidence=evidence, fixes=fixes, phase="checkpoint")

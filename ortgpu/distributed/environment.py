@@ -186,11 +186,8 @@ def parse_version_number(number: int) -> tuple[int, int, int]:
 
 def parse_compiled_cuda(data: bytes) -> tuple[int, int] | None:
     """Return the CUDA in the text "NCCL version 2.28.9+cuda13.0", which NCCL prints when NCCL_DEBUG=VERSION."""
-    at = -1
-    while (at := data.find(b"NCCL version ", at + 1)) >= 0:
-        if match := re.compile(rb"NCCL version [0-9.]+\+cuda([0-9]{1,3})\.([0-9]{1,3})\0").match(data, at):
-            return int(match[1]), int(match[2])
-    return None
+    match = re.search(rb"NCCL version [0-9.]+\+cuda([0-9]{1,3})\.([0-9]{1,3})\0", data)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _read_nccl_library(path: str, source: Source, timeout: float) -> NcclLibrary:

@@ -5,6 +5,7 @@ Much of that table is about packages that do not exist any more. Each such row s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from ...diagnosis.checks.surroundings import visible_gpus
@@ -12,7 +13,7 @@ from ...diagnosis.requirements import Requirement, Status, at_least, dotted
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
 from ...environment.packages.metadata import numbers_of
-from ..environment import BuildVariable, TrainingEnvironment
+from ..environment import BuildVariable, Horovod, Mpi, Nccl, Network, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX
 
 _GB = 10**9
@@ -24,11 +25,16 @@ _STATUS: Final[dict[bool | None, Status]] = {True: "pass", False: "fail", None: 
 def check_training(environment: Environment, training: TrainingEnvironment) -> tuple[Requirement, ...]:
     """Return the rows of the table for distributed training, then those of the packages and variables that it names."""
     return (
-        *(row(environment, training) for row in (_gpus, _driver, _cuda, _cudnn, _nccl, _mpi)),
-        *(row(environment, training) for row in (_python, _system, _memory, _gpu_memory, _network, _training_package)),
+        _gpus(environment),
+        *_nvidia(environment),
+        _nccl(training.nccl),
+        _mpi(training.mpi),
+        *_host(environment),
+        _network(training.network),
+        _training_package(environment),
         *(_package(training, *row) for row in _PACKAGES),
-        _torch(environment, training),
-        _horovod(environment, training),
+        _torch(environment),
+        _horovod(training.horovod),
         *map(_build_variable, training.build_variables),
     )
 
@@ -44,7 +50,7 @@ def _reaches(value: Any, minimum: Any, recommended: Any) -> tuple[bool | None, b
     return (None, None) if value is None else (value >= minimum, value >= recommended)
 
 
-def _gpus(environment: Environment, _: TrainingEnvironment) -> Requirement:
+def _gpus(environment: Environment) -> Requirement:
     gpus = visible_gpus(environment)
     found = f"{len(gpus)}"
     if names := [
@@ -66,34 +72,31 @@ def _gpus(environment: Environment, _: TrainingEnvironment) -> Requirement:
     )
 
 
-def _driver(environment: Environment, _: TrainingEnvironment) -> Requirement:
+def _nvidia(environment: Environment) -> Iterator[Requirement]:
+    """Yield the rows of the driver, CUDA and cuDNN."""
     version = environment.driver.version
     met = None if version is None else at_least(version, "470")
     note = "for CUDA 11.8, which the last training package links; the CUDA that is used here may need a newer one"
-    return _row("driver", "470", "470", version, (met, met), note)
+    yield _row("driver", "470", "470", version, (met, met), note)
 
-
-def _cuda(environment: Environment, _: TrainingEnvironment) -> Requirement:
     major = environment.cuda_major
     found = f"{major}.x, by the provider file" if major else None
     note = f"the last onnxruntime-training for CUDA, {LAST_RELEASE}, is built for CUDA 11.8 and no other"
-    return _row("CUDA", "11.8", "12.x", found, _reaches(major, 11, 12), note)
+    yield _row("CUDA", "11.8", "12.x", found, _reaches(major, 11, 12), note)
 
-
-def _cudnn(environment: Environment, _: TrainingEnvironment) -> Requirement:
     soname = next((library.soname for library in environment.libraries if library.spec.stem == "libcudnn"), None)
     number = major_of(soname) if soname else None
     found = f"{number}.x, by the provider file" if number else None
     note = f"onnxruntime-training {LAST_RELEASE} for CUDA links cuDNN 8, against the published 9.x"
-    return _row("cuDNN", "8.x", "9.x", found, _reaches(number, 8, 9), note)
+    yield _row("cuDNN", "8.x", "9.x", found, _reaches(number, 8, 9), note)
 
 
-def _nccl(_: Environment, training: TrainingEnvironment) -> Requirement:
-    library = training.nccl.chosen
+def _nccl(nccl: Nccl) -> Requirement:
+    library = nccl.chosen
     note = "of the library that would be loaded; no published ONNX Runtime uses NCCL itself"
     if library is None:
         return _row("NCCL", "2.10", "2.18", "no libnccl.so.2 was found", (False, False), note)
-    others = len(training.nccl.libraries) - 1
+    others = len(nccl.libraries) - 1
     return _row(
         "NCCL",
         "2.10",
@@ -104,8 +107,7 @@ def _nccl(_: Environment, training: TrainingEnvironment) -> Requirement:
     )
 
 
-def _mpi(_: Environment, training: TrainingEnvironment) -> Requirement:
-    mpi = training.mpi
+def _mpi(mpi: Mpi) -> Requirement:
     version = mpi.launcher or mpi.library
     row = ("MPI", "Open MPI 4.0 or MPICH", "Open MPI 4.1")
     if version is None:
@@ -120,37 +122,30 @@ def _mpi(_: Environment, training: TrainingEnvironment) -> Requirement:
     return _row(*row, f"{launcher}; {library}", met, "the probe tries whether it starts")
 
 
-def _python(environment: Environment, _: TrainingEnvironment) -> Requirement:
-    version = environment.host.python
-    note = "published so; the CUDA wheels of onnxruntime-training end at Python 3.11, only the CPU one has 3.12"
-    return _row("Python", "3.10", "3.12", dotted(version), _reaches(version, (3, 10), (3, 12)), note)
-
-
-def _system(environment: Environment, _: TrainingEnvironment) -> Requirement:
+def _host(environment: Environment) -> Iterator[Requirement]:
+    """Yield the rows of Python, the operating system and both kinds of memory."""
     host = environment.host
+    note = "published so; the CUDA wheels of onnxruntime-training end at Python 3.11, only the CPU one has 3.12"
+    yield _row("Python", "3.10", "3.12", dotted(host.python), _reaches(host.python, (3, 10), (3, 12)), note)
+
     is_supported = (host.system, host.machine) == ("Linux", "x86_64")
     is_ubuntu = "Ubuntu" in host.os_name if host.os_name is not None else None
-    found = f"{host.os_name or host.system} {host.machine}"
-    return _row("operating system", "Linux x86_64", "Ubuntu 22.04", found, (is_supported, is_ubuntu))
+    system = f"{host.os_name or host.system} {host.machine}"
+    yield _row("operating system", "Linux x86_64", "Ubuntu 22.04", system, (is_supported, is_ubuntu))
 
-
-def _memory(environment: Environment, _: TrainingEnvironment) -> Requirement:
-    size = environment.host.memory_total
+    size = host.memory_total
     found = f"{size / _GB:.1f} GB" if size is not None else None
     note = "of this machine, or what this process may use of it"
-    return _row("memory", "32 GB", "256 GB", found, _reaches(size, 32 * _GB, 256 * _GB), note)
+    yield _row("memory", "32 GB", "256 GB", found, _reaches(size, 32 * _GB, 256 * _GB), note)
 
-
-def _gpu_memory(environment: Environment, _: TrainingEnvironment) -> Requirement:
     sizes = [gpu.memory_total for gpu in visible_gpus(environment) if gpu.memory_total is not None]
     least = min(sizes, default=None)
     found = f"{least / _GB:.1f} GB on the smallest of {len(sizes)}" if least is not None else None
-    return _row("GPU memory", "16 GB each", "40 GB each", found, _reaches(least, 16 * _GB, 40 * _GB))
+    yield _row("GPU memory", "16 GB each", "40 GB each", found, _reaches(least, 16 * _GB, 40 * _GB))
 
 
-def _network(_: Environment, training: TrainingEnvironment) -> Requirement:
+def _network(network: Network) -> Requirement:
     """The fastest port counts. The switch behind it is not seen."""
-    network = training.network
     ports = [port for port in network.infiniband or () if port.active is not False]
     rates = [port.rate for port in ports if port.rate is not None and port.link_layer != "Ethernet"]
     speeds = [port.rate * 1000 for port in ports if port.rate is not None]
@@ -171,7 +166,7 @@ def _network(_: Environment, training: TrainingEnvironment) -> Requirement:
     )
 
 
-def _training_package(environment: Environment, _: TrainingEnvironment) -> Requirement:
+def _training_package(environment: Environment) -> Requirement:
     installed = environment.packages.onnxruntime
     names = [owner for owner in installed.owners if "training" in owner.name]
     found = ", ".join(f"{owner.name} {owner.version or ''}".strip() for owner in names) or "not installed"
@@ -215,7 +210,7 @@ def _is_between(version: str, lowest: str | None, highest: str | None) -> bool:
     return lowest is None or at_least(version, lowest)
 
 
-def _torch(environment: Environment, _: TrainingEnvironment) -> Requirement:
+def _torch(environment: Environment) -> Requirement:
     torch = environment.packages.torch
     version = torch.version if torch is not None else None
     is_older = None if version is None else not at_least(version, "2.9")
@@ -224,8 +219,7 @@ def _torch(environment: Environment, _: TrainingEnvironment) -> Requirement:
     return _row("torch", "any", "older than 2.9", found, (torch is not None, is_older), note)
 
 
-def _horovod(_: Environment, training: TrainingEnvironment) -> Requirement:
-    horovod = training.horovod
+def _horovod(horovod: Horovod | None) -> Requirement:
     note = "published as an alternative; ONNX Runtime dropped it in 2020, and the newest, 0.28.1, is of 2023"
     if horovod is None:
         return _row("Horovod", "none", "none", "not installed", (True, True), note)
