@@ -34,7 +34,7 @@ from .checks import model as model_checks
 from .facts import Facts, Observed, Request
 from .probe import attempts
 from .probe.result import ProbeResult
-from .remedies import commands as remedies
+from .remedies import fixes as remedies
 from .remedies.windows_advice import advise_for_windows
 
 Check = Callable[[Facts], GPUError | None]

@@ -18,7 +18,7 @@ from ..environment.libraries.catalogue import major_of
 from ..environment.libraries.search import Resolution
 from ..environment.packages.metadata import numbers_of
 from .checks.surroundings import visible_gpus
-from .remedies import system as system_remedies
+from .remedies import fixes as remedies
 from .remedies.releases import FOR_CUDA_13
 
 Status = Literal["pass", "fail", "unknown"]
@@ -106,7 +106,7 @@ def _cudnn(environment: Environment) -> Requirement:
 def _driver(environment: Environment) -> Requirement:
     driver, major = environment.driver, environment.cuda_major
     version, supported = driver.version, driver.supported_cuda
-    lowest = system_remedies.LOWEST_DRIVER.get(major or 0)
+    lowest = remedies.LOWEST_DRIVER.get(major or 0)
     recommended = "535" if major == 12 else lowest
     found = f"{version or 'version not known'}" + (f", CUDA up to {dotted(supported)}" if supported else "")
     note = "published: 470 (CUDA 11), 525 (CUDA 12), 580 (CUDA 13)"

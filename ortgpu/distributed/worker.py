@@ -25,7 +25,7 @@ import numpy as np
 
 from ..diagnosis.checks import opening
 from ..diagnosis.facts import Facts
-from ..diagnosis.remedies import commands as remedies
+from ..diagnosis.remedies import fixes as remedies
 from ..environment.gpu.cuda import CudaDevice, initialise
 from ..environment.gpu.driver import read_driver
 from ..environment.inspection import inspect_environment

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.diagnosis.diagnosing import find_problems
-from ortgpu.diagnosis.remedies import commands as remedies
+from ortgpu.diagnosis.remedies import fixes as remedies
 from tests.faults.case import MENDED
 from tests.lab import Machine, Overlay
 from tests.lab.child import outcome_of

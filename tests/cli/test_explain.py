@@ -14,8 +14,8 @@ import ortgpu
 from ortgpu.__main__ import main
 from ortgpu.cli.explain import sections
 from ortgpu.diagnosis.messages import cuda_codes
+from ortgpu.diagnosis.remedies import fixes as remedies
 from ortgpu.diagnosis.remedies import releases
-from ortgpu.diagnosis.remedies import system as system_remedies
 from ortgpu.errors import GPUError, catalogue
 
 PACKAGE = Path(ortgpu.__file__).parent
@@ -142,7 +142,7 @@ def test_numbers_in_the_texts_are_those_of_the_checks() -> None:
         one = BY_CODE[code]
         return " ".join((one.means, *one.comes_about, *one.tell, *one.mend))
 
-    assert all(system_remedies.LOWEST_DRIVER[major] in text("driver-too-old") for major in (12, 13))
+    assert all(remedies.LOWEST_DRIVER[major] in text("driver-too-old") for major in (12, 13))
     assert f"`{releases.FOR_CUDA_12.requirement}`" in text("library-version")
     entries = [entry.partition(":")[0] for entry in BY_CODE["driver-unusable"].comes_about]
     ranges = [re.fullmatch(r"(\d+)(?: to (\d+))?", entry) for entry in entries]

@@ -9,7 +9,7 @@ import pytest
 
 from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts
-from ortgpu.diagnosis.remedies import commands as remedies
+from ortgpu.diagnosis.remedies import fixes as remedies
 from ortgpu.diagnosis.remedies.releases import FOR_AARCH64, FOR_CUDA_12, FOR_CUDA_13, FOR_OTHER_GPUS, Release
 from ortgpu.environment.packages.installed import OnnxRuntime
 from tests.support.made_facts import HEALTHY

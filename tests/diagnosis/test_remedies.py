@@ -10,9 +10,8 @@ import pytest
 
 from ortgpu.diagnosis.diagnosing import find_problems
 from ortgpu.diagnosis.facts import Facts
-from ortgpu.diagnosis.remedies import commands as remedies
+from ortgpu.diagnosis.remedies import fixes as remedies
 from ortgpu.diagnosis.remedies import releases
-from ortgpu.diagnosis.remedies import system as system_remedies
 from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import BY_STEM
 from ortgpu.environment.packages.installed import Distribution
@@ -76,7 +75,7 @@ def test_a_file_is_not_loaded_at_the_start() -> None:
 def test_a_folder_that_is_looked_in_first_brings_no_working_directory(before: str | None, after: str) -> None:
     """As an empty entry of LD_LIBRARY_PATH would."""
     variables = {} if before is None else {"LD_LIBRARY_PATH": before}
-    said = f'{system_remedies.look_first_in("/a b")}; printf %s "$LD_LIBRARY_PATH"'
+    said = f'{remedies.look_first_in("/a b")}; printf %s "$LD_LIBRARY_PATH"'
     assert (
         subprocess.run(["/bin/sh", "-c", said], env=variables, capture_output=True, check=True).stdout == after.encode()
     )

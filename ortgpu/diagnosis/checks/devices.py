@@ -26,9 +26,8 @@ from ...provider.devices import Device, choose, describe, narrowed_by, not_found
 from ...provider.requests import CUDA, TENSORRT
 from ..facts import Facts
 from ..messages.cuda_codes import NO_DEVICE, returned_by_cuinit
-from ..remedies import commands as remedies
+from ..remedies import fixes as remedies
 from ..remedies import releases
-from ..remedies import system as system_remedies
 from .surroundings import (
     are_hidden,
     give_the_gpu,
@@ -167,7 +166,7 @@ def _without_a_device(environment: Environment) -> tuple[list[str], list[Fix]]:
     if nvml.available and nvml.gpus:
         return [], _ways_to_those_that_nvml_sees(environment)
     if nvml.available and has_nvidia(environment) and not environment.host.container and not environment.host.wsl:
-        return ["on the PCI bus is a GPU of NVIDIA, which the driver left out"], system_remedies.serve_the_gpu()
+        return ["on the PCI bus is a GPU of NVIDIA, which the driver left out"], remedies.serve_the_gpu()
     return [], [give_the_gpu(environment), manual("or use a machine with an NVIDIA GPU", needs="hardware")]
 
 
@@ -179,7 +178,7 @@ def _ways_to_those_that_nvml_sees(environment: Environment) -> list[Fix]:
         look = f"if CUDA sees none then either, look into the kernel's log on its host: {log}"
         return [on_linux(f"{again}; {look}", needs="host"), manual("or reboot its host", needs="reboot")]
     restart = manual("reboot; if that does not help, install the driver again", needs="reboot")
-    return system_remedies.restart_driver(environment, [shell(log, needs="root"), restart])
+    return remedies.restart_driver(environment, [shell(log, needs="root"), restart])
 
 
 def busy(facts: Facts) -> GPUError | None:
@@ -301,7 +300,7 @@ def described(name: str | None, capability: tuple[int, int] | None) -> str:
 def _build_for(facts: Facts, capability: tuple[int, int]) -> Fix:
     environment = facts.environment
     if environment.driver.is_tegra:
-        return system_remedies.for_a_jetson()
+        return remedies.for_a_jetson()
     release = releases.for_gpus(environment.host, environment.driver.supported_cuda, [capability])
     if release is not None:
         return remedies.other_release(environment, release)

@@ -28,8 +28,7 @@ from ...errors import (
 from ..facts import Facts
 from ..messages import loader_words
 from ..messages.cuda_codes import UNUSABLE, Meaning, name_of, returned_by_cuinit
-from ..remedies import commands as remedies
-from ..remedies import system as system_remedies
+from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12, runs_with_cuda_12
 from . import surroundings
 from .surroundings import given_to_container, hides_everything, of_wsl, visible_gpus
@@ -70,7 +69,7 @@ def _not_found_on_windows(facts: Facts) -> GPUError:
     return DriverNotFoundError(
         "the NVIDIA driver's library nvcuda.dll cannot be loaded",
         evidence=[driver.libcuda_error or "nvcuda.dll cannot be loaded", *_said_by_nvml(driver)],
-        fixes=[system_remedies.update_driver(facts.environment)],
+        fixes=[remedies.update_driver(facts.environment)],
     )
 
 
@@ -84,21 +83,21 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     environment = facts.environment
     major = environment.cuda_major
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
-        return [system_remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
+        return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
     if environment.driver.libcuda_unlinked:
         return _ways_to_its_link(facts, environment.driver.libcuda_unlinked[0])
     if loader_words.cannot_be_mapped(environment.driver.libcuda_error or ""):
-        return [system_remedies.let_it_be_mapped(environment, "libcuda.so.1")]
+        return [remedies.let_it_be_mapped(environment, "libcuda.so.1")]
     if (none_given := surroundings.of_wsl(environment)) is not None:
         return [none_given]
     if environment.host.wsl and not environment.host.container:
         return [
-            system_remedies.look_first_in(system_remedies.WSL_DRIVER),
+            remedies.look_first_in(remedies.WSL_DRIVER),
             on_linux("the driver of WSL is the one of Windows: install it there, and none inside WSL", needs="driver"),
         ]
     fixes = []
     if not environment.host.container:
-        fixes.append(_rest_of_the_driver(facts) or system_remedies.update_driver(environment))
+        fixes.append(_rest_of_the_driver(facts) or remedies.update_driver(environment))
     fixes.append(
         surroundings.give_the_gpu(
             environment, " and the capability compute (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
@@ -115,8 +114,8 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
                 needs="host",
             )
         )
-    if environment.host.container and not system_remedies.is_enough(environment.driver.version, major or 13):
-        fixes.append(manual(f"and {system_remedies.update_driver(environment)}", needs="driver"))
+    if environment.host.container and not remedies.is_enough(environment.driver.version, major or 13):
+        fixes.append(manual(f"and {remedies.update_driver(environment)}", needs="driver"))
     return fixes
 
 
@@ -147,7 +146,7 @@ def _rest_of_the_driver(facts: Facts) -> Fix | None:
     """Return how to install the missing part: distributions split the driver, and a display needs no CUDA."""
     environment = facts.environment
     version, major = environment.driver.version, environment.cuda_major
-    if major is None or not system_remedies.is_enough(version, major):
+    if major is None or not remedies.is_enough(version, major):
         return None
     return manual(
         f"install the part of driver {version} that has libcuda.so.1, in that version (Ubuntu: libnvidia-compute-*, "
@@ -164,9 +163,9 @@ def too_old(facts: Facts) -> GPUError | None:
         return None
     if (other := _older(facts, major)) is not None:
         return other
-    if driver.cuda_version is None and system_remedies.is_enough(driver.version, major):
+    if driver.cuda_version is None and remedies.is_enough(driver.version, major):
         return None  # NVML answered by a libcuda.so.1 that only NVML found
-    fixes = [system_remedies.update_driver(environment)]
+    fixes = [remedies.update_driver(environment)]
     older = FOR_CUDA_12.why_not_for(environment.host) is None and all(
         runs_with_cuda_12(environment.host, gpu.compute_capability) for gpu in visible_gpus(environment)
     )
@@ -178,7 +177,7 @@ def too_old(facts: Facts) -> GPUError | None:
         f"the installed ONNX Runtime needs CUDA {major}",
         evidence=[
             f"driver {driver.version or 'of unknown version'}",
-            f"needed: {system_remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer",
+            f"needed: {remedies.LOWEST_DRIVER.get(major, 'a newer one')} or newer",
             f"provider: {provider.path if provider else ''}",
         ],
         fixes=fixes,
@@ -199,7 +198,7 @@ def _older(facts: Facts, cuda_major: int) -> DriverTooOldError | None:
         return None
     if by_nvml is not None and by_nvml[0] >= cuda_major:
         own = f"this machine's driver up to {by_nvml[0]}.{by_nvml[1]}"
-    elif system_remedies.is_enough(driver.version, cuda_major):  # NVML's answer may be that of the loaded libcuda, too
+    elif remedies.is_enough(driver.version, cuda_major):  # NVML's answer may be that of the loaded libcuda, too
         own = f"this machine's driver, {driver.version}, is new enough for CUDA {cuda_major}"
     else:
         return None
@@ -251,7 +250,7 @@ def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
     if not environment.host.wsl or not is_of_linux or not (code or too_old):
         return None
     fixes = [
-        system_remedies.look_first_in(system_remedies.WSL_DRIVER),
+        remedies.look_first_in(remedies.WSL_DRIVER),
         manual("or remove the packages of the driver for Linux (libnvidia-compute-*, nvidia-utils-*)", needs="root"),
     ]
     return DriverUnusableError(
@@ -325,9 +324,9 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
 def _update(facts: Facts) -> list[Fix]:
     """Return an update of the driver if it is too old even without cuda-compat."""
     major, version = facts.environment.cuda_major, facts.environment.driver.version
-    if major is None or version is None or system_remedies.is_enough(version, major):
+    if major is None or version is None or remedies.is_enough(version, major):
         return []
-    return [system_remedies.update_driver(facts.environment)]
+    return [remedies.update_driver(facts.environment)]
 
 
 # Codes that cuInit returns if the kernel module is not there, or does not answer.

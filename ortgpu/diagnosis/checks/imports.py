@@ -24,8 +24,7 @@ from ...errors import (
 from ...provider.preloading import MissingLibrary
 from ..facts import Facts
 from ..messages import loader_words
-from ..remedies import commands as remedies
-from ..remedies import system as system_remedies
+from ..remedies import fixes as remedies
 from . import driver
 from .libraries import c_library_too_old, judge_missing, of_another_version
 
@@ -51,7 +50,7 @@ def failed(facts: Facts) -> GPUError | None:
         return LibraryNotFoundError(
             f"import onnxruntime fails: {absent[1]}, which it links, is not on this system",
             evidence=[text],
-            fixes=[system_remedies.system_package([absent[1]])],
+            fixes=[remedies.system_package([absent[1]])],
             missing=(absent[1],),
         )
     if (other := of_another_version(text, "ONNX Runtime's module", facts)) is not None:
@@ -62,8 +61,8 @@ def failed(facts: Facts) -> GPUError | None:
     if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
-            evidence=filter(None, [text, threads[0], system_remedies.stack_that_is_too_large(facts.environment)]),
-            fixes=system_remedies.let_it_have_threads(facts.environment),
+            evidence=filter(None, [text, threads[0], remedies.stack_that_is_too_large(facts.environment)]),
+            fixes=remedies.let_it_have_threads(facts.environment),
         )
     if any("more than once per process" in line for line in (text, *_printed_meanwhile(facts))):
         return _numpy_imported_again(facts, text)
@@ -87,19 +86,19 @@ def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None, blocked: s
     """Return fixes. ``unmapped``, ``blocked``: the loader's words about a file that it may not map, or open."""
     environment = facts.environment
     if blocked is not None:
-        return [system_remedies.unblock(environment, _file_in(blocked, facts))]
+        return [remedies.unblock(environment, _file_in(blocked, facts))]
     if "executable stack" in text:
         return [remedies.install(environment, remedies.newest_requirements(environment), upgrade=True)]
     if unmapped is not None:
-        return [system_remedies.let_it_be_mapped(environment, os.path.dirname(_file_in(unmapped, facts)))]
+        return [remedies.let_it_be_mapped(environment, os.path.dirname(_file_in(unmapped, facts)))]
     if (late := loader_words.lacks_thread_storage(text)) is not None:
-        return [system_remedies.load_at_start(environment, [late])]
+        return [remedies.load_at_start(environment, [late])]
     if "sys.modules" in text:
         what = "remove what puts something else in the place of onnxruntime: the package itself is not imported"
         return [manual(what)]
     again = remedies.reinstall_onnxruntime(environment)
     if environment.host.system == "Windows" and loader_words.may_be_visual_c(text):
-        return [system_remedies.update_visual_c(), again]
+        return [remedies.update_visual_c(), again]
     return [again]
 
 
@@ -247,7 +246,7 @@ def visual_c_missing(facts: Facts) -> GPUError | None:
     return LibraryNotFoundError(
         f"ONNX Runtime links {' and '.join(absent)}, not found on this machine",
         evidence=[f"{name}: not beside ONNX Runtime, not beside Python, and not in System32" for name in absent],
-        fixes=[system_remedies.system_package(absent)],
+        fixes=[remedies.system_package(absent)],
         severity="fatal" if failed else "warning",
         missing=absent,
     )
@@ -322,13 +321,13 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
     provider = facts.environment.provider
     fixes = [remedies.reinstall_onnxruntime(facts.environment)]
     if provider is not None and loader_words.cannot_be_mapped(text):
-        fixes = [system_remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
+        fixes = [remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
     elif provider is not None and loader_words.is_blocked(text):
-        fixes = [system_remedies.unblock(facts.environment, provider.path)]
+        fixes = [remedies.unblock(facts.environment, provider.path)]
     elif (late := loader_words.lacks_thread_storage(text)) is not None:
-        fixes = [system_remedies.load_at_start(facts.environment, [late])]
+        fixes = [remedies.load_at_start(facts.environment, [late])]
     elif loader_words.may_be_visual_c(text):
-        fixes.insert(0, system_remedies.update_visual_c())
+        fixes.insert(0, remedies.update_visual_c())
     return BrokenPackageError(
         "the dynamic loader refuses the CUDA provider library",
         evidence=[text],
@@ -347,7 +346,7 @@ def _driver_lacks(symbol: str, text: str, facts: Facts) -> GPUError | None:
         f"the driver's library libcuda.so.1 lacks {symbol}, which the CUDA provider calls: "
         "it is older than this ONNX Runtime needs, or no driver",
         evidence=[text, f"libcuda: {found.libcuda or 'not found'}"],
-        fixes=[system_remedies.update_driver(facts.environment)],
+        fixes=[remedies.update_driver(facts.environment)],
         driver_version=found.version,
         driver_cuda=found.cuda_version,
         needed_cuda=(major, 0) if major else None,

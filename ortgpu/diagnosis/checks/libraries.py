@@ -25,8 +25,7 @@ from ...errors import (
 from ...provider.preloading import LoadedLibrary, MissingLibrary
 from ..facts import Facts
 from ..messages import loader_words
-from ..remedies import commands as remedies
-from ..remedies import system as system_remedies
+from ..remedies import fixes as remedies
 
 
 def missing(facts: Facts) -> GPUError | None:
@@ -156,20 +155,20 @@ def _ways_to_have(
     foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
     if unmapped:
         folder = os.path.dirname(next(iter(unmapped.values())).path)
-        fixes.append(system_remedies.let_it_be_mapped(environment, folder))
+        fixes.append(remedies.let_it_be_mapped(environment, folder))
     if blocked:
-        fixes.append(system_remedies.unblock(environment, next(iter(blocked.values())).path))
+        fixes.append(remedies.unblock(environment, next(iter(blocked.values())).path))
     if late:
-        fixes.append(system_remedies.load_at_start(environment, late.values()))
+        fixes.append(remedies.load_at_start(environment, late.values()))
     if unfit:
         evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
         fixes += _ways_to_one_copy(unfit, facts)
     if closed:
         evidence += [f"this user may not read {path}" for path in dict.fromkeys(closed.values())]
-        fixes.append(system_remedies.let_it_be_read(environment, closed.values()))
+        fixes.append(remedies.let_it_be_read(environment, closed.values()))
     fixes += dict.fromkeys(too_new.values())
     if foreign:
-        fixes.append(system_remedies.system_package(foreign.values()))
+        fixes.append(remedies.system_package(foreign.values()))
     otherwise = {*unmapped, *blocked, *late, *unfit, *closed, *too_new, *foreign}
     to_install = [library for library in absent if library.soname not in otherwise]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
@@ -177,7 +176,7 @@ def _ways_to_have(
         dead = dict.fromkeys(_folder_of_wheels(file.path) for _, file in passed_over if _is_dead_link(file))
         fixes.append(remedies.install_libraries(environment, {**wheels, **dict.fromkeys(further)}, dead))
     if unknown := [library.soname for library in to_install if not library.wheel]:
-        fixes += remedies.newer_cuda(environment, unknown) or [system_remedies.system_package(unknown)]
+        fixes += remedies.newer_cuda(environment, unknown) or [remedies.system_package(unknown)]
     return fixes, evidence
 
 

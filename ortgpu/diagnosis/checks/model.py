@@ -9,7 +9,7 @@ from ...errors import BrokenPackageError, CollectiveOpsUnavailableError, GPUErro
 from ...model.contents import ModelFacts
 from ...provider.placement import PlacedNode, Placement, refusal
 from ..facts import Facts
-from ..remedies import commands as remedies
+from ..remedies import fixes as remedies
 
 # The domains whose operators are part of ONNX Runtime: core/graph/constants.h.
 _KNOWN_DOMAINS = frozenset(

@@ -68,8 +68,7 @@ from ..messages.runtime_words import (
     telling_line,
     without_given_names,
 )
-from ..remedies import commands as remedies
-from ..remedies import system as system_remedies
+from ..remedies import fixes as remedies
 from . import driver
 from .devices import (
     described,
@@ -106,8 +105,8 @@ def _printed_by_it(facts: Facts) -> list[str]:
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:
     """Return the error for too little host memory: ``cuInit`` asks for no memory of the GPU."""
-    if system_remedies.limit_on_memory(facts.environment) is not None:
-        fix = system_remedies.let_it_be_mapped(facts.environment, "")
+    if remedies.limit_on_memory(facts.environment) is not None:
+        fix = remedies.let_it_be_mapped(facts.environment, "")
     else:
         fix = on_linux(
             "raise what limits the memory of this process: ulimit -a, its container or job, and the kernel's "
@@ -136,7 +135,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
         return DriverTooOldError(
             "the NVIDIA driver is older than the CUDA that the installed ONNX Runtime was built with",
             evidence=evidence,
-            fixes=[system_remedies.update_driver(facts.environment)],
+            fixes=[remedies.update_driver(facts.environment)],
             driver_version=found.version,
             driver_cuda=found.cuda_version,
             needed_cuda=(major, 0) if major else None,
@@ -171,7 +170,7 @@ def for_code(code: int, facts: Facts, evidence: list[str]) -> GPUError:
     if code in OF_ANOTHER_LIBRARY and (off := driver.off_the_path(facts)) is not None:
         fixes = [off]
     elif code in OF_A_DRIVER_TO_RESTART:
-        fixes = system_remedies.restart_driver(facts.environment, fixes)
+        fixes = remedies.restart_driver(facts.environment, fixes)
     return DriverUnusableError(f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=fixes, cuda_code=code)
 
 
@@ -181,11 +180,11 @@ def session_failed(facts: Facts) -> GPUError | None:
     if step is None:
         return None
     lacks = loader_words.lacks_threads(step.detail)
-    stack = system_remedies.stack_that_is_too_large(facts.environment) if lacks else None
+    stack = remedies.stack_that_is_too_large(facts.environment) if lacks else None
     return of_construction(step.detail, facts) or ProviderFallbackError(
         "a session on the GPU could not be opened and run",
         evidence=[step.detail, *([stack] if stack else [])],
-        fixes=system_remedies.let_it_have_threads(facts.environment) if lacks else [],
+        fixes=remedies.let_it_have_threads(facts.environment) if lacks else [],
     )
 
 

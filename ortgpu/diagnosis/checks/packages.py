@@ -25,8 +25,7 @@ from ...provider.requests import CUDA
 from ..facts import Facts
 from ..messages import loader_words
 from ..messages.runtime_words import says_why
-from ..remedies import commands as remedies
-from ..remedies import system as system_remedies
+from ..remedies import fixes as remedies
 
 _CUDA_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64"), ("Linux", "aarch64")}
 _WHEELS = "the package index has CUDA builds for Linux on x86_64 and aarch64, and for Windows on x86_64"
@@ -457,9 +456,7 @@ def library_damaged(facts: Facts) -> GPUError | None:
         + ("refused to every program by this system" if whole else "damaged"),
         evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
         fixes=[
-            system_remedies.unblock(environment, blocked[0])
-            if whole
-            else remedies.reinstall_onnxruntime(facts.environment)
+            remedies.unblock(environment, blocked[0]) if whole else remedies.reinstall_onnxruntime(facts.environment)
         ],
         package=installed.build_name,
         files=tuple(damaged),
@@ -498,7 +495,7 @@ def package_unreadable(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         f"this user may not read {what}",
         evidence=[f"permission denied: {each.mode} {each.path}" for each in refused[:8]],
-        fixes=[system_remedies.let_it_be_read(facts.environment, [each.path for each in refused])],
+        fixes=[remedies.let_it_be_read(facts.environment, [each.path for each in refused])],
         package=packages.onnxruntime.build_name,
         files=tuple(each.path for each in refused),
     )

@@ -19,8 +19,7 @@ from ...errors import (
 )
 from ..checks import driver
 from ..facts import Facts
-from ..remedies import commands as remedies
-from ..remedies import system as system_remedies
+from ..remedies import fixes as remedies
 from ..remedies.releases import FOR_CUDA_12, FOR_CUDA_13
 from .result import NVML, ProbeResult
 
@@ -59,7 +58,7 @@ def died(facts: Facts) -> GPUError | None:
         return DriverUnusableError(
             f"asking NVML {how}" if probe.opening == NVML else summary,
             evidence=evidence,
-            fixes=[*first, *system_remedies.restart_driver(facts.environment, again)],
+            fixes=[*first, *remedies.restart_driver(facts.environment, again)],
         )
     if probe.died_in in ("libraries", "import", "provider"):
         return _died_in_a_library(probe, summary, evidence, first, facts)
@@ -73,9 +72,9 @@ def _died_in_a_library(
 ) -> BrokenPackageError:
     """Return the error for a library that ended the child. ``first``: fixes to try before a new installation."""
     package, again = _owner_of(probe.opening, facts)
-    if not probe.timed_out and system_remedies.limit_on_memory(facts.environment) is not None:
+    if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
         # Under a limit, the loader or a library touches memory that could not be mapped.
-        first = [system_remedies.let_it_be_mapped(facts.environment, "")]
+        first = [remedies.let_it_be_mapped(facts.environment, "")]
     version = facts.environment.packages.onnxruntime.version
     if (probe.died_in, probe.signal, version) == ("import", "SIGSEGV", "1.29.0"):
         # Its telemetry asks a shell for the machine's identity: onnxruntime issues 32173 and 32501.

@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 
 from ...diagnosis.checks.packages import broken_files, is_vital
 from ...diagnosis.facts import Facts
-from ...diagnosis.remedies import commands as remedies
+from ...diagnosis.remedies import fixes as remedies
 from ...environment.inspection import Environment, inspect_environment
 from ...environment.packages.installed import Distribution
 from ...environment.packages.metadata import numbers_of

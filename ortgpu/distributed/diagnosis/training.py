@@ -19,7 +19,7 @@ from ...diagnosis.facts import Facts, Observed
 from ...diagnosis.probe import attempts
 from ...diagnosis.probe.probing import run_probe_child
 from ...diagnosis.probe.result import ProbeStep
-from ...diagnosis.remedies import commands as remedies
+from ...diagnosis.remedies import fixes as remedies
 from ...environment.child import parse_answer, python_command, run, run_python
 from ...environment.inspection import inspect_environment
 from ...environment.ranks import Rank, current_rank
