@@ -22,7 +22,7 @@ UNREADABLE = (OSError, ValueError, IndexError, TypeError)
 
 MOST_PARTS = 100_000  # fields of a model beside those within nodes: a tenth of a second. Ten times as many within nodes
 _MOST_OF_WEIGHTS = 100_000  # fields of large initializers
-_LARGE = 1024  # bytes of an initializer; smaller ones can be shapes
+_LARGE = 1024  # bytes of an initializer or a list; smaller ones can be shapes
 
 
 def names(*lines: str) -> frozenset[bytes]:
@@ -51,7 +51,7 @@ class Attribute(NamedTuple):
 
     integer: int = 0
     text: bytes = b""
-    integers: Sequence[int] = ()
+    integers: Sequence[int] = ()  # unless they are very many
     tensors: Sequence[Tensor] = ()
     graphs: Sequence[Graph] = ()
 
@@ -181,8 +181,8 @@ class GraphOutline:
 
     def read(self, content: Bytes) -> None:
         """Read the outline from the content of the model, if the caller has read it anyway. It is not kept."""
-        self._found = _read_content(content, self._most_parts)
         self._stamp = stamp_of(self.model)
+        self._found = _read_content(content, self._most_parts)
 
     @property
     def is_current(self) -> bool:
@@ -217,8 +217,10 @@ class GraphOutline:
             if isinstance(self.model, bytes):
                 self.read(self.model)
             else:
+                stamp = stamp_of(self.model)  # first: a file that another replaces meanwhile is not current
                 with open_model(os.fspath(self.model)) as file:
                     self.read(FileContent(file))
+                self._stamp = stamp
         assert self._found is not None
         return self._found
 
@@ -311,6 +313,9 @@ def _read_opset(reader: Reader, message: Extent) -> tuple[bytes, int]:
     return domain, version
 
 
+_LISTS = frozenset((7, 8, 9))  # floats, ints and strings of an attribute: a forest of decision trees has millions
+
+
 def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
     name, integer, text = b"", 0, b""
     integers: list[int] = []
@@ -319,6 +324,8 @@ def _read_attribute(reader: Reader, message: Extent) -> tuple[bytes, Attribute]:
     for number, value, part in reader.fields(message):
         if number == 1:
             name = reader.text(part)
+        elif number in _LISTS and message[1] - message[0] > _LARGE:
+            break  # an attribute holds nothing beside its list
         elif number == 3 and value is not None:
             integer = value
         elif number == 4:

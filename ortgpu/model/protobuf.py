@@ -52,6 +52,8 @@ class Reader:
                 at += 1
             else:
                 tag, at = _varint(data, at)
+            if tag < 8:  # no field has the number 0: zeros are the rest of a file that was not written to its end
+                raise ValueError("a field without a number")
             kind = tag & 7
             value, start = None, at
             if kind == _LENGTH:

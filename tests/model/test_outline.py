@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from ortgpu.model.outline import Graph, GraphOutline, Value
+from ortgpu.model.outline import MOST_PARTS, Graph, GraphOutline, Value
 from tests.support.networks import random_network
 
 OF_ALL_KINDS = """
@@ -101,3 +103,49 @@ def test_a_large_weight_is_described_and_not_kept() -> None:
     [weights] = outline.graph.initializers
     assert weights[:3] == (b"w", TensorProto.FLOAT, [300, 100])
     assert outline.count(bytes(array[0, :2].data)) == 0
+
+
+def test_the_numbers_of_a_forest_of_trees_are_passed_over() -> None:
+    """They are fields of their own, more than may be read. What comes after them is found."""
+    node = helper.make_node("TreeEnsembleRegressor", ["x"], ["t"], domain="ai.onnx.ml", nodes_values=[1.0])
+    model = helper.make_model(helper.make_graph([node, helper.make_node("Neg", ["t"], ["y"])], "forest", [], []))
+    numbers = node.attribute.add(name="nodes_nodeids", type=onnx.AttributeProto.INTS).ints
+    numbers.extend([1] * (10 * MOST_PARTS))
+    node.attribute.add(name="n_targets", type=onnx.AttributeProto.INT, i=3)
+    model.graph.node[0].CopyFrom(node)
+    outline = GraphOutline(model.SerializeToString())
+    assert list(outline.operators()) == [(b"TreeEnsembleRegressor", b"ai.onnx.ml"), (b"Neg", b"")]
+    forest = next(outline.graph.nodes)
+    assert forest.attribute(b"n_targets").integer == 3
+    assert set(forest.attributes) == {b"nodes_values", b"nodes_nodeids", b"n_targets"}
+
+
+def test_zeros_at_the_end_of_a_file_are_no_model() -> None:
+    """A download that was interrupted can have its whole size."""
+    data = random_network(1)
+    for end in range(len(data) // 2, len(data), len(data) // 50):
+        outline = GraphOutline(data[:end] + bytes(len(data) - end))
+        with pytest.raises(ValueError, match="a field"):
+            list(outline.operators())
+
+
+class ReplacedAsItIsOpened(os.PathLike[str]):
+    def __init__(self, path: Path, other: bytes) -> None:
+        self._path, self._other, self._asked = path, other, 0
+
+    def __fspath__(self) -> str:
+        self._asked += 1
+        if self._asked == 2:
+            new = self._path.with_suffix(".new")
+            new.write_bytes(self._other)
+            new.replace(self._path)
+        return str(self._path)
+
+
+def test_the_outline_of_a_file_that_was_replaced_meanwhile_is_not_current(tmp_path: Path) -> None:
+    """Of the file that it opens, or of the one that it asks for its time, whichever comes second."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(random_network(1))
+    outline = GraphOutline(ReplacedAsItIsOpened(path, random_network(2)))
+    read = told(outline.graph)
+    assert not outline.is_current or read == told(GraphOutline(path).graph)
