@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..environment.child import parse_answer, run_python
-from ..environment.jobs import (
+from ..environment.ranks import (
     FOLDER_NEEDED,
+    Rank,
     identity_between_hosts,
     identity_of,
     is_told_apart_by_starter,
     runtime_folder,
     short_name,
 )
-from ..environment.ranks import Rank
 from ..errors import RendezvousError, manual
 
 _PORTS = range(21_000, 29_000)  # below 29500, torchrun's default, and below Linux's ephemeral ports

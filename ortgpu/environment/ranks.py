@@ -1,4 +1,6 @@
-"""The rank and world size of this process, from the variables of the launcher that started it.
+"""The rank, world size and job of this process, from the variables of the launcher that started it.
+
+The processes of a job on one host find each other in a folder.
 
 Verified with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher
 of DeepSpeed 0.19.8. Not verified: the local numbers of Cray's PALS, which are read as programs for it do, and the
@@ -9,8 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from ..errors import LauncherConflictError, manual
@@ -303,3 +307,110 @@ def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherCon
 def visibility(visible_devices: str | None) -> str:
     """Return a line of evidence about CUDA_VISIBLE_DEVICES."""
     return "CUDA_VISIBLE_DEVICES is not set" if visible_devices is None else f"CUDA_VISIBLE_DEVICES={visible_devices}"
+
+
+# The job
+
+FOLDER_NEEDED = manual(
+    "set XDG_RUNTIME_DIR or TMPDIR to a folder that this user may write to, the same for each rank of a host"
+)
+_AT_AN_ADDRESS = ("torchrun", "environment")  # whose jobs are told apart by MASTER_ADDR too
+_HYDRA_PROXY = "hydra_pmi_proxy"  # starts all ranks of one host, for MPICH and what derives from it
+
+
+def identity_of(rank: Rank, environ: Mapping[str, str] | None = None) -> str:
+    """Return a text that the ranks of a job share on one host, and no other job has there at the same time.
+
+    torchrun, Open MPI and srun number their jobs, MASTER_ADDR and MASTER_PORT serve one job at a time. MPICH
+    gives no number: its job is known by the process that started the ranks of this host, or else by the parent.
+    """
+    variables = os.environ if environ is None else environ
+    named = _named(rank, variables)
+    if rank.launcher in _AT_AN_ADDRESS:
+        named = [*named, variables.get("MASTER_ADDR", "")]
+    if any(named):
+        return " ".join([rank.launcher or "", *named])
+    above = list(_ancestors())
+    proxy = next((process for process in above if process[1] == _HYDRA_PROXY), None)
+    number, _, started = proxy or (above[0] if above else (os.getppid(), "", "0"))
+    return f"{rank.launcher} started by process {number} of {started}"  # the time: numbers of processes are reused
+
+
+def is_told_apart_by_starter(rank: Rank) -> bool:
+    """Return True for ranks started by hand whose job no variable names: one process started them."""
+    named = [*_named(rank, os.environ), os.environ.get("MASTER_ADDR")]
+    return rank.launcher == "environment" and not any(named)
+
+
+def identity_between_hosts(rank: Rank) -> str | None:
+    """Return a text that the ranks of a job share on all hosts, and no other job on rank 0's host has.
+
+    None if the launcher gives none.
+
+    MASTER_ADDR is no part of it: a host may have another name for itself, localhost in a pod of Kubernetes.
+    """
+    named = _named(rank, os.environ)
+    return " ".join([rank.launcher or "", *named]) if any(named) else None
+
+
+def _named(rank: Rank, variables: Mapping[str, str]) -> list[str]:
+    port = variables.get("MASTER_PORT", "")
+    if rank.launcher == "torchrun":
+        return [variables.get("TORCHELASTIC_RUN_ID", ""), port]
+    if rank.launcher == "environment":
+        return [port]
+    if rank.launcher == "openmpi":
+        return [variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid", "")]
+    if rank.launcher == "srun":
+        step = variables.get("SLURM_STEP_ID") or variables.get("SLURM_STEPID", "")
+        return [variables.get("SLURM_JOB_ID") or variables.get("SLURM_JOBID", ""), step]
+    return []
+
+
+def short_name(identity: str) -> str:
+    """Return the identity as part of a file's name."""
+    import hashlib  # which loads OpenSSL: milliseconds that most ranks do without
+
+    return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def runtime_folder() -> Path:
+    """Return a folder of this user alone on this host, in XDG_RUNTIME_DIR or else in the temporary folder.
+
+    Raises:
+        OSError: neither can be used; the text says why for each.
+    """
+    import tempfile
+
+    refused = []
+    for parent, name in (
+        (os.environ.get("XDG_RUNTIME_DIR"), "ortgpu"),
+        (tempfile.gettempdir(), f"ortgpu-{os.getuid()}"),
+    ):
+        if not parent or not os.path.isdir(parent):  # a launcher hands on XDG_RUNTIME_DIR of the host it was called on
+            continue
+        folder = Path(parent, name)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            found = folder.lstat()
+        except OSError as error:
+            refused.append(str(error))
+            continue
+        # The temporary folder is everyone's: what lies there under our name may be a trap of another user.
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077:
+            return folder
+        refused.append(f"{folder} is not this user's alone: owner {found.st_uid}, {stat.filemode(found.st_mode)}")
+    raise OSError("; ".join(refused) or "there is neither XDG_RUNTIME_DIR nor a temporary folder")
+
+
+def _ancestors() -> Iterator[tuple[int, str, str]]:
+    """Yield number, name and start of the parent, its parent and so on, from /proc/PID/stat: proc(5)."""
+    number = os.getppid()
+    while number > 0:
+        try:
+            text = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return
+        name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+        yield number, name, fields[19]
+        number = int(fields[1])

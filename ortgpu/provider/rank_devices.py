@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..environment.gpu.cuda import CudaDevice, initialise
-from ..environment.jobs import FOLDER_NEEDED, identity_of, runtime_folder, short_name
-from ..environment.ranks import Rank, current_rank, visibility
+from ..environment.ranks import FOLDER_NEEDED, Rank, current_rank, identity_of, runtime_folder, short_name, visibility
 from ..errors import RankDeviceError, manual
 from ..process.background import fork_safe_lock
 from . import lifetime

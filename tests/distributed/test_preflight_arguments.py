@@ -70,7 +70,7 @@ while True:
     try:
         if sys.argv[1] in ("garbage", "number"):  # of one who knows the key, which follows from the port
             connected.sendall(said)
-            from ortgpu.environment.jobs import short_name
+            from ortgpu.environment.ranks import short_name
             from ortgpu.distributed.wire import FROM_A_RANK, Decoder
 
             (hello,) = Decoder(FROM_A_RANK).feed(connected.recv(1 << 16))

@@ -11,8 +11,7 @@ import pytest
 
 import ortgpu
 from ortgpu.distributed import Rank, current_rank
-from ortgpu.environment.jobs import identity_of
-from ortgpu.environment.ranks import first_host, parse_tasks_per_node
+from ortgpu.environment.ranks import first_host, identity_of, parse_tasks_per_node
 from ortgpu.errors import LauncherConflictError
 from tests.lab import launchers
 from tests.lab.fixtures import Lab

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.environment.gpu.cuda import CudaDevice
-from ortgpu.environment.jobs import runtime_folder
-from ortgpu.environment.ranks import Rank
+from ortgpu.environment.ranks import Rank, runtime_folder
 from ortgpu.errors import RankDeviceError
 from ortgpu.provider.rank_devices import own_device
 from tests.lab import launchers

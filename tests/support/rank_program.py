@@ -30,7 +30,7 @@ def who_am_i() -> Any:
 
 def identity() -> Any:
     from ortgpu.distributed import current_rank
-    from ortgpu.environment.jobs import identity_of
+    from ortgpu.environment.ranks import identity_of
 
     return identity_of(current_rank())
 
