@@ -137,21 +137,18 @@ def python_command(code: str, *arguments: str) -> list[str]:
         FileNotFoundError: as :func:`interpreter`.
     """
     set_path = f"import sys; sys.path[:] = {search_path()!r}"
-    return [interpreter(), *_isolation(), "-c", f"{set_path}{_END_WITH_PARENT}{code}", *arguments]
+    isolation = [option for flag, option in _ISOLATION.items() if getattr(sys.flags, flag, False)]
+    return [interpreter(), *isolation, "-c", f"{set_path}{_END_WITH_PARENT}{code}", *arguments]
 
 
-_FLAGS = {
+# The options by which an interpreter leaves out variables, the user's packages or ``site``
+_ISOLATION = {
     "isolated": "-I",
     "ignore_environment": "-E",
     "no_user_site": "-s",
     "no_site": "-S",
     "safe_path": "-P",  # since Python 3.11
 }
-
-
-def _isolation() -> list[str]:
-    """Return the options by which this interpreter leaves out variables, the user's packages or ``site``."""
-    return [option for flag, option in _FLAGS.items() if getattr(sys.flags, flag, False)]
 
 
 def parse_answer(output: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from .packages.interpreter import is_frozen, is_pex
+from .packages.metadata import read_text
 
 # A name inside a container's cgroup path; "docker.service" is dockerd itself, on the host.
 _CGROUP_CONTAINERS: Final = (
@@ -67,13 +68,13 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
     ``container`` is a best guess from the marks that runtimes leave: None does not prove that there is none.
     """
     variables = os.environ if environ is None else environ
-    release = _text(root / "proc/sys/kernel/osrelease")
+    release = read_text(root / "proc/sys/kernel/osrelease")
     kernel = (release or platform.release()).strip() or None
     version = sys.version_info
     return Host(
         system=platform.system(),
         machine=_read_machine(),
-        os_name=parse_os_release(_text(root / "etc/os-release") or _text(root / "usr/lib/os-release") or ""),
+        os_name=parse_os_release(read_text(root / "etc/os-release") or read_text(root / "usr/lib/os-release")),
         kernel=kernel,
         libc=_read_libc(root),
         python=(version.major, version.minor, version.micro),
@@ -190,12 +191,12 @@ def parse_cgroup_container(text: str) -> str | None:
 
 
 def _read_memory(root: Path) -> int | None:
-    values = (parse_meminfo(_text(root / "proc/meminfo") or ""), *_limits(root))
+    values = (parse_meminfo(read_text(root / "proc/meminfo")), *_limits(root))
     return min((value for value in values if value is not None), default=None)
 
 
 def _limits(root: Path) -> Iterator[int | None]:
-    unified, memory = parse_cgroup_paths(_text(root / "proc/self/cgroup") or "")
+    unified, memory = parse_cgroup_paths(read_text(root / "proc/self/cgroup"))
     mount = root / "sys/fs/cgroup"
     for folder, path, name in (
         (mount, unified, "memory.max"),
@@ -206,7 +207,7 @@ def _limits(root: Path) -> Iterator[int | None]:
         relative = PurePosixPath((path or "/").lstrip("/"))
         for level in (relative, *relative.parents):
             if ".." not in level.parts:  # "/../x": a cgroup outside our namespace, which is not below this mount
-                yield parse_memory_limit(_text(folder / level / name) or "")
+                yield parse_memory_limit(read_text(folder / level / name))
 
 
 def _read_container(root: Path, environ: Mapping[str, str]) -> str | None:
@@ -219,14 +220,13 @@ def _read_container(root: Path, environ: Mapping[str, str]) -> str | None:
     ):
         if os.path.lexists(root / mark):
             return name
-    start = re.search(r"(?:^|\0)container=([^\0]+)", _text(root / "proc/1/environ") or "")
-    named = start[1] if start else _text(root / "run/systemd/container") or ""
+    start = re.search(r"(?:^|\0)container=([^\0]+)", read_text(root / "proc/1/environ"))
+    named = start[1] if start else read_text(root / "run/systemd/container")
     named = named.strip()
     if named and named != "wsl":  # systemd counts WSL as a container; here it is a fact of its own
         return named
-    return parse_cgroup_container(_text(root / "proc/1/cgroup") or "") or parse_cgroup_container(
-        _text(root / "proc/self/cgroup") or ""
-    )
+    named_by = (parse_cgroup_container(read_text(root / f"proc/{process}/cgroup")) for process in ("1", "self"))
+    return next(filter(None, named_by), None)
 
 
 def _read_display_vendors(root: Path) -> frozenset[int] | None:
@@ -237,8 +237,8 @@ def _read_display_vendors(root: Path) -> frozenset[int] | None:
         return None
     for device in devices:
         try:
-            kind = int(_text(device / "class") or "", 16)
-            vendor = int(_text(device / "vendor") or "", 16)
+            kind = int(read_text(device / "class"), 16)
+            vendor = int(read_text(device / "vendor"), 16)
         except ValueError:
             continue
         if kind >> 16 == _DISPLAY_CLASS:
@@ -259,11 +259,4 @@ def _read_libc(root: Path) -> str | None:
     try:
         return "musl" if any((root / "lib").glob("ld-musl-*")) else None
     except OSError:
-        return None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_bytes().decode("utf-8", "replace")
-    except (OSError, ValueError):
         return None

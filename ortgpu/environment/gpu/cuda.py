@@ -133,13 +133,8 @@ def _ask() -> CudaState:
         code = int(driver.cuInit(0))
     except (OSError, AttributeError):
         return CudaState(None, None, pid)
-    if code != 0:
-        return CudaState(code, None, pid)
     count = ctypes.c_int()
-    try:
-        if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-            return CudaState(code, None, pid)
-    except AttributeError:
+    if code != 0 or not _call(driver, "cuDeviceGetCount", ctypes.byref(count)):
         return CudaState(code, None, pid)
     return CudaState(code, tuple(_device(driver, ordinal) for ordinal in range(count.value)), pid, visible)
 

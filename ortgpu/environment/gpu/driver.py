@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
 from ..libraries.library_file import defines
+from ..packages.metadata import read_text
 from ..variables import entries_of
 
 LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -271,11 +272,7 @@ def read_driver_version() -> str | None:
 
 
 def _read_kernel_version(root: Path) -> str | None:
-    try:
-        text = (root / "proc/driver/nvidia/version").read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return None
-    return parse_kernel_version(text)
+    return parse_kernel_version(read_text(root / "proc/driver/nvidia/version"))
 
 
 def _read_device_nodes(root: Path) -> tuple[str, ...]:

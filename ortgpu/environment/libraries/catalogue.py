@@ -38,7 +38,7 @@ class LibrarySpec:
 def _toolkit(stem: str, wheel: str, versions: dict[int, str], *, wheel_versions: dict[int, str] | None = None,
              dll_stem: str | None = None, dll_versions: dict[int, str] | None = None,
              after: tuple[str, ...] = ()) -> LibrarySpec:  # fmt: skip
-    numbers = wheel_versions or {major: str(major) for major in versions}
+    numbers = wheel_versions or versions
     dll = dll_stem or f"{stem.removeprefix('lib')}64_"
     return LibrarySpec(
         stem=stem,
@@ -74,7 +74,7 @@ LIBRARIES: tuple[LibrarySpec, ...] = (
     ),
     _toolkit("libcublasLt", "nvidia-cublas", _EACH),
     _toolkit("libcublas", "nvidia-cublas", _EACH, after=("libcublasLt",)),
-    _toolkit("libcurand", "nvidia-curand", _TEN, wheel_versions=_TEN, after=("libcudart",)),  # since 10.4.5
+    _toolkit("libcurand", "nvidia-curand", _TEN, after=("libcudart",)),  # since 10.4.5
     _toolkit(
         "libnvJitLink", "nvidia-nvjitlink", {12: "12", 13: "13"}, dll_stem="nvJitLink_",
         dll_versions={12: "120_0", 13: "130_0"},
@@ -83,10 +83,7 @@ LIBRARIES: tuple[LibrarySpec, ...] = (
         "libnvrtc", "nvidia-cuda-nvrtc", {11: "11.2", 12: "12", 13: "13"}, wheel_versions=_EACH,
         dll_versions={11: "112_0", 12: "120_0", 13: "130_0"},
     ),
-    _toolkit(
-        "libcufft", "nvidia-cufft", {11: "10", 12: "11", 13: "12"}, wheel_versions={11: "10", 12: "11", 13: "12"},
-        after=("libnvJitLink",),
-    ),
+    _toolkit("libcufft", "nvidia-cufft", {11: "10", 12: "11", 13: "12"}, after=("libnvJitLink",)),
     _cudnn("", after=("libcublas", "libnvrtc")),
     _cudnn("_graph", after=("libcudnn",)),
     _cudnn("_ops", after=("libcudnn_graph",)),

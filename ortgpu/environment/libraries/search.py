@@ -61,7 +61,9 @@ class Resolution:
     @property
     def damaged(self) -> tuple[Candidate, ...]:
         """The files of the right name that must not be opened."""
-        return tuple(file for file in self.rejected if _names_soname(_name_of(file.path), self.soname))
+        return tuple(
+            file for file in self.rejected if _names_soname(canonical(os.path.basename(file.path)), self.soname)
+        )
 
 
 def find_roots(places: SearchPlaces, cuda_major: int) -> Iterator[Root]:
@@ -191,10 +193,6 @@ def _preferred_first(roots: tuple[Root, ...], toolkit: set[str], places: SearchP
 def _names_soname(name: str, soname: str) -> bool:
     """Return True if a file name is this soname or a longer version of it: libcublas.so.13.1.0 is libcublas.so.13."""
     return name == soname or name.startswith(soname + ".")
-
-
-def _name_of(path: str) -> str:
-    return canonical(os.path.basename(path))
 
 
 def folders_of(path: str) -> set[str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from ..packages.installed import provider_file_name
 from .catalogue import CUDNN_CODE, is_dll, major_of, spec_for
@@ -28,8 +28,6 @@ Coverage = Literal["native", "jit", "none"]
 
 # Variables that are set to 1, and the code that CUDA then passes over.
 PASSED_OVER = {"CUDA_FORCE_PTX_JIT": "machine code", "CUDA_DISABLE_PTX_JIT": "PTX"}
-
-_Reader = Callable[[int, int], bytes]  # offset and length in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +131,8 @@ def read_architectures(path: str) -> tuple[Architecture, ...] | None:
     if section is None:
         return None
     try:
-        with open(path, "rb") as file:
-            return parse_container(lambda offset, length: _read_at(file.fileno(), offset, length), *section)
+        with open(path, "rb", buffering=0) as file:
+            return parse_container(file, *section)
     except (OSError, ValueError, struct.error):
         return None
 
@@ -151,20 +149,17 @@ def read_architectures_of_cudnn(paths: Iterable[str]) -> tuple[Architecture, ...
     return tuple(dict.fromkeys(one for architectures in held for one in architectures or ()))
 
 
-def _read_at(descriptor: int, offset: int, length: int) -> bytes:
-    os.lseek(descriptor, offset, os.SEEK_SET)  # os.pread does not exist on Windows
-    return os.read(descriptor, length)
-
-
-def parse_container(read: _Reader, start: int, length: int) -> tuple[Architecture, ...] | None:
+def parse_container(file: BinaryIO, start: int, length: int) -> tuple[Architecture, ...] | None:
     """Return the entries of the first fat binary container at ``start``; None if there is no container."""
-    magic, version, header_size, body_size = struct.unpack("<IHHQ", read(start, 16))
+    file.seek(start)
+    magic, version, header_size, body_size = struct.unpack("<IHHQ", file.read(16))
     if magic != _FATBIN_MAGIC or version != 1 or header_size + body_size > length:
         return None
     found: list[Architecture] = []
     at, end = start + header_size, start + header_size + body_size
     while at + 48 <= end and len(found) < 64:
-        head = read(at, 48)
+        file.seek(at)
+        head = file.read(48)
         kind, _, entry_header, payload = struct.unpack_from("<HHIQ", head, 0)
         (number,) = struct.unpack_from("<I", head, 28)
         (flags,) = struct.unpack_from("<Q", head, 40)

@@ -127,7 +127,9 @@ def _pip(python: str, is_there: bool) -> Installer:
 
 
 def _all_the_same() -> str:
-    return " --break-system-packages" if _is_managed_by_the_system() else ""
+    """Return the option with which pip and uv install into a system's own interpreter (PEP 668)."""
+    marker = os.path.join(_folder_of("stdlib"), "EXTERNALLY-MANAGED")
+    return " --break-system-packages" if not _is_virtual() and os.path.exists(marker) else ""
 
 
 def _package_folders() -> tuple[str, ...]:
@@ -147,15 +149,12 @@ def _hidden_by(folder: str) -> tuple[str, ...]:
 
 
 def _why_not_written(folder: str) -> str | None:
-    if os.access(_nearest_that_exists(folder), os.W_OK):
+    nearest = folder  # that exists
+    while not os.path.exists(nearest) and nearest != os.path.dirname(nearest):
+        nearest = os.path.dirname(nearest)
+    if os.access(nearest, os.W_OK):
         return None
     return f"{folder} is not this user's to write: as its owner, or where its image is built"
-
-
-def _nearest_that_exists(folder: str) -> str:
-    while not os.path.exists(folder) and folder != os.path.dirname(folder):
-        folder = os.path.dirname(folder)
-    return folder
 
 
 def _resolved(*folders: str) -> tuple[str, ...]:
@@ -168,9 +167,3 @@ def _is_below(path: str, folders: tuple[str, ...]) -> bool:
 
 def _is_virtual() -> bool:
     return sys.prefix != sys.base_prefix
-
-
-def _is_managed_by_the_system() -> bool:
-    """Return True for a system's own interpreter (PEP 668): pip and uv install into it only with an option."""
-    marker = os.path.join(_folder_of("stdlib"), "EXTERNALLY-MANAGED")
-    return not _is_virtual() and os.path.exists(marker)

@@ -158,12 +158,12 @@ def list_names(folder: str) -> list[str]:
         return []
 
 
-def read_text(path: str) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
     """Return a file's text, with invalid UTF-8 replaced; empty if it cannot be read."""
     return (read_file(path) or b"").decode("utf-8", "replace")
 
 
-def read_file(path: str) -> bytes | None:
+def read_file(path: str | os.PathLike[str]) -> bytes | None:
     """Return a file's bytes; None if it cannot be read."""
     try:
         with open(path, "rb") as file:
