@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import click
 
 from ortgpu.cli import output, signals
 from ortgpu.errors import LauncherConflictError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ortgpu import Diagnosis
-    from ortgpu.diagnosis.requirements import Requirement
-
 _OPENED = {
     "inference": "Opening the driver, the provider and a session in a child process",
     "training": "Starting the driver, the training API and MPI in child processes",
 }
-_CAN_TRAIN = "OK: onnxruntime.training works here, on the CPU; training on a GPU with it is not verified"
-_FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
 
 
 @click.command()
@@ -111,6 +102,7 @@ def doctor(
       "error"         type, code, summary, evidence, fixes, details, others
     """
     from ortgpu import diagnose
+    from ortgpu.cli.findings import Report
     from ortgpu.diagnosis.requirements import check_inference
     from ortgpu.distributed.diagnosis.requirements import check_training
     from ortgpu.distributed.diagnosis.training import TrainingFacts
@@ -148,81 +140,3 @@ def doctor(
     else:
         report.show(output.stdout(), verbose=verbose)
     return 0 if report.ok else 1
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    model: str | None
-    diagnosis: Diagnosis
-    requirements: tuple[Requirement, ...]
-
-    @property
-    def ok(self) -> bool:
-        """True if there is no fatal problem, and the session opened if one was tried."""
-        return self.diagnosis.ok and self.failure is None
-
-    @property
-    def failure(self) -> str | None:
-        """The step in which the probe failed, and the first line of its message or of the child's output. Or None."""
-        probe = self.diagnosis.probe
-        if probe is None:
-            return None
-        failed = next((step for step in probe.steps if not step.ok), None)
-        name = failed.name if failed is not None else None if probe.completed else probe.died_in
-        message = failed.detail if failed is not None else probe.output
-        return ", ".join((name, *message.strip().splitlines()[:1])) if name else None
-
-    def as_dict(self) -> dict[str, Any]:
-        diagnosis = self.diagnosis.as_dict()
-        return {
-            **output.document(ok=self.ok, model=self.model),
-            "problems": diagnosis["problems"],
-            "requirements": [requirement.as_dict() for requirement in self.requirements],
-            "environment": diagnosis["environment"],
-            "probe": diagnosis["probe"],
-            **({"training": diagnosis["training"]} if "training" in diagnosis else {}),
-        }
-
-    def show(self, console: Console, *, verbose: bool = False) -> None:
-        from ortgpu.cli import findings
-
-        self._show_problems(console, verbose)
-        output.line(console)
-        output.heading(console, "What was found")
-        findings.show(console, self.diagnosis, self.requirements, verbose=verbose)
-
-    def _show_problems(self, console: Console, verbose: bool) -> None:
-        problems = self.diagnosis.problems
-        causes = [each for each in problems if each.severity == "fatal" and each.consequence_of is None]
-        consequences = [each for each in problems if each.consequence_of is not None]
-        warnings = [each for each in problems if each.severity != "fatal" and each.consequence_of is None]
-        if not causes:
-            self._show_verdict(console)
-        for number, cause in enumerate(causes):
-            if number:
-                output.line(console)
-            output.show_error(console, cause, most_facts=None if verbose else _FACTS_SHOWN, with_others=False)
-        if consequences:
-            output.line(console)
-            output.heading(console, "Follows from it:" if len(causes) == 1 else "Follows from these:")
-        for each in consequences:
-            because = f" (because of {each.consequence_of})" if len(causes) > 1 else ""
-            output.line(console, f"  - {each.code}: {each.summary}{because}")
-        if causes and warnings:
-            output.line(console)
-        show_more = output.show_reasons if verbose else output.show_fixes
-        for each in warnings:
-            output.line(console, f"warning: {each.summary} ({each.code})", style="yellow")
-            show_more(console, each)
-
-    def _show_verdict(self, console: Console) -> None:
-        if self.failure is not None:
-            text = f"No check finds a fault, and the probe failed all the same: {self.failure}"
-            output.line(console, text, style="bold red")
-            return
-        text = f"OK: {self.model or 'a session'} opens on the GPU"
-        if self.diagnosis.probe is None:
-            text = "OK: no fault found. Nothing was opened to make sure (--no-probe)."
-        elif self.diagnosis.training is not None:
-            text = _CAN_TRAIN
-        output.line(console, text, style="bold green")

@@ -1,51 +1,125 @@
-"""The second half of a doctor's report: the facts of this machine, a line for each kind."""
+"""The report of a doctor: the problems, then the facts of this machine, a line for each kind; or plain data."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
+from rich.console import Console
+
+from ortgpu import Diagnosis
 from ortgpu.cli import output, training_findings
+from ortgpu.diagnosis.probe.result import ProbeResult
 from ortgpu.diagnosis.requirements import Requirement, dotted, short_name
 from ortgpu.distributed.diagnosis.training import TrainingFacts
+from ortgpu.environment.gpu.cuda import CudaDevice
 from ortgpu.environment.gpu.driver import GPU
+from ortgpu.environment.inspection import Environment
 from ortgpu.environment.libraries.catalogue import CUDNN_CORE_PARTS, major_of
+from ortgpu.environment.libraries.search import Resolution
+from ortgpu.environment.packages.installed import Distribution
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ortgpu import Diagnosis
-    from ortgpu.diagnosis.probe.result import ProbeResult
-    from ortgpu.environment.gpu.cuda import CudaDevice
-    from ortgpu.environment.inspection import Environment
-    from ortgpu.environment.libraries.search import Resolution
-    from ortgpu.environment.packages.installed import Distribution
-
+_CAN_TRAIN = "OK: onnxruntime.training works here, on the CPU; training on a GPU with it is not verified"
+_FACTS_SHOWN = 6  # lines of evidence for each problem; all with --verbose
 _LONG = 70  # characters of a variable's value
 # variables and packages that are shown with --verbose only
 _HARDLY_TELLING = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "flatbuffers", "protobuf", "nvidia-ml-py"})
 
 
-def show(console: Console, diagnosis: Diagnosis, requirements: Sequence[Requirement], *, verbose: bool) -> None:
-    environment, probe = diagnosis.environment, diagnosis.probe
-    rows = {
-        "system": [_system(environment, verbose)],
-        "ONNX Runtime": list(_onnxruntime(environment)),
-        "packages": list(_packages(environment, verbose)),
-        "driver": list(_driver(environment, verbose)),
-        "GPUs": list(_gpus(environment, probe, verbose)),
-        "libraries": list(_libraries_in_full(environment) if verbose else _libraries(environment))
-        or ["not known: no provider file says which"],
-        **(training_findings.rows(diagnosis.training) if isinstance(diagnosis.training, TrainingFacts) else {}),
-        "variables": list(_variables(environment, verbose)),
-        "requirements": list(_requirements_in_full(requirements) if verbose else _requirements(requirements)),
-        "probe": list(_probe(probe, verbose)),
-    }
-    width = max(map(len, rows))
-    for name, lines in rows.items():
-        for number, text in enumerate(lines):
-            output.line(console, f"  {name if number == 0 else '':<{width}}  {text}".rstrip())
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: str | None
+    diagnosis: Diagnosis
+    requirements: tuple[Requirement, ...]
+
+    @property
+    def ok(self) -> bool:
+        """True if there is no fatal problem, and the session opened if one was tried."""
+        return self.diagnosis.ok and self.failure is None
+
+    @property
+    def failure(self) -> str | None:
+        """The step in which the probe failed, and the first line of its message or of the child's output. Or None."""
+        probe = self.diagnosis.probe
+        if probe is None:
+            return None
+        failed = next((step for step in probe.steps if not step.ok), None)
+        name = failed.name if failed is not None else None if probe.completed else probe.died_in
+        message = failed.detail if failed is not None else probe.output
+        return ", ".join((name, *message.strip().splitlines()[:1])) if name else None
+
+    def as_dict(self) -> dict[str, Any]:
+        diagnosis = self.diagnosis.as_dict()
+        return {
+            **output.document(ok=self.ok, model=self.model),
+            "problems": diagnosis["problems"],
+            "requirements": [requirement.as_dict() for requirement in self.requirements],
+            "environment": diagnosis["environment"],
+            "probe": diagnosis["probe"],
+            **({"training": diagnosis["training"]} if "training" in diagnosis else {}),
+        }
+
+    def show(self, console: Console, *, verbose: bool = False) -> None:
+        self._show_problems(console, verbose)
+        output.line(console)
+        output.heading(console, "What was found")
+        environment, probe, training = self.diagnosis.environment, self.diagnosis.probe, self.diagnosis.training
+        libraries = _libraries_in_full if verbose else _libraries
+        requirements = _requirements_in_full if verbose else _requirements
+        rows: dict[str, Iterable[str]] = {
+            "system": [_system(environment, verbose)],
+            "ONNX Runtime": _onnxruntime(environment),
+            "packages": _packages(environment, verbose),
+            "driver": _driver(environment, verbose),
+            "GPUs": _gpus(environment, probe, verbose),
+            "libraries": list(libraries(environment)) or ["not known: no provider file says which"],
+            **(training_findings.rows(training) if isinstance(training, TrainingFacts) else {}),
+            "variables": _variables(environment, verbose),
+            "requirements": requirements(self.requirements),
+            "probe": _probe(probe, verbose),
+        }
+        width = max(map(len, rows))
+        for name, lines in rows.items():
+            for number, text in enumerate(lines):
+                output.line(console, f"  {name if number == 0 else '':<{width}}  {text}".rstrip())
+
+    def _show_problems(self, console: Console, verbose: bool) -> None:
+        problems = self.diagnosis.problems
+        causes = [each for each in problems if each.severity == "fatal" and each.consequence_of is None]
+        consequences = [each for each in problems if each.consequence_of is not None]
+        warnings = [each for each in problems if each.severity != "fatal" and each.consequence_of is None]
+        if not causes:
+            self._show_verdict(console)
+        for number, cause in enumerate(causes):
+            if number:
+                output.line(console)
+            output.show_error(console, cause, most_facts=None if verbose else _FACTS_SHOWN, with_others=False)
+        if consequences:
+            output.line(console)
+            output.heading(console, "Follows from it:" if len(causes) == 1 else "Follows from these:")
+        for each in consequences:
+            because = f" (because of {each.consequence_of})" if len(causes) > 1 else ""
+            output.line(console, f"  - {each.code}: {each.summary}{because}")
+        if causes and warnings:
+            output.line(console)
+        show_more = output.show_reasons if verbose else output.show_fixes
+        for each in warnings:
+            output.line(console, f"warning: {each.summary} ({each.code})", style="yellow")
+            show_more(console, each)
+
+    def _show_verdict(self, console: Console) -> None:
+        if self.failure is not None:
+            text = f"No check finds a fault, and the probe failed all the same: {self.failure}"
+            output.line(console, text, style="bold red")
+            return
+        text = f"OK: {self.model or 'a session'} opens on the GPU"
+        if self.diagnosis.probe is None:
+            text = "OK: no fault found. Nothing was opened to make sure (--no-probe)."
+        elif self.diagnosis.training is not None:
+            text = _CAN_TRAIN
+        output.line(console, text, style="bold green")
 
 
 def _system(environment: Environment, verbose: bool) -> str:

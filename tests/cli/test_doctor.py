@@ -11,7 +11,7 @@ import pytest
 
 import ortgpu
 from ortgpu.__main__ import main
-from ortgpu.cli import doctor as command
+from ortgpu.cli.findings import Report
 from ortgpu.diagnosis.diagnosing import Diagnosis
 from ortgpu.diagnosis.probe.result import ProbeResult
 from ortgpu.diagnosis.requirements import check_inference
@@ -75,7 +75,7 @@ def test_every_key_of_the_document_is_documented(capsys: pytest.CaptureFixture[s
     assert main(["doctor", "--help"]) == 0
     shown = capsys.readouterr().out
     diagnosis = Diagnosis((NoDeviceError("none"),), inspect_environment(), None)
-    made = command.Report(None, diagnosis, check_inference(diagnosis.environment)).as_dict()
+    made = Report(None, diagnosis, check_inference(diagnosis.environment)).as_dict()
     assert {key for key in made if f'"{key}"' not in shown} == set()
     words = set(re.findall(r"\w+", shown))
     assert {field.name for field in dataclasses.fields(Environment)} <= words
