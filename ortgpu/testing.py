@@ -237,14 +237,6 @@ def _names_device(providers: Any, provider_options: Any) -> bool:
 # Memory
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """The bytes in use on one GPU, by this process and by all processes. None if NVML does not say."""
-
-    own: int | None
-    all: int | None
-
-
 @contextmanager
 def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared: bool = False) -> Iterator[None]:
     """Raise AssertionError if more of the GPUs' memory is in use at the end than at the start, beyond ``margin`` bytes.
@@ -265,14 +257,14 @@ def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared:
     before = []
     for gpu in gpus:
         _warm_up(gpu)
-        use = _memory_use(gpu)
-        if use.own is None and use.all is None:
+        own, total = _memory_use(gpu)
+        if own is None and total is None:
             raise UnmeasurableMemoryError(f"NVML does not say how much memory of {gpu} is in use")
-        if use.own is None and shared:
+        if own is None and shared:
             raise UnmeasurableMemoryError(
                 f"NVML does not show which process uses memory of {gpu}, and other processes use it too"
             )
-        before.append(use)
+        before.append((own, total))
     yield
     grown = _grown(gpus, before)
     deadline = time.monotonic() + _SETTLING
@@ -291,27 +283,28 @@ def gpu_leak_check(gpus: Sequence[Device], *, margin: int = LEAK_MARGIN, shared:
         )
 
 
-def _grown(gpus: Sequence[Device], before: Sequence[_Use]) -> list[tuple[int, str]]:
+def _grown(gpus: Sequence[Device], before: Sequence[tuple[int | None, int | None]]) -> list[tuple[int, str]]:
     gc.collect()
     grown = []
-    for gpu, use in zip(gpus, before, strict=True):
-        now = _memory_use(gpu)
-        if use.own is not None:
-            grown.append(((now.own or 0) - use.own, "by this process"))  # no longer shown: it uses nothing
-        elif use.all is None or now.all is None:
+    for gpu, (own, total) in zip(gpus, before, strict=True):
+        own_now, total_now = _memory_use(gpu)
+        if own is not None:
+            grown.append(((own_now or 0) - own, "by this process"))  # no longer shown: it uses nothing
+        elif total is None or total_now is None:
             raise UnmeasurableMemoryError(f"NVML no longer says how much memory of {gpu} is in use")
         else:
-            grown.append((now.all - use.all, "by all processes: NVML does not show which"))
+            grown.append((total_now - total, "by all processes: NVML does not show which"))
     return grown
 
 
-def _memory_use(gpu: Device) -> _Use:
+def _memory_use(gpu: Device) -> tuple[int | None, int | None]:
+    """Return the bytes in use on a GPU, by this process and by all processes. None if NVML does not say."""
     from .environment.gpu.driver import processes_on, read_gpu_memory
 
     if gpu.uuid is None:
-        return _Use(None, None)
+        return None, None
     memory = read_gpu_memory(gpu.uuid)
-    return _Use(processes_on(gpu.uuid).get(os.getpid()), memory[1] - memory[0] if memory is not None else None)
+    return processes_on(gpu.uuid).get(os.getpid()), memory[1] - memory[0] if memory is not None else None
 
 
 _warm: set[tuple[int, int | None]] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,10 +11,7 @@ from ortgpu.cli import output, signals
 from ortgpu.cli.model import example_model, inputs_option, known_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ortgpu.cli.report import SessionReport
-    from ortgpu.errors import GPUError
     from ortgpu.session.placement_details import PlacementDetails
 
 CpuNodes = Literal["allow", "warn", "forbid"]
@@ -82,79 +78,51 @@ def check(
     """
     from ortgpu.cli import report
 
+    name = str(model) if model else None
     look_closer = placement or html is not None
-    found: SessionReport | None = None
-    problem: Exception | None = None
-    details: PlacementDetails | None = None
-    with report.quiet() as caught:
-        try:
+    try:
+        with report.quiet() as caught:
             found = _open_and_run(model, device, cpu_nodes, allow_cpu, runs, inputs)
-            if look_closer and found.device.is_gpu:
-                details = _look_closer(model, device, html)
-        except click.UsageError:
-            raise
-        except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
-            problem = error
-    outcome = _Outcome(model, found, details, problem, *report.split_warnings(caught))
-    ok = problem is None and not outcome.refuses_inputs(inputs)
+            details = _look_closer(model, device, html) if look_closer and found.device.is_gpu else None
+    except click.UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
+        if not as_json:
+            _show_warnings(report.split_warnings(caught)[1])
+        return output.show_problem(error, known_of(model, error), as_json, model=name)
+    on_cpu_because, warned = report.split_warnings(caught)
+    refused = inputs is not None and found.latency_error is not None  # failing on made-up inputs proves nothing
     if as_json:
-        document = output.document(ok=ok, model=outcome.name)
-        output.write_json(document | outcome.as_dict(with_details=look_closer))
-    else:
-        outcome.show(output.stdout(), allow_cpu, inputs, placement, html)
-    return 0 if ok else 1
+        document = output.document(ok=not refused, model=name, **found.as_dict(), warnings=warned)
+        if look_closer:
+            document["placement_details"] = details.as_dict() if details else None
+        document["on_cpu_because"] = output.error_document(on_cpu_because) if on_cpu_because else None
+        output.write_json(document)
+        return int(refused)
+    _show_warnings(warned)
+    console = output.stdout()
+    if refused:
+        output.line(console, str(found.latency_error), style="bold red")
+    if on_cpu_because:
+        output.show_why_on_cpu(console, on_cpu_because, "Opened", by_option=allow_cpu)
+    elif found.is_idle:
+        said = f"{name} is open on the GPU, and none of its nodes runs there"
+        output.line(console, said, style="bold yellow")
+    elif not refused:
+        output.line(console, f"OK: {name or 'the built-in model'} runs on the GPU", style="bold green")
+    found.show(console)
+    if details and placement:
+        output.line(console, "")
+        for text in str(details).splitlines():
+            output.line(console, text)
+    if html:
+        output.line(console, f"Written: {html}" if details else f"{html} is not written: nothing is on a GPU.")
+    return int(refused)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    model: Path | None
-    found: SessionReport | None
-    details: PlacementDetails | None
-    problem: Exception | None
-    on_cpu_because: GPUError | None
-    warnings: list[str]
-
-    @property
-    def name(self) -> str | None:
-        return str(self.model) if self.model else None
-
-    def as_dict(self, *, with_details: bool) -> dict[str, object]:
-        if self.problem:
-            return {"error": output.error_document(self.problem, known_of(self.model, self.problem))}
-        document = self.found.as_dict() if self.found else {}
-        document["warnings"] = self.warnings
-        if with_details:
-            document["placement_details"] = self.details.as_dict() if self.details else None
-        document["on_cpu_because"] = output.error_document(self.on_cpu_because) if self.on_cpu_because else None
-        return document
-
-    def refuses_inputs(self, file: Path | None) -> bool:
-        """Return True if the model did not run on inputs of the user. Failing on made-up inputs proves nothing."""
-        return file is not None and self.found is not None and self.found.latency_error is not None
-
-    def show(self, console: Console, allow_cpu: bool, file: Path | None, placement: bool, html: Path | None) -> None:
-        for text in self.warnings:
-            output.line(console, f"warning: {text}", style="yellow")
-        if self.problem:
-            output.show_error(console, self.problem, known_of(self.model, self.problem))
-            return
-        if self.found and self.refuses_inputs(file):
-            output.line(console, str(self.found.latency_error), style="bold red")
-        if self.on_cpu_because:
-            output.show_why_on_cpu(console, self.on_cpu_because, "Opened", by_option=allow_cpu)
-        elif self.found and self.found.is_idle:
-            said = f"{self.name} is open on the GPU, and none of its nodes runs there"
-            output.line(console, said, style="bold yellow")
-        elif self.found and not self.refuses_inputs(file):
-            output.line(console, f"OK: {self.name or 'the built-in model'} runs on the GPU", style="bold green")
-        if self.found:
-            self.found.show(console)
-        if self.details and placement:
-            output.line(console, "")
-            for text in str(self.details).splitlines():
-                output.line(console, text)
-        if html:
-            output.line(console, f"Written: {html}" if self.details else f"{html} is not written: nothing is on a GPU.")
+def _show_warnings(texts: list[str]) -> None:
+    for text in texts:
+        output.line(output.stdout(), f"warning: {text}", style="yellow")
 
 
 def _open_and_run(

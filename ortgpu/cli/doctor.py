@@ -123,8 +123,7 @@ def doctor(
             except LauncherConflictError as error:
                 if not as_json:
                     raise
-                output.write_json(output.document(ok=False, model=None, error=output.error_document(error)))
-                return 1
+                return output.show_problem(error, (), as_json, model=None)
     environment, training = diagnosis.environment, diagnosis.training
     if isinstance(training, TrainingFacts):
         rows = check_training(environment, training.environment)

@@ -164,6 +164,15 @@ def show_error(
     line(console, f"More: ortgpu explain {error.code}", style="dim")
 
 
+def show_problem(error: Exception, also: Sequence[GPUError], as_json: bool, *, model: str | None) -> int:
+    """Show why a command came to nothing, or write it as its document. Return its exit code."""
+    if as_json:
+        write_json(document(ok=False, model=model, error=error_document(error, also)))
+    else:
+        show_error(stdout(), error, also)
+    return 1
+
+
 def show_reasons(console: Console, error: GPUError, *, most_facts: int | None = None) -> None:
     """Show at most ``most_facts`` of the facts behind an error, and its fixes."""
     for fact in error.evidence[:most_facts]:

@@ -5,28 +5,19 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 
 from ..provider.requests import CPU, CUDA
 from ..session.placement_details import GraphNode, PlacementDetails
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Nodes that follow each other on one device, or the copies between two such runs."""
-
-    kind: str  # "gpu", "cpu", "copy", "unknown"
-    nodes: tuple[GraphNode, ...]
-
-
-def segments(details: PlacementDetails) -> tuple[Segment, ...]:
-    """Return the main graph as segments of nodes on one device, in order."""
+def segments(details: PlacementDetails) -> list[tuple[str, list[GraphNode]]]:
+    """Return the main graph in order, as "gpu", "cpu", "copy" or "unknown" with the nodes that follow each other."""
 
     def kind_of(node: GraphNode) -> str:
         return "copy" if node.copy else {CUDA: "gpu", CPU: "cpu"}.get(node.provider or "", "unknown")
 
-    return tuple(Segment(kind, tuple(nodes)) for kind, nodes in groupby(details.nodes, kind_of))
+    return [(kind, list(nodes)) for kind, nodes in groupby(details.nodes, kind_of)]
 
 
 def render(details: PlacementDetails) -> str:
@@ -63,8 +54,8 @@ def render(details: PlacementDetails) -> str:
 
 def _segments(details: PlacementDetails) -> Iterator[str]:
     labels = {"gpu": "GPU", "cpu": "CPU island", "copy": "copy", "unknown": "not known"}
-    for part in segments(details):
-        counts = Counter(node.op_type if not node.copy else f"copy {node.copy}" for node in part.nodes)
+    for kind, members in segments(details):
+        counts = Counter(node.op_type if not node.copy else f"copy {node.copy}" for node in members)
         summary = ", ".join(f"{n} {op}" if n > 1 else op for op, n in counts.most_common(6))
         more = "" if len(counts) <= 6 else ", …"
         nodes = "".join(
@@ -72,11 +63,11 @@ def _segments(details: PlacementDetails) -> Iterator[str]:
             f"<small>{_text(', '.join(node.inputs))} → {_text(', '.join(node.outputs))}</small>"
             + (f"<em>{_text(node.reason)}</em>" if node.reason else "")
             + "</li>"
-            for node in part.nodes
+            for node in members
         )
         yield (
-            f"<li class={part.kind}><details{' open' if part.kind == 'cpu' else ''}>"
-            f"<summary><b>{labels[part.kind]}</b> {len(part.nodes)}: {_text(summary)}{more}</summary>"
+            f"<li class={kind}><details{' open' if kind == 'cpu' else ''}>"
+            f"<summary><b>{labels[kind]}</b> {len(members)}: {_text(summary)}{more}</summary>"
             f"<ul>{nodes}</ul></details></li>"
         )
 

@@ -8,11 +8,9 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from ortgpu.errors import Fix, GPUError
-
-T = TypeVar("T")
 
 HOME, USER, HOST = "~", "<user>", "<host>"
 
@@ -83,16 +81,11 @@ def redactor_for_this_process() -> Redactor:
     return Redactor(homes, users, {host, host.partition(".")[0], os.environ.get("HOSTNAME", "")})
 
 
-def redact(value: T, replace: Callable[[str], str]) -> T:
+def redact(value: Any, replace: Callable[[str], str]) -> Any:
     """Return a copy of ``value`` with each text in it replaced, also in dataclasses, errors and containers.
 
     Names of fields and keys of mappings stay, since they belong to the report.
     """
-    result: T = _redact(value, replace)
-    return result
-
-
-def _redact(value: Any, replace: Callable[[str], str]) -> Any:
     if isinstance(value, Fix):
         return Fix(replace(value), kind=value.kind, needs=value.needs)
     if isinstance(value, str):
@@ -100,18 +93,18 @@ def _redact(value: Any, replace: Callable[[str], str]) -> Any:
     if isinstance(value, GPUError):
         return type(value)(
             replace(value.summary),
-            evidence=_redact(value.evidence, replace),
-            fixes=_redact(value.fixes, replace),
-            others=_redact(value.others, replace),
+            evidence=redact(value.evidence, replace),
+            fixes=redact(value.fixes, replace),
+            others=redact(value.others, replace),
             consequence_of=value.consequence_of,
             severity=value.severity,
-            **_redact(value.details(), replace),
+            **redact(value.details(), replace),
         )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {field.name: _redact(getattr(value, field.name), replace) for field in dataclasses.fields(value)}
+        changed = {field.name: redact(getattr(value, field.name), replace) for field in dataclasses.fields(value)}
         return dataclasses.replace(value, **changed)
     if isinstance(value, (tuple, list, set, frozenset)):
-        return type(value)(_redact(item, replace) for item in value)
+        return type(value)(redact(item, replace) for item in value)
     if hasattr(value, "items"):
-        return {key: _redact(item, replace) for key, item in value.items()}
+        return {key: redact(item, replace) for key, item in value.items()}
     return value

@@ -58,7 +58,7 @@ class SessionReport:
     placement: Placement
     providers: tuple[str, ...]
     options: Mapping[str, str]  # of the CUDA provider, as it has them
-    gpu_memory: int | None  # bytes
+    gpu_memory: int | None  # bytes of this process, with its context; None if the driver knows other process ids
     latency: Latency | None
     latency_error: str | None
 
@@ -147,12 +147,15 @@ def read(
             if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
                 raise
             reason = f"{refused}: {error}"
+    from ortgpu.environment.gpu import driver
+
+    uuid = session.device.uuid
     return SessionReport(
         device=session.device,
         placement=session.placement,
         providers=tuple(session.get_providers()),
         options=dict(session.get_provider_options().get(CUDA, {})),
-        gpu_memory=_memory_of_this_process(session.device),
+        gpu_memory=driver.processes_on(uuid).get(os.getpid()) if uuid else None,
         latency=latency,
         latency_error=reason,
     )
@@ -165,16 +168,6 @@ def _measure(session: GPUSession, feeds: Mapping[str, Any], runs: int) -> Latenc
         session.run(None, dict(feeds))
         times.append(time.perf_counter() - start)
     return Latency(times[0], tuple(times[1:]))
-
-
-def _memory_of_this_process(device: Device) -> int | None:
-    """Return the bytes of GPU memory that the driver counts for this process, with its context.
-
-    None if unknown, for instance in a container with its own process ids, which the driver does not know.
-    """
-    from ortgpu.environment.gpu import driver
-
-    return driver.processes_on(device.uuid).get(os.getpid()) if device.uuid else None
 
 
 @contextlib.contextmanager

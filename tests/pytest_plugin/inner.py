@@ -100,10 +100,10 @@ class Memory:
         monkeypatch.setattr(testing, "_warm_up", lambda gpu: None)
         monkeypatch.setattr(testing, "_SETTLING", 0.3)
 
-    def read(self, gpu: Device) -> testing._Use:
+    def read(self, gpu: Device) -> tuple[int | None, int | None]:
         self.reads += 1
         self.own = self.after.get(self.reads, self.own)
-        return testing._Use(self.own, self.all)
+        return self.own, self.all
 
     def take(self, size: int) -> None:
         self.own = None if self.own is None else self.own + size

@@ -69,7 +69,7 @@ def test_an_island_has_its_reason_and_its_copies(island: PlacementDetails) -> No
     assert [(node.name, reason) for node, reason in island.off_gpu] == [("island", NO_KERNEL)]
     assert island.copies == 2
     assert [node.copy for node in island.nodes] == [None, "to CPU", None, "to GPU", None]
-    assert [part.kind for part in segments(island)] == ["gpu", "copy", "cpu", "copy", "gpu"]
+    assert [kind for kind, _ in segments(island)] == ["gpu", "copy", "cpu", "copy", "gpu"]
     assert "3 nodes, 2 on the GPU, 2 copies between devices" in str(island)
     assert re.search(r"GlobalLpPool 'island' +compute +no CUDA kernel", str(island))
 
@@ -77,7 +77,7 @@ def test_an_island_has_its_reason_and_its_copies(island: PlacementDetails) -> No
 def test_shape_nodes_are_there_by_preference(shapes: PlacementDetails) -> None:
     assert {reason for _, reason in shapes.off_gpu} == {PREFERRED}
     assert shapes.copies == 0
-    assert [part.kind for part in segments(shapes)] == ["cpu", "gpu"]
+    assert [kind for kind, _ in segments(shapes)] == ["cpu", "gpu"]
 
 
 def test_without_a_log_the_reason_follows_from_the_kind() -> None:
@@ -91,7 +91,7 @@ def test_nodes_without_names_are_found_by_an_operator_that_is_in_one_place_only(
     placed.append(PlacedNode("", "Cast", "", CUDA, "compute"))
     found = details_from("m", "", placed, [entry("fused", "Relu", [], []), entry("c", "Cast", [], [])])
     assert [node.provider for node in found.nodes] == [CUDA, None]
-    assert [part.kind for part in segments(found)] == ["gpu", "unknown"]
+    assert [kind for kind, _ in segments(found)] == ["gpu", "unknown"]
 
 
 def test_plain_data(island: PlacementDetails) -> None:

@@ -112,43 +112,33 @@ def bench(
     """
     from ortgpu.cli import report
 
-    problem: Exception | None = None
-    known: tuple[GPUError, ...] = ()  # known facts about the problem, if it is ONNX Runtime's own
-    found: _Results | None = None
-    with report.quiet() as caught:
-        try:
+    try:
+        with report.quiet() as caught:
             found = _measure(model, batches, inputs, rounds, allow_cpu)
-        except click.UsageError:
-            raise
-        except _InputsRefusedError as refused:
-            problem, known = refused.error, (GPUError(str(refused)),)
-        except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
-            problem, known = error, known_of(model, error)
+    except click.UsageError:
+        raise
+    except _InputsRefusedError as refused:
+        return output.show_problem(refused.error, (GPUError(str(refused)),), as_json, model=str(model))
+    except Exception as error:  # noqa: BLE001 - an invalid model: ONNX Runtime raises many classes
+        return output.show_problem(error, known_of(model, error), as_json, model=str(model))
     on_cpu_because, _ = report.split_warnings(caught)
     if as_json:
-        document = output.document(ok=problem is None, model=str(model))
-        if problem:
-            document["error"] = output.error_document(problem, known)
-        elif found:
-            document |= {
-                "device": report.device_document(found.device),
-                "on_cpu_because": output.error_document(on_cpu_because) if on_cpu_because else None,
-                "rounds": rounds,
-                **found.as_dict(),
-            }
+        document = output.document(
+            ok=True,
+            model=str(model),
+            device=report.device_document(found.device),
+            on_cpu_because=output.error_document(on_cpu_because) if on_cpu_because else None,
+            rounds=rounds,
+            **found.as_dict(),
+        )
         output.write_json(document)
-        if found:
-            found.draw(model.name, plot)
-        return 1 if problem else 0
+        found.draw(model.name, plot)
+        return 0
     console = output.stdout()
-    if problem:
-        output.show_error(console, problem, known)
-        return 1
     if on_cpu_because:
         output.show_why_on_cpu(console, on_cpu_because, "Measured", by_option=allow_cpu)
-    if found:
-        found.show(console, str(model))
-        found.draw(model.name, plot)
+    found.show(console, str(model))
+    found.draw(model.name, plot)
     if plot is not None:
         output.line(console, f"Written: {plot}")
     return 0
