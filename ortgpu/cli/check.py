@@ -135,17 +135,14 @@ def _open_and_run(
     with GPUSession(source, device=device, cpu_nodes=cpu_nodes, allow_cpu=allow_cpu or None) as session:
         from ortgpu.cli import inputs  # after the session, which reports a missing NumPy better
 
-        if runs == 0:
-            return report.read(session, None, runs)
         declared = session.get_inputs()
-        if file is not None:
-            feeds = inputs.read_inputs(file, declared)
-            return report.read(session, feeds, runs, refused=f"the model does not run on the inputs of {file}")
+        feeds, reason = None, None
         try:
-            feeds = inputs.make_inputs(declared)
+            if runs > 0:
+                feeds = inputs.make_inputs(declared) if file is None else inputs.read_inputs(file, declared)
         except inputs.UnknownInputError as error:
-            return report.read(session, None, runs, str(error))
-        return report.read(session, feeds, runs, refused=inputs.REFUSED)
+            reason = str(error)
+        return report.read(session, feeds, runs, reason, inputs.refusal(file))
 
 
 def _look_closer(model: Path | None, device: str | None, page: Path | None) -> PlacementDetails:

@@ -107,23 +107,20 @@ def doctor(
     from ortgpu.distributed.diagnosis.requirements import check_training
     from ortgpu.distributed.diagnosis.training import TrainingFacts
 
+    if profile == "inference" and (hosts or shared_folder is not None):
+        raise click.UsageError("--ssh and --shared-folder need --profile training")
+    if profile == "training" and model is not None:
+        raise click.UsageError("--model is for --profile inference")
     what = "Looking" if no_probe else _OPENED[profile]
-    with output.progress(f"{what} ..."), signals.as_exceptions():
-        if profile == "inference":
-            if hosts or shared_folder is not None:
-                raise click.UsageError("--ssh and --shared-folder need --profile training")
-            diagnosis = diagnose(model, probe=not no_probe, timeout=timeout)
-        elif model is not None:
-            raise click.UsageError("--model is for --profile inference")
-        else:
-            try:
-                diagnosis = diagnose(
-                    probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
-                )
-            except LauncherConflictError as error:
-                if not as_json:
-                    raise
-                return output.show_problem(error, (), as_json, model=None)
+    try:
+        with output.progress(f"{what} ..."), signals.as_exceptions():
+            diagnosis = diagnose(
+                model, probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
+            )
+    except LauncherConflictError as error:
+        if not as_json:
+            raise
+        return output.show_problem(error, (), as_json, model=None)
     environment, training = diagnosis.environment, diagnosis.training
     if isinstance(training, TrainingFacts):
         rows = check_training(environment, training.environment)

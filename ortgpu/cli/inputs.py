@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _ONES = re.compile(r"mask|length|(?<![a-z])lens?(?![a-z])")  # with zeros, many models compute NaN or fail
 _MOST_BYTES = 4 << 30  # of all made-up inputs together
-REFUSED = "the model does not run on made-up inputs (--inputs FILE gives it others)"
 
 
 class UnknownInputError(ValueError):
@@ -82,6 +81,13 @@ def read_inputs(path: Path, descriptions: Sequence[Value]) -> dict[str, NDArray[
         has, takes = (", ".join(map(repr, sorted(names))) or "none" for names in (found.keys(), wanted))
         raise click.UsageError(f"--inputs: {path} has arrays of the names {has}, and the model takes {takes}")
     return found
+
+
+def refusal(path: Path | None) -> str:
+    """Return the words for a model that does not run on the inputs of a file, or on made-up ones."""
+    if path is None:
+        return "the model does not run on made-up inputs (--inputs FILE gives it others)"
+    return f"the model does not run on the inputs of {path}"
 
 
 def _is_free(size: int | str | None) -> bool:

@@ -170,4 +170,8 @@ def test_arguments_reach_the_diagnosis(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(ortgpu, "diagnose", diagnose, raising=False)
     main(["doctor", "--model", str(model), "--timeout", "7"])
     main([*LOOK])
-    assert seen == [(model, {"probe": True, "timeout": 7}), (None, {"probe": False, "timeout": 30})]
+    others = {"profile": "inference", "ssh": (), "shared_folder": None}
+    assert seen == [
+        (model, {"probe": True, "timeout": 7, **others}),
+        (None, {"probe": False, "timeout": 30, **others}),
+    ]

@@ -208,7 +208,7 @@ def _measure(
     model: Path, batches: tuple[int, ...] | None, inputs: Path | None, rounds: int, allow_cpu: bool
 ) -> _Results:
     from ortgpu.cli.bench.measuring import Bench, recommend
-    from ortgpu.cli.inputs import REFUSED
+    from ortgpu.cli.inputs import refusal
 
     with contextlib.ExitStack() as stack:
         with output.progress("Opening the model in each way"):
@@ -226,8 +226,7 @@ def _measure(
             if refused is not None and not figures:
                 if isinstance(refused, GPUError):
                     raise refused
-                text = REFUSED if inputs is None else f"the model does not run on the inputs of {inputs}"
-                raise _InputsRefusedError(text, refused) from refused
+                raise _InputsRefusedError(refusal(inputs), refused) from refused
             layouts = opened.measure_layouts(feeds, rounds, step)
         return _Results(opened.session.device, figures, layouts, opened.left_out, recommend(figures, layouts))
 
