@@ -6,11 +6,11 @@ without it; ONNX Runtime and all else comes from the environment of the tests.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -241,7 +241,7 @@ def test_a_preflight_over_two_nodes(python: Path, lab: Lab) -> None:
     arguments = [str(ROOT / "tests" / "support" / "ray_programs.py"), "nodes", "{}"]
     machine = lab.machine_with_nccl(2)
     done = machine.run(argv=arguments, env={**QUIET, "PYTHONPATH": path}, timeout=DEADLINE).ok()
-    assert_preflight_of_two_nodes(done.stdout)
+    assert_preflight_of_two_nodes(done.reports)
 
 
 def test_a_preflight_over_two_hosts(python: Path, lab: Lab) -> None:
@@ -266,13 +266,12 @@ def test_a_preflight_over_two_hosts(python: Path, lab: Lab) -> None:
             f"subprocess.run({network.hosts[0].command([interpreter, *program])!r}, check=True)\n"
         )
         done = machine.run(code, env={**QUIET, "PYTHONPATH": path}, timeout=DEADLINE).ok()
-    found = assert_preflight_of_two_nodes(done.stdout)
+    found = assert_preflight_of_two_nodes(done.reports)
     assert sorted(facts["host"] for facts in found["ranks"]) == ["node1", "node2"]
 
 
-def assert_preflight_of_two_nodes(output: str) -> dict[str, Any]:
+def assert_preflight_of_two_nodes(seen: Mapping[str, Any]) -> dict[str, Any]:
     """What it returned."""
-    seen = dict(json.loads(line) for line in output.splitlines())
     assert seen["nodes"] == 2
     assert "returned" in seen["preflight"], seen["preflight"]
     found = seen["preflight"]["returned"]
