@@ -6,24 +6,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ortgpu.distributed.diagnosis.training import TrainingFacts
-    from ortgpu.distributed.environment import Mpi, Nccl, Network, SshAttempt
+    from ortgpu.distributed.environment import Mpi, Network
     from ortgpu.distributed.shared_folder import FolderMeeting
 
 
 def rows(training: TrainingFacts) -> dict[str, list[str]]:
     """Return the lines of each row, by the name of the row."""
     environment = training.environment
+    ssh = [f"{one.host}: {'reached' if one.returncode == 0 else 'not reached'}" for one in training.ssh]
     return {
-        "NCCL": _nccl(environment.nccl),
+        "NCCL": list(map(str, environment.nccl.libraries)) or ["no libnccl.so.2 was found"],
         "MPI": _mpi(environment.mpi),
         "network": _network(environment.network),
-        **({"ssh": [_ssh(attempt) for attempt in training.ssh]} if training.ssh else {}),
+        **({"ssh": ssh} if ssh else {}),
         **({"shared folder": [_meeting(training.shared_folder)]} if training.shared_folder is not None else {}),
     }
-
-
-def _nccl(nccl: Nccl) -> list[str]:
-    return list(map(str, nccl.libraries)) or ["no libnccl.so.2 was found"]
 
 
 def _mpi(mpi: Mpi) -> list[str]:
@@ -38,11 +35,6 @@ def _network(network: Network) -> list[str]:
     cards = ", ".join(map(str, network.cards)) or "no card that is up"
     ports = ", ".join(f"{port.device} port {port.port}" for port in network.infiniband or ())
     return [f"{cards}; InfiniBand: {ports or 'none'}"]
-
-
-def _ssh(attempt: SshAttempt) -> str:
-    how = "reached" if attempt.returncode == 0 else "not reached"
-    return f"{attempt.host}: {how}"
 
 
 def _meeting(meeting: FolderMeeting) -> str:

@@ -246,7 +246,8 @@ class Hub:
             if mismatch is not None:
                 self._mismatch = mismatch  # kept, because a rank may go on before it is judged
                 self._settle()  # ranks that have not come to this place show which one is odd
-                if self.known.is_abreast:
+                numbers = {self.known.position_of(each).number for each in range(self.known.world_size)}
+                if len(numbers) == 1:  # every rank has come to it
                     self._decide(mismatch)
         elif "failed" in message:
             self._note(rank, error_from_message(message["failed"]))

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import IO, Any, TypeGuard
+from typing import IO, Any
 
 from ..environment.child import kill_group, python_command, signal_name
 from ..environment.ranks import Rank, current_rank
@@ -378,19 +378,13 @@ class Participant:
         self._ask_child({"id": unique_id, "seconds": seconds})
         self._tell({"post": LAST, "value": self._from_own_child("results")["results"]})
         results = self._from_all(LAST)
-        if not all(map(self._are_seconds, results)):
-            raise GarbledError("results that are none")
-        self._end_child()
-        return results
-
-    def _are_seconds(self, found: object) -> TypeGuard[list[float]]:
-        return isinstance(found, list) and [type(each) for each in found] == [float] * len(self._calls)
-
-    def _end_child(self) -> None:
-        """Let the child give its communicator back. It is killed afterwards in any case."""
-        self._child_may_end = True
+        for found in results:
+            if not isinstance(found, list) or [type(each) for each in found] != [float] * len(self._calls):
+                raise GarbledError("results that are none")
+        self._child_may_end = True  # it gives its communicator back; it is killed afterwards in any case
         channel = self._ask_child({"end": True})
         self._pump(lambda: not channel.is_open, min(self._schedule.alone, time.monotonic() + _GIVING_BACK))
+        return results
 
     # Waiting
 

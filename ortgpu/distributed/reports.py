@@ -47,11 +47,6 @@ class Collective:
         sent = many if self.operation == "reduce_scatter" else self.count
         return sent, many if self.operation == "all_gather" else self.count
 
-    def bus_bytes(self, world_size: int) -> float:
-        """Return the bytes that pass each GPU's links: doc/PERFORMANCE.md of NVIDIA/nccl-tests."""
-        whole = max(self.sizes(world_size)) * BYTES_OF[self.dtype]
-        return whole * (world_size - 1) / world_size * (2 if self.operation == "all_reduce" else 1)
-
 
 def default_calls(world_size: int) -> tuple[Collective, ...]:
     """Return calls with small, odd and large counts. The large ones have 32 MiB for any number of ranks."""
@@ -120,7 +115,9 @@ class CollectiveResult:
 
     @classmethod
     def of(cls, call: Collective, seconds: float, world_size: int) -> CollectiveResult:
-        moved = call.bus_bytes(world_size)
+        whole = max(call.sizes(world_size)) * BYTES_OF[call.dtype]
+        # The bytes that pass each GPU's links: doc/PERFORMANCE.md of NVIDIA/nccl-tests
+        moved = whole * (world_size - 1) / world_size * (2 if call.operation == "all_reduce" else 1)
         return cls(call, seconds, moved / seconds if moved and seconds else None)
 
 

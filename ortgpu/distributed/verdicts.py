@@ -196,11 +196,6 @@ class Known:
         return 0 <= rank < self.world_size and rank not in self.hosts
 
     @property
-    def is_abreast(self) -> bool:
-        """True if every rank has begun the same number of steps."""
-        return len({self.position_of(rank).number for rank in range(self.world_size)}) == 1
-
-    @property
     def missing(self) -> tuple[int, ...]:
         return tuple(rank for rank in range(self.world_size) if rank not in self.hosts)
 

@@ -134,7 +134,9 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
     """Do everything, in order. ``run`` replaces :func:`run_collectives` in tests."""
     if os.getppid() != parent:  # it was gone before the kernel was asked to kill this process with it
         os._exit(1)
-    _write_every_line_at_once()
+    # NCCL's warnings go through C's stdout, which keeps lines back for a pipe, and this process may never flush it.
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
     channel = Channel(descriptor)
     message = channel.receive()
     task = Task(Rank(**message["rank"]), tuple(Collective(*call) for call in message["calls"]))
@@ -157,12 +159,6 @@ def main(descriptor: int, parent: int, run: Run | None = None) -> None:
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)  # libraries may hang at exit
-
-
-def _write_every_line_at_once() -> None:
-    """NCCL's warnings go through C's stdout, which keeps lines back for a pipe; this process may never flush it."""
-    libc = ctypes.CDLL(None)
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, ctypes.c_size_t(0))
 
 
 # Facts

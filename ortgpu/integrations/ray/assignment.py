@@ -39,13 +39,9 @@ def none_assigned(visible_devices: str | None) -> NoDeviceError:
 def refusal(
     assigned: Collection[str], visible_devices: str | None, device: DeviceRequest, *, kept_by_ray: bool
 ) -> RankDeviceError | None:
-    """Return the error that keeps a session off the assigned GPUs, or None.
+    """Return the error that keeps a session off the assigned GPUs, of which there is at least one, or None.
 
-    Args:
-        assigned: Ray's ids of the GPUs, at least one; see :func:`none_assigned` for none.
-        visible_devices: the present CUDA_VISIBLE_DEVICES.
-        device: the requested device of the session.
-        kept_by_ray: False if the variable :data:`NOSET` keeps Ray from setting CUDA_VISIBLE_DEVICES.
+    ``kept_by_ray`` is False if the variable :data:`NOSET` keeps Ray from setting CUDA_VISIBLE_DEVICES.
     """
     shown = {name.strip() for name in (visible_devices or "").split(",")}
     if shown != set(assigned):
@@ -73,11 +69,8 @@ def refusal(
 def uuids_of(assigned: Collection[str], gpus: Sequence[GPU], device_order: str | None) -> frozenset[str] | None:
     """Return the UUIDs of the GPUs that a session may be on, or None if unknown.
 
-    Args:
-        assigned: Ray's ids: numbers as in CUDA_VISIBLE_DEVICES, or UUIDs if Ray was started with UUIDs.
-        gpus: NVML's GPUs of the whole node.
-        device_order: CUDA_DEVICE_ORDER. Unless it is PCI_BUS_ID, the numbers of CUDA and NVML agree only if all GPUs
-            are alike.
+    Ray's ids are numbers as in CUDA_VISIBLE_DEVICES, or UUIDs if Ray was started with UUIDs. ``gpus`` are NVML's of the
+    whole node. Unless CUDA_DEVICE_ORDER is PCI_BUS_ID, CUDA and NVML number them alike only if all GPUs are alike.
     """
     found: set[str] = set()
     in_order = device_order == "PCI_BUS_ID" or len({(gpu.name, gpu.compute_capability) for gpu in gpus}) == 1
