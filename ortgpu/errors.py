@@ -586,15 +586,10 @@ class CPUExecutionWarning(UserWarning):
         return CPUExecutionWarning, (self.error, self.model)
 
 
-def _tree(root: type[GPUError]) -> Iterable[type[GPUError]]:
-    yield root
-    for child in root.__subclasses__():
-        yield from _tree(child)
-
-
 def catalogue() -> dict[str, type[GPUError]]:
     """Return every error class of this module, by code."""
-    return {cls.code: cls for cls in _tree(GPUError) if cls.__module__ == __name__}
+    classes = [each for each in globals().values() if isinstance(each, type)]
+    return {each.code: each for each in classes if issubclass(each, GPUError)}
 
 
 __all__ = [  # the names that ortgpu has too: type checkers want them spelled out

@@ -276,18 +276,16 @@ def _contradiction(claims: list[_Claim], others: Iterable[str] = ()) -> Launcher
     ]
     # Exported variables are likelier to be left over; between two launchers only the user can choose
     doubtful = [each for each in claims if each.launcher == "environment"] or claims
+    fixes = []
+    for each in doubtful:
+        by_hand = each.launcher == "environment"
+        why = "they are left over" if by_hand else f"it was not {each.launcher} that started this process"
+        fixes.append(manual(f"if {why}, unset {', '.join(entry.partition('=')[0] for entry in each.variables)}"))
     return LauncherConflictError(
         "the variables of two launchers contradict each other about which rank this is",
         evidence=[*said, *others],
-        fixes=[manual(_unset(each)) for each in doubtful],
+        fixes=fixes,
     )
-
-
-def _unset(claim: _Claim) -> str:
-    names = ", ".join(entry.partition("=")[0] for entry in claim.variables)
-    if claim.launcher == "environment":
-        return f"if they are left over, unset {names}"
-    return f"if it was not {claim.launcher} that started this process, unset {names}"
 
 
 def _incomplete(what: str, evidence: tuple[str, ...] | list[str]) -> LauncherConflictError:

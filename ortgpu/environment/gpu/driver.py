@@ -199,25 +199,20 @@ def parse_library_version(path: str) -> str | None:
     return match[1] if match else None
 
 
+_MAPPING: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+)(?: +\S+){4} +(/.*?)(?: \(deleted\))?$", re.MULTILINE)
+
+
 def parse_mapped_file(maps: str, name: str, address: int | None = None) -> str | None:
     """Return the file that /proc/self/maps shows at ``address``, else the first whose name starts with ``name``.
 
     The address decides because two files of one name can be mapped (WSL's libcuda opens another of the driver store).
     """
     first = None
-    for line in maps.splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) < 6 or not fields[5].startswith("/"):
-            continue
-        path = fields[5].removesuffix(" (deleted)")
-        low, _, high = fields[0].partition("-")
-        try:
-            if address is not None and int(low, 16) <= address < int(high, 16):
-                return path
-        except ValueError:
-            continue
+    for low, high, path in _MAPPING.findall(maps):
+        if address is not None and int(low, 16) <= address < int(high, 16):
+            return str(path)
         if first is None and PurePosixPath(path).name.startswith(name):
-            first = path
+            first = str(path)
     return first
 
 

@@ -8,47 +8,28 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Union
 
 from ...process.untranslated import untranslated
 from .library_file import read_elf
 
+if TYPE_CHECKING:
+    from .loader_windows import WindowsLoader
 
-class Loader(Protocol):
-    """The interface of a loader.
+
+class PosixLoader:
+    """The loader of POSIX systems: dlopen and dlerror.
 
     ``handles`` live as long as the process: libraries that registered with the driver cannot be closed.
     """
 
-    driver: str  # the name of the driver's library
-    handles: dict[str, Any]
-
-    def open(self, path: str, mode: int = 0) -> str | None:
-        """Open a library by path, or by a name that the system looks for. Return None, or the reason of a refusal."""
-        ...
-
-    def loaded(self) -> tuple[str, ...]:
-        """Return the paths of the libraries of this process."""
-        ...
-
-    def ask(self, path: str, function: str) -> int | None:
-        """Call a function without arguments of an opened library. Return its result; None if there is no function."""
-        ...
-
-    def lacking(self, words: str) -> str | None:
-        """Return the library that, by these words of ``open``, lacks a symbol that another one needs."""
-        ...
-
-
-class PosixLoader:
-    """The loader of POSIX systems: dlopen and dlerror."""
-
-    driver = "libcuda.so.1"
+    driver = "libcuda.so.1"  # the name of the driver's library
 
     def __init__(self) -> None:
         self.handles: dict[str, Any] = {}
 
     def open(self, path: str, mode: int = 0) -> str | None:
+        """Open a library by path, or by a name that the system looks for. Return None, or the reason of a refusal."""
         with untranslated():
             error = _load_without_interpreter_lock(path, mode)
         if error is not None:
@@ -63,14 +44,19 @@ class PosixLoader:
         return read_mapped_libraries()
 
     def ask(self, path: str, function: str) -> int | None:
+        """Call a function without arguments of an opened library. Return its result; None if there is no function."""
         try:
             return int(getattr(ctypes.CDLL(path), function)())
         except (OSError, AttributeError):
             return None
 
     def lacking(self, words: str) -> str | None:
+        """Return the library that, by these words of ``open``, lacks a symbol that another one needs."""
         match = re.search(r"undefined symbol: \w+, version (lib\S+)|,? version (lib\S+) not defined in file", words)
         return (match[1] or match[2]) if match is not None else None
+
+
+Loader = Union[PosixLoader, "WindowsLoader"]
 
 
 def _load_without_interpreter_lock(path: str, mode: int) -> str | None:

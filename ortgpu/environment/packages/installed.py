@@ -394,22 +394,16 @@ def _first_of(folder: str | None, names: frozenset[str], wanted: Iterable[str]) 
 
 
 def _read_torch(places: Sequence[Place], found: Sequence[MetadataFolder]) -> Torch | None:
-    for place in places:
-        folder = os.path.join(place.folder, "torch")
-        if "torch" in place.names and os.path.isfile(os.path.join(folder, "version.py")):
-            said = parse_assignments(read_text(os.path.join(folder, "version.py")))
-            return _torch(said.get("__version__"), said.get("cuda"), folder, found)
-    for one in found:
-        if one.name == "torch":
-            return _torch(None, None, os.path.join(one.location, "torch"), found)
-    return None
-
-
-def _torch(version: str | None, cuda: str | None, folder: str, found: Sequence[MetadataFolder]) -> Torch:
-    if not version:
-        home = os.path.dirname(folder)
-        version = next((one.read_version() for one in found if one.name == "torch" and one.location == home), None)
-    return Torch(version, parse_cuda_version(cuda) or parse_local_cuda_version(version), folder)
+    installed = [one for one in found if one.name == "torch"]
+    folders = [os.path.join(place.folder, "torch") for place in places if "torch" in place.names]
+    folders = [folder for folder in folders if os.path.isfile(os.path.join(folder, "version.py"))]
+    folders += [os.path.join(one.location, "torch") for one in installed]
+    if not folders:
+        return None
+    home = os.path.dirname(folders[0])
+    said = parse_assignments(read_text(os.path.join(folders[0], "version.py")))
+    version = said.get("__version__") or next((one.read_version() for one in installed if one.location == home), None)
+    return Torch(version, parse_cuda_version(said.get("cuda")) or parse_local_cuda_version(version), folders[0])
 
 
 # Files on disk, compared with RECORD

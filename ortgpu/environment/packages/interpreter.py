@@ -19,24 +19,18 @@ def this_interpreter() -> str:
     others.
     """
     said = sys.executable or ""
-    folder = _folder_of_interpreters()
     is_virtual = sys.prefix != sys.base_prefix
-    if not said or ("py" in os.path.basename(said).lower() and (not is_virtual or _is_in(said, folder))):
+    folder, ending = os.path.join(sys.prefix, "bin"), ""
+    if os.name == "nt":
+        folder, ending = os.path.join(sys.prefix, "Scripts") if is_virtual else sys.prefix, ".exe"
+    if not said:
         return said
-    ending = ".exe" if os.name == "nt" else ""
+    is_there = not is_virtual or os.path.realpath(os.path.dirname(said)) == os.path.realpath(folder)
+    if is_there and "py" in os.path.basename(said).lower():
+        return said
     names = ("python{}.{}".format(*sys.version_info), "python3", "python")
     candidates = (os.path.join(folder, name + ending) for name in names)
     return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), said)
-
-
-def _folder_of_interpreters() -> str:
-    if os.name != "nt":
-        return os.path.join(sys.prefix, "bin")
-    return os.path.join(sys.prefix, "Scripts") if sys.prefix != sys.base_prefix else sys.prefix
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return os.path.realpath(os.path.dirname(path)) == os.path.realpath(folder)
 
 
 def is_frozen() -> bool:
