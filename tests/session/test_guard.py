@@ -55,14 +55,14 @@ def run(machine: Machine, models: Models) -> Run:
 def test_every_name_is_guarded_when_it_was_imported_before(run: Run) -> None:
     found = run("names_before")
     assert found == dict.fromkeys(found, CAUSE)
-    assert len(found) == 13
+    assert len(found) == 14
 
 
 def test_every_name_is_guarded_when_it_is_imported_afterwards(run: Run) -> None:
     found = run("names_after")
     assert found.pop("loaded") == [], "the guard alone loads nothing heavy"
     assert found == dict.fromkeys(found, CAUSE)
-    assert len(found) == 13
+    assert len(found) == 14
 
 
 def test_nothing_is_guarded_unless_asked(run: Run) -> None:
@@ -290,6 +290,7 @@ def test_pickling(verified: Any) -> None:
     assert verified["sent"] == ["ortgpu.session.GPUSession", True]
     assert verified["copied"] == ["ortgpu.session.GPUSession", True]
     assert verified["pickable sent"] == [library, True]
+    assert verified["reducing sent"] == ["tests.support.guarded_sessions.Reducing", True]
     assert verified["pickable sent to nobody"] == [library, False], "no guard was in force where it arrived"
 
 

@@ -106,6 +106,23 @@ class Theirs(typing.Generic[typing.TypeVar("T")], Plain): pass
 class Theirs(typing.Generic[typing.TypeVar("T")], Plain):
     __slots__ = ("mine",)
 """,
+    "counted by a mixin": """
+class Counted:
+    known = []
+    def __init_subclass__(cls): Counted.known.append(cls.__name__)
+class Theirs(Counted, Plain):
+    def run(self, *arguments):
+        assert Counted.known == ["Theirs"]
+        return super().run(*arguments)
+""",
+    "constructed again": """
+class Theirs(Plain):
+    def __init__(self, path):
+        super().__init__(path, providers=["OpenVINOExecutionProvider", "CUDAExecutionProvider"], enable_fallback=1)
+        if not hasattr(self, "path"):
+            self.path = path
+            self.__init__(path)
+""",
     "keeps its attributes itself": """
 class Theirs(Plain):
     def __setattr__(self, name, value): self.__dict__[name] = value
@@ -119,3 +136,23 @@ def test_a_class_of_somebody_else(definition: str) -> None:
     assert found == [
         "Theirs", True, [["guarded", "cuda:0"]] * 2, [-1] * 4, "PoisonedContextError", "PoisonedContextError",
     ]  # fmt: skip
+
+
+def test_a_class_that_turns_to_the_cpu_itself() -> None:
+    """Its session is one of ONNX Runtime again."""
+    program = PROGRAM[: PROGRAM.index("def kinds")].replace(
+        "{definition}",
+        """
+class Theirs(Plain):
+    def to_cpu(self, path): self.__init__(path, providers=["CPUExecutionProvider"])
+""",
+    )
+    found = child(
+        program
+        + """
+session = Theirs(NEG)
+session.to_cpu(NEG)
+report([type(session) is Theirs, [record.kind for record in ortgpu.sessions()], session.get_providers()])
+"""
+    )
+    assert found == [True, ["cpu"], ["CPUExecutionProvider"]]

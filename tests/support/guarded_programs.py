@@ -120,6 +120,13 @@ def _names() -> dict[str, Callable[..., Any]]:
     class WithMeta(InferenceSession, metaclass=Meta):  # type: ignore[misc]  # onnxruntime ships no types
         pass
 
+    class Registered(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
+        def __init_subclass__(cls, *, number: int, **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+
+    class Numbered(Registered, number=1):
+        pass
+
     backend: Any = importlib.import_module("onnxruntime.backend.backend")
     return {
         "from": InferenceSession,
@@ -135,6 +142,7 @@ def _names() -> dict[str, Callable[..., Any]]:
         "explicit subclass": Explicit,
         "slots": Slotted,
         "metaclass": WithMeta,
+        "registered subclass": Numbered,
     }
 
 

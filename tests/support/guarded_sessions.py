@@ -21,5 +21,16 @@ class Pickable(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no 
         self.__init__(values["model_path"])  # type: ignore[misc]  # as such libraries do
 
 
+class Reducing(InferenceSession):  # type: ignore[misc]  # onnxruntime ships no types
+    """Pickles in the older way."""
+
+    def __init__(self, model_path: str) -> None:
+        super().__init__(model_path)
+        self.model_path = model_path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.model_path,)
+
+
 def make_one(path: str, **kwargs: Any) -> Any:
     return InferenceSession(path, **kwargs)

@@ -24,7 +24,7 @@ def verified(model: str) -> None:
 
     import ortgpu
     from ortgpu.errors import GPUError
-    from tests.support.guarded_sessions import Pickable
+    from tests.support.guarded_sessions import Pickable, Reducing
 
     feed = {"x": np.array([-1, 0, 1, 2], np.float32)}
     found: dict[str, Any] = {}
@@ -46,6 +46,7 @@ def verified(model: str) -> None:
     unguarded = pickle.loads(pickle.dumps(pickable))
     with ortgpu.enforce():
         found["pickable sent"] = _state_of(pickle.loads(pickle.dumps(pickable)))
+        found["reducing sent"] = _state_of(pickle.loads(pickle.dumps(Reducing(model))))
         found["copied"] = _state_of(copy.copy(plain))
     found["pickable sent to nobody"] = _state_of(unguarded)
 

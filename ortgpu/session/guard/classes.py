@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any, cast
 
 from ...errors import ProviderRequestError, manual
@@ -25,12 +24,35 @@ class GuardedSession(GPUSession):
     _guards: type[Any]  # the class that was requested
     _chooses_options = False  # the library chose its options, and may have measured with them
 
+    def __init__(  # for a class that calls its constructor again, to load another model for instance
+        self,
+        path_or_bytes: Any,
+        sess_options: Any = None,
+        providers: Any = None,
+        provider_options: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if judge(providers, provider_options, sess_options) == "guarded":
+            open_verified(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+        else:
+            set_class(self, self._guards)
+            InferenceSession.__init__(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """Open the model again with these providers, verified. Raises ProviderRequestError for those without CUDA."""
         if judge(providers, provider_options) == "guarded":
             open_again(self, providers, provider_options)
         else:
             super().set_providers(providers, provider_options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Reduce the session as its class does, under the name of that class."""
+        reduction = super().__reduce_ex__(protocol)
+        if not isinstance(reduction, tuple):
+            return reduction
+        function, arguments, *rest = reduction
+        function, *arguments = (self._guards if each is type(self) else each for each in (function, *arguments))
+        return function, tuple(arguments), *rest
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Reduce the session to the state that its class carries; a plain one to a GPUSession, verified when it opens.
@@ -54,11 +76,17 @@ def guarded_class(cls: type[Any]) -> type[Any]:
         return cls
     with _lock:
         for known in GuardedSession.__subclasses__():
-            if known._guards is cls:
+            if known._guards is cls and cls in known.__mro__:
                 return cast("type[Any]", known)
         names = {"_guards": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-        bases = (GuardedSession,) if cls is InferenceSession else (cls, GuardedSession)
-        made: type[Any] = types.new_class(cls.__name__, bases, exec_body=lambda body: body.update(names))
+        metaclass: Any = type(cls)
+        made: type[Any] = metaclass(cls.__name__, (GuardedSession,), names)
+        if cls is not InferenceSession:
+            bases = (cls, GuardedSession)
+            try:  # not before: the __init_subclass__ of cls may register classes, or need arguments
+                made.__bases__ = bases
+            except TypeError:  # of another layout: cls has slots, or an abstract or generic class comes first
+                made = metaclass(cls.__name__, bases, names)
         return made
 
 
