@@ -146,7 +146,9 @@ class Function(Graph):
 
     def __init__(self, reader: Reader, message: Extent) -> None:
         super().__init__(reader, _parts_of(reader, message))
-        self.operator, self.domain, self.overload = map(self._text, (1, 10, 13))
+        self.operator, self.domain, self.overload = (
+            b"".join(reader.text(part) for part in self._parts.get(number, ())[-1:]) for number in (1, 10, 13)
+        )
 
     @cached_property
     def initializers(self) -> list[Tensor]:
@@ -159,9 +161,6 @@ class Function(Graph):
     @cached_property
     def outputs(self) -> list[bytes]:
         return [self._reader.text(part) for part in self._parts.get(5, ())]
-
-    def _text(self, number: int) -> bytes:
-        return b"".join(self._reader.text(part) for part in self._parts.get(number, ())[-1:])
 
 
 class GraphOutline:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ..model.files import ModelSource
 from .devices import Device
 
 
@@ -92,12 +91,6 @@ class VerifiedFacts(Protocol):
     placement: RecordedPlacement
 
 
-class RequestedModel(Protocol):
-    """The request that a verified session was opened with."""
-
-    model: ModelSource
-
-
 class VerifiedSession(Session, Protocol):
     """A GPUSession, or an InferenceSession that the guard made one.
 
@@ -105,7 +98,7 @@ class VerifiedSession(Session, Protocol):
     """
 
     _verified: VerifiedFacts
-    _request: RequestedModel
+    _request: Any
     _pinned_memory_limit: int
 
     def close(self) -> None: ...

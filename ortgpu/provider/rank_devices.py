@@ -107,8 +107,24 @@ def claim(rank: Rank, uuid: str) -> None:
             ranks=(rank.rank,),
             phase="device",
         ) from error
-    if holders:
-        raise _shared(rank, uuid, holders)
+    if not holders:
+        return
+    ranks = tuple(sorted({rank.rank, *holders}))
+    raise RankDeviceError(
+        f"ranks {', '.join(map(str, ranks))} have the same GPU: {uuid}",
+        evidence=[
+            f"this is rank {rank.rank} of {rank.world_size}, number {rank.local_rank} of {rank.local_world_size} here",
+            visibility(os.environ.get("CUDA_VISIBLE_DEVICES")),
+        ],
+        fixes=[
+            manual(
+                "show each rank all GPUs of the host, or one of its own: CUDA_VISIBLE_DEVICES, or the launcher's option"
+            ),
+            manual("start as many ranks on this host as it has GPUs"),
+        ],
+        ranks=ranks,
+        phase="device",
+    )
 
 
 def _open_locked(path: Path) -> int:
@@ -159,25 +175,6 @@ def _is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _shared(rank: Rank, uuid: str, holders: tuple[int, ...]) -> RankDeviceError:
-    ranks = tuple(sorted({rank.rank, *holders}))
-    return RankDeviceError(
-        f"ranks {', '.join(map(str, ranks))} have the same GPU: {uuid}",
-        evidence=[
-            f"this is rank {rank.rank} of {rank.world_size}, number {rank.local_rank} of {rank.local_world_size} here",
-            visibility(os.environ.get("CUDA_VISIBLE_DEVICES")),
-        ],
-        fixes=[
-            manual(
-                "show each rank all GPUs of the host, or one of its own: CUDA_VISIBLE_DEVICES, or the launcher's option"
-            ),
-            manual("start as many ranks on this host as it has GPUs"),
-        ],
-        ranks=ranks,
-        phase="device",
-    )
 
 
 def _let_go_in_child() -> None:

@@ -130,7 +130,7 @@ def _load() -> Runtime:
         module,
         error,
         preload,
-        numpy_error=_why_numpy_fails() if _blames_numpy(error) else None,
+        numpy_error=_why_numpy_fails() if error and re.search(r"numpy\S* failed", error) else None,
         provider_stamp=_stamp(packages.onnxruntime.provider_library),
     )
 
@@ -218,10 +218,6 @@ def _import() -> tuple[ModuleType | None, str | None]:
     if not isinstance(getattr(module, "__spec__", None), ModuleSpec):  # no finder of Python made it: a mock, say
         return None, "TypeError: this program put what is not ONNX Runtime into sys.modules['onnxruntime']"
     return (module if hasattr(module, "InferenceSession") else None), None
-
-
-def _blames_numpy(error: str | None) -> bool:
-    return error is not None and re.search(r"numpy\S* failed", error) is not None
 
 
 def _why_numpy_fails() -> str | None:

@@ -15,10 +15,6 @@ from ..environment.packages.metadata import search_path
 from ..errors import BrokenPackageError, LibraryNotFoundError, ProviderRequestError, manual
 from .preloading import open_library
 
-_WHEEL = (
-    "tensorrt_libs"  # NVIDIA/TensorRT, python/packaging/libs_wheel: a folder of libraries that no loader looks into
-)
-
 
 def check_loadable(cuda_provider: str, *, in_wheels: bool = True, loader: Loader | None = None) -> None:
     """Open the libraries that the TensorRT provider links, so that they are found later.
@@ -48,16 +44,20 @@ def check_loadable(cuda_provider: str, *, in_wheels: bool = True, loader: Loader
             fixes=[manual("install ONNX Runtime again, or leave TensorrtExecutionProvider out")],
             files=(path,),
         )
-    folders = [os.path.join(entry, _WHEEL) for entry in search_path()] if in_wheels else []
+    # NVIDIA/TensorRT, python/packaging/libs_wheel: a folder of libraries that no loader looks into
+    folders = [os.path.join(entry, "tensorrt_libs") for entry in search_path()] if in_wheels else []
     if is_dll(path):
         folders += path_of(os.environ)  # where ONNX Runtime has Windows look for them, and nothing else does
     needed = [name for name in provider.needed if re.match(r"(lib)?(nvinfer|nvonnxparser)", name, re.IGNORECASE)]
     errors = {name: error for name in sorted(needed) if (error := _open(name, folders, loader)) is not None}
     if errors:
+        names = ("libnvinfer.so*", "nvinfer_[0-9]*.dll")  # in these folders, of another release than the needed one
+        patterns = [os.path.join(glob.escape(folder), name) for folder in folders for name in names]
+        others = [path for pattern in patterns for path in glob.glob(pattern)]
         majors = sorted({name.removesuffix(".dll").rpartition("_" if is_dll(name) else ".")[2] for name in errors})
         raise LibraryNotFoundError(
             f"TensorRT was asked for and its libraries are missing: {', '.join(errors)}",
-            evidence=[*errors.values(), *(f"found: {name}" for name in _present(folders))],
+            evidence=[*errors.values(), *(f"found: {name}" for name in sorted(others))],
             fixes=[
                 manual(
                     f"install TensorRT in a release {' and '.join(majors)}.*, or leave TensorrtExecutionProvider out"
@@ -76,10 +76,3 @@ def _open(soname: str, folders: list[str], loader: Loader | None) -> str | None:
             problem = file.problem or wrong_machine(file.machine, this_machine())
             error = open_library(path, loader=loader) if problem is None else f"{path}: {problem}"
     return error
-
-
-def _present(folders: list[str]) -> list[str]:
-    """Return TensorRT's main libraries in these folders, which are of another release than the needed one."""
-    names = ("libnvinfer.so*", "nvinfer_[0-9]*.dll")
-    patterns = [os.path.join(glob.escape(folder), name) for folder in folders for name in names]
-    return sorted(path for pattern in patterns for path in glob.glob(pattern))
