@@ -89,8 +89,5 @@ def is_ort_format(model: ModelSource) -> bool:
     session.load_model_format can say otherwise.
     """
     if isinstance(model, bytes):
-        return model.startswith(_ORT_IDENTIFIER, 4)
+        return model.startswith(b"ORTM", 4)  # after the offset of a flatbuffer's root
     return os.fsdecode(model).lower().endswith(".ort")
-
-
-_ORT_IDENTIFIER = b"ORTM"  # after the offset of a flatbuffer's root

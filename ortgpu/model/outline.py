@@ -235,7 +235,7 @@ class Content(NamedTuple):
 
 
 _ASKED_FOR = frozenset((1, 5, 11, 12))  # of a graph
-_DESCRIBING = frozenset((1, 2, 8, 13, 14))  # of a tensor
+_WITHOUT_VALUES = frozenset((1, 2, 8, 13, 14))  # of a tensor
 
 
 def _read_content(data: Bytes, most: int) -> Content:
@@ -267,7 +267,7 @@ def _read_content(data: Bytes, most: int) -> Content:
                 of_graph.append((inner, start, part))
                 start = part[1]
                 if inner == 5 and part[1] - part[0] > _LARGE:
-                    parts[5].append(keep(_described(reader, part)))
+                    parts[5].append(keep(_without_values(reader, part)))
                 elif inner in _ASKED_FOR:
                     parts[inner].append(keep(data[part[0] : part[1]]))
         elif number == 25:
@@ -284,12 +284,11 @@ def _read_content(data: Bytes, most: int) -> Content:
     return Content(Graph(inside, parts), own, opsets, ir_version, copies, around, of_graph)
 
 
-def _described(reader: Reader, tensor: Extent) -> bytes:
-    """Return a tensor without its values."""
+def _without_values(reader: Reader, tensor: Extent) -> bytes:
     found = []
     at = tensor[0]
     for number, _, content in reader.fields(tensor):
-        if number in _DESCRIBING:
+        if number in _WITHOUT_VALUES:
             found.append(reader.text((at, content[1])))
         at = content[1]
     return b"".join(found)

@@ -197,8 +197,6 @@ class Executor(Threads):
 
 
 class _Call:
-    """A function to be called, and its outcome."""
-
     def __init__(self, outcome: Outcome[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._outcome: Outcome[Any] | None = outcome
         self._function = function

@@ -123,7 +123,6 @@ def _is_open(session: Opened) -> bool:
 
 
 def _all_instances() -> list[Session]:
-    """Return every InferenceSession among the objects of this interpreter."""
     home = "onnxruntime.capi.onnxruntime_inference_collection"  # "onnxruntime" may have a function of a tracer's
     root = getattr(sys.modules.get(home), "InferenceSession", None)
     if not isinstance(root, type):

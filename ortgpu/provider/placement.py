@@ -229,7 +229,6 @@ def _is_of_ort_format(session: Opened, *, without_options: bool) -> bool:
 
 
 def _model_of(session: Opened) -> str | bytes | None:
-    """Return the path or the bytes of the session's model."""
     path = getattr(session, "_model_path", None)
     return os.fsdecode(path) if path else getattr(session, "_model_bytes", None)
 

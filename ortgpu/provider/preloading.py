@@ -144,73 +144,56 @@ def plan(packages: Packages, directory: str | os.PathLike[str] | None = None, *,
     return Plan(provider, resolve(places, provider.needed, provider.cuda_major, thorough=thorough))
 
 
-NOTHING: frozenset[str] = frozenset()
-
-
 def load(found: Plan, *, lazily_opened: frozenset[str] | None = None, loader: Loader | None = None) -> PreloadReport:
     """Open what was found, dependencies first. ``loader`` None: that of this process.
 
     ``lazily_opened`` holds the stems of libraries to open beside those that the provider links and ``libcudnn`` itself;
     None is all. cuDNN's parts, cuFFT, nvRTC and nvJitLink are half of the loading time and of no use to many models.
     """
-    if found.provider is None or not found.resolutions:
-        return PreloadReport(found.provider, (), (), (), False, None)
+    provider, resolutions = found.provider, found.resolutions
+    if provider is None or not resolutions:
+        return PreloadReport(provider, (), (), (), False, None)
+    loader = loader or loader_of_this_process()
     with _lock:
-        return _load(found.provider, found.resolutions, lazily_opened, loader or loader_of_this_process())
-
-
-def merged(first: PreloadReport, later: PreloadReport) -> PreloadReport:
-    """Return the report of two calls: ``later`` is complete, and ``first`` knows where its own came from."""
-    origins = {library.soname: library for library in first.libraries}
-    libraries = (*first.libraries, *(library for library in later.libraries if library.soname not in origins))
-    return dataclasses.replace(later, libraries=libraries)
-
-
-def _load(
-    provider: ProviderLibrary,
-    resolutions: tuple[Resolution, ...],
-    lazily_opened: frozenset[str] | None,
-    loader: Loader,
-) -> PreloadReport:
-    cuda_major = provider.cuda_major or 0
-    loaded: list[LoadedLibrary] = []
-    missing: list[MissingLibrary] = []
-    rejected: list[Candidate] = []
-    driver_missing = open_library(loader.driver, loader=loader) is not None
-    cudnn: LoadedLibrary | None = None
-    damaged: set[str] = set()  # sonames of which there are only damaged files
-    for resolution in resolutions:
-        rejected.extend(resolution.rejected)
-        is_part = resolution.spec.part_of is not None
-        if is_part and cudnn is None:
-            continue
-        candidates = _beside(cudnn, resolution.candidates) if is_part and cudnn else resolution.candidates
-        stem = resolution.spec.stem
-        wanted = lazily_opened is None or stem in lazily_opened or resolution.required or stem == "libcudnn"
-        if candidates and not wanted:
-            continue
-        found, refused = _load_one(resolution, candidates, damaged, loader)
-        rejected.extend(refused)
-        if found is None and resolution.damaged:
-            damaged.add(resolution.soname)
-        if found is not None:
-            loaded.append(found)
-            cudnn = found if stem == "libcudnn" else cudnn
-        elif not is_part or _part_is_missing(resolution, refused, driver_missing):
-            wheel = resolution.spec.wheels.get(cuda_major)
-            passed_over = (*resolution.rejected, *refused)
-            missing.append(MissingLibrary(resolution.soname, resolution.required, wheel, passed_over))
-    for library in loaded:
-        logger.debug("%s from %s (%s)", library.soname, library.path, library.source)
-    return PreloadReport(
-        provider,
-        tuple(loaded),
-        tuple(missing),
-        tuple(dict.fromkeys(rejected)),
-        driver_missing,
-        _cuda_major_of_cudnn(cudnn, resolutions, damaged, loader),
-        _mixed_cudnn(cudnn, loaded, loader),
-    )
+        cuda_major = provider.cuda_major or 0
+        loaded: list[LoadedLibrary] = []
+        missing: list[MissingLibrary] = []
+        rejected: list[Candidate] = []
+        driver_missing = open_library(loader.driver, loader=loader) is not None
+        cudnn: LoadedLibrary | None = None
+        damaged: set[str] = set()  # sonames of which there are only damaged files
+        for resolution in resolutions:
+            rejected.extend(resolution.rejected)
+            is_part = resolution.spec.part_of is not None
+            if is_part and cudnn is None:
+                continue
+            candidates = _beside(cudnn, resolution.candidates) if is_part and cudnn else resolution.candidates
+            stem = resolution.spec.stem
+            wanted = lazily_opened is None or stem in lazily_opened or resolution.required or stem == "libcudnn"
+            if candidates and not wanted:
+                continue
+            opened, refused = _load_one(resolution, candidates, damaged, loader)
+            rejected.extend(refused)
+            if opened is None and resolution.damaged:
+                damaged.add(resolution.soname)
+            if opened is not None:
+                loaded.append(opened)
+                cudnn = opened if stem == "libcudnn" else cudnn
+            elif not is_part or _part_is_missing(resolution, refused, driver_missing):
+                wheel = resolution.spec.wheels.get(cuda_major)
+                passed_over = (*resolution.rejected, *refused)
+                missing.append(MissingLibrary(resolution.soname, resolution.required, wheel, passed_over))
+        for library in loaded:
+            logger.debug("%s from %s (%s)", library.soname, library.path, library.source)
+        return PreloadReport(
+            provider,
+            tuple(loaded),
+            tuple(missing),
+            tuple(dict.fromkeys(rejected)),
+            driver_missing,
+            _cuda_major_of_cudnn(cudnn, resolutions, damaged, loader),
+            _mixed_cudnn(cudnn, loaded, loader),
+        )
 
 
 def _beside(cudnn: LoadedLibrary, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:

@@ -160,26 +160,26 @@ def _load_what_the_module_links(packages: Packages) -> tuple[str | None, Preload
         return damage, None
     if not any(soname.startswith("libcu") for file in native for soname in file.needed):
         return None, None
-    from .preloading import NOTHING, load, plan
+    from .preloading import load, plan
 
-    return None, load(plan(packages), lazily_opened=NOTHING)
+    return None, load(plan(packages), lazily_opened=frozenset())
 
 
 def open_provider() -> Runtime:
     """Load what the provider links, then the provider file itself: once per process."""
     global _runtime
-    from .preloading import NOTHING, load, plan, why_provider_does_not_load
+    from .preloading import load, plan, why_provider_does_not_load
 
     with _lock:
         runtime = load_runtime()
         if runtime.provider_opened:
             return runtime
         found = plan(runtime.packages, thorough=False)
-        report = load(found, lazily_opened=NOTHING)
+        report = load(found, lazily_opened=frozenset())
         if not report.ok:
             # Once more, with everything that could serve and everything that was passed over.
             found = plan(runtime.packages)
-            report = load(found, lazily_opened=NOTHING)
+            report = load(found, lazily_opened=frozenset())
         error, opened = None, False
         if report.ok and report.provider is not None and not report.driver_missing:
             error = why_provider_does_not_load(report.provider)
@@ -197,13 +197,16 @@ def load_lazily_opened(stems: frozenset[str]) -> Runtime:
     the loader's own search decides; the time is the same.
     """
     global _runtime
-    from .preloading import load, merged
+    from .preloading import load
 
     with _lock:
         runtime = load_runtime()
         wanted = runtime.lazily_opened | stems
         if runtime.found is not None and runtime.preload is not None and wanted != runtime.lazily_opened:
-            report = merged(runtime.preload, load(runtime.found, lazily_opened=wanted))
+            later = load(runtime.found, lazily_opened=wanted)
+            known = {library.soname for library in runtime.preload.libraries}  # whose origins it knows
+            new = (library for library in later.libraries if library.soname not in known)
+            report = dataclasses.replace(later, libraries=(*runtime.preload.libraries, *new))
             _runtime = runtime = dataclasses.replace(runtime, preload=report, lazily_opened=wanted)
         return runtime
 

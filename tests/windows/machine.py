@@ -14,7 +14,7 @@ from ortgpu.environment.libraries.loader_windows import Kernel32, WindowsLoader,
 from ortgpu.environment.libraries.places import SearchPlaces, folders_of_windows
 from ortgpu.environment.libraries.search import resolve
 from ortgpu.environment.libraries.wheel import ProviderLibrary, bridge_of, read_provider
-from ortgpu.provider.preloading import NOTHING, Plan, PreloadReport, load
+from ortgpu.provider.preloading import Plan, PreloadReport, load
 from tests.support.made_dlls import X86_64, dll, put
 from tests.support.made_facts import HEALTHY
 from tests.windows.trees import CUDNN, LAZY, NEEDED, TOOLKIT, places
@@ -142,7 +142,7 @@ class Machine:
         where = replace(self.places, mapped=self.kernel.modules())
         provider = self.provider_library
         found = Plan(provider, resolve(where, provider.needed, provider.cuda_major or 0))
-        return load(found, lazily_opened=None if everything else NOTHING, loader=self.loader)
+        return load(found, lazily_opened=None if everything else frozenset(), loader=self.loader)
 
     def facts(self, **observed: Any) -> Facts:
         """What an inspection finds here, of a machine that is healthy apart from that."""

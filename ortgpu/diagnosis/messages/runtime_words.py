@@ -82,15 +82,10 @@ def read_library_status(text: str) -> LibraryStatus | None:
     library, code, word = match[1], int(match[2]), match[3]
     name = {"CUBLAS": _CUBLAS, "CUDNN": {} if word.isupper() else _CUDNN}.get(library, {}).get(code)
     status = f"{library}_STATUS_{name}" if name else word if word.isupper() else f"status {code}"
+    # For the host's memory cuDNN 9 has another status; CURAND_STATUS_ALLOCATION_FAILED is cuRAND's.
+    says_memory = re.search(r"(?<!HOST_)ALLOC(ATION)?_FAILED", status) is not None
     is_vague = "NOT_INITIALIZED" in status
-    return LibraryStatus(library, status, _is_of_memory(status), bool(_CREATION.search(text)), is_vague)
-
-
-def _is_of_memory(status: str) -> bool:
-    """Return True for memory of the GPU. cuDNN 9 has another status for the host's; CURAND_STATUS_ALLOCATION_FAILED is
-    cuRAND's.
-    """
-    return re.search(r"(?<!HOST_)ALLOC(ATION)?_FAILED", status) is not None
+    return LibraryStatus(library, status, says_memory, bool(_CREATION.search(text)), is_vague)
 
 
 OPTION_NAME = re.compile(r'Unknown provider option: "([^"]*)"')

@@ -194,8 +194,6 @@ def _libraries() -> _Outcome:
 
 
 class _Opening(logging.Handler):
-    """Report which library is being opened."""
-
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == OPENING:
             _report({"opening": record.getMessage().removeprefix(OPENING % "")})

@@ -96,7 +96,6 @@ def reinstall_onnxruntime(
 
 
 def _removal(environment: Environment) -> list[str]:
-    """Return commands that remove every owner of the import."""
     installed, uninstall = environment.packages.onnxruntime, environment.installer.uninstall
     without_record = [one for one in installed.owners if not one.record_readable]
     if without_record and (files := _recorded_in(installed.home, environment)):
@@ -108,7 +107,6 @@ def _removal(environment: Environment) -> list[str]:
 
 
 def _replace_in(home: str, environment: Environment, wanted: list[str]) -> Fix:
-    """Return the fix for a folder of the search path that no installer owns."""
     if files := _recorded_in(home, environment):
         return shell(f"rm -rf {files} && {_install_into(environment, home, wanted)}")
     off, then = off_the_path(environment, "PYTHONPATH", home), install(environment, wanted, again=True)
