@@ -23,7 +23,7 @@ from ..environment.libraries.places import (
 )
 from ..environment.libraries.search import places_of_this_process
 from ..environment.packages.installed import Distribution
-from ..environment.packages.metadata import list_distributions, list_places
+from ..environment.packages.metadata import list_distributions, list_places, read_text
 
 # MPI is asked, and not started
 
@@ -312,7 +312,7 @@ def parse_port_state(text: str | None) -> bool | None:
 
 def _interface(folder: Path) -> Interface:
     speed = _number(folder / "speed")
-    state = (_text(folder / "operstate") or "").strip()
+    state = read_text(folder / "operstate").strip()
     return Interface(
         name=folder.name,
         up=None if state in ("", "unknown") else state == "up",
@@ -327,16 +327,16 @@ def _ports(device: Path) -> list[InfinibandPort]:
         InfinibandPort(
             device.name,
             int(one.name),
-            parse_port_state(_text(one / "state")),
-            parse_rate(_text(one / "rate")),
-            (_text(one / "link_layer") or "").strip() or None,
+            parse_port_state(read_text(one / "state")),
+            parse_rate(read_text(one / "rate")),
+            read_text(one / "link_layer").strip() or None,
         )
         for one in sorted(numbered, key=lambda one: int(one.name))
     ]
 
 
 def _number(path: Path) -> int | None:
-    text = (_text(path) or "").strip()
+    text = read_text(path).strip()
     return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
 
 
@@ -344,13 +344,6 @@ def _entries(folder: Path) -> list[Path] | None:
     try:
         return sorted(one for one in folder.iterdir() if one.is_dir())
     except OSError:
-        return None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_bytes().decode("utf-8", "replace")
-    except OSError:  # `speed` of an interface without a link cannot be read: EINVAL
         return None
 
 

@@ -127,11 +127,6 @@ def preflight(
     participant = Participant(own, planned, meeting_of(own, address), Schedule.of(min(timeout, _LONGEST)))
     try:
         return participant.run()
-    except GPUError:
-        raise
-    except BaseException:
-        participant.leave_others()
-        raise
     finally:
         participant.close()
 
@@ -184,6 +179,12 @@ class Participant:
                 fixes=[manual(f"keep strangers out: give all ranks one secret, {SECRET}")],
                 phase=self._step,
             ) from None
+        except GPUError:
+            raise
+        except BaseException:
+            if self._hub is not None:  # after an interrupt the others notice at once
+                self._hub.close()
+            raise
 
     def _run(self) -> PreflightReport:
         self._start_child()
@@ -203,11 +204,6 @@ class Participant:
             verdicts.notes(self._rank, roster),
             time.monotonic() - self._schedule.start,
         )
-
-    def leave_others(self) -> None:
-        """Close the connections after an interrupt, so that the others notice at once."""
-        if self._hub is not None:
-            self._hub.close()
 
     def close(self) -> None:
         if self._child is not None:
