@@ -10,10 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from ortgpu import Diagnosis
-from ortgpu.cli import output, training_findings
+from ortgpu.cli import output
 from ortgpu.diagnosis.probe.result import ProbeResult
 from ortgpu.diagnosis.requirements import Requirement, dotted, short_name
 from ortgpu.distributed.diagnosis.training import TrainingFacts
+from ortgpu.distributed.environment import Mpi, Network
+from ortgpu.distributed.shared_folder import FolderMeeting
 from ortgpu.environment.gpu.cuda import CudaDevice
 from ortgpu.environment.gpu.driver import GPU
 from ortgpu.environment.inspection import Environment
@@ -75,7 +77,7 @@ class Report:
             "driver": _driver(environment, verbose),
             "GPUs": _gpus(environment, probe, verbose),
             "libraries": list(libraries(environment)) or ["not known: no provider file says which"],
-            **(training_findings.rows(training) if isinstance(training, TrainingFacts) else {}),
+            **(_training(training) if isinstance(training, TrainingFacts) else {}),
             "variables": _variables(environment, verbose),
             "requirements": requirements(self.requirements),
             "probe": _probe(probe, verbose),
@@ -310,3 +312,40 @@ def _probe(probe: ProbeResult | None, verbose: bool) -> Iterator[str]:
         yield f"{how} in: {probe.died_in}"
     if verbose:
         yield from (f"    | {text}" for text in probe.output.splitlines() if text.strip())
+
+
+def _training(training: TrainingFacts) -> dict[str, list[str]]:
+    """Return the rows that the profile "training" adds."""
+    environment = training.environment
+    ssh = [f"{one.host}: {'reached' if one.returncode == 0 else 'not reached'}" for one in training.ssh]
+    return {
+        "NCCL": list(map(str, environment.nccl.libraries)) or ["no libnccl.so.2 was found"],
+        "MPI": _mpi(environment.mpi),
+        "network": _network(environment.network),
+        **({"ssh": ssh} if ssh else {}),
+        **({"shared folder": [_meeting(training.shared_folder)]} if training.shared_folder is not None else {}),
+    }
+
+
+def _mpi(mpi: Mpi) -> list[str]:
+    launcher = f"{mpi.launcher or 'launcher of unknown version'}, {mpi.mpirun}" if mpi.mpirun else "no mpirun"
+    library = f"mpi4py {mpi.mpi4py or ''}".rstrip() + f" with {mpi.library or 'no library'}"
+    return [launcher, library if mpi.mpi4py or mpi.library else "no mpi4py"]
+
+
+def _network(network: Network) -> list[str]:
+    if network.interfaces is None:
+        return ["not known"]
+    cards = ", ".join(map(str, network.cards)) or "no card that is up"
+    ports = ", ".join(f"{port.device} port {port.port}" for port in network.infiniband or ())
+    return [f"{cards}; InfiniBand: {ports or 'none'}"]
+
+
+def _meeting(meeting: FolderMeeting) -> str:
+    if not meeting.ok:
+        return f"{meeting.folder}: rank {meeting.rank} did not meet all of {meeting.world_size}"
+    if meeting.world_size == 1:
+        return (
+            f"{meeting.folder}: written and read by this process alone; start the doctor with mpirun to compare ranks"
+        )
+    return f"{meeting.folder}: rank {meeting.rank} met all {meeting.world_size}"
