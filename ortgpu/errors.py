@@ -45,7 +45,7 @@ class Fix(str):
 
     kind: FixKind
     needs: Needs | None
-    linux_only = False  # the diagnosis of Windows leaves such a fix out; a pickle does not keep it
+    linux_only = False  # the diagnosis of Windows leaves such a fix out
 
     def __new__(cls, text: str, *, kind: FixKind = "shell", needs: Needs | None = None) -> Fix:
         self = super().__new__(cls, text)
@@ -58,15 +58,8 @@ class Fix(str):
         """True if this user can run the text here as it is."""
         return self.kind != "manual" and self.needs is None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_fix, (str(self), self.kind, self.needs)
-
     def __repr__(self) -> str:
         return f"Fix({str(self)!r}, kind={self.kind!r}, needs={self.needs!r})"
-
-
-def _rebuild_fix(text: str, kind: FixKind, needs: Needs | None) -> Fix:
-    return Fix(text, kind=kind, needs=needs)
 
 
 def shell(command: str, *, needs: Needs | None = None) -> Fix:

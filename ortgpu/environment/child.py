@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,8 @@ def run(
         timed_out = child.poll() is None  # it may have ended, and something that it started still hold its output
         if timed_out and grace:
             child.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):  # killed now, as it would be without grace
                 child.wait(grace)
-            except subprocess.TimeoutExpired:
-                pass  # killed now, as it would be without grace
         kill_group(child)
         output, errors = _rest(child)
     finally:
@@ -173,14 +172,10 @@ def signal_name(number: int) -> str:
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:
     """Kill a child that leads a process group, and the whole group. A process stuck in the driver is left."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # it ended by itself
         if hasattr(os, "killpg"):
             os.killpg(child.pid, signal.SIGKILL)
         else:
             child.kill()
-    except (ProcessLookupError, PermissionError):
-        pass  # it ended by itself
-    try:
+    with suppress(subprocess.TimeoutExpired):
         child.wait(_DEATH)
-    except subprocess.TimeoutExpired:
-        pass

@@ -88,11 +88,8 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
 
 
 def _libraries_by_cuda(packages: Packages) -> dict[int, tuple[str, ...]]:
-    def there(major: int) -> tuple[str, ...]:
-        found = resolve(places_for(None, packages.torch, cuda_major=major), (), major)
-        return tuple(each.spec.stem for each in found if each.chosen)
-
-    return {major: there(major) for major in TOOLKIT_MAJORS}
+    found = {each: resolve(places_for(None, packages.torch, cuda_major=each), (), each) for each in TOOLKIT_MAJORS}
+    return {major: tuple(each.spec.stem for each in all_of if each.chosen) for major, all_of in found.items()}
 
 
 def _read(path: str | None) -> LibraryFile | None:

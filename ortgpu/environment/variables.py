@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
+
+from .packages.metadata import read_file
 
 NAMES: Final[tuple[str, ...]] = (
     # Which GPUs the process may see, and in which order CUDA counts them.
@@ -89,11 +90,8 @@ def read_variables(environ: Mapping[str, str] | None = None, start: bytes | None
     """
     now = os.environ if environ is None else environ
     if start is None:
-        try:
-            start = Path("/proc/self/environ").read_bytes()
-        except OSError:
-            return Variables(_chosen(now), None)
-    before = parse_environment_block(start)
+        start = read_file("/proc/self/environ")
+    before = parse_environment_block(start) if start is not None else None
     return Variables(_chosen(now), None if before is None else _chosen(before))
 
 

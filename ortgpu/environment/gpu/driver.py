@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
 from ..libraries.library_file import defines
-from ..packages.metadata import read_text
+from ..packages.metadata import read_file, read_text
 from ..variables import entries_of
 
 LIBCUDA: Final = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -253,10 +253,7 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
         buffer = ctypes.create_unicode_buffer(32768)
         ctypes.windll.kernel32.GetModuleFileNameW(ctypes.c_void_p(library._handle), buffer, len(buffer))
         return buffer.value or None
-    try:
-        maps = Path("/proc/self/maps").read_bytes().decode("utf-8", "surrogateescape")
-    except OSError:
-        return None
+    maps = (read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape")
     return parse_mapped_file(maps, "libcuda.so", address)
 
 
@@ -438,14 +435,7 @@ def find_interposed(root: Path) -> tuple[str, ...]:
 
     Libraries that share out a GPU do so, such as HAMi's libvgpu.so.
     """
-    try:
-        text = (root / "etc/ld.so.preload").read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        text = ""
+    text = (read_file(root / "etc/ld.so.preload") or b"").decode("utf-8", "surrogateescape")
     entries = [*entries_of("LD_PRELOAD", os.environ.get("LD_PRELOAD", "")), *re.split(r"[:\s]+", text)]
-    found = (entry for entry in entries if os.path.isabs(entry) and not _is_the_driver(entry))
+    found = (one for one in entries if os.path.isabs(one) and not os.path.basename(one).startswith("libcuda.so"))
     return tuple(dict.fromkeys(entry for entry in found if defines(entry, ("cuInit", "dlsym"))))
-
-
-def _is_the_driver(path: str) -> bool:
-    return os.path.basename(path).startswith("libcuda.so")

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import BinaryIO, TypeVar
 
 # The same names for the same processors
@@ -215,7 +216,8 @@ class _Elf:
             raise _DamagedError(f"truncated: {self._size} of {end} bytes")
         if dynamic is None:
             raise _DamagedError(f"{_DAMAGED_ELF}: no dynamic section")
-        entries = _dynamic_entries(self.read(*dynamic))
+        table = self.read(*dynamic)
+        entries = list(takewhile(lambda entry: entry[0], struct.iter_unpack("<QQ", table[: len(table) & ~15])))
         strings = self._string_table(dict(entries), loads)
 
         def all_of(tag: int) -> tuple[str, ...]:
@@ -247,16 +249,6 @@ class _Elf:
             raise _DamagedError(f"truncated: {self._size} bytes, tables reach to {offset + length}")
         self._file.seek(offset)
         return self._file.read(length)
-
-
-def _dynamic_entries(data: bytes) -> list[tuple[int, int]]:
-    entries = []
-    for at in range(0, len(data) - 15, 16):
-        tag, value = struct.unpack_from("<QQ", data, at)
-        if tag == 0:
-            break
-        entries.append((tag, value))
-    return entries
 
 
 def _string(table: bytes, at: int) -> str:

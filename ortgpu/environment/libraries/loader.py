@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Union
 
 from ...process.untranslated import untranslated
+from ..packages.metadata import read_file
 from .library_file import read_elf
 
 if TYPE_CHECKING:
@@ -116,11 +117,7 @@ def read_mapped_libraries() -> tuple[str, ...]:
         from .loader_windows import Kernel32
 
         return Kernel32().modules()
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-            return mapped_libraries(file.read())
-    except OSError:
-        return ()
+    return mapped_libraries((read_file("/proc/self/maps") or b"").decode("utf-8", "surrogateescape"))
 
 
 def only_loaded(paths: Iterable[str]) -> tuple[str, ...]:

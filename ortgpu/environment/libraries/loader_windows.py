@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from .catalogue import spec_for
@@ -81,10 +82,8 @@ class Kernel32:
         add = getattr(os, "add_dll_directory", None)  # of Windows alone
         if add is None or folder in self._folders:
             return
-        try:
+        with suppress(OSError):  # it was there when it was searched
             self._folders[folder] = add(folder)
-        except OSError:  # it was there when it was searched
-            pass
 
     def ask(self, path: str, function: str) -> int | None:
         try:

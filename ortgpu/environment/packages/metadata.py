@@ -50,12 +50,10 @@ def search_path(entries: Iterable[object] | None = None) -> list[str]:
     return [entry for entry in (sys.path if entries is None else entries) if isinstance(entry, str)]
 
 
-def list_places(search_path: Iterable[object]) -> list[Place]:
+def list_places(entries: Iterable[object]) -> list[Place]:
     """Return the readable folders of a search path, each once, in order. Never raises, whatever the entries are."""
     places: dict[str, Place] = {}
-    for entry in search_path:
-        if not isinstance(entry, str):
-            continue  # as the import system does
+    for entry in search_path(entries):
         try:
             folder = os.path.abspath(entry)
             names = frozenset(os.listdir(folder))
