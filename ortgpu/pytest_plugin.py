@@ -145,18 +145,14 @@ def _resolve_mode(config: pytest.Config) -> tuple[str, str]:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if not _is_marked(item) and _uses_our_fixtures(item):
+        used = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+        # A project's own fixture with the name of one of ours does not count.
+        if not _is_marked(item) and any(_is_ours(name, used[name]) for name in FIXTURES.intersection(used)):
             item.add_marker(MARKER)
 
 
 def _is_marked(item: pytest.Item) -> bool:
     return item.get_closest_marker(MARKER) is not None
-
-
-def _uses_our_fixtures(item: pytest.Item) -> bool:
-    """Return True if the test uses a fixture of this plugin, and not only a project's own with the same name."""
-    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    return any(_is_ours(name, definitions[name]) for name in FIXTURES.intersection(definitions))
 
 
 def _is_ours(name: str, definitions: Sequence[pytest.FixtureDef[Any]]) -> bool:

@@ -132,20 +132,15 @@ def observe(model: bytes, batch: int, width: int, *, timeout: float) -> PlainRes
         elif child.returncode < 0:
             ended = f"died of {signal_name(-child.returncode)}"
         observed = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    text = re.sub(r"\x1b\[[0-9;]*m", "", child.output)  # ONNX Runtime's log has colours even without a terminal
     return PlainResult(
         version=observed.get("version"),
         bound=tuple(observed["bound"]) if "bound" in observed else None,
         ran="outputs" in observed,
         raised=observed.get("raised"),
         ended=ended,
-        written=_lines(child.output),
+        written=tuple(line.rstrip() for line in text.splitlines() if line.strip()),
     )
-
-
-def _lines(text: str) -> tuple[str, ...]:
-    """Return the lines without colours, which ONNX Runtime's log has even without a terminal."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    return tuple(line.rstrip() for line in plain.splitlines() if line.strip())
 
 
 def _show_plain(console: Console, result: PlainResult) -> None:

@@ -137,16 +137,19 @@ def read(
     Without ``feeds`` nothing runs, and ``reason`` says why. If ONNX Runtime refuses the inputs, which may be made up,
     the report says so in the words of ``refused``. A GPUError is raised.
     """
-    latency = None
+    times = []
     if feeds is not None:
         try:
-            latency = _measure(session, feeds, runs)
+            for _ in range(runs + 1):
+                start = time.perf_counter()
+                session.run(None, dict(feeds))
+                times.append(time.perf_counter() - start)
         except GPUError:
             raise
         except Exception as error:
             if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("onnxruntime."):
                 raise
-            reason = f"{refused}: {error}"
+            times, reason = [], f"{refused}: {error}"
     from ortgpu.environment.gpu import driver
 
     uuid = session.device.uuid
@@ -156,18 +159,9 @@ def read(
         providers=tuple(session.get_providers()),
         options=dict(session.get_provider_options().get(CUDA, {})),
         gpu_memory=driver.processes_on(uuid).get(os.getpid()) if uuid else None,
-        latency=latency,
+        latency=Latency(times[0], tuple(times[1:])) if times else None,
         latency_error=reason,
     )
-
-
-def _measure(session: GPUSession, feeds: Mapping[str, Any], runs: int) -> Latency:
-    times = []
-    for _ in range(runs + 1):
-        start = time.perf_counter()
-        session.run(None, dict(feeds))
-        times.append(time.perf_counter() - start)
-    return Latency(times[0], tuple(times[1:]))
 
 
 @contextlib.contextmanager

@@ -59,10 +59,6 @@ class Spread:
     median: float
     high: float  # upper quartile
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(*quartiles(values))
-
 
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -273,8 +269,8 @@ class Bench:
             Figure(
                 name,
                 batch,
-                Spread.of([items / each for each in taken]),
-                Spread.of([theirs / mine for theirs, mine in zip(seconds[base], taken, strict=True)])
+                Spread(*quartiles([items / each for each in taken])),
+                Spread(*quartiles([theirs / mine for theirs, mine in zip(seconds[base], taken, strict=True)]))
                 if base in seconds and name != base
                 else None,
                 Latency.of(latencies[name]) if len(latencies[name]) > 1 else None,
