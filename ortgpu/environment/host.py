@@ -8,6 +8,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -85,9 +86,9 @@ def read_host(root: Path = Path("/"), environ: Mapping[str, str] | None = None) 
         wsl=kernel is not None and "microsoft" in kernel.lower(),
         display_vendors=_read_display_vendors(root),
         frozen=is_frozen() or is_pex(),
-        address_space=_read_limit("RLIMIT_AS"),
-        data=_read_limit("RLIMIT_DATA"),
-        stack=_read_limit("RLIMIT_STACK"),
+        address_space=_read_limits("RLIMIT_AS")[0],
+        data=_read_limits("RLIMIT_DATA")[0],
+        stack=_read_limits("RLIMIT_STACK")[0],
         open_files=_read_open_files(),
         service=_read_service(variables),
     )
@@ -119,13 +120,16 @@ def _read_service(environ: Mapping[str, str]) -> str | None:
     return next((name for name, variable in _SERVICES if environ.get(variable)), None)
 
 
-def _read_limit(name: str) -> int | None:
+def _read_limits(name: str) -> tuple[int | None, int | None]:
+    """Return the soft and the hard limit; None: no limit, or unknown."""
     try:
         import resource
     except ImportError:  # Windows
-        return None
-    limit: int = resource.getrlimit(getattr(resource, name))[0]
-    return None if limit == resource.RLIM_INFINITY else limit
+        return None, None
+    soft, hard = (
+        None if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(getattr(resource, name))
+    )
+    return soft, hard
 
 
 _MOST_FILES: Final = 1 << 20  # the most that Linux allows: the default of /proc/sys/fs/nr_open
@@ -133,12 +137,8 @@ _MOST_FILES: Final = 1 << 20  # the most that Linux allows: the default of /proc
 
 def _read_open_files() -> OpenFiles | None:
     """Return the use and the limits of file descriptors, or None if there is no limit or it is unknown."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
+    limit, hard_limit = _read_limits("RLIMIT_NOFILE")
+    if limit is None:
         return None
     try:
         used = len(os.listdir("/dev/fd")) - 1  # the one that lists them
@@ -146,7 +146,7 @@ def _read_open_files() -> OpenFiles | None:
         if error.errno != errno.EMFILE:
             return None
         used = limit
-    return OpenFiles(used, limit, _MOST_FILES if hard_limit == resource.RLIM_INFINITY else hard_limit)
+    return OpenFiles(used, limit, _MOST_FILES if hard_limit is None else hard_limit)
 
 
 def parse_os_release(text: str) -> str | None:
@@ -250,13 +250,9 @@ def _read_libc(root: Path) -> str | None:
     if not sys.platform.startswith("linux"):
         return None
     # platform.libc_ver() reads through the whole executable for this.
-    try:
-        name = os.confstr("CS_GNU_LIBC_VERSION")
-    except (ValueError, OSError):
-        name = None
-    if name:
-        return name
-    try:
+    with suppress(ValueError, OSError):
+        if name := os.confstr("CS_GNU_LIBC_VERSION"):
+            return name
+    with suppress(OSError):
         return "musl" if any((root / "lib").glob("ld-musl-*")) else None
-    except OSError:
-        return None
+    return None

@@ -48,8 +48,7 @@ class Environment:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts as plain data, for JSON."""
-        plain: dict[str, Any] = as_plain(self)
-        return plain
+        return dict(as_plain(self))
 
 
 @untranslated()

@@ -120,7 +120,7 @@ def read_driver(root: Path = Path("/"), *, unasked: Collection[Asked] = ()) -> D
         libcuda=path,
         libcuda_error=error,
         cuda_version=version,
-        kernel_version=_read_kernel_version(root),
+        kernel_version=parse_kernel_version(read_text(root / "proc/driver/nvidia/version")),
         device_nodes=nodes,
         nvml=Nvml(False, "not asked", None, None, ()) if "nvml" in unasked else read_nvml(),
         refused_nodes=tuple(node for path in nodes if (node := _refused(root, path)) is not None),
@@ -260,11 +260,7 @@ def _library_path(library: ctypes.CDLL, address: int | None) -> str | None:
 @functools.cache
 def read_driver_version() -> str | None:
     """Return the driver's version as "580.159.04", from the kernel module if it says so, else from NVML."""
-    return _read_kernel_version(Path("/")) or read_nvml().driver_version
-
-
-def _read_kernel_version(root: Path) -> str | None:
-    return parse_kernel_version(read_text(root / "proc/driver/nvidia/version"))
+    return parse_kernel_version(read_text("/proc/driver/nvidia/version")) or read_nvml().driver_version
 
 
 def _read_device_nodes(root: Path) -> tuple[str, ...]:
@@ -301,10 +297,9 @@ def _mode_refuses(file: Path) -> bool:
 
 
 def _group_of(file: Path) -> str | None:
-    try:
+    with suppress(OSError, KeyError, NotImplementedError):
         return file.group()
-    except (OSError, KeyError, NotImplementedError):
-        return None
+    return None
 
 
 @contextmanager

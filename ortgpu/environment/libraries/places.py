@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..packages.metadata import list_names, numbers_of
+from ..packages.metadata import list_names, numbers_of, read_file
 from .catalogue import LibrarySpec, canonical, is_dll, spec_for
 from .library_file import read_elf, read_pe, wrong_machine
 
@@ -248,10 +248,7 @@ def _loader_of_linux(places: SearchPlaces, _: int) -> Iterator[Root]:
 
 def read_loader_cache(path: Path) -> dict[str, str]:
     """Return the paths in /etc/ld.so.cache by base name; empty if the file is absent or of an unknown form."""
-    try:
-        return parse_loader_cache(path.read_bytes())
-    except OSError:
-        return {}
+    return parse_loader_cache(read_file(path) or b"")
 
 
 def parse_loader_cache(data: bytes) -> dict[str, str]:

@@ -153,9 +153,8 @@ def _resolve_one(
             if root.source == "beside a loaded one" and os.path.realpath(path) in map(os.path.realpath, seen):
                 continue
             if not _names_soname(name, soname):
-                if (
-                    name.count(".") <= soname.count(".") or name in places.system.names(spec).values()
-                ):  # libcudart.so.11.0
+                of_table = name in places.system.names(spec).values()  # libcudart.so.11.0
+                if of_table or name.count(".") <= soname.count("."):
                     rejected.append(Candidate(soname, path, root.source, root.prefix, f"is {name}, {soname} is needed"))
                     seen.add(path)
                 continue

@@ -301,9 +301,9 @@ def _read_onnxruntime(
         build_name=build.get("package_name") or None,
         build_version=build.get("__version__") or None,
         cuda_version=parse_cuda_version(build.get("cuda_version")),
-        provider_library=_first_of(capi, names, _provider_names("cuda")),
+        provider_library=_first_of(capi, names, [provider_file_name("cuda", each) for each in _PROVIDERS]),
         extension=_first_of(capi, names, _extension_names(names)),
-        tensorrt_library=_first_of(capi, names, _provider_names("tensorrt")),
+        tensorrt_library=_first_of(capi, names, [provider_file_name("tensorrt", each) for each in _PROVIDERS]),
         shadowed_by=package.shadowed_by,
         imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),
     )
@@ -332,10 +332,6 @@ def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | No
 def provider_file_name(provider: str, system: str) -> str:
     """Return the file name of a provider's library on a system, as ``platform.system()`` names it."""
     return _PROVIDERS.get(system, _PROVIDERS["Linux"]).format(f"onnxruntime_providers_{provider}")
-
-
-def _provider_names(provider: str) -> list[str]:
-    return [provider_file_name(provider, system) for system in _PROVIDERS]
 
 
 def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
