@@ -69,6 +69,7 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         libraries = resolve(places_for(provider, packages.torch), provider.needed, provider.cuda_major)
     extension = _read(installed.extension)
     mapped = read_mapped_libraries()
+    cudnn = (found.chosen for found in libraries if found.spec.stem in CUDNN_CODE)
     return Environment(
         host=read_host(),
         installer=read_installer(),
@@ -81,7 +82,7 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         driver=read_driver(unasked=unasked),
         variables=read_variables(),
         system_libraries_missing=_missing_from_the_system((extension, provider), mapped),
-        cudnn_architectures=_read_cudnn_architectures(libraries),
+        cudnn_architectures=read_architectures_of_cudnn(file.path for file in cudnn if file is not None),
         libraries_by_cuda=_libraries_by_cuda(packages) if provider is None else {},
     )
 
@@ -104,11 +105,6 @@ def _missing_from_the_system(
 
     linked = [(file.path, file.needed) for file in files if file is not None]
     return missing_from_the_system(linked, mapped, folders_searched(os.environ))
-
-
-def _read_cudnn_architectures(libraries: Iterable[Resolution]) -> tuple[Architecture, ...] | None:
-    files = (found.chosen for found in libraries if found.spec.stem in CUDNN_CODE)
-    return read_architectures_of_cudnn(file.path for file in files if file is not None)
 
 
 def as_plain(value: Any) -> Any:

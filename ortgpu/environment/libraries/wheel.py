@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from ..packages.installed import provider_file_name
-from .catalogue import CUDNN_CODE, is_dll, major_of, spec_for
+from .catalogue import CUDNN_CODE, is_dll, major_of, stem_of
 from .library_file import ElfFile, find_section, read_library, this_machine, wrong_machine
 
 _FATBIN_MAGIC = 0xBA55ED50
@@ -98,11 +98,9 @@ def cuda_major_of(needed: tuple[str, ...]) -> int | None:
 
     On Windows, where providers may have it built in (ONNX Runtime 1.27 and newer), cuBLAS tells the same version.
     """
-    for soname in needed:
-        if (spec := spec_for(soname)) is not None and spec.stem == "libcudart":
-            return major_of(soname)
-    cublas = (name for name in needed if is_dll(name) and (spec := spec_for(name)) and spec.stem == "libcublas")
-    return next(map(major_of, cublas), None)
+    cudart = [name for name in needed if stem_of(name) == "libcudart"]
+    cublas = [name for name in needed if stem_of(name) == "libcublas" and is_dll(name)]
+    return next(map(major_of, cudart + cublas), None)
 
 
 def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
