@@ -82,7 +82,15 @@ def parse(providers: Any, provider_options: Any) -> ProviderList:
         raise _malformed(providers, f"providers is a {type(providers).__name__}, not a list")
     pairs = [_pair(providers, entry) for entry in providers]
     if provider_options is not None:
-        pairs = _with_options(providers, pairs, provider_options)
+        if isinstance(provider_options, (str, bytes)) or not isinstance(provider_options, Sequence):
+            raise _malformed(providers, f"provider_options is a {type(provider_options).__name__}, not a list")
+        if len(provider_options) != len(pairs):
+            raise _malformed(providers, f"{len(pairs)} providers and {len(provider_options)} provider_options")
+        if any(own is not None for _, own in pairs):
+            raise _malformed(providers, "options are given in providers and in provider_options")
+        if not all(isinstance(own, dict) for own in provider_options):
+            raise _malformed(providers, "provider_options must be dicts")
+        pairs = [(name, own) for (name, _), own in zip(pairs, provider_options, strict=True)]
     options: dict[str, dict[str, str]] = {}
     repeated = []
     for name, own in pairs:
@@ -99,20 +107,6 @@ def _pair(providers: Any, entry: Any) -> tuple[str, dict[Any, Any] | None]:
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], dict):
         return entry[0], entry[1]
     raise _malformed(providers, f"{entry!r} is neither a name nor a (name, options) tuple")
-
-
-def _with_options(
-    providers: Any, pairs: list[tuple[str, dict[Any, Any] | None]], provider_options: Any
-) -> list[tuple[str, dict[Any, Any] | None]]:
-    if isinstance(provider_options, (str, bytes)) or not isinstance(provider_options, Sequence):
-        raise _malformed(providers, f"provider_options is a {type(provider_options).__name__}, not a list")
-    if len(provider_options) != len(pairs):
-        raise _malformed(providers, f"{len(pairs)} providers and {len(provider_options)} provider_options")
-    if any(options is not None for _, options in pairs):
-        raise _malformed(providers, "options are given in providers and in provider_options")
-    if not all(isinstance(options, dict) for options in provider_options):
-        raise _malformed(providers, "provider_options must be dicts")
-    return [(name, options) for (name, _), options in zip(pairs, provider_options, strict=True)]
 
 
 def check_names(requested: ProviderList, known: Sequence[str], available: Sequence[str]) -> None:

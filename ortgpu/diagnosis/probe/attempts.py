@@ -60,18 +60,11 @@ def died(facts: Facts) -> GPUError | None:
             evidence=evidence,
             fixes=[*first, *remedies.restart_driver(facts.environment, again)],
         )
-    if probe.died_in in ("libraries", "import", "provider"):
-        return _died_in_a_library(probe, summary, evidence, first, facts)
     if probe.died_in == "load":
         return ProviderError(summary, evidence=evidence, fixes=first)
-    return ProviderFallbackError(summary, evidence=evidence, fixes=first)
-
-
-def _died_in_a_library(
-    probe: ProbeResult, summary: str, evidence: list[str], first: list[Fix], facts: Facts
-) -> BrokenPackageError:
-    """Return the error for a library that ended the child. ``first``: fixes to try before a new installation."""
-    package, again = _owner_of(probe.opening, facts)
+    if probe.died_in not in ("libraries", "import", "provider"):
+        return ProviderFallbackError(summary, evidence=evidence, fixes=first)
+    package, reinstall = _owner_of(probe.opening, facts)
     if not probe.timed_out and remedies.limit_on_memory(facts.environment) is not None:
         # Under a limit, the loader or a library touches memory that could not be mapped.
         first = [remedies.let_it_be_mapped(facts.environment, "")]
@@ -83,7 +76,7 @@ def _died_in_a_library(
     return BrokenPackageError(
         summary,
         evidence=[*evidence, *([f"it was opening {probe.opening}"] if probe.opening else [])],
-        fixes=[*first, again],
+        fixes=[*first, reinstall],
         package=package,
         files=(probe.opening,) if probe.opening else (),
     )
