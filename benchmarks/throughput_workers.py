@@ -244,7 +244,7 @@ def thresholds(
     actions: dict[str, Callable[[], None]] = {}
 
     def run_by(session: Any, runner: Any, names: Any, feed: Any) -> Any:
-        session._runner = runner
+        session._gpu_runner = runner
         return session.run(names, feed)
 
     for case, path in (("both", model), ("in", summing), ("kept", model)):

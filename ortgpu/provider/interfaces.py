@@ -94,7 +94,7 @@ class VerifiedFacts(Protocol):
 class VerifiedSession(Session, Protocol):
     """A GPUSession, or an InferenceSession that the guard made one.
 
-    A protocol in ``running`` adds what is of use there alone, such as ``_runner``.
+    A protocol in ``running`` adds what is of use there alone, such as ``_gpu_runner``.
     """
 
     _verified: VerifiedFacts

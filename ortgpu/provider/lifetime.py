@@ -250,8 +250,8 @@ def abandon_if_context_is_gone(session: Opened) -> bool:
     held = vars(session)
     if held.get("_pinned") is not None:
         held["_pinned"].abandon()
-    _abandoned.append([held.get(name) for name in ("_runner", "_pinned", "_stream")])
-    held.pop("_runner", None)
+    _abandoned.append([held.get(name) for name in ("_gpu_runner", "_pinned", "_stream")])
+    held.pop("_gpu_runner", None)
     return True
 
 

@@ -56,7 +56,7 @@ def map_session(
     # map, not a generator, which would keep a feed until the next is requested.
     converted = map(convert, source)
     run = functools.partial(staged_run, session, output_names)
-    if not session._runner.is_captured:
+    if not session._gpu_runner.is_captured:
         return in_order(run, converted, ahead, THREADS, copy)
     return _captured_in_order(session, run, converted, ahead, copy)
 
@@ -85,7 +85,7 @@ def staged_run(session: RunningSession, output_names: Any, feed: Mapping[str, An
     """
     if not isinstance(feed, Mapping):
         raise TypeError(f"a feed is a mapping of input names to arrays, not {type(feed).__name__}")
-    if session._runner.stages(feed, _COPIED_BY_RUN_FROM):
+    if session._gpu_runner.stages(feed, _COPIED_BY_RUN_FROM):
         return session.run(output_names, feed)
     return session.run(output_names, memory_of(session).staged(feed))
 
@@ -103,7 +103,7 @@ def _captured_in_order(
             if memory_of(session).would_stage(feed):
                 executor.submit(outcome, run, feed)
             else:
-                session._runner.submit(executor, outcome, run, feed)
+                session._gpu_runner.submit(executor, outcome, run, feed)
 
         yield from results_of(submit, feeds, in_flight, copy)
 

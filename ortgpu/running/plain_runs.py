@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     class RunningSession(PinningSession, Protocol):
         """A session with a runner."""
 
-        _runner: PlainRunner
+        _gpu_runner: PlainRunner
         _stream: Stream | None  # while a session with cuda_graph opens
 
 

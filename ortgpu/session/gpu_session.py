@@ -110,7 +110,7 @@ class GPUSession(SessionFacts):
     _chooses_options = True
     _stream: Any = None  # set while a session with cuda_graph opens
     _pinned = None
-    _runner = PlainRunner()
+    _gpu_runner = PlainRunner()
     _pinned_memory_limit = PINNED_MEMORY_LIMIT
     _own_names: frozenset[str] = frozenset()  # attributes set by this class and by ONNX Runtime
 
@@ -159,7 +159,7 @@ class GPUSession(SessionFacts):
             from ..running.runners import runner_of
 
             self._keep(request, verified)
-            self._runner = runner_of(self, cuda_graph=cuda_graph)
+            self._gpu_runner = runner_of(self, cuda_graph=cuda_graph)
         except BaseException as error:
             self._let_go(error)  # a failure must leave nothing behind
             raise
@@ -212,7 +212,7 @@ class GPUSession(SessionFacts):
         the array and all its views are gone.
         """
         try:
-            return self._runner.run(self, output_names, input_feed, run_options)
+            return self._gpu_runner.run(self, output_names, input_feed, run_options)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
             from ..running.device_arrays import with_values
 
@@ -249,7 +249,7 @@ class GPUSession(SessionFacts):
         from .bindings import explaining
 
         lifetime.refuse_if_unusable(self)
-        self._runner.check_binding()
+        self._gpu_runner.check_binding()
         try:
             return explaining(super().io_binding(), self)
         except Exception as error:  # noqa: BLE001 - what is not about the GPU is raised as it is
@@ -269,8 +269,8 @@ class GPUSession(SessionFacts):
                 if hasattr(self, name):
                     setattr(self, name, closed)
             self._model_bytes = None
-            self._runner.close(error)
-            self._runner = PlainRunner()
+            self._gpu_runner.close(error)
+            self._gpu_runner = PlainRunner()
             if self._pinned is not None:
                 self._pinned.close()
 
@@ -346,7 +346,7 @@ class GPUSession(SessionFacts):
         # Drop what an earlier construction of this object left.
         if self._pinned is not None:
             self._pinned.close()  # a finalizer of the session would keep it alive
-        for name in ("_pinned", "_runner"):
+        for name in ("_pinned", "_gpu_runner"):
             held.pop(name, None)
         if not isinstance(request.model, bytes):  # it may be opened again in another working directory
             request = dataclasses.replace(request, model=os.path.abspath(os.fsdecode(request.model)))
@@ -359,7 +359,7 @@ class GPUSession(SessionFacts):
 
     def _let_go(self, error: BaseException) -> None:
         """Drop all that was made, so that the failed C++ session frees its GPU memory."""
-        for name in (*_HELD, "_model_bytes", "_stream", "_runner"):
+        for name in (*_HELD, "_model_bytes", "_stream", "_gpu_runner"):
             self.__dict__.pop(name, None)
         lifetime.let_go_of_variables(error)
 

@@ -270,7 +270,7 @@ class OnSmallGPU(measuring.Bench):
         for session, left in ((self.session, calls), (self._plain, calls_of_plain)):
             session._sess = Memory(session._sess, left)
         self.session.device = Device("cuda", 0, *[None] * 5)
-        del self.session._runner
+        del self.session._gpu_runner
         return self
 
 measuring.Bench = OnSmallGPU

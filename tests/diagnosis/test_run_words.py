@@ -256,7 +256,7 @@ def outcome(action):
         return type(error).__name__
 
 session, other = (GPUSession(model, pinned_memory_limit=0) for _ in range(2))
-del vars(session)["_runner"]
+del vars(session)["_gpu_runner"]
 session._sess = Failing(session._sess)
 feed = {"x": np.ones(3, np.float32)}
 found = []

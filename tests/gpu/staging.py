@@ -75,7 +75,7 @@ def staged() -> None:
                 feed = {"z": np.full((), 2.5, np.float32), "x": array}
                 calls = (None, ["w", "same"], ["s", "y"])
                 right += [same(session.run(names, feed), plainly(session, names, feed)) for names in calls]
-        kinds[kind] = all(right) and hasattr(session._runner, "_runs")
+        kinds[kind] = all(right) and hasattr(session._gpu_runner, "_runs")
         session.close()
     report("kinds", kinds)
     report("not staged", unstaged.messages)
@@ -284,7 +284,7 @@ def traced() -> None:
 
     session, feed = GPUSession(elementwise("n")), {"x": np.ones(8 << 20, np.float32)}
     session.run(None, feed)
-    report("staged", getattr(session._runner, "_runs", None) is not None)
+    report("staged", getattr(session._gpu_runner, "_runs", None) is not None)
     InferenceSession.run = tracing
     later = GPUSession(elementwise("n"))
     report("result", float(later.run(None, feed)[0].min()))

@@ -71,7 +71,7 @@ print(stub.stub_pinned_bytes(), memory.try_empty((4,), np.dtype("f4")))
 def test_a_session_that_lost_its_context_lets_go_of_nothing(stubs: Stubs) -> None:
     code = """
 native = session._sess
-session._pinned, session._runner = PinnedMemory(runtime, 1 << 30), object()
+session._pinned, session._gpu_runner = PinnedMemory(runtime, 1 << 30), object()
 session._pinned.empty(1 << 18)
 lifetime.watch(session)
 assert not lifetime.abandon_if_context_is_gone(session)
@@ -81,7 +81,7 @@ try:
     lifetime.refuse_if_unusable(session)
 except ortgpu.ProviderFailureError as error:
     print(error.status)
-assert "_runner" not in vars(session)
+assert "_gpu_runner" not in vars(session)
 assert lifetime.error_of(session) is not None
 del session
 gc.collect()

@@ -105,11 +105,11 @@ def test_wrong_feeds_stay_onnx_runtimes_own_exceptions(with_stub: Any) -> None:
 def test_a_generator_that_fills_one_array_again(with_stub: Any, size: int) -> None:
     found = with_stub(f"""
         session = capturing(NEG)
-        plain = session._runner.graphs._run_captured
+        plain = session._gpu_runner.graphs._run_captured
         def late(*arguments):
             time.sleep(0.004)
             return plain(*arguments)
-        session._runner.graphs._run_captured = late
+        session._gpu_runner.graphs._run_captured = late
         def refilled():
             array = np.zeros({size}, np.float32)
             for number in range(20):
@@ -260,7 +260,7 @@ def test_a_map_that_is_collected_while_a_graph_is_replayed(with_stub: Any) -> No
         gc.disable()
         session = capturing(NEG)
         session.run(None, feeds(1)[0])
-        replay, copied = session._runner.graphs.replay, runtime.synchronise
+        replay, copied = session._gpu_runner.graphs.replay, runtime.synchronise
         def slow(*given):
             threading.current_thread() is threading.main_thread() or time.sleep(0.1)
             return replay(*given)
@@ -268,7 +268,7 @@ def test_a_map_that_is_collected_while_a_graph_is_replayed(with_stub: Any) -> No
             copied(stream)
             if threading.current_thread() is threading.main_thread():
                 collected.append(gc.collect() > 0)
-        collected, session._runner.graphs.replay = [], slow
+        collected, session._gpu_runner.graphs.replay = [], slow
         results = session.map(feeds(100))
         cycle = [results]
         cycle.append(cycle)

@@ -58,7 +58,7 @@ def test_small_and_large_arrays_in_one_graph(with_stub: Any, limit: int) -> None
 def test_what_is_computed_on_the_cpu_is_the_callers_own_too(with_stub: Any) -> None:
     found = with_stub("""
         session = capturing(PAIR)
-        session._runner.graphs._on_cpu = frozenset({"s"})
+        session._gpu_runner.graphs._on_cpu = frozenset({"s"})
         found = []
         for value in range(4):
             found.append(right(session, value, 3, 5))

@@ -61,7 +61,7 @@ def test_results_are_those_of_run(staged_child: Any) -> None:
                 assert same(first, expected)
                 assert same(session.run(names, feed), expected) and same(first, expected)
             finally:
-                session._runner = PlainRunner(session)
+                session._gpu_runner = PlainRunner(session)
             assert (feed["x"] == before).all()
 
         check()
@@ -183,7 +183,7 @@ def test_outputs_and_inputs_that_are_on_the_cpu_stay_there(staged_child: Any) ->
         session = staged(several)
         inner, session._sess = session._sess, Mixed(session._sess)
         stage(session, 64, 3, 1000)
-        placed = session._runner._runs._inputs, session._runner._runs._outputs
+        placed = session._gpu_runner._runs._inputs, session._gpu_runner._runs._outputs
         feed, other = {"x": big(2)["x"], "z": big(3)["x"]}, {"x": big(2, 99)["x"], "z": big(3, 99)["x"]}
         first = session.run(None, feed)
         right = [same(session.run(None, other), plain.run(None, other)), same(first, plain.run(None, feed))]
@@ -216,7 +216,7 @@ def test_which_sessions_stage() -> None:
         stream = {**OPTIONS, "CUDAExecutionProvider": {"has_user_compute_stream": "1", "user_compute_stream": "42"}}
         report([stages(NEG), stages(large), stages(grows), stages(small), stages(texts), stages(NEG, device=None),
                 stages(NEG, graphs), stages(NEG, {"TensorrtExecutionProvider": {}, **OPTIONS}),
-                stages(NEG, pinned_memory_limit=0), type(GPUSession(NEG)._runner).__name__,
+                stages(NEG, pinned_memory_limit=0), type(GPUSession(NEG)._gpu_runner).__name__,
                 stages(NEG, stream), stages(not_utf8)])
     """)
     assert found == [True, True, True, False, False, False, False, False, False, "PlainRunner", False, False]
@@ -275,12 +275,12 @@ def test_a_generator_that_fills_one_array_again(staged_child: Any) -> None:
     """Its copies are pinned: none is staged once more."""
     found = staged_child("""
         session = staged(NEG)
-        plain, read = session._runner._runs.run, []
+        plain, read = session._gpu_runner._runs.run, []
         def late(*arguments):
             time.sleep(0.004)
             read.append(is_pinned(arguments[-1]["x"]))
             return plain(*arguments)
-        session._runner._runs.run = late
+        session._gpu_runner._runs.run = late
         def refilled():
             array = np.zeros(100_000, np.float32)
             for number in range(30):

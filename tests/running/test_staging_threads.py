@@ -74,7 +74,7 @@ def test_a_device_that_gives_no_streams_leaves_it_to_run(staged_child: Any, func
     found = staged_child(f"""
         from ortgpu.running import cudart
         session = staged(NEG)
-        session._runner._runs = None
+        session._gpu_runner._runs = None
         cudart.runtime_of = lambda device: runtime
         os.environ["STUB_CUDART_FAIL"] = "{function}=2"
         failed = session.run(None, big(3))[0][0].item()
@@ -94,7 +94,7 @@ def test_a_run_under_way_when_the_session_is_closed_ends(staged_child: Any) -> N
                 entered.set()
                 assert closed.wait(20)
                 super().from_device(transfers)
-        session._runner._runs._copier = Waiting(runtime, 3, 1000)
+        session._gpu_runner._runs._copier = Waiting(runtime, 3, 1000)
         results = []
         worker = threading.Thread(target=lambda: results.append(session.run(None, big(3))[0][-1].item()))
         worker.start()
@@ -147,7 +147,7 @@ def test_what_another_session_captures_is_not_spoilt(staged_child: Any) -> None:
         stub.stub_begin_capture(stream)
         results = [session.run(None, big(number, 100_000 * (number + 1)))[0][-1].item() for number in range(4)]
         allocations = stub.stub_allocations()
-        session._runner = PlainRunner(session)
+        session._gpu_runner = PlainRunner(session)
         session.close()
         code = stub.cudaStreamEndCapture(stream, ctypes.byref(graph))
         after = stub.stub_pinned_bytes(), modes, stub.stub_capture_mode(), code
@@ -252,7 +252,7 @@ def test_where_the_system_gives_no_threads_plain_run_does_it(staged_child: Any) 
         from onnxruntime.capi import onnxruntime_pybind11_state as native
         from ortgpu.running import cudart
         session = staged(NEG)
-        session._runner._runs = None
+        session._gpu_runner._runs = None
         cudart.runtime_of = lambda device: runtime
         plain = native.InferenceSession
         def refuse(*_, **__):

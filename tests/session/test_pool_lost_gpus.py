@@ -199,7 +199,7 @@ class Failing:
 found = []
 with ortgpu.GPUSessionPool(RELU, pinned_memory_limit=0) as pool:
     (session,) = pool.sessions
-    del vars(session)["_runner"]
+    del vars(session)["_gpu_runner"]
     session._sess = Failing(session._sess)
     for code in ("0", "999"):
         os.environ["STUB_CUDA_STICKY"] = code

@@ -41,7 +41,7 @@ def capturing(model, limit=1 << 24):
     session._pinned = memory = PinnedMemory(runtime, limit)
     session._sess = CapturingSession(inner, runtime, session.device, stream, memory)
     session._sess._inner = Recorded(inner, stream.handle)
-    session._runner = CapturedRunner(session, session._sess)
+    session._gpu_runner = CapturedRunner(session, session._sess)
     return session
 """
 

@@ -54,8 +54,8 @@ def locks():
     # Of modules, of the session and of the pool, and of what they have
     kinds = type(threading.Lock()), type(threading.RLock())
     holders = [module for name, module in list(sys.modules.items()) if name.startswith("ortgpu")]
-    holders += [session, pool, session._pinned, session._runner, getattr(session._runner, "_runs", None)]
-    holders += [getattr(getattr(session._runner, "_runs", None), "_ordinary", None)]
+    holders += [session, pool, session._pinned, session._gpu_runner, getattr(session._gpu_runner, "_runs", None)]
+    holders += [getattr(getattr(session._gpu_runner, "_runs", None), "_ordinary", None)]
     return {id(lock): lock for holder in holders for lock in getattr(holder, "__dict__", {}).values()
             if isinstance(lock, kinds)}
 
@@ -119,7 +119,7 @@ for _ in range(3):
 workers = pool._workers
 left = [len(pool._waiting), *(worker.busy + len(worker.assigned) for worker in workers)]
 left += [each._pinned.bytes_in_use for each in (session, *pool.sessions) if each._pinned]
-turns = session._runner._runs._turns.qsize() if getattr(session._runner, "_runs", None) else None
+turns = session._gpu_runner._runs._turns.qsize() if getattr(session._gpu_runner, "_runs", None) else None
 asked.put(False)
 checking.join()
 pool.close()

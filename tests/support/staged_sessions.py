@@ -51,8 +51,8 @@ def staged(model, staged_from=64, threads=3, piece=1000, limit=64 * MIB, **argum
     return session
 
 def stage(session, staged_from, threads, piece):
-    session._runner = Noting(session, staged_from=staged_from)
-    session._runner._runs = StagedRuns(session, runtime, staged_from, threads, piece)
+    session._gpu_runner = Noting(session, staged_from=staged_from)
+    session._gpu_runner._runs = StagedRuns(session, runtime, staged_from, threads, piece)
 
 def same(found, expected):
     assert len(found) == len(expected) and type(found) is type(expected)
