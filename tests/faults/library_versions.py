@@ -305,6 +305,7 @@ CASES = in_group(
             others=("UnsupportedDeviceError",),
             advice_of="UnsupportedDeviceError",
             after=STUB_REFUSED,
+            needs=("driver", "host"),
             plain="printed",
             slow_break=True,
             since=FOR_CUDA_13,
