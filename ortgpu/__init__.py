@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .distributed.diagnosis.profiles import diagnose as diagnose
     from .environment.inspection import Environment as Environment
     from .environment.inspection import inspect_environment as inspect_environment
-    from .errors import *  # noqa: F403 - its __all__ says which names, for type checkers
+    from .errors import *  # noqa: F403 - a list here would repeat the catalogue
     from .provider.devices import Device as Device
     from .provider.living import SessionRecord as SessionRecord
     from .provider.living import sessions as sessions

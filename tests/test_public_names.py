@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import ortgpu
-from ortgpu import errors
+from ortgpu.errors import catalogue
 from tests.support.children import run_python
 
 FUNCTIONS = ("diagnose", "enforce", "inspect_environment", "install", "preload", "sessions", "uninstall")
@@ -23,7 +23,9 @@ def test_star_import_brings_every_public_name() -> None:
     code = "from ortgpu import *\nprint(*sorted(name for name in globals() if not name.startswith('_')))"
     done = run_python(code).ok()
     names = set(done.stdout.split())
-    assert names >= {*errors.__all__, *FUNCTIONS, "GPUSession", "GPUSessionPool", "Device", "Placement", "distributed"}
+    classes = {cls.__name__ for cls in catalogue().values()}
+    assert names >= {*classes, *FUNCTIONS, "GPUSession", "GPUSessionPool", "Device", "Placement", "distributed"}
+    assert {"CPUExecutionWarning", "Fix"} <= names
     assert not names & {"TYPE_CHECKING", "annotations"}
 
 
@@ -61,9 +63,7 @@ needs_mypy = pytest.mark.skipif(
 @needs_mypy
 def test_every_name_has_a_type_in_a_program_of_a_user(tmp_path: Path) -> None:
     handlers = "\n".join(
-        f"except ortgpu.{name} as error:\n    text = error.code"
-        for name in errors.__all__
-        if name not in ("Fix", "CPUExecutionWarning")
+        f"except ortgpu.{cls.__name__} as error:\n    text = error.code" for cls in catalogue().values()
     )
     program = f"""\
 import warnings
