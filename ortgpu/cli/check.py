@@ -58,23 +58,11 @@ def check(
     it does not run on the inputs of --inputs, and the reason is printed. 2: wrong usage, for instance no such file.
 
     \b
-    The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
-      "error"             type, code, summary, evidence, fixes, details, others
-    or
-      "device"            is_gpu, ordinal, uuid, name, compute_capability,
-                          total_memory, driver_version
-      "providers"         those bound, in order
-      "provider_options"  of the CUDA provider, as bound
-      "placement"         known, by_provider, cpu_compute_nodes
-      "gpu_memory"        bytes used by this process; null: the driver does not say
-      "latency_ms"        first, median, min, runs; or null, and
-      "latency_error"     why the model was not run; with --inputs, "ok" is false
-                          where it does not run on them
-      "warnings"          texts
-      "on_cpu_because"    the error for which it is on the CPU, which was
-                          allowed; else null
-      "placement_details" with --placement or --html: model, copies, on_cpu
-                          (nodes with reason), graph; null on the CPU
+    The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
+      "device", "providers", "provider_options", "placement", "gpu_memory" (bytes),
+      "latency_ms", "latency_error", "warnings", "on_cpu_because" and, with
+      --placement or --html, "placement_details"
+    null is unknown.
     """
     from ortgpu.cli import report
 

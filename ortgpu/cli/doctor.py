@@ -75,31 +75,19 @@ def doctor(
     API or MPI from working. 1: something is. 2: wrong usage.
 
     \b
-    The JSON document has
-      "schema"        1; new keys do not change it
-      "ortgpu"        the version that wrote it
-      "ok"            what the exit code says
-      "model"         as given, or null
-      "problems"      most likely cause first, each with type, code, severity
-                      ("fatal", "warning"), summary, evidence, fixes (text, kind,
-                      needs), consequence_of (a code, or null), others (codes),
-                      details
-      "requirements"  of the --profile's published table: name, minimum, recommended, found,
-                      status_minimum, status_recommended ("pass", "fail",
-                      "unknown"), note
+    The JSON document has "schema" (1), "ortgpu", "ok", "model", and
+      "problems"      the likeliest cause first: type, code, severity, summary,
+                      evidence, fixes, consequence_of, others, details
+      "requirements"  name, minimum, recommended, found, status_minimum,
+                      status_recommended, note
       "environment"   host, installer, packages, extension, bridge, provider,
                       libraries, mapped, driver, variables,
                       system_libraries_missing, cudnn_architectures,
-                      libraries_by_cuda: all facts; null is unknown
-      "probe"         steps (name, ok, detail, data), completed, returncode,
-                      signal, timed_out, died_in, opening, seconds, output;
-                      null with --no-probe
-      "training"      with --profile training only: environment (packages,
-                      nccl, mpi, network, horovod, build_variables), ssh,
-                      shared_folder
-    or, beside the first four, where --shared-folder cannot be tried because the
-    launcher's variables do not say which rank this is, only
-      "error"         type, code, summary, evidence, fixes, details, others
+                      libraries_by_cuda; null is unknown
+      "probe"         steps, completed, returncode, signal, timed_out, died_in,
+                      opening, seconds, output; null with --no-probe
+      "training"      with --profile training: environment, ssh, shared_folder
+    or "error", where the launcher's variables do not say which rank this is.
     """
     from ortgpu import diagnose
     from ortgpu.cli.findings import Report

@@ -46,19 +46,9 @@ def preflight(timeout: int, as_json: bool, address: str | None) -> int:
     Exit code 0: all is well. 1: a problem was found. 2: wrong usage.
 
     \b
-    The JSON document has "schema" (1), "ortgpu", "ok", and either
-      "error"        type, code, summary, evidence, fixes, details (ranks,
-                     phase; status for NCCL), others
-    or
-      "rank"         rank, world_size, local_rank, local_world_size, launcher,
-                     master_address, of rank 0
-      "ranks"        of each: rank, host, gpu, uuid, driver, cuda, nccl,
-                     nccl_path, onnxruntime; null is unknown
-      "differences"  fact, values (each a value and the ranks that have it)
-      "collectives"  call (operation, dtype, count), seconds, bus_bandwidth
-                     (bytes a second; null with one rank)
-      "notes"        what was not covered
-      "seconds"      how long it took
+    The JSON document has "schema" (1), "ortgpu", "ok", and "error" or:
+      "rank" (of rank 0), "ranks", "differences", "collectives", "notes", "seconds"
+    null is unknown.
     """
     from ortgpu.distributed import current_rank
     from ortgpu.distributed import preflight as run

@@ -94,21 +94,10 @@ def bench(
     wrong usage, for instance a batch size for a model whose batch dimension is fixed.
 
     \b
-    The JSON document has "schema" (1), "ortgpu", "ok", "model", and either
-      "error"             type, code, summary, evidence, fixes, details, others
-    or
-      "device"            of the single sessions, as `ortgpu check` has it
-      "on_cpu_because"    with --allow-cpu, the error it stands for; else null
-      "rounds"            blocks of calls for each way
-      "figures"           way, batch (null: fixed), items_per_second and
-                          ratio_to_plain (median, quartiles; the latter may be
-                          null), latency_ms (p50, p90, p99 or null, calls; null
-                          for map and pool)
-      "layouts"           of run with other layouts: layout, provider_options,
-                          batch, items_per_second and ratio_to_run (as above),
-                          latency_ms
-      "left_out"          way (or layout), batch (null: all), why
-      "recommended"       sentences
+    The JSON document has "schema" (1), "ortgpu", "ok", "model", and "error" or:
+      "device", "on_cpu_because", "rounds", "figures", "layouts", "left_out",
+      "recommended"
+    A "batch" of null is a fixed one. In "left_out" it means all of them.
     """
     from ortgpu.cli import report
 
