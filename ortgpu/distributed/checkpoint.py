@@ -16,7 +16,6 @@ import json
 import operator
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,11 +31,6 @@ _STATE: Final = "state.ckpt"
 _PARTIAL: Final = ".partial-"
 _NAME: Final = re.compile(r"step-(0|[1-9][0-9]*)")
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF)  # from file systems that cannot sync folders: PostgreSQL's fsync_fname
-_ERRNO: Final = re.compile(r"errno:([0-9]{1,9})\s*$")  # in the RuntimeError of ONNX Runtime
-_FIXES: Final = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there: older checkpoints may be deleted, a folder each"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "name a folder that this user may write to"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +125,8 @@ def save(
         raise
     except Exception as error:  # ONNX Runtime raises a bare RuntimeError if it cannot write
         summary = f"the checkpoint of step {step} could not be written to {root}"
-        raise _error(summary, [_text(error)], _fixes(error, sources)) from error
+        fix = "let the files be readable, and the folder writable and with room: older checkpoints may be deleted"
+        raise _error(summary, [_text(error)], [manual(fix)]) from error
     return target
 
 
@@ -313,21 +308,9 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _fixes(error: Exception, sources: Iterable[Path]) -> list[Fix]:
-    if isinstance(error, OSError):
-        code = error.errno if error.filename not in map(str, sources) else None
-    else:
-        said = _ERRNO.search(str(error))
-        code = int(said[1]) if said is not None else None
-    return [manual(_FIXES[code])] if code in _FIXES else []
-
-
 def _unreadable(folder: Path, error: OSError) -> DistributedError:
-    fixes = []
-    if isinstance(error, PermissionError):
-        way = f"chmod -R a+rX {shlex.quote(os.fspath(folder))}"
-        fixes = [manual(f"have its owner let this user read it: {way}; and enter the folders above it")]
-    return _error(f"{folder} cannot be read", [_text(error)], fixes)
+    fix = manual("have its owner let this user read it, and enter the folders above it")
+    return _error(f"{folder} cannot be read", [_text(error)], [fix])
 
 
 def _text(error: BaseException) -> str:

@@ -6,7 +6,6 @@ MPI is started once, in a process of its own, because MPI_Init ends the process 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -289,34 +288,25 @@ def _ssh(training: TrainingFacts, _: Facts) -> GPUError | None:
     failed = [attempt for attempt in training.ssh if attempt.returncode != 0]
     if not failed:
         return None
-    found = [_why_ssh_failed(attempt) for attempt in failed]
     return DistributedError(
-        "; ".join(summary for summary, _ in found),
+        "; ".join(map(_why_ssh_failed, failed)),
         evidence=[f"{one.host}: {line}" for one in failed for line in one.errors.splitlines()[-_LINES_SHOWN:]],
-        fixes=[fix for _, fix in found],
+        fixes=[
+            manual(f"see what `ssh -v {one.host} true` says; `ssh-copy-id {one.host}` lets your key in", needs="host")
+            for one in failed
+        ],
         phase="ssh",
     )
 
 
-def _why_ssh_failed(attempt: SshAttempt) -> tuple[str, Fix]:
-    host = attempt.host
+def _why_ssh_failed(attempt: SshAttempt) -> str:
     if attempt.program is None:
-        fix = manual("install an OpenSSH client", needs="root")
-        return f"ssh to {host} cannot be tried: there is no ssh program on PATH", fix
+        return f"ssh to {attempt.host} cannot be tried: there is no ssh program on PATH"
     if attempt.returncode is None:
-        return f"ssh to {host} did not end in time", manual(f"see what `ssh {host} true` waits for")
+        return f"ssh to {attempt.host} did not end in time"
     if attempt.returncode != 255:
-        fix = manual(f"see what the login shell of {host} does when it is not interactive")
-        return f"ssh reaches {host}, and the command `true` ended with {attempt.returncode} there", fix
-    ways = (
-        (r"Permission denied", f"let your key in: ssh-copy-id {host}"),
-        (r"Host key verification failed", f"look at the key of {host} and accept it once: ssh {host}"),
-        (r"Could not resolve hostname", f"correct the name {host}, or make it known to the resolver"),
-        (r"refused|timed out|No route|unreachable", f"start sshd on {host}, or let its port through the firewall"),
-        (r"", f"ssh -v {host}"),
-    )
-    way = next(way for pattern, way in ways if re.search(pattern, attempt.errors))
-    return f"ssh to {host} fails without a password", manual(way, needs="host")
+        return f"ssh reaches {attempt.host}, and the command `true` ended with {attempt.returncode} there"
+    return f"ssh to {attempt.host} fails without a password"
 
 
 def _shared_folder(training: TrainingFacts, _: Facts) -> GPUError | None:
