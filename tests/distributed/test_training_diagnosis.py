@@ -105,20 +105,12 @@ def test_nothing_at_all_is_installed() -> None:
     assert fix.startswith("/venv/bin/python -m pip install onnxruntime-training-cpu==1.19.2 'onnx<=1.17' torch")
 
 
-@pytest.mark.parametrize(
-    ("python", "says"),
-    [
-        ((3, 11), None),
-        ((3, 12), "for Python 3.12 there is no training package with CUDA"),
-        ((3, 13), "there is none for Python 3.13"),
-    ],
-)
-def test_python_for_which_there_is_no_wheel(python: tuple[int, int], says: str | None) -> None:
+@pytest.mark.parametrize("python", [(3, 11), (3, 12), (3, 13)])
+def test_python_for_which_there_is_no_wheel(python: tuple[int, int]) -> None:
     environment = with_inference_package()
     environment = replace(environment, host=replace(environment.host, python=(*python, 1)))
     error = only(problems(environment, training=without_api()))
-    lines = [line for line in error.evidence if "Python 3.1" in line]
-    assert any(says in line for line in lines) if says else not lines
+    assert f"with CUDA up to 3.11; this is 3.{python[1]}" in error.evidence[1]
     assert error.fixes[0].executable is (python <= (3, 12))
 
 

@@ -14,6 +14,7 @@ from typing import Final, Literal, get_args
 from ...diagnosis.checks.packages import broken_files, is_vital
 from ...diagnosis.facts import Facts
 from ...diagnosis.remedies import fixes as remedies
+from ...diagnosis.requirements import dotted
 from ...environment.inspection import Environment, inspect_environment
 from ...environment.packages.installed import Distribution
 from ...environment.packages.metadata import numbers_of
@@ -131,7 +132,11 @@ def _not_installed(environment: Environment) -> TrainingUnavailableError:
         why = f"{name} {version or ''}".rstrip() + " is for inference, and has no training API"
     return TrainingUnavailableError(
         f"onnxruntime.training is not available: {why}",
-        evidence=_why_it_is_old(environment),
+        evidence=[
+            f"the training packages ended with {LAST_RELEASE} of September 2024 (release notes of ONNX Runtime 1.20.0)",
+            f"they are for Python up to 3.12, with CUDA up to 3.11; this is {dotted(environment.host.python)}",
+            "the one with CUDA is for CUDA 11.8 and cuDNN 8; training on a GPU with it is not verified",
+        ],
         fixes=_ways_to_training(environment, is_empty=is_empty),
         reason="not installed",
     )
@@ -178,7 +183,6 @@ def ort_module_absent(_: TrainingPackages, facts: Facts) -> GPUError | None:
         evidence=[
             "torch 2.9 took torch.onnx._internal.jit_utils away (pytorch/pytorch#161323), which ORTModule imports",
             "onnxruntime/training/__init__.py swallows that ImportError: the import succeeds, ORTModule is just absent",
-            "and is_ortmodule_available() is True all the same",
         ],
         fixes=[
             manual("use onnxruntime.training.api instead, as examples/train_data_parallel.py does"),
@@ -209,21 +213,6 @@ def import_failed(lines: list[str], environment: Environment) -> TrainingUnavail
         fixes=[remedies.reinstall_onnxruntime(environment, requirement=TRAINING_PACKAGE)],
         reason="import fails",
     )
-
-
-def _why_it_is_old(environment: Environment) -> list[str]:
-    version = environment.host.python[:2]
-    lines = [
-        f"the training packages ended with {LAST_RELEASE} of September 2024 (release notes of ONNX Runtime 1.20.0); "
-        "newer releases are for inference only",
-    ]
-    if version > _NEWEST_PYTHON:
-        here = f"Python {version[0]}.{version[1]}"
-        lines.append(f"there is none for {here}: the CPU package ends at 3.12, the one for CUDA at 3.11")
-    elif version == _NEWEST_PYTHON:
-        lines.append("for Python 3.12 there is no training package with CUDA, only onnxruntime-training-cpu")
-    lines.append("the one with CUDA is for CUDA 11.8 and cuDNN 8; training on a GPU with it is not verified")
-    return lines
 
 
 def _ways_to_training(environment: Environment, *, is_empty: bool) -> list[Fix]:
@@ -263,56 +252,34 @@ def _damage(distribution: Distribution) -> tuple[str, ...]:
 # Features that ONNX Runtime's pages on distributed training promise
 
 # Summary, evidence, and what to do instead
-_REFUSALS: Final[dict[Missing, tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
+_REFUSALS: Final[dict[Missing, tuple[str, str, str]]] = {
     "nccl": (
         "no published package of ONNX Runtime, for training or inference, is built with NCCL or MPI",
-        (
-            "onnxruntime-training 1.13.1 to 1.19.2 were looked at: no NCCL symbol, no link to libnccl or libmpi",
-            "their Python module carries the text 'ORT is not built with NCCL.'",
-        ),
-        (
-            "train data-parallel with the means of MPI, as examples/train_data_parallel.py does",
-            "or use torch with DistributedDataParallel, which has NCCL, and export the result to ONNX",
-        ),
+        "onnxruntime-training 1.13.1 to 1.19.2 were looked at: no NCCL symbol, no link to libnccl or libmpi",
+        "train data-parallel with MPI, as examples/train_data_parallel.py does; or with torch's "
+        "DistributedDataParallel, which has NCCL, and export the result to ONNX",
     ),
     "horovod": (
         "ONNX Runtime does not work with Horovod: it dropped that in 2020",
-        (
-            "microsoft/onnxruntime pull request 5468 of 2020: deprecating Horovod",
-            "the newest Horovod is 0.28.1 of June 2023, published as sources only",
-        ),
-        ("train data-parallel with MPI, as examples/train_data_parallel.py does; Horovod goes on to serve torch",),
+        "microsoft/onnxruntime pull request 5468 of 2020: deprecating Horovod",
+        "train data-parallel with MPI, as examples/train_data_parallel.py does; Horovod goes on to serve torch",
     ),
     "cuda": (
         "training with ONNX Runtime on a GPU is not verified, and not promised",
-        (
-            f"onnxruntime-training {LAST_RELEASE} is built for CUDA 11.8 and cuDNN 8, for Python 3.8 to 3.11",
-            "it has kernels for compute capabilities 6.0 to 8.6; newer GPUs would compile them at the first use",
-            "onnxruntime-training-cpu computes on the CPU, whatever GPU there is",
-        ),
-        (
-            "train with torch on the GPU, export the result to ONNX and open it with GPUSession",
-            "or train on the CPU with onnxruntime-training-cpu",
-        ),
+        f"onnxruntime-training {LAST_RELEASE} is built for CUDA 11.8, cuDNN 8 and compute capabilities 6.0 to 8.6",
+        "train with torch on the GPU, export the result to ONNX and open it with GPUSession; or train on the CPU with "
+        "onnxruntime-training-cpu",
     ),
     "checkpoint shards": (
         "checkpoints of ORTTrainer (*.ort.pt) cannot be read by any package that still trains",
-        (
-            "ORTTrainer was deprecated with ONNX Runtime 1.13, in 2022",
-            "onnxruntime.training.checkpoint is in the packages up to 1.16.3, and gone from 1.17 on",
-        ),
-        (
-            "merge the shards with aggregate_checkpoints of onnxruntime-training 1.16.3, in an environment of its own",
-            "and save what comes out as a CheckpointState, with ortgpu.distributed.checkpoint.save",
-        ),
+        "onnxruntime.training.checkpoint is in the packages up to 1.16.3, and gone from 1.17 on",
+        "merge the shards with aggregate_checkpoints of onnxruntime-training 1.16.3, in an environment of its own, and "
+        "save what comes out as a CheckpointState, with ortgpu.distributed.checkpoint.save",
     ),
     "model parallelism": (
         "ONNX Runtime cannot train a model that does not fit into one GPU",
-        ("no published package has pipeline or tensor parallelism: every rank holds the whole model",),
-        (
-            "use torch with FSDP or DeepSpeed, and export the result to ONNX",
-            "or make it fit: smaller batches, fewer trained parameters (requires_grad of generate_artifacts)",
-        ),
+        "no published package has pipeline or tensor parallelism: every rank holds the whole model",
+        "use torch with FSDP or DeepSpeed, and export the result to ONNX; or make it fit, with smaller batches",
     ),
 }
 
@@ -322,8 +289,8 @@ def refuse(missing: Missing, *, severity: Severity = "fatal") -> TrainingUnavail
     summary, evidence, instead = _REFUSALS[missing]
     return TrainingUnavailableError(
         summary,
-        evidence=evidence,
-        fixes=map(manual, instead),
+        evidence=[evidence],
+        fixes=[manual(instead)],
         severity=severity,
         reason=missing,
     )

@@ -145,14 +145,9 @@ def _platform(_: TrainingFacts, facts: Facts) -> GPUError | None:
     host = facts.environment.host
     if (host.system, host.machine) == ("Linux", "x86_64"):
         return None
-    evidence = ["NCCL is published for Linux only", "onnxruntime-training with CUDA is published for Linux x86_64 only"]
-    if host.system in ("Windows", "Darwin"):
-        evidence.append(
-            "onnxruntime-training-cpu 1.19.2 has a wheel for this system, and training with it is not verified"
-        )
     return UnsupportedPlatformError(
         f"distributed training needs Linux x86_64, and this is {host.system} {host.machine}",
-        evidence=evidence,
+        evidence=["NCCL and onnxruntime-training with CUDA are published for Linux only"],
         fixes=[manual("train on a Linux x86_64 machine", needs="host")],
         system=host.system,
         machine=host.machine,
