@@ -1,6 +1,7 @@
 """Rank 0's side of a preflight: it admits the ranks of the job, collects what each reports, and gives the verdict.
 
-It is driven from outside: its methods are called when a socket is ready or a deadline has come. None of them waits.
+It is driven from outside: its methods are called when a socket is ready or a deadline has come. None of them waits, but
+for a moment where this process may open no more files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ FACTS, ID, LAST = "facts", "id", "results"
 _SILENT = 5.0  # seconds for a connection to prove who it is
 _GUESTS = 64  # unproven connections at a time, beside one for each rank
 _NOTED = 8  # refused connections that an error lists
-_REST = 0.1  # seconds without accepting, after this process ran out of descriptors
+_REST = 0.05  # seconds without serving anybody, after this process ran out of descriptors
 
 
 class Hub:
@@ -58,7 +59,6 @@ class Hub:
         settling: float,
     ) -> None:
         self._listener: socket.socket | None = listener
-        self._rests_until: float | None = None  # until then, the listener is not watched
         self._key = key
         self._selector = selector
         self._arrival, self._verdict, self._settling = arrival, verdict, settling
@@ -71,15 +71,13 @@ class Hub:
         self._is_over = False
         self.known = known
         listener.setblocking(False)
-        self._listen()
+        selector.register(listener, selectors.EVENT_READ, self._accept)
 
     @property
     def next_deadline(self) -> float:
         if self._is_over:
             return float("inf")
         times = [self._verdict, *(until for until, _ in self._guests.values())]
-        if self._rests_until is not None:
-            times.append(self._rests_until)
         if not self.known.all_came:
             times.append(self._arrival)
         elif self._settled_at is not None:
@@ -91,8 +89,6 @@ class Hub:
         now = time.monotonic()
         for guest in [connection for connection, (until, _) in self._guests.items() if now >= until]:
             self._refuse(guest, "it did not say who it is")
-        if self._rests_until is not None and now >= self._rests_until:
-            self._listen()
         if self._is_over:
             return
         everyone_failed = len(self.known.failures) == self.known.world_size
@@ -116,11 +112,6 @@ class Hub:
 
     # Arrival
 
-    def _listen(self) -> None:
-        assert self._listener is not None
-        self._rests_until = None
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-
     def _accept(self, _events: int) -> None:
         assert self._listener is not None
         try:
@@ -129,8 +120,7 @@ class Hub:
             return
         except OSError as error:  # too many open files, for instance
             self._remember(f"a connection: {error.strerror}")
-            self._selector.unregister(self._listener)  # it stays ready, and would keep this process busy
-            self._rests_until = time.monotonic() + _REST
+            time.sleep(_REST)  # the listener stays ready, and would keep this process busy
             return
         if len(self._guests) >= _GUESTS + self.known.world_size:  # the oldest is no rank, which would have answered
             self._refuse(next(iter(self._guests)), "it did not say who it is")
@@ -196,9 +186,7 @@ class Hub:
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
-            if self._rests_until is None:
-                self._selector.unregister(self._listener)
-            self._rests_until = None
+            self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
         for connection in list(self._guests):

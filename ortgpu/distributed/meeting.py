@@ -167,16 +167,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_own(address: str) -> bool:
-    """Return True if this numeric address is one of this host. A socket can be bound to no other."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
-
-
 def ports_of(identity: str) -> list[int]:
     """Return the ports of a job, in the order in which they are tried."""
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).digest()

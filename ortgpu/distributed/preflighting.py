@@ -31,7 +31,7 @@ from ..errors import (
 )
 from . import verdicts
 from .hub import FACTS, ID, LAST, Hub
-from .meeting import SECRET, Address, Meeting, is_own, meeting_of, resolve
+from .meeting import SECRET, Address, Meeting, meeting_of, resolve
 from .reports import OWN_VERSION, Collective, CollectiveResult, PreflightReport, default_calls, differences, named
 from .verdicts import RENDEZVOUS, RUN, Described
 from .wire import (
@@ -499,14 +499,6 @@ class Participant:
     def _rank_0_not_found(self, refusals: Mapping[str, Iterable[Address]]) -> RendezvousError:
         here = socket.gethostname()
         names = {name: found for name, found in self._resolved.items() if found != [name]}
-        looked_for = {address.host for addresses in refusals.values() for address in addresses}
-        fixes = [f"make {name} known to {here}, by DNS or /etc/hosts" for name in looked_for - set(self._resolved)]
-        if self._rank.local_rank == 0:  # so rank 0, whose local rank is 0 too, is on another host
-            fixes += [
-                f"name rank 0's host, or correct /etc/hosts of {here}: {name} leads to {here} itself there"
-                for name, found in self._resolved.items()
-                if all(map(is_own, found))
-            ]
         return RendezvousError(
             "rank 0 was not at the rendezvous in time",
             evidence=[
@@ -516,9 +508,11 @@ class Participant:
                 *(f"on {here}, {name} is {', '.join(found)}" for name, found in names.items()),
             ],
             fixes=[
-                *map(manual, (*fixes, *self._meeting.ways)),
+                *map(manual, self._meeting.ways),
                 manual("look at the output of rank 0: it ended, it was not started, or it did something else"),
-                manual("if it runs on another host: make sure that it can be reached there, through any firewall"),
+                manual(
+                    "if it runs on another host: check that its name leads to it here, and that no firewall is between"
+                ),
             ],
             ranks=(0,),
             phase=RENDEZVOUS,

@@ -221,11 +221,11 @@ def unplugged(network: Network) -> None:
 @pytest.mark.parametrize(
     ("fault", "fact", "fix"),
     [
-        (leads_back, "on node2, node1 is 127.0.1.1", "node1 leads to node2 itself"),
-        (not_known, "name resolution: node1:23456", "make node1 known to node2, by DNS or /etc/hosts"),
-        (firewall_without_a_word, "timed out: node1:23456", "make sure that it can be reached there"),
-        (firewall_that_refuses, "Permission denied: node1:23456", "make sure that it can be reached there"),
-        (unplugged, "on node2, node1 is 10.77.0.1", "make sure that it can be reached there"),
+        (leads_back, "on node2, node1 is 127.0.1.1", "its name leads to it here"),
+        (not_known, "name resolution: node1:23456", "its name leads to it here"),
+        (firewall_without_a_word, "timed out: node1:23456", "no firewall is between"),
+        (firewall_that_refuses, "Permission denied: node1:23456", "no firewall is between"),
+        (unplugged, "on node2, node1 is 10.77.0.1", "no firewall is between"),
     ],
 )
 def test_rank_0_is_not_found(
@@ -254,7 +254,7 @@ def test_address_of_another_host(machine: Machine, network: Network) -> None:
     assert_all_raise(job, {0: ("RendezvousError", [1]), 1: ("RendezvousError", [0])})
     assert "rank 0 waited for them on node1, at node2, port 23456" in job.error(0).evidence
     assert "this is rank 1 of 2, on node2" in job.error(1).evidence
-    assert "node2 leads to node2 itself" in job.error(1).fixes[0]
+    assert any(line.startswith("on node2, node2 is ") for line in job.error(1).evidence)
 
 
 # It is found, and that is not enough
