@@ -129,8 +129,6 @@ class _FileKind(NamedTuple):
 
 
 _DOWNLOAD = "download the file itself: this is what a server sends in its place, for an error or to sign in"
-_EXPORT = "export the model to ONNX, with the framework that made this file"
-
 _POINTER = _FileKind(
     "a pointer of Git LFS, in place of the file",
     "fetch the file itself: run git lfs pull in its repository, or download it again",
@@ -138,19 +136,14 @@ _POINTER = _FileKind(
 _ORT = _FileKind(
     "a model in ONNX Runtime's own format", "give the file a name that ends in .ort, by which ONNX Runtime knows it"
 )
+_ARCHIVE = _FileKind("an archive", "unpack it; or if torch.save wrote it, export the model to ONNX with torch")
 
 # Offset, the bytes there, and the kind of file
 _SIGNATURES = (
     (0, b"version https://git-lfs.github.com/spec/", _POINTER),
     (4, b"ORTM", _ORT),
-    (0, b"PK\x03\x04", _FileKind("a zip archive", f"unpack it; or if torch.save wrote it, {_EXPORT}")),
-    (0, b"\x1f\x8b", _FileKind("compressed with gzip", "uncompress it, with gunzip or tar xzf")),
-    (4, b"TFL3", _FileKind("a model of TensorFlow Lite", _EXPORT)),
-    (0, b"\x89HDF", _FileKind("in the format HDF5, as models of Keras are", _EXPORT)),
-    (0, b"GGUF", _FileKind("weights in the format GGUF", _EXPORT)),
-    (8, b'{"', _FileKind("weights in the format safetensors", _EXPORT)),
-    (0, b"\x80\x02", _FileKind("written by pickle, as older releases of torch.save do", _EXPORT)),
-    (0, b"ftrt", _FileKind("an engine of TensorRT", "use the ONNX model from which it was built")),
+    (0, b"PK\x03\x04", _ARCHIVE),
+    (0, b"\x1f\x8b", _ARCHIVE),
 )
 _TEXTS = ((b"<!doctype html", "a web page"), (b"<html", "a web page"), (b"<?xml", "XML"), (b"{", "JSON"))
 

@@ -19,14 +19,8 @@ _KNOWN_DOMAINS = frozenset(
     }
 )  # fmt: skip
 
-# model_load_utils.h, model.cc and graph.cc of ONNX Runtime 1.31
-_OPSET = re.compile(r"Opset (\d+) is under development\b.* for domain (\S+) is till opset (\d+)", re.DOTALL)
-_IR_VERSION = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
-_OPERATOR = re.compile(r"No Op registered for (\S+) with domain_version of (\d+)")
-_OPERATOR_OF_DOMAIN = re.compile(r"Fatal error: (?:(\S+):)?([^\s:(]+)(?:\(-?\d+\))? is not a registered function/op")
-_DATA_OUTSIDE = re.compile(
-    r"External data path\b.* escapes model directory\b.*|Absolute path not allowed for external data.*"
-)
+# Words of ONNX Runtime 1.31 about what it does not know: model_load_utils.h, model.cc and graph.cc
+_UNKNOWN = re.compile("Opset|IR version|No Op registered|not a registered function/op")
 
 _NAMED, _FILES_SHOWN = 4, 12  # files with weights: in a sentence, and as evidence
 _CHECK = "check the path, and that the file is whole: the command check-model of the package onnx reads it"
@@ -97,63 +91,24 @@ def custom_domains(model: ModelFacts | None) -> GPUError | None:
     return ProviderError(
         f"the model uses operators that are not part of ONNX Runtime: {names}",
         evidence=[f"domains: {', '.join(domains)}"],
-        fixes=[manual(way) for way in dict.fromkeys(map(_way_to_operators_of, domains))],
+        fixes=[
+            manual(
+                "register the library that has them: SessionOptions.register_custom_ops_library(path); of "
+                "ai.onnx.contrib it is onnxruntime_extensions.get_library_path()"
+            )
+        ],
         severity="warning",
     )
 
 
-def _way_to_operators_of(domain: str) -> str:
-    return _WAYS_BY_DOMAIN.get(
-        domain, "register the library that has them: SessionOptions.register_custom_ops_library(path)"
-    )
-
-
-_OF_TENSORRT = (
-    "export the model without plugins of TensorRT, such as its NonMaxSuppression at the end of a detector: only "
-    "TensorrtExecutionProvider has them"
-)
-
-# onnxruntime-extensions; NVIDIA's plugins, under the domain of the exporters and under that of ONNX Runtime
-_WAYS_BY_DOMAIN = {
-    "ai.onnx.contrib": "install onnxruntime-extensions, and pass a session its library in sess_options: "
-    "options.register_custom_ops_library(onnxruntime_extensions.get_library_path())",
-    "TRT": _OF_TENSORRT,
-    "trt.plugins": _OF_TENSORRT,
-}
-
-
 def not_loaded(text: str) -> GPUError:
     """Return the error for a model that ONNX Runtime refuses with ``text``."""
-    said, newer = text.strip(), "or use a newer ONNX Runtime"
-    if match := _OPSET.search(text):
-        said, (opset, domain, newest) = match[0], match.groups()
-        summary = f"the model has opset {opset} of {domain}, and the installed ONNX Runtime knows {newest} and older"
-        fixes = [f"export the model with opset {newest} or older", newer]
-    elif match := _IR_VERSION.search(text):
-        said, (version, newest) = match[0], match.groups()
-        summary = f"the model has IR version {version}, and the installed ONNX Runtime knows {newest} and older"
-        fixes = [f"save it with an older one: model.ir_version = {newest}, then onnx.save(model, path)", newer]
-    elif match := _OPERATOR.search(text):
-        operator, opset = match.groups()
-        summary = f"the installed ONNX Runtime has no operator {operator} of opset {opset}"
-        fixes = ["export the model for operators and an opset that it has", newer]
-    elif match := _OPERATOR_OF_DOMAIN.search(text):
-        said, domain, operator = match[0], match[1] or "", match[2]
-        summary = f"the installed ONNX Runtime has no operator {f'{domain}:{operator}' if domain else operator}"
-        fixes = (
-            ["export the model for operators that it has", newer]
-            if domain in _KNOWN_DOMAINS
-            else [_way_to_operators_of(domain)]
-        )
-    elif match := _DATA_OUTSIDE.search(text):
-        said, summary = match[0], "weights of the model lie outside of its folder, and ONNX Runtime reads none there"
-        fixes = [
-            "put the files with its weights into its folder, and no links to them; in the model their names (location, "
-            "in external_data of its tensors) must be without folders above it"
-        ]
-    else:
-        summary, fixes = "the installed ONNX Runtime cannot open this model", []
-    return ProviderError(summary, evidence=[said[:600]], fixes=map(manual, fixes))
+    known = "export the model with an opset, an IR version and operators that it knows, or use a newer ONNX Runtime"
+    return ProviderError(
+        "the installed ONNX Runtime cannot open this model",
+        evidence=[text.strip()[:600]],
+        fixes=[manual(known)] if _UNKNOWN.search(text) else [],
+    )
 
 
 def collective_ops_missing(facts: Facts) -> GPUError | None:
