@@ -85,7 +85,7 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     if environment.driver.libcuda_elsewhere:  # huggingface/text-generation-inference issue 291
         return [remedies.look_first_in(os.path.dirname(environment.driver.libcuda_elsewhere[0]))]
     if environment.driver.libcuda_unlinked:
-        return _ways_to_its_link(facts, environment.driver.libcuda_unlinked[0])
+        return _ways_to_its_link(environment.driver.libcuda_unlinked[0])
     if loader_words.cannot_be_mapped(environment.driver.libcuda_error or ""):
         return [remedies.let_it_be_mapped(environment, "libcuda.so.1")]
     if (none_given := surroundings.of_wsl(environment)) is not None:
@@ -119,27 +119,17 @@ def _ways_to_a_driver(facts: Facts) -> list[Fix]:
     return fixes
 
 
-def _ways_to_its_link(facts: Facts, file: UnlinkedFile) -> list[Fix]:
+def _ways_to_its_link(file: UnlinkedFile) -> list[Fix]:
     """Return fixes for a missing link libcuda.so.1: NVIDIA/nvidia-container-toolkit issues 128, 675 and 1099."""
     folder, path = shlex.quote(os.path.dirname(file.path)), shlex.quote(file.path)
-    fixes = [
-        shell(f"/sbin/ldconfig -n {folder}")
-        if file.writable
-        else shell(
+    if file.writable:
+        return [shell(f"/sbin/ldconfig -n {folder}")]
+    return [
+        shell(
             f'links=$(mktemp -d) && ln -s {path} "$links/libcuda.so.1" && '
             'export LD_LIBRARY_PATH="$links${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
         )
     ]
-    if facts.environment.host.container:
-        fixes.append(
-            on_linux(
-                "for good: let its runtime make the link, as nvidia-container-toolkit does by ldconfig, for which the "
-                "root file system must not be read-only (docker run --read-only, readOnlyRootFilesystem) and the "
-                "ldconfig of /etc/nvidia-container-runtime/config.toml has to be there on the host",
-                needs="host",
-            )
-        )
-    return fixes
 
 
 def _rest_of_the_driver(facts: Facts) -> Fix | None:
@@ -298,15 +288,6 @@ def _ways_to_the_drivers_own(facts: Facts) -> list[Fix]:
     if _is_compat(facts):
         everywhere = "take the cuda-compat folder out of LD_LIBRARY_PATH and the loader's configuration"
         return [off_the_path(facts) or on_linux(everywhere, needs="root"), *_update(facts)]
-    if host.container == "lxc":  # into which nothing is mounted unless it is told to
-        return [
-            manual(
-                f"install the libraries of driver {driver.version} in this container, without a kernel module "
-                f"(NVIDIA-Linux-*-{driver.version}.run --no-kernel-module): its own are of {driver.libcuda_version}, "
-                "and have to be upgraded whenever its host's are",
-                needs="root",
-            )
-        ]
     if host.container:
         return [
             manual(
@@ -337,10 +318,6 @@ _NOT_LOADED, _LOST, _DIFFERS = 9, 15, 18  # nvmlReturn_t, nvml.h
 _IN_WSL = on_linux("in WSL: update it (wsl --update) and the NVIDIA driver of Windows, and restart it", needs="host")
 
 _SAID_BY_NVML: dict[int, Meaning] = {
-    8: Meaning(
-        "the GPU lacks the power of its external cables",
-        (manual("connect the power cables of the GPU", needs="hardware"),),
-    ),
     _LOST: Meaning(  # Xid 79
         "a GPU is lost: it does not answer on its bus any more",
         (
@@ -406,8 +383,6 @@ def _ways_to_load_it(facts: Facts) -> tuple[Fix, ...]:
 
 
 _UVM = "/dev/nvidia-uvm"
-# The group that a file shows if its own is not in this user namespace: user_namespaces(7), overflowgid
-_UNMAPPED = frozenset({"nogroup", "nobody", "65534"})
 
 
 def device_files_closed(facts: Facts) -> GPUError | None:
@@ -468,15 +443,6 @@ def _may_have_no_files(facts: Facts) -> bool:
 
 def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     container = facts.environment.host.container
-    if container == "lxc" and any(node.error == "EPERM" for node in nodes):  # linuxcontainers.org, lxc.container.conf
-        return [
-            on_linux(
-                "let this container open them: lxc.cgroup2.devices.allow = c MAJOR:* rwm in its configuration, for "
-                "each major number that ls -l shows (that of /dev/nvidia-uvm may be another after a reboot), or in "
-                "Proxmox, pct set ID --dev0 /dev/nvidia-uvm and so on",
-                needs="host",
-            )
-        ]
     if any(node.error == "EPERM" for node in nodes):  # NVIDIA/nvidia-container-toolkit issue 48
         return [
             manual(
@@ -487,18 +453,23 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
             *([on_linux(f"in a service of systemd: {_ALLOWED}", needs="root")] if container is None else []),
         ]
     if not any(node.by_mode for node in nodes):
-        return [_let_selinux_allow_it(container)]
-    groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
-    if _UNMAPPED.intersection(groups):
         return [
             on_linux(
-                "let this container keep the groups of the user who starts it, one that may open these files: "
-                "podman run --group-add keep-groups ...",
+                "their mode allows it: let SELinux, or what else guards this system, allow it too (docker run "
+                "--security-opt label=disable ...; sudo ausearch -m avc -ts recent says what it refused)",
+                needs="host" if container is not None else "root",
+            )
+        ]
+    groups = sorted({node.group for node in nodes if node.group is not None} - {"root"})
+    if groups and container is not None:  # its own /etc/group has no effect there
+        options = " ".join(f"--group-add {name}" for name in groups)
+        return [
+            on_linux(
+                f"start this container with these groups: docker run {options} ..., podman run --group-add keep-groups "
+                "..., or supplementalGroups in the securityContext of its pod",
                 needs="host",
             )
         ]
-    if groups and container is not None:
-        return [on_linux(surroundings.join_groups(facts.environment, groups), needs="host")]
     if groups:
         return [manual(f"make this user a member of {' and '.join(groups)}, and log in again", needs="root")]
     return [
@@ -508,18 +479,6 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
             needs="host" if container is not None else "root",
         )
     ]
-
-
-def _let_selinux_allow_it(container: str | None) -> Fix:
-    """Return the fix of docs.nvidia.com, "Troubleshooting the NVIDIA Container Toolkit", and of SELinux."""
-    what = "their mode allows it, so that SELinux, or what else guards this system, has to: "
-    if container is None:
-        return on_linux(f"{what}sudo ausearch -m avc -ts recent says what it refused", needs="root")
-    run = "podman run" if container == "podman" else "docker run"
-    return on_linux(
-        f"{what}{run} --security-opt label=disable ..., or on the host sudo setsebool -P container_use_devices on",
-        needs="host",
-    )
 
 
 _DESCRIPTORS_NEEDED = 48  # that are left, to be sure: the driver opens its devices some 30 times for a first session

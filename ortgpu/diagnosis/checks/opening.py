@@ -94,13 +94,8 @@ def unusable(facts: Facts) -> GPUError | None:
     explained = (driver.device_files_closed, driver.of_linux_in_wsl, driver.not_ready)
     if cuda is None or not cuda.code or cuda.code == NO_DEVICE or any(check(facts) for check in explained):
         return None  # devices.none_visible judges that code
-    evidence = [returned_by_cuinit(cuda.code), *_printed_by_it(facts)]
+    evidence = [returned_by_cuinit(cuda.code)]
     return _lacks_host_memory(facts, evidence) if cuda.code == OUT_OF_MEMORY else for_code(cuda.code, facts, evidence)
-
-
-def _printed_by_it(facts: Facts) -> list[str]:
-    """Return what the driver printed, as that of a Jetson does: "NvRmMemInitNvmap failed with Permission denied"."""
-    return [f"it printed: {line}" for line in facts.observed.printed("driver")[-5:]]
 
 
 def _lacks_host_memory(facts: Facts, evidence: list[str]) -> DriverUnusableError:

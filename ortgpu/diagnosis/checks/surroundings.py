@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from ...environment.gpu.driver import GPU
 from ...environment.inspection import Environment
 from ...errors import Fix, manual, on_linux
 
 # Of the runtimes that environment/host.py knows. docs.nvidia.com/datacenter/cloud-native, "CDI Support" and "NVIDIA
-# device plugin"; apptainer.org/docs, "GPU Support"; documentation.ubuntu.com/lxd, "gpu" and "nvidia.runtime";
-# pve.proxmox.com, pct.conf, "dev[n]"
+# device plugin"; apptainer.org/docs, "GPU Support"
 _BY_RUNTIME = {
     "kubernetes": "resources: limits: nvidia.com/gpu: 1 in the specification of its pod, with NVIDIA's device plugin "
     "in the cluster, and runtimeClassName: nvidia where that is not the default",
     "podman": "podman run --device nvidia.com/gpu=all ..., after nvidia-ctk cdi generate on the host",
     "apptainer": "apptainer exec --nv ...",
     "containerd": "nerdctl run --gpus all ...",
-    "lxc": "lxc config device add NAME gpu gpu, and lxc config set NAME nvidia.runtime true; in Proxmox, pct set ID "
-    "--dev0 /dev/nvidia0 and so on, and the libraries of the host's driver installed with --no-kernel-module",
 }
 _BY_DOCKER = "docker run --gpus all ..."
 
@@ -48,16 +44,6 @@ def give_the_gpu(environment: Environment, and_also: str = "") -> Fix:
 def how(environment: Environment) -> str:
     """Return the command that gives this container the GPU, or the text of its specification."""
     return _BY_RUNTIME.get(environment.host.container or "", _BY_DOCKER)
-
-
-def join_groups(environment: Environment, groups: Iterable[str]) -> str:
-    """Return how to give a container the groups of the device files: its own /etc/group has no effect there."""
-    names = list(groups)
-    if environment.host.container == "kubernetes":
-        return f"put the numbers of {' and '.join(names)} into supplementalGroups, in the securityContext of its pod"
-    if environment.host.container == "podman":
-        return "start this container with the groups of its user: podman run --group-add keep-groups ..."
-    return f"start this container with these groups: docker run {' '.join(f'--group-add {name}' for name in names)} ..."
 
 
 def of_service(environment: Environment) -> tuple[str, Fix] | None:
