@@ -72,31 +72,6 @@ def test_in_the_background_numpy_does_without_threads(problems: list[tuple[str, 
 
 
 # What is started in the background would ignore the signal of OpenBLAS
-PROBLEMS = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-import ortgpu
-problems = ortgpu.diagnose(probe=True).problems
-report([[problem.code, str(problem), list(map(str, problem.fixes))] for problem in problems])
-"""
-
-
-def test_threads_for_whose_stacks_there_is_no_memory(lab: Lab) -> None:
-    """OpenBLAS issue 4762: each thread gets a stack as large as the limit allows, which is 300 GB."""
-    skip_without_threads()
-    resource = pytest.importorskip("resource", reason="limits of POSIX")
-    allowed = resource.getrlimit(resource.RLIMIT_STACK)[1]
-    if allowed != resource.RLIM_INFINITY:
-        pytest.skip(f"this process may not raise its limit on the stack above {allowed} bytes")
-    machine = lab.machine()
-    huge = "ulimit -s 137438953472"  # KiB: all that a process can address, whatever the system would promise
-    (code, text, (fix, _)), *_ = machine.run(PROBLEMS, first=huge).ok().json
-    assert code == "broken-package"
-    assert "each thread gets a stack of 134217728 MiB (ulimit -s)" in text
-    ((code, text, _),) = machine.run(PROBLEMS, first=f"{huge}\n{fix}").ok().json
-    assert code == "driver-not-found", text
-
-
 def test_what_was_printed_says_it() -> None:
     step = ProbeStep("import", False, "ImportError: import numpy failed", {"printed": [OPENBLAS]})
     failed = observed(import_error="ImportError: import numpy failed")

@@ -57,42 +57,32 @@ def failed(facts: Facts) -> GPUError | None:
         return other
     if text == IN_SUB_INTERPRETER:
         return None  # packages.in_sub_interpreter reports it
-    unmapped = _words_of_a_file_that_is_not_mapped(facts, text)
     if threads := [line for line in _printed_meanwhile(facts) if loader_words.lacks_threads(line)]:
         return BrokenPackageError(
             "import onnxruntime fails: this process may have no further thread",
-            evidence=filter(None, [text, threads[0], remedies.stack_that_is_too_large(facts.environment)]),
-            fixes=remedies.let_it_have_threads(facts.environment),
+            evidence=[text, threads[0]],
+            fixes=[remedies.let_it_have_threads()],
         )
-    if any("more than once per process" in line for line in (text, *_printed_meanwhile(facts))):
-        return _numpy_imported_again(facts, text)
     if any("built with baseline optimizations" in line for line in (text, *_printed_meanwhile(facts))):
         return _processor_too_old(facts, text)
-    blocked = next(filter(loader_words.is_blocked, (text, *_printed_meanwhile(facts))), None)
-    if unmapped is None and blocked is None and (dependency := _dependency_missing(facts, text)) is not None:
+    whole = _way_to_load_whole_files(facts, text)
+    if whole is None and (dependency := _dependency_missing(facts, text)) is not None:
         return dependency
     if ("DLL load failed" in text and visual_c_missing(facts)) or other_engine(facts):
         return None  # these report it
     return BrokenPackageError(
         "import onnxruntime fails",
-        evidence=dict.fromkeys(filter(None, (text, unmapped, blocked))),
-        fixes=_ways_to_import_it(facts, text, unmapped, blocked),
+        evidence=dict.fromkeys([text, *([whole[0]] if whole is not None else [])]),
+        fixes=[whole[1]] if whole is not None else _ways_to_import_it(facts, text),
         package=installed.build_name,
         files=(),
     )
 
 
-def _ways_to_import_it(facts: Facts, text: str, unmapped: str | None, blocked: str | None) -> list[Fix]:
-    """Return fixes. ``unmapped``, ``blocked``: the loader's words about a file that it may not map, or open."""
+def _ways_to_import_it(facts: Facts, text: str) -> list[Fix]:
     environment = facts.environment
-    if blocked is not None:
-        return [remedies.unblock(environment, _file_in(blocked, facts))]
     if "executable stack" in text:
         return [remedies.install(environment, remedies.newest_requirements(environment), upgrade=True)]
-    if unmapped is not None:
-        return [remedies.let_it_be_mapped(environment, os.path.dirname(_file_in(unmapped, facts)))]
-    if (late := loader_words.lacks_thread_storage(text)) is not None:
-        return [remedies.load_at_start(environment, [late])]
     if "sys.modules" in text:
         what = "remove what puts something else in the place of onnxruntime: the package itself is not imported"
         return [manual(what)]
@@ -114,11 +104,13 @@ def _printed_meanwhile(facts: Facts) -> list[str]:
     return [*facts.observed.printed("import"), *filter(None, [facts.observed.numpy_error])]
 
 
-def _words_of_a_file_that_is_not_mapped(facts: Facts, text: str) -> str | None:
-    """Return the loader's words about a file of the import, or of a CUDA library before it, that it cannot map."""
+def _way_to_load_whole_files(facts: Facts, text: str) -> tuple[str, Fix] | None:
+    """Return the loader's words about a whole file of the import, or of a CUDA library before it, and the fix."""
     tried = (file.problem or "" for library in facts.observed.not_loaded or () for file in library.rejected)
-    words = (text, *_printed_meanwhile(facts), *tried)
-    return next((each for each in words if loader_words.cannot_be_mapped(each)), None)
+    for words in (text, *_printed_meanwhile(facts), *tried):
+        if (fix := remedies.let_it_be_loaded(facts.environment, words, _file_in(words, facts))) is not None:
+            return words, fix
+    return None
 
 
 def _c_library_of_another_kind(facts: Facts, text: str) -> GPUError:
@@ -130,21 +122,6 @@ def _c_library_of_another_kind(facts: Facts, text: str) -> GPUError:
         fixes=[manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")],
         system=host.system,
         machine=host.machine,
-    )
-
-
-def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
-    return BrokenPackageError(
-        "import onnxruntime fails: numpy was removed from sys.modules, and cannot be imported twice in a process",
-        evidence=dict.fromkeys(filter(None, (text, facts.observed.numpy_error))),
-        fixes=[
-            manual(
-                "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
-                "leave it there, and restart this process"
-            )
-        ],
-        package="numpy",
-        files=(),
     )
 
 
@@ -319,14 +296,9 @@ def provider_unloadable(facts: Facts) -> GPUError | None:
             needed=(library or symbol,),
         )
     provider = facts.environment.provider
-    fixes = [remedies.reinstall_onnxruntime(facts.environment)]
-    if provider is not None and loader_words.cannot_be_mapped(text):
-        fixes = [remedies.let_it_be_mapped(facts.environment, os.path.dirname(provider.path))]
-    elif provider is not None and loader_words.is_blocked(text):
-        fixes = [remedies.unblock(facts.environment, provider.path)]
-    elif (late := loader_words.lacks_thread_storage(text)) is not None:
-        fixes = [remedies.load_at_start(facts.environment, [late])]
-    elif loader_words.may_be_visual_c(text):
+    fix = remedies.let_it_be_loaded(facts.environment, text, provider.path if provider is not None else "")
+    fixes = [fix or remedies.reinstall_onnxruntime(facts.environment)]
+    if fix is None and loader_words.may_be_visual_c(text):
         fixes.insert(0, remedies.update_visual_c())
     return BrokenPackageError(
         "the dynamic loader refuses the CUDA provider library",

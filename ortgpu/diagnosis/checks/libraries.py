@@ -141,11 +141,11 @@ def _ways_to_have(
     evidence: list[str] = []
     passed_over = [(library.soname, file) for library in absent for file in library.rejected]
     problems = [(soname, file.problem or "") for soname, file in passed_over]
-    unmapped = {soname: file for soname, file in passed_over if loader_words.cannot_be_mapped(file.problem or "")}
-    late = {
-        soname: path for soname, words in problems if (path := loader_words.lacks_thread_storage(words)) is not None
+    whole = {
+        soname: fix
+        for soname, file in passed_over
+        if (fix := remedies.let_it_be_loaded(environment, file.problem or "", file.path)) is not None
     }
-    blocked = {soname: file for soname, file in passed_over if loader_words.is_blocked(file.problem or "")}
     closed = _closed(facts, absent)
     too_new = {
         soname: newer_c_library(environment, old[1])
@@ -153,13 +153,7 @@ def _ways_to_have(
         if (old := older_c_library(words)) is not None
     }
     foreign = {soname: name for soname, file in passed_over if (name := _foreign_dependency(file)) is not None}
-    if unmapped:
-        folder = os.path.dirname(next(iter(unmapped.values())).path)
-        fixes.append(remedies.let_it_be_mapped(environment, folder))
-    if blocked:
-        fixes.append(remedies.unblock(environment, next(iter(blocked.values())).path))
-    if late:
-        fixes.append(remedies.load_at_start(environment, late.values()))
+    fixes += dict.fromkeys(whole.values())
     if unfit:
         evidence += [f"in this process: {file.unfit_for}" for file in unfit.values()]
         fixes += _ways_to_one_copy(unfit, facts)
@@ -169,7 +163,7 @@ def _ways_to_have(
     fixes += dict.fromkeys(too_new.values())
     if foreign:
         fixes.append(remedies.system_package(foreign.values()))
-    otherwise = {*unmapped, *blocked, *late, *unfit, *closed, *too_new, *foreign}
+    otherwise = {*whole, *unfit, *closed, *too_new, *foreign}
     to_install = [library for library in absent if library.soname not in otherwise]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     if wheels:

@@ -175,11 +175,10 @@ def session_failed(facts: Facts) -> GPUError | None:
     if step is None:
         return None
     lacks = loader_words.lacks_threads(step.detail)
-    stack = remedies.stack_that_is_too_large(facts.environment) if lacks else None
     return of_construction(step.detail, facts) or ProviderFallbackError(
         "a session on the GPU could not be opened and run",
-        evidence=[step.detail, *([stack] if stack else [])],
-        fixes=remedies.let_it_have_threads(facts.environment) if lacks else [],
+        evidence=[step.detail],
+        fixes=[remedies.let_it_have_threads()] if lacks else [],
     )
 
 

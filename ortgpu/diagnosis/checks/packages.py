@@ -455,9 +455,7 @@ def library_damaged(facts: Facts) -> GPUError | None:
         f"{len(damaged)} of the libraries of the installed ONNX Runtime are "
         + ("refused to every program by this system" if whole else "damaged"),
         evidence=[f"{path}: {problem}" for path, problem in damaged.items()],
-        fixes=[
-            remedies.unblock(environment, blocked[0]) if whole else remedies.reinstall_onnxruntime(facts.environment)
-        ],
+        fixes=[remedies.unblock(blocked[0]) if whole else remedies.reinstall_onnxruntime(environment)],
         package=installed.build_name,
         files=tuple(damaged),
     )

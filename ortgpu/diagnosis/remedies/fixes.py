@@ -15,6 +15,7 @@ from ...environment.packages.installed import Packages
 from ...environment.packages.metadata import numbers_of
 from ...environment.variables import entries_of
 from ...errors import Fix, manual, on_linux, shell
+from ..messages import loader_words
 from .releases import Release, cuda_major_of, newest_for
 
 
@@ -437,27 +438,25 @@ def for_a_jetson() -> Fix:
     )
 
 
-def stack_that_is_too_large(environment: Environment) -> str | None:
-    """Say that stacks leave no memory for a further thread, if they do: OpenBLAS issue 4762."""
-    stack = environment.host.stack
-    # The default is 8 MiB; Fortran programs get many times that.
-    return f"each thread gets a stack of {stack >> 20} MiB (ulimit -s)" if stack and stack > 256 << 20 else None
+def let_it_have_threads() -> Fix:
+    return on_linux(
+        "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), lower that on "
+        "stacks (ulimit -s 8192), or have fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of "
+        "SessionOptions",
+        needs="host",
+    )
 
 
-def let_it_have_threads(environment: Environment) -> list[Fix]:
-    return [
-        *([shell("ulimit -s 8192")] if stack_that_is_too_large(environment) is not None else []),
-        on_linux(
-            "raise the limit on threads and processes (ulimit -u, docker run --pids-limit, that of its pod), or have "
-            "fewer threads: OPENBLAS_NUM_THREADS=1, and intra_op_num_threads of SessionOptions",
-            needs="host",
-        ),
-    ]
-
-
-def load_at_start(environment: Environment, paths: Iterable[str]) -> Fix:
-    already = environment.variables.now.get("LD_PRELOAD", "")
-    return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [*paths, already])))}")
+def let_it_be_loaded(environment: Environment, words: str, path: str) -> Fix | None:
+    """Return the fix for a whole file that the loader refuses with these words; None if it may be another fault."""
+    if loader_words.cannot_be_mapped(words):
+        return let_it_be_mapped(environment, os.path.dirname(path))
+    if loader_words.is_blocked(words):
+        return unblock(path)
+    if (late := loader_words.lacks_thread_storage(words)) is not None:
+        already = environment.variables.now.get("LD_PRELOAD", "")
+        return shell(f"export LD_PRELOAD={shlex.quote(os.pathsep.join(filter(None, [late, already])))}")
+    return None
 
 
 # Packages of Debian and Ubuntu that slim images leave out.
@@ -519,18 +518,12 @@ def let_it_be_mapped(environment: Environment, folder: str) -> Fix:
     )
 
 
-def unblock(environment: Environment, path: str) -> Fix:
+def unblock(path: str) -> Fix:
     """Return the fix for a whole file that the system refuses for what it is."""
-    if environment.host.system != "Windows":
-        folder = shlex.quote(os.path.dirname(path) + os.sep)
-        return manual(
-            "let what guards this system allow it, an allowlist or a virus scanner: installing it again changes "
-            f"nothing. For fapolicyd: sudo fapolicyd-cli --file add {folder} && sudo fapolicyd-cli --update",
-            needs="root",
-        )
+    folder = shlex.quote(os.path.dirname(path) + os.sep)
     return manual(
-        "let this program load it: the application control of Windows (Smart App Control, AppLocker) or its virus "
-        "scanner refuses files that they do not know, and installing them again changes nothing",
+        "let what guards this system allow it, such as Smart App Control, AppLocker or a virus scanner: installing it "
+        f"again changes nothing. For fapolicyd: sudo fapolicyd-cli --file add {folder} && sudo fapolicyd-cli --update",
         needs="root",
     )
 
