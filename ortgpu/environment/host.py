@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -170,44 +170,19 @@ def parse_memory_limit(text: str) -> int | None:
     return limit if 0 < limit < _NO_LIMIT else None
 
 
-def parse_cgroup_paths(text: str) -> tuple[str | None, str | None]:
-    """Return the paths in /proc/self/cgroup that bound memory: of the v2 hierarchy and of v1's memory controller."""
-    unified = memory = None
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if not colon:
-            continue
-        if not controllers:
-            unified = path
-        elif "memory" in controllers.split(","):
-            memory = path
-    return unified, memory
-
-
 def parse_cgroup_container(text: str) -> str | None:
     """Return the container runtime that a cgroup path names, or None."""
     return next((name for name, pattern in _CGROUP_CONTAINERS if pattern.search(text)), None)
 
 
 def _read_memory(root: Path) -> int | None:
-    values = (parse_meminfo(read_text(root / "proc/meminfo")), *_limits(root))
+    own = re.search(r"^0::/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)
+    path, mount = PurePosixPath(own[1] if own else ""), root / "sys/fs/cgroup"
+    # Every ancestor binds too. Inside a container the path may be the host's, and the mount's own root the container.
+    limits = [mount / each / "memory.max" for each in (path, *path.parents)]
+    limits.append(mount / "memory/memory.limit_in_bytes")  # of version 1, for a container
+    values = [parse_meminfo(read_text(root / "proc/meminfo")), *map(parse_memory_limit, map(read_text, limits))]
     return min((value for value in values if value is not None), default=None)
-
-
-def _limits(root: Path) -> Iterator[int | None]:
-    unified, memory = parse_cgroup_paths(read_text(root / "proc/self/cgroup"))
-    mount = root / "sys/fs/cgroup"
-    for folder, path, name in (
-        (mount, unified, "memory.max"),
-        (mount / "memory", memory, "memory.limit_in_bytes"),
-    ):
-        # Every ancestor binds too. Inside a container the path may be the host's and absent here: then the mount's own
-        # root, which is always among the ancestors, is the container.
-        relative = PurePosixPath((path or "/").lstrip("/"))
-        for level in (relative, *relative.parents):
-            if ".." not in level.parts:  # "/../x": a cgroup outside our namespace, which is not below this mount
-                yield parse_memory_limit(read_text(folder / level / name))
 
 
 def _read_container(root: Path, environ: Mapping[str, str]) -> str | None:

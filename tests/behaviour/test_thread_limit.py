@@ -71,7 +71,6 @@ def test_in_the_background_numpy_does_without_threads(problems: list[tuple[str, 
     assert problems == []
 
 
-# What is started in the background would ignore the signal of OpenBLAS
 def test_what_was_printed_says_it() -> None:
     step = ProbeStep("import", False, "ImportError: import numpy failed", {"printed": [OPENBLAS]})
     failed = observed(import_error="ImportError: import numpy failed")
