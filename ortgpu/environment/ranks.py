@@ -3,8 +3,7 @@
 The processes of a job on one host find each other in a folder.
 
 Verified with torchrun 2.13, Open MPI 4.1.8 and 5.0.11, MPICH 4.0.3 and 5.0.2, srun of Slurm 22.05.8, and the launcher
-of DeepSpeed 0.19.8. Not verified: the local numbers of Cray's PALS, which are read as programs for it do, and the
-variables that srun --mpi=pmi2 adds, which are from its source.
+of DeepSpeed 0.19.8. Not verified: the variables that srun --mpi=pmi2 adds, which are from its source.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -56,26 +55,24 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """A launcher's variables. ``else_local`` are a related launcher's for the local numbers."""
+    """A launcher's variables. ``else_local_size`` is that of a related launcher."""
 
     launcher: Launcher
     rank: str
     world_size: str
     local_rank: str
     local_world_size: str
-    else_local: tuple[str, str] | None = None
+    else_local_size: str = ""
 
     def of(self, variables: Mapping[str, str]) -> tuple[str, str, str, str]:
         """Return the names that are in use, in the order of the fields."""
-        local = (self.local_rank, self.local_world_size)
-        if self.else_local is not None and self.rank in variables and local[1] not in variables:
-            local = self.else_local if self.else_local[1] in variables else local
-        return (self.rank, self.world_size, *local)
+        size = self.local_world_size
+        if self.rank in variables and size not in variables and self.else_local_size in variables:
+            size = self.else_local_size
+        return (self.rank, self.world_size, self.local_rank, size)
 
 
-_TORCH = _Variables(
-    "environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", else_local=("LOCAL_RANK", "LOCAL_SIZE")
-)  # DeepSpeed
+_TORCH = _Variables("environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # DeepSpeed
 _OPENMPI = _Variables(
     "openmpi",
     "OMPI_COMM_WORLD_RANK",
@@ -83,25 +80,12 @@ _OPENMPI = _Variables(
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-_MPICH = _Variables(
-    "mpich",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS",
-    else_local=("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),  # Cray
-)
+_MPICH = _Variables("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
-# Variables of rank and world size of unsupported launchers, whose processes must not count as worlds of one. None: the
-# launcher does not tell the size.
-_OTHERS: Mapping[str, tuple[str, str | None]] = {
-    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    "flux run": ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    "mpirun_rsh of MVAPICH": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    "mpiexec of PALS": ("PALS_RANKID", None),
-    "a launcher that speaks PMIx": ("PMIX_RANK", None),
-}
+# Of Horovod, jsrun, Flux, MVAPICH, PALS and PMIx, whose processes must not count as worlds of one
+_OF_OTHER_LAUNCHERS = (
+    *("HOROVOD_RANK", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "PMIX_RANK"),
+)
 _UNNUMBERED_STEPS = 0xFFFF_FFF0  # from here on, the ids of batch scripts, interactive shells and the like: slurm.h
 
 
@@ -135,8 +119,9 @@ def current_rank(environ: Mapping[str, str] | None = None) -> Rank:
     if srun is not None and inner and all(_was_started_by(srun, each, variables) for each in inner):
         srun = None
     claims = [*([srun] if srun is not None else []), *inner]
-    _reject_unsupported(variables, claims)
     if not claims:
+        if others := [f"{name}={variables[name]}" for name in _OF_OTHER_LAUNCHERS if name in variables]:
+            raise _incomplete("they are of a launcher whose variables ortgpu does not read", others)
         _reject_part_of_srun(variables)
         return Rank(0, 1, 0, 1)
     for number in ("rank", "world_size", "local_rank", "local_world_size"):
@@ -248,29 +233,13 @@ def _was_started_by(srun: _Claim, inner: _Claim, variables: Mapping[str, str]) -
     return srun.local_world_size == 1 and inner.world_size > srun.world_size
 
 
-def _reject_unsupported(variables: Mapping[str, str], claims: list[_Claim]) -> None:
-    """Raise if an unsupported launcher started this process, and no other variables tell its rank."""
-    for launcher, (rank, size) in _OTHERS.items():
-        count = variables.get(size) if size is not None else None
-        if rank not in variables or count == "1":
-            continue
-        evidence = (f"{rank}={variables[rank]}", *([f"{size}={count}"] if count is not None else []))
-        if not claims:
-            raise _incomplete(f"it was started by {launcher}, whose variables ortgpu does not read", evidence)
-        by_hand = all(each.launcher == "environment" for each in claims)
-        # Fewer processes than ranks are those that started them, one on a host
-        as_many = count is not None and count.isdecimal() and int(count) >= claims[0].world_size
-        if by_hand and as_many and variables[rank] != str(claims[0].rank):
-            raise _contradiction(claims, [f"{launcher}: {', '.join(evidence)}"])
-
-
 def _number(name: str, text: str, evidence: tuple[str, ...]) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
         raise _incomplete(f"{name}={text!r} is not a number", evidence)
     return int(text)
 
 
-def _contradiction(claims: list[_Claim], others: Iterable[str] = ()) -> LauncherConflictError:
+def _contradiction(claims: list[_Claim]) -> LauncherConflictError:
     said = [
         f"{each.launcher} says rank {each.rank} of {each.world_size}: {', '.join(each.variables)}" for each in claims
     ]
@@ -283,7 +252,7 @@ def _contradiction(claims: list[_Claim], others: Iterable[str] = ()) -> Launcher
         fixes.append(manual(f"if {why}, unset {', '.join(entry.partition('=')[0] for entry in each.variables)}"))
     return LauncherConflictError(
         "the variables of two launchers contradict each other about which rank this is",
-        evidence=[*said, *others],
+        evidence=said,
         fixes=fixes,
     )
 
