@@ -9,13 +9,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ortgpu.errors import GPUError
@@ -84,17 +83,6 @@ def progress(text: str) -> Iterator[None]:
         return
     with console.status(text, spinner="line"):  # in ASCII, which every terminal shows
         yield
-
-
-@contextlib.contextmanager
-def progress_bar(text: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on a terminal. Yields a function to call at each of ``total`` steps."""
-    console = stderr()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(text, total=total)
-        yield lambda: bar.advance(task)
-        bar.update(task, completed=total)  # steps may have been left out
 
 
 def line(console: Console, text: str = "", style: str | None = None) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import json
 import os
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -24,7 +21,7 @@ from ortgpu.cli.model import example_model
 from ortgpu.errors import catalogue
 from ortgpu.provider.devices import Device
 from tests.support.children import child_environment, run_child, run_python
-from tests.support.command_line import ESCAPE, NO_GPU, Described, Terminal, is_clean, ortgpu
+from tests.support.command_line import NO_GPU, Described, is_clean, ortgpu
 from tests.support.this_machine import GPUs
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> '
@@ -221,11 +218,9 @@ with measuring.Bench(sys.argv[1], allow_cpu=True) as bench:
     cpu, bench.session.device = bench.session.device, Device("cuda", 0, *[None] * 5)  # whose memory is full
     figures = bench.measure(64, make_inputs(declared, 64), 3)
     bench.session._sess, bench.session.device = inner, cpu
-    steps = []
-    later = bench.measure(1, make_inputs(declared), 3, lambda: steps.append(None))
+    later = bench.measure(1, make_inputs(declared), 3)
 report("left out", [(each.way, each.batch, each.why.partition(":")[0]) for each in bench.left_out])
 report("ways", [[each.way for each in some] for some in (figures, later)])
-report("steps", [len(steps), bench.steps])
 """
 
 
@@ -239,7 +234,6 @@ def test_what_cannot_be_opened_or_run_is_left_out(model: Path) -> None:
         ["map", 64, "GPUOutOfMemoryError"],
     ]
     assert child.reports["ways"] == [["plain"], ["plain", "run", "map"]]
-    assert child.reports["steps"] == [9, 3]
 
 
 OUT_OF_MEMORY = """
@@ -418,7 +412,6 @@ def test_the_best_way_is_recommended_for_time_and_for_items() -> None:
         f"Batch 1, shortest time for a request: {WAYS['graph']}, 1.40 times plain run.",
         f"Batch 1, most items a second: {WAYS['map']}, 1.80 times plain run.",
         f"Batch 64, most items a second: {WAYS['pool']}, 2.60 times plain run.",
-        "Most items a second of all: batch 64.",
     ]
     assert recommend([figure("plain", None, 100, None), figure("map", None, 180, 1.8)]) == [
         f"This model, most items a second: {WAYS['map']}, 1.80 times plain run."
@@ -465,32 +458,6 @@ def test_the_batch_dimension(shapes: list[list[int | str | None]], name: str | N
 
 
 # How it looks
-
-
-def test_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
-        monkeypatch.setattr(sys, "stderr", stream)
-        with output.progress_bar("Measuring", 2) as step:
-            step()
-            step()
-        text = re.sub(r"\x1b\[[0-9;?]*\w", "", stream.getvalue())
-        assert ("Measuring" in text and "2/2" in text) == shown
-        assert (ESCAPE in stream.getvalue()) == shown
-
-
-@pytest.mark.parametrize(("error", "last"), [(None, "4/4"), (KeyboardInterrupt, "1/4")])
-def test_a_bar_is_full_where_steps_were_left_out(
-    error: type[BaseException] | None, last: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = Terminal()
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(sys, "stderr", stream)
-    with contextlib.suppress(KeyboardInterrupt), output.progress_bar("Measuring", 4) as step:
-        step()
-        if error is not None:
-            raise error
-    assert re.findall(r"\d/4", re.sub(r"\x1b\[[0-9;?]*\w", "", stream.getvalue()))[-1] == last
 
 
 @pytest.fixture

@@ -127,12 +127,10 @@ with measuring.Bench(model, allow_cpu=True) as bench:
     feeds = {batch: make_inputs(declared, batch) for batch in (1, 2)}
     if kind == "plain full":
         bench.left_out.append(measuring.LeftOut("plain", 1, "full"))
-    steps = []
-    found = bench.measure_layouts(feeds, 5, lambda: steps.append(None))
+    found = bench.measure_layouts(feeds, 5)
 report("figures", [(each.way, each.batch, each.ratio.median > 0, each.latency is not None) for each in found])
 report("left out", [(each.way, each.batch, each.why) for each in bench.left_out if each.way != "plain"])
 report("closed", [type(each._sess).__name__ for each in opened])
-report("steps", len(steps))
 """
 
 
@@ -164,8 +162,6 @@ def test_a_layout_is_measured_or_left_out(
         assert why.startswith(expected)
     assert set(child.reports["closed"]) <= {"UnusableSession"}
     assert bool(child.reports["closed"]) == (kind != "refused")
-    if kind == "right":
-        assert child.reports["steps"] == 2 * 2 * 5
 
 
 def test_on_the_cpu_nothing_of_it_is_tried(models: tuple[str, str]) -> None:

@@ -204,11 +204,11 @@ def _measure(
             opened = stack.enter_context(Bench(str(model), allow_cpu=allow_cpu or None))
         feeds = _feeds(opened, batches, inputs)
         figures: list[Figure] = []
-        with output.progress_bar("Measuring", len(feeds) * rounds * opened.steps) as step:
+        with output.progress("Measuring"):
             refused: Exception | None = None
             for batch, feed in feeds.items():
                 try:
-                    figures += opened.measure(batch, feed, rounds, step)
+                    figures += opened.measure(batch, feed, rounds)
                 except Exception as error:  # noqa: BLE001 - a model may run one size only, a GPU have memory for some
                     opened.leave_out(batch, error)
                     refused = refused or error
@@ -216,7 +216,7 @@ def _measure(
                 if isinstance(refused, GPUError):
                     raise refused
                 raise _InputsRefusedError(refusal(inputs), refused) from refused
-            layouts = opened.measure_layouts(feeds, rounds, step)
+            layouts = opened.measure_layouts(feeds, rounds)
         return _Results(opened.session.device, figures, layouts, opened.left_out, recommend(figures, layouts))
 
 

@@ -173,14 +173,7 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    @property
-    def steps(self) -> int:
-        """The number of calls of ``progress`` for one feed in a round, in both kinds of measurement."""
-        return len(self._ways) + 2 * len(self.layouts)
-
-    def measure(
-        self, batch: int | None, feed: Feed, rounds: int, progress: Callable[[], None] = lambda: None
-    ) -> list[Figure]:
+    def measure(self, batch: int | None, feed: Feed, rounds: int) -> list[Figure]:
         """Measure all ways for one feed and return their figures. Ways that fail are added to ``left_out``.
 
         Raises:
@@ -199,16 +192,14 @@ class Bench:
                 self.left_out.append(LeftOut(way.name, batch, first_line(error)))
         if of_run is not None and not calls:
             raise of_run
-        return self._in_turns(calls, PLAIN, batch, feed, rounds, progress)
+        return self._in_turns(calls, PLAIN, batch, feed, rounds)
 
     def leave_out(self, batch: int | None, error: Exception) -> None:
         """Add all ways to ``left_out`` for a feed on which :meth:`measure` raised."""
         known = {each.way for each in self.left_out if each.batch == batch}
         self.left_out += [LeftOut(way.name, batch, first_line(error)) for way in self._ways if way.name not in known]
 
-    def measure_layouts(
-        self, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None] = lambda: None
-    ) -> list[Figure]:
+    def measure_layouts(self, feeds: Mapping[int | None, Feed], rounds: int) -> list[Figure]:
         """Measure ``run`` with each of ``layouts``, in turns with ``session``, and return the figures.
 
         ``feeds`` are by batch. Only one further session is open at a time. A layout that cannot be opened or run is
@@ -220,14 +211,12 @@ class Bench:
         feeds = {batch: feed for batch, feed in feeds.items() if batch not in failed}
         for name in self.layouts if feeds else ():
             try:
-                figures += self._measure_layout(name, feeds, rounds, progress)
+                figures += self._measure_layout(name, feeds, rounds)
             except Exception as error:  # noqa: BLE001 - a layout that fails once is not usable
                 self.left_out.append(LeftOut(name, None, first_line(error)))
         return figures
 
-    def _measure_layout(
-        self, name: str, feeds: Mapping[int | None, Feed], rounds: int, progress: Callable[[], None]
-    ) -> list[Figure]:
+    def _measure_layout(self, name: str, feeds: Mapping[int | None, Feed], rounds: int) -> list[Figure]:
         figures: list[Figure] = []
         names = [output.name for output in self.session.get_outputs()]
         run = _Way(RUN, run=self.session.run)
@@ -238,7 +227,7 @@ class Bench:
                     expected = self._plain.run(None, feed)
                     check_results(names, expected, session.run(None, feed))
                     calls = {way: self._calls(way, feed) for way in (run, layout)}
-                    _, figure = self._in_turns(calls, RUN, batch, feed, rounds, progress)
+                    _, figure = self._in_turns(calls, RUN, batch, feed, rounds)
                     check_results(names, expected, session.run(None, feed))  # again, since a race may show late
                     figures.append(figure)
                 except GPUOutOfMemoryError as error:
@@ -246,13 +235,7 @@ class Bench:
         return figures
 
     def _in_turns(
-        self,
-        calls: Mapping[_Way, int],
-        base: str,
-        batch: int | None,
-        feed: Feed,
-        rounds: int,
-        progress: Callable[[], None],
+        self, calls: Mapping[_Way, int], base: str, batch: int | None, feed: Feed, rounds: int
     ) -> list[Figure]:
         """Measure the ways in turns. ``calls`` has the size of a block of each way; ratios are relative to ``base``."""
         latencies: dict[str, list[float]] = {way.name: [] for way in calls}
@@ -260,7 +243,6 @@ class Bench:
         def block(way: _Way, number: int) -> float:
             seconds, each = way.block(feed, number)
             latencies[way.name] += each
-            progress()
             return seconds / number
 
         seconds = in_turns({way.name: partial(block, way, number) for way, number in calls.items()}, rounds)
@@ -371,10 +353,6 @@ def recommend(figures: Sequence[Figure], layouts: Sequence[Figure] = ()) -> list
         if best is not None:
             written = in_a_program(best.way)
             found.append(f"{where}, {best.way}: {written}, whose run is {_median_ratio(best):.2f} times {WAYS[RUN]}.")
-    best = max(figures, key=lambda figure: figure.rate.median, default=None)
-    others = [figure for figure in figures if best is not None and figure.batch != best.batch]
-    if best is not None and others and all(figure.rate.high < best.rate.low for figure in others):
-        found.append(f"Most items a second of all: batch {best.batch}.")
     return found
 
 
