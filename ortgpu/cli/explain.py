@@ -6,7 +6,6 @@ import difflib
 import functools
 import importlib.resources
 import re
-import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -17,7 +16,6 @@ from ortgpu.errors import catalogue
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WIDTH = 96  # of a line of prose; a terminal may be narrower
 _INDEX = re.compile(r"^ *- \[`([\w-]+)`\]\(#[\w-]+\): (.+)$", re.MULTILINE)
 _SECTION = re.compile(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\((\S+?)\)(?:, )?")
@@ -104,15 +102,7 @@ def _show(console: Console, code: str, section: Section) -> None:
             for source in filter(None, (*_LINK.findall(names), _LINK.sub("", names).strip(", "))):
                 output.line(console, f"  {source}", style="dim")
         elif line.startswith("- "):
-            _write(console, f"  {line}", "    ")
+            output.line(console, f"  {line}")
         else:
             output.line(console)
-            _write(console, line, "")
-
-
-def _write(console: Console, text: str, indent: str) -> None:
-    """Write prose, folded between words on a terminal, else in one line."""
-    width = min(console.width, _WIDTH) if console.is_terminal else console.width
-    folded = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    for each in folded:
-        output.line(console, each)
+            output.line(console, line)

@@ -263,23 +263,6 @@ def test_the_last_line_of_a_message_is_a_command_that_works(capsys: pytest.Captu
     assert capsys.readouterr().err == ""
 
 
-def test_prose_is_folded_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(["explain", "no-device"]) == 0
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
-    lines = shown.partition("Sources")[0].splitlines()
-    assert max(map(len, lines)) <= 60
-    assert BY_CODE["no-device"].means in " ".join(" ".join(lines).split())
-
-
 def test_no_error_is_left_out_by_the_help_of_python() -> None:
     """The catalogue is found by walking subclasses: a class outside of errors.py would be missing here."""
     assert {cls.code for cls in catalogue().values()} == set(BY_CODE)
