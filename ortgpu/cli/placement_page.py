@@ -21,7 +21,7 @@ def segments(details: PlacementDetails) -> list[tuple[str, list[GraphNode]]]:
 
 
 def render(details: PlacementDetails) -> str:
-    """Return the page. It can be read without a network or scripts; its script only filters."""
+    """Return the page. It needs no network and has no scripts."""
     off = details.off_gpu
     compute = sum(node.kind == "compute" for node, _ in off)
     facts = [
@@ -47,8 +47,7 @@ def render(details: PlacementDetails) -> str:
         f"<h1>Placement of {title}</h1><div class=cards>{cards}</div>"
         f"<h2>Not on the GPU</h2>{table}"
         "<h2>The graph, in the order in which it runs</h2>"
-        "<p><input id=find placeholder='operator, node or tensor' aria-label='find a node'></p>"
-        f"<ol id=graph>{''.join(_segments(details))}</ol><script>{_SCRIPT}</script></body></html>\n"
+        f"<ol id=graph>{''.join(_segments(details))}</ol></body></html>\n"
     )
 
 
@@ -88,21 +87,4 @@ ol#graph{list-style:none;padding:0}
 ol#graph>li{margin:.2rem 0;border-left-width:.5rem;border-left-style:solid;padding:.2rem .8rem;background:#f6f8fa}
 li.gpu{border-color:#1a7f37}li.cpu{border-color:#cf222e}li.copy{border-color:#8250df}li.unknown{border-color:#6e7781}
 summary{cursor:pointer;overflow-wrap:anywhere}small{color:#57606a;overflow-wrap:anywhere}em{display:block;color:#cf222e}
-input{font:inherit;padding:.3rem .6rem;width:100%;max-width:24rem}.hidden{display:none}
-"""
-
-_SCRIPT = """
-document.getElementById('find').addEventListener('input', function (event) {
-  var wanted = event.target.value.toLowerCase();
-  document.querySelectorAll('#graph > li').forEach(function (segment) {
-    var any = false;
-    segment.querySelectorAll('ul > li').forEach(function (node) {
-      var hit = node.textContent.toLowerCase().indexOf(wanted) >= 0;
-      node.classList.toggle('hidden', !hit);
-      any = any || hit;
-    });
-    segment.classList.toggle('hidden', !any);
-    if (wanted && any) { segment.querySelector('details').open = true; }
-  });
-});
 """
