@@ -1,24 +1,7 @@
 """The catalogue of errors: one exception class for each cause that keeps a model off the GPU.
 
 A check in :mod:`ortgpu.diagnosis` returns one of these or None, the doctor prints them, and a session raises the first
-and attaches the others::
-
-    GPUError(RuntimeError)
-    ├── PackageError(ImportError)      OnnxRuntimeNotInstalledError, CPUOnlyPackageError,
-    │                                  ConflictingPackagesError, BrokenPackageError, UnsupportedPlatformError
-    ├── LibraryError(OSError)          LibraryNotFoundError, LibraryVersionError, LibraryConflictError,
-    │                                  RuntimeConflictError
-    ├── DriverError                    DriverNotFoundError, DriverTooOldError, DriverUnusableError
-    ├── DeviceError                    NoDeviceError, DeviceNotFoundError(LookupError), DeviceBusyError,
-    │                                  UnsupportedDeviceError, InsufficientDeviceMemoryError(MemoryError)
-    ├── ProviderError                  ProviderRequestError(ValueError), ProviderOptionError(ValueError),
-    │                                  ProviderFallbackError
-    ├── PlacementError
-    ├── ExecutionError                 GPUOutOfMemoryError(MemoryError), PoisonedContextError,
-    │                                  ForkedSessionError, ProviderFailureError
-    └── DistributedError               LauncherConflictError, RankDeviceError, RendezvousError,
-                                       CollectiveTimeoutError, CollectiveMismatchError, NCCLError,
-                                       MPIInitError, TrainingUnavailableError, CollectiveOpsUnavailableError
+and attaches the others. The index of ERRORS.md draws the tree of the classes.
 
 ``str()`` of an error shows in this order: what failed, in one sentence; the facts behind it, one on a line; the fixes,
 one on a line; and the code for ``ortgpu explain``.
