@@ -10,11 +10,6 @@ import click
 from ortgpu.cli import output, signals
 from ortgpu.errors import LauncherConflictError
 
-_OPENED = {
-    "inference": "Opening the driver, the provider and a session in a child process",
-    "training": "Starting the driver, the training API and MPI in child processes",
-}
-
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document.")
@@ -99,9 +94,8 @@ def doctor(
         raise click.UsageError("--ssh and --shared-folder need --profile training")
     if profile == "training" and model is not None:
         raise click.UsageError("--model is for --profile inference")
-    what = "Looking" if no_probe else _OPENED[profile]
     try:
-        with output.progress(f"{what} ..."), signals.as_exceptions():
+        with output.progress("Looking at this machine"), signals.as_exceptions():
             diagnosis = diagnose(
                 model, probe=not no_probe, timeout=timeout, profile=profile, ssh=hosts, shared_folder=shared_folder
             )

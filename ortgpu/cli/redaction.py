@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import os
 import re
 import socket
@@ -63,14 +62,10 @@ def redactor_for_this_process() -> Redactor:
     homes = {os.path.expanduser("~"), os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")}
     users = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
     try:
-        users.add(getpass.getuser())
-    except (OSError, KeyError, ImportError):  # a user id without a name, in containers
-        pass
-    try:
         import pwd
 
         account = pwd.getpwuid(os.getuid())
-    except (ImportError, KeyError):
+    except (ImportError, KeyError):  # Windows; a user id without a name, in containers
         pass
     else:
         homes.add(account.pw_dir)

@@ -105,12 +105,7 @@ def _opened(place: Path) -> Iterator[tuple[int, Callable[[str, int], int]]]:
     Neither follows a link, which another user may have left there. The folder is opened for each look, because NFS then
     asks its server for changes. Otherwise it relies for half a minute on what it knows (nfs(5)).
     """
-    try:
-        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-            raise
-        raise OSError(error.errno, "it is no folder, or a link to one", str(place)) from None
+    folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     flags_of_all = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without O_NONBLOCK, a FIFO would block
     try:
         yield folder, lambda name, flags: os.open(name, flags | flags_of_all, 0o666, dir_fd=folder)

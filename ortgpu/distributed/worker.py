@@ -227,12 +227,7 @@ def _onnxruntime() -> str | None:
 
 
 def open_gpu(ordinal: int) -> CudaRuntime:
-    """Create a CUDA context on this GPU, as the current device of this thread.
-
-    Raises:
-        LibraryNotFoundError: there is no CUDA runtime for the installed ONNX Runtime.
-        CudaCallError: CUDA refused; see :func:`typed_cuda_errors`.
-    """
+    """Create a CUDA context on this GPU, as the current device of this thread."""
     runtime = CudaRuntime(_load_library(), ordinal)
     runtime.use_device()
     runtime.free(0)  # before CUDA 12, to choose the device alone creates no context
@@ -275,12 +270,7 @@ def _load_library() -> str:
 
 
 def load_nccl() -> tuple[str, str]:
-    """Load libnccl into this process. Return its version and path.
-
-    Raises:
-        NCCLError: nccl4py is not installed, or broken.
-        LibraryNotFoundError: there is no libnccl.so.2.
-    """
+    """Load libnccl into this process. Return its version and path."""
     try:
         from nccl.bindings import nccl
     except ImportError as error:
@@ -304,22 +294,14 @@ def load_nccl() -> tuple[str, str]:
 
 
 def make_unique_id() -> bytes:
-    """Return the id that the ranks of a communicator share. This process must live until all of them have joined.
-
-    Raises:
-        NCCLError: no network interface can be used, for instance.
-    """
+    """Return the id that the ranks of a communicator share. This process must live until all of them have joined."""
     from nccl.bindings import nccl
 
     return bytes(_checked(nccl.get_unique_id))
 
 
 class Communicator:
-    """One rank's end of the connection between all ranks. The current device must be the rank's own.
-
-    Raises:
-        NCCLError: from every method.
-    """
+    """One rank's end of the connection between all ranks. The current device must be the rank's own."""
 
     def __init__(self, rank: int, world_size: int, unique_id: bytes) -> None:
         from nccl.bindings import nccl

@@ -100,7 +100,7 @@ def test_this_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replace("/elsewhere/of/fordp/x on betelgeuse by fordp") == "~/x on <host> by <user>"
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("USER")
-    monkeypatch.setattr("getpass.getuser", lambda: (_ for _ in ()).throw(KeyError("uid 12345")))
+    monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError("uid 12345")))
     assert redactor_for_this_process()("betelgeuse") == "<host>"
 
 

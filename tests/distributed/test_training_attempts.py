@@ -224,7 +224,7 @@ def test_links_that_another_user_left(tmp_path: Path) -> None:
     place.symlink_to(precious)
     meeting = meet_in_folder(shared, 0, 1, timeout=1.0)
     assert meeting.error is not None
-    assert "it is no folder, or a link to one" in meeting.error
+    assert str(place) in meeting.error
     assert {path.read_text(encoding="utf-8") for path in precious.iterdir()} == {"precious"}
     assert len(list(precious.iterdir())) == 3
 

@@ -273,10 +273,7 @@ def _ways_to_mpi(text: str, mpi: Mpi) -> list[Fix]:
     if chosen := [name for name in mpi.settings if "_MCA_" in name]:
         # The most frequent reason, which Open MPI often does not name. But some images set harmless ones
         fixes.append(shell(f"unset {' '.join(chosen)}"))
-    if mpi.mpirun is None:
-        return [*fixes, manual("start processes with the launcher of this MPI (mpirun), which is not on PATH")]
-    seen = "see what `mpirun -np 1 true` says, and whether launcher and library are of one installation"
-    return [*fixes, manual(f"or, if that changes nothing, {seen}" if fixes else seen)]
+    return [*fixes, manual("see what `mpirun -np 1 true` says; launcher and library must be of one installation")]
 
 
 def _ssh(training: TrainingFacts, _: Facts) -> GPUError | None:
