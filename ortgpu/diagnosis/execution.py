@@ -17,7 +17,6 @@ from ..environment.libraries.wheel import coverage_by, read_architectures_of_cud
 from ..environment.ranks import current_rank
 from ..errors import (
     DriverTooOldError,
-    DriverUnusableError,
     GPUError,
     GPUOutOfMemoryError,
     LauncherConflictError,
@@ -43,8 +42,6 @@ from .messages.cuda_codes import (
     CALL_REQUIRES_NEWER_DRIVER,
     CAPTURING,
     ECC_UNCORRECTABLE,
-    JIT_COMPILATION_DISABLED,
-    JIT_COMPILER_NOT_FOUND,
     NO_CODE,
     OUT_OF_MEMORY,
     STICKY,
@@ -207,10 +204,6 @@ def _of_code(code: int, text: str, device: Device | None) -> GPUError:
             driver_version=version,
             driver_cuda=None,
             needed_cuda=None,
-        )
-    if code in (JIT_COMPILER_NOT_FOUND, JIT_COMPILATION_DISABLED):
-        return DriverUnusableError(
-            f"{meaning.what} ({name_of(code)})", evidence=evidence, fixes=meaning.fixes, cuda_code=code
         )
     return ProviderFailureError(
         f"CUDA failed: {name_of(code)}",

@@ -12,49 +12,33 @@ from dataclasses import dataclass
 from ...environment.gpu.cuda import RESULT_NAMES
 from ...errors import Fix, PoisonedContextError, ProviderFailureError, manual, on_linux, shell
 
-# The names that cudaGetErrorName of CUDA 13.0 returns, without those of texture references, of kernels that start
-# kernels, and of what no release since CUDA 10 returns.
+# The names that cudaGetErrorName of CUDA 13.0 returns, without those of what ONNX Runtime does not use: textures and
+# surfaces, peers, graphics, mapped and registered memory, kernels that start kernels.
 CODES = {
     "cudaErrorInvalidValue": 1, "cudaErrorMemoryAllocation": 2, "cudaErrorInitializationError": 3,
-    "cudaErrorCudartUnloading": 4, "cudaErrorProfilerDisabled": 5, "cudaErrorInvalidConfiguration": 9,
-    "cudaErrorVersionTranslation": 10, "cudaErrorInvalidPitchValue": 12, "cudaErrorInvalidSymbol": 13,
-    "cudaErrorInvalidChannelDescriptor": 20, "cudaErrorInvalidMemcpyDirection": 21, "cudaErrorStubLibrary": 34,
-    "cudaErrorInsufficientDriver": 35, "cudaErrorCallRequiresNewerDriver": 36, "cudaErrorInvalidSurface": 37,
-    "cudaErrorDuplicateVariableName": 43, "cudaErrorDuplicateTextureName": 44, "cudaErrorDuplicateSurfaceName": 45,
-    "cudaErrorDevicesUnavailable": 46, "cudaErrorIncompatibleDriverContext": 49, "cudaErrorMissingConfiguration": 52,
-    "cudaErrorInvalidDeviceFunction": 98, "cudaErrorNoDevice": 100, "cudaErrorInvalidDevice": 101,
-    "cudaErrorDeviceNotLicensed": 102, "cudaErrorSoftwareValidityNotEstablished": 103, "cudaErrorStartupFailure": 127,
-    "cudaErrorInvalidKernelImage": 200, "cudaErrorDeviceUninitialized": 201, "cudaErrorMapBufferObjectFailed": 205,
-    "cudaErrorUnmapBufferObjectFailed": 206, "cudaErrorArrayIsMapped": 207, "cudaErrorAlreadyMapped": 208,
-    "cudaErrorNoKernelImageForDevice": 209, "cudaErrorAlreadyAcquired": 210, "cudaErrorNotMapped": 211,
-    "cudaErrorNotMappedAsArray": 212, "cudaErrorNotMappedAsPointer": 213, "cudaErrorECCUncorrectable": 214,
-    "cudaErrorUnsupportedLimit": 215, "cudaErrorDeviceAlreadyInUse": 216, "cudaErrorPeerAccessUnsupported": 217,
-    "cudaErrorInvalidPtx": 218, "cudaErrorInvalidGraphicsContext": 219, "cudaErrorNvlinkUncorrectable": 220,
-    "cudaErrorJitCompilerNotFound": 221, "cudaErrorUnsupportedPtxVersion": 222, "cudaErrorJitCompilationDisabled": 223,
-    "cudaErrorUnsupportedExecAffinity": 224, "cudaErrorUnsupportedDevSideSync": 225, "cudaErrorContained": 226,
-    "cudaErrorInsufficientLoaderVersion": 227, "cudaErrorInvalidSource": 300, "cudaErrorFileNotFound": 301,
-    "cudaErrorSharedObjectSymbolNotFound": 302, "cudaErrorSharedObjectInitFailed": 303,
-    "cudaErrorOperatingSystem": 304, "cudaErrorInvalidResourceHandle": 400, "cudaErrorIllegalState": 401,
-    "cudaErrorLossyQuery": 402, "cudaErrorSymbolNotFound": 500, "cudaErrorNotReady": 600,
-    "cudaErrorIllegalAddress": 700, "cudaErrorLaunchOutOfResources": 701, "cudaErrorLaunchTimeout": 702,
-    "cudaErrorLaunchIncompatibleTexturing": 703, "cudaErrorPeerAccessAlreadyEnabled": 704,
-    "cudaErrorPeerAccessNotEnabled": 705, "cudaErrorSetOnActiveProcess": 708, "cudaErrorContextIsDestroyed": 709,
-    "cudaErrorAssert": 710, "cudaErrorTooManyPeers": 711, "cudaErrorHostMemoryAlreadyRegistered": 712,
-    "cudaErrorHostMemoryNotRegistered": 713, "cudaErrorHardwareStackError": 714, "cudaErrorIllegalInstruction": 715,
-    "cudaErrorMisalignedAddress": 716, "cudaErrorInvalidAddressSpace": 717, "cudaErrorInvalidPc": 718,
-    "cudaErrorLaunchFailure": 719, "cudaErrorCooperativeLaunchTooLarge": 720, "cudaErrorTensorMemoryLeak": 721,
-    "cudaErrorNotPermitted": 800, "cudaErrorNotSupported": 801, "cudaErrorSystemNotReady": 802,
-    "cudaErrorSystemDriverMismatch": 803, "cudaErrorCompatNotSupportedOnDevice": 804,
-    "cudaErrorMpsConnectionFailed": 805, "cudaErrorMpsRpcFailure": 806, "cudaErrorMpsServerNotReady": 807,
-    "cudaErrorMpsMaxClientsReached": 808, "cudaErrorMpsMaxConnectionsReached": 809,
-    "cudaErrorMpsClientTerminated": 810, "cudaErrorCdpNotSupported": 811, "cudaErrorCdpVersionMismatch": 812,
-    "cudaErrorStreamCaptureUnsupported": 900, "cudaErrorStreamCaptureInvalidated": 901,
-    "cudaErrorStreamCaptureMerge": 902, "cudaErrorStreamCaptureUnmatched": 903, "cudaErrorStreamCaptureUnjoined": 904,
+    "cudaErrorInvalidConfiguration": 9, "cudaErrorInvalidSymbol": 13, "cudaErrorInvalidMemcpyDirection": 21,
+    "cudaErrorStubLibrary": 34, "cudaErrorInsufficientDriver": 35, "cudaErrorCallRequiresNewerDriver": 36,
+    "cudaErrorDevicesUnavailable": 46, "cudaErrorInvalidDeviceFunction": 98, "cudaErrorNoDevice": 100,
+    "cudaErrorInvalidDevice": 101, "cudaErrorDeviceNotLicensed": 102, "cudaErrorInvalidKernelImage": 200,
+    "cudaErrorDeviceUninitialized": 201, "cudaErrorNoKernelImageForDevice": 209, "cudaErrorECCUncorrectable": 214,
+    "cudaErrorInvalidPtx": 218, "cudaErrorNvlinkUncorrectable": 220, "cudaErrorJitCompilerNotFound": 221,
+    "cudaErrorUnsupportedPtxVersion": 222, "cudaErrorJitCompilationDisabled": 223, "cudaErrorContained": 226,
+    "cudaErrorFileNotFound": 301, "cudaErrorSharedObjectSymbolNotFound": 302, "cudaErrorSharedObjectInitFailed": 303,
+    "cudaErrorOperatingSystem": 304, "cudaErrorInvalidResourceHandle": 400, "cudaErrorSymbolNotFound": 500,
+    "cudaErrorNotReady": 600, "cudaErrorIllegalAddress": 700, "cudaErrorLaunchOutOfResources": 701,
+    "cudaErrorLaunchTimeout": 702, "cudaErrorContextIsDestroyed": 709, "cudaErrorAssert": 710,
+    "cudaErrorHardwareStackError": 714, "cudaErrorIllegalInstruction": 715, "cudaErrorMisalignedAddress": 716,
+    "cudaErrorInvalidAddressSpace": 717, "cudaErrorInvalidPc": 718, "cudaErrorLaunchFailure": 719,
+    "cudaErrorCooperativeLaunchTooLarge": 720, "cudaErrorTensorMemoryLeak": 721, "cudaErrorNotPermitted": 800,
+    "cudaErrorNotSupported": 801, "cudaErrorSystemNotReady": 802, "cudaErrorSystemDriverMismatch": 803,
+    "cudaErrorCompatNotSupportedOnDevice": 804, "cudaErrorMpsConnectionFailed": 805, "cudaErrorMpsRpcFailure": 806,
+    "cudaErrorMpsServerNotReady": 807, "cudaErrorMpsMaxClientsReached": 808, "cudaErrorMpsMaxConnectionsReached": 809,
+    "cudaErrorMpsClientTerminated": 810, "cudaErrorStreamCaptureUnsupported": 900,
+    "cudaErrorStreamCaptureInvalidated": 901, "cudaErrorStreamCaptureMerge": 902,
+    "cudaErrorStreamCaptureUnmatched": 903, "cudaErrorStreamCaptureUnjoined": 904,
     "cudaErrorStreamCaptureIsolation": 905, "cudaErrorStreamCaptureImplicit": 906, "cudaErrorCapturedEvent": 907,
-    "cudaErrorStreamCaptureWrongThread": 908, "cudaErrorTimeout": 909, "cudaErrorGraphExecUpdateFailure": 910,
-    "cudaErrorExternalDevice": 911, "cudaErrorInvalidClusterSize": 912, "cudaErrorFunctionNotLoaded": 913,
-    "cudaErrorInvalidResourceType": 914, "cudaErrorInvalidResourceConfiguration": 915, "cudaErrorStreamDetached": 917,
-    "cudaErrorGraphRecaptureFailure": 918, "cudaErrorFabricNotReady": 919, "cudaErrorUnknown": 999,
+    "cudaErrorStreamCaptureWrongThread": 908, "cudaErrorTimeout": 909, "cudaErrorFunctionNotLoaded": 913,
+    "cudaErrorUnknown": 999,
 }  # fmt: skip
 NAMES = {code: name for name, code in CODES.items()}
 
@@ -79,9 +63,7 @@ DEVICE_UNAVAILABLE = 46
 NO_DEVICE = 100
 INVALID_DEVICE = 101
 ECC_UNCORRECTABLE = 214
-JIT_COMPILER_NOT_FOUND = 221
 UNSUPPORTED_PTX_VERSION = 222
-JIT_COMPILATION_DISABLED = 223
 OPERATING_SYSTEM = 304
 UNKNOWN = 999
 
@@ -194,20 +176,9 @@ OF_THE_DEVICE: dict[int, Meaning] = {
         "the driver knows no such device",
         (manual("choose a device that exists, and look at CUDA_VISIBLE_DEVICES"),),
     ),
-    221: Meaning(
-        "code for this GPU has to be compiled, and the driver's libnvidia-ptxjitcompiler.so.1 is not there",
-        (
-            on_linux("in a container: give it the capability compute (NVIDIA_DRIVER_CAPABILITIES)", needs="host"),
-            manual("else install the driver again, whole", needs="driver"),
-        ),
-    ),
     222: Meaning(
         "code for this GPU would have to be compiled by a newer driver",
         (manual("install a newer NVIDIA driver", needs="driver"),),
-    ),
-    223: Meaning(
-        "code for this GPU has to be compiled, which CUDA_DISABLE_PTX_JIT forbids",
-        (shell("unset CUDA_DISABLE_PTX_JIT"),),
     ),
 }
 
