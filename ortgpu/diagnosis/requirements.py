@@ -17,6 +17,7 @@ from ..environment.inspection import Environment
 from ..environment.libraries.catalogue import major_of
 from ..environment.libraries.search import Resolution
 from ..environment.packages.metadata import numbers_of
+from .checks.packages import has_cuda
 from .checks.surroundings import visible_gpus
 from .remedies import fixes as remedies
 from .remedies.releases import FOR_CUDA_13
@@ -24,7 +25,6 @@ from .remedies.releases import FOR_CUDA_13
 Status = Literal["pass", "fail", "unknown"]
 
 _GB = 10**9  # as the tables count: a machine sold with 8 GB shows a little less than 8 GiB
-_TABLE_PLATFORMS = {("Linux", "x86_64"), ("Windows", "AMD64")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _python(environment: Environment) -> Requirement:
         "3.10",
         "3.12",
         dotted(host.python),
-        "pass" if version >= (3, 10) and fits else "fail",
+        "pass" if fits else "fail",
         "pass" if version >= (3, 12) and fits else "fail",
         note,
     )
@@ -159,19 +159,13 @@ def _python(environment: Environment) -> Requirement:
 def _operating_system(environment: Environment) -> Requirement:
     host = environment.host
     here = (host.system, host.machine)
-    published = here in _TABLE_PLATFORMS
-    note = ""
-    if here == ("Linux", "aarch64"):
-        note = "not in the published table; the package index has a build for it, for CUDA 13, from 1.29 on"
-    works = published or here == ("Linux", "aarch64")
     return Requirement(
         "operating system",
         "Linux or Windows, x86_64",
         "Linux x86_64",
-        f"{host.system} {host.machine}",
-        "pass" if works else "fail",
+        " ".join(here),
+        "pass" if has_cuda(*here) else "fail",
         "pass" if here == ("Linux", "x86_64") else "fail",
-        note,
     )
 
 
@@ -206,24 +200,13 @@ def _libraries(environment: Environment) -> Requirement:
 
 def _engine(environment: Environment) -> Requirement:
     installed = environment.packages.onnxruntime
-    owner = next((one for one in installed.owners if one.name == installed.build_name), None)
-    owner = owner or next(iter(installed.owners), None)
-    name = installed.build_name or (owner.name if owner else None)
-    version = installed.build_version or (owner.version if owner else None)
-    found = " ".join(filter(None, (name, version))) or ("of unknown name" if installed.folder else "not installed")
-    has_cuda = installed.importable and installed.provider_library is not None
-    status: Status = "pass" if has_cuda else "fail"
-    note = "" if not installed.folder or has_cuda else f"there is no CUDA provider in {installed.folder}"
-    if has_cuda and name is not None and name != "onnxruntime-gpu":
-        note = "another name, and it has the CUDA provider: that is what counts"
-    return Requirement("onnxruntime-gpu", "with the CUDA provider", "1.18 or newer", found, status,
-                       _release_status(status, version), note)  # fmt: skip
-
-
-def _release_status(status: Status, version: str | None) -> Status:
-    if status != "pass" or version is None:
-        return "fail" if status == "fail" else "unknown"
-    return "pass" if at_least(version, "1.18") else "fail"
+    name = installed.build_name or next((owner.name for owner in installed.owners), None)
+    nameless = "of unknown name" if installed.folder else "not installed"
+    found = " ".join(filter(None, (name, installed.version))) or nameless
+    whole = installed.importable and installed.provider_library is not None
+    status: Status = "pass" if whole else "fail"
+    note = "" if not installed.folder or whole else f"there is no CUDA provider in {installed.folder}"
+    return Requirement("onnxruntime-gpu", "with the CUDA provider", "1.18 or newer", found, status, status, note)
 
 
 def _cudnn_package(environment: Environment) -> Requirement:
@@ -231,18 +214,15 @@ def _cudnn_package(environment: Environment) -> Requirement:
     cudnn = str(major_of(resolution.soname) if resolution is not None else 9)
     name = f"nvidia-cudnn-cu{major}" if major is not None else "nvidia-cudnn-cu13"
     wheel = next((one for one in environment.packages.nvidia if one.name == name), None)
-    found = f"{wheel.version or 'version not known'}" if wheel is not None else None
     status: Status = "unknown"
+    found = None
     if wheel is not None and wheel.version is not None:
-        status = "pass" if wheel.version.partition(".")[0] == cudnn else "fail"
-    note = "published so; a cuDNN from anywhere else serves as well"
-    if major is None:
-        note = "which one depends on the CUDA of ONNX Runtime"
-        status = "unknown"
-    elif status == "unknown" and resolution is not None and resolution.chosen is not None:
+        status, found = "pass" if wheel.version.partition(".")[0] == cudnn else "fail", wheel.version
+    elif resolution is not None and resolution.chosen is not None:
         status, found = "pass", f"not this package; cuDNN comes from {resolution.chosen.source}"
-    elif wheel is None:
-        status, found = ("fail", "not installed") if resolution is not None else ("unknown", None)
+    elif resolution is not None:
+        status, found = "fail", "not installed"
+    note = "published so; a cuDNN from anywhere else serves as well"
     return Requirement(name, f"{cudnn}.x", f"{cudnn}.x", found, status, status, note)
 
 
@@ -259,23 +239,18 @@ _ROWS: tuple[Callable[[Environment], Requirement], ...] = (
     _engine,
     _cudnn_package,
     lambda environment: _package(environment, "numpy", "1.21.6"),
-    lambda environment: _package(environment, "flatbuffers", None, "for ONNX Runtime's tools; no session reads it"),
-    lambda environment: _package(environment, "protobuf", None, "for ONNX Runtime's tools; no session reads it"),
+    lambda environment: _package(environment, "flatbuffers", note="for ONNX Runtime's tools; no session reads it"),
+    lambda environment: _package(environment, "protobuf", note="for ONNX Runtime's tools; no session reads it"),
 )
 
 
-def _package(environment: Environment, name: str, lowest: str | None, note: str = "") -> Requirement:
+def _package(environment: Environment, name: str, lowest: str = "any", note: str = "") -> Requirement:
     installed = environment.packages.other(name)
     version = installed.version if installed is not None else None
-    status: Status = "unknown"
-    if installed is not None and lowest is None:
-        status = "pass"
-    elif version is not None and lowest is not None:
-        status = "pass" if at_least(version, lowest) else "fail"
+    status: Status = "unknown" if installed is None else "pass"
     if installed is None:  # images often have its files without the metadata
         note = "not on record in this environment" + (f"; {note}" if note else "")
-    wanted = lowest or "any"
-    return Requirement(name, wanted, wanted, version, status, status, note)
+    return Requirement(name, lowest, lowest, version, status, status, note)
 
 
 def _sizes(name: str, minimum: int, recommended: int, found: list[int], note: str) -> Requirement:
