@@ -16,14 +16,6 @@ from typing import Final
 from .packages.interpreter import is_frozen, is_pex
 from .packages.metadata import read_text
 
-# A name inside a container's cgroup path; "docker.service" is dockerd itself, on the host.
-_CGROUP_CONTAINERS: Final = (
-    ("kubernetes", re.compile(r"kubepods")),
-    ("podman", re.compile(r"libpod")),
-    ("docker", re.compile(r"/docker/|docker-[0-9a-f]{12}")),
-    ("lxc", re.compile(r"/lxc/|lxc\.payload")),
-    ("containerd", re.compile(r"cri-containerd|/containerd/")),
-)
 _DISPLAY_CLASS: Final = 0x03
 # The machine of a 32-bit Python, by the machine that the system reports
 _OF_32_BITS: Final = {"x86_64": "i686", "AMD64": "x86", "aarch64": "armv7l", "ARM64": "arm"}
@@ -170,11 +162,6 @@ def parse_memory_limit(text: str) -> int | None:
     return limit if 0 < limit < _NO_LIMIT else None
 
 
-def parse_cgroup_container(text: str) -> str | None:
-    """Return the container runtime that a cgroup path names, or None."""
-    return next((name for name, pattern in _CGROUP_CONTAINERS if pattern.search(text)), None)
-
-
 def _read_memory(root: Path) -> int | None:
     own = re.search(r"^0::/(.*)$", read_text(root / "proc/self/cgroup"), re.MULTILINE)
     path, mount = PurePosixPath(own[1] if own else ""), root / "sys/fs/cgroup"
@@ -200,8 +187,7 @@ def _read_container(root: Path, environ: Mapping[str, str]) -> str | None:
     named = named.strip()
     if named and named != "wsl":  # systemd counts WSL as a container; here it is a fact of its own
         return named
-    named_by = (parse_cgroup_container(read_text(root / f"proc/{process}/cgroup")) for process in ("1", "self"))
-    return next(filter(None, named_by), None)
+    return None
 
 
 def _read_display_vendors(root: Path) -> frozenset[int] | None:

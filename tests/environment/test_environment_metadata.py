@@ -9,7 +9,6 @@ from ortgpu.environment.packages.metadata import (
     parse_assignments,
     parse_cuda_version,
     parse_editable_project,
-    parse_local_cuda_version,
     parse_metadata_name,
     parse_metadata_version,
     parse_record,
@@ -59,21 +58,6 @@ def test_parse_record() -> None:
 )
 def test_parse_cuda_version(text: str | None, expected: tuple[int, int] | None) -> None:
     assert parse_cuda_version(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("2.4+cu121", (12, 1)),
-        ("1.8+cu92", (9, 2)),
-        ("2.9+cu130", (13, 0)),
-        ("2.4+cpu", None),
-        ("2.4", None),
-        (None, None),
-    ],
-)
-def test_parse_local_cuda_version(version: str | None, expected: tuple[int, int] | None) -> None:
-    assert parse_local_cuda_version(version) == expected
 
 
 def test_parse_assignments() -> None:

@@ -126,8 +126,7 @@ def test_which_others_are_reported(tmp_path: Path) -> None:
             id="cuda",
         ),
         pytest.param("__version__ = '2.8.0+cpu'\ncuda: Optional[str] = None\n", "2.8.0+cpu", None, id="cpu"),
-        pytest.param("__version__ = '1.13.1+cu117'\n", "1.13.1+cu117", (11, 7), id="local-version-only"),
-        pytest.param("\x00\x01", "2.9.0+cu130", (13, 0), id="garbage: the metadata's version"),
+        pytest.param("\x00\x01", "2.9.0+cu130", None, id="garbage: the metadata's version"),
     ],
 )
 def test_torch(tmp_path: Path, text: str, version: str, cuda: tuple[int, int] | None) -> None:
@@ -141,7 +140,7 @@ def test_torch_known_by_its_metadata_only(tmp_path: Path) -> None:
     install(tmp_path, "torch", "2.9.0+cu130", {})
     torch = read(tmp_path).torch
     assert torch is not None
-    assert (torch.version, torch.cuda_version) == ("2.9.0+cu130", (13, 0))
+    assert (torch.version, torch.cuda_version) == ("2.9.0+cu130", None)
 
 
 # The real environment

@@ -15,7 +15,6 @@ _BY_RUNTIME = {
     "in the cluster, and runtimeClassName: nvidia where that is not the default",
     "podman": "podman run --device nvidia.com/gpu=all ..., after nvidia-ctk cdi generate on the host",
     "apptainer": "apptainer exec --nv ...",
-    "containerd": "nerdctl run --gpus all ...",
 }
 _BY_DOCKER = "docker run --gpus all ..."
 

@@ -30,7 +30,6 @@ from .metadata import (
     parse_assignments,
     parse_cuda_version,
     parse_editable_project,
-    parse_local_cuda_version,
     parse_record,
     read_text,
 )
@@ -399,7 +398,7 @@ def _read_torch(places: Sequence[Place], found: Sequence[MetadataFolder]) -> Tor
     home = os.path.dirname(folders[0])
     said = parse_assignments(read_text(os.path.join(folders[0], "version.py")))
     version = said.get("__version__") or next((one.read_version() for one in installed if one.location == home), None)
-    return Torch(version, parse_cuda_version(said.get("cuda")) or parse_local_cuda_version(version), folders[0])
+    return Torch(version, parse_cuda_version(said.get("cuda")), folders[0])
 
 
 # Files on disk, compared with RECORD

@@ -127,12 +127,6 @@ def parse_cuda_version(text: str | None) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def parse_local_cuda_version(version: str | None) -> tuple[int, int] | None:
-    """Return the CUDA in a local version such as "2.4.0+cu121"."""
-    match = re.search(r"\+cu([0-9]{2,3})([0-9])$", version or "") or re.search(r"\+cu([0-9])([0-9])$", version or "")
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def parse_editable_project(data: bytes) -> str | None:
     """Return the project folder in a direct_url.json, if the install is an editable one."""
     from urllib.parse import unquote, urlsplit  # 2 ms to import, for what hardly anybody has
