@@ -241,7 +241,7 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
     own = sessions_on_gpu(sessions(), device.uuid if device is not None else None)
     if len(own) > 1:  # the running one is among them
         evidence += named_sessions(own)
-    summary, fixes = _lack(requested, total, text)
+    summary, fixes = _lack(requested, text)
     return GPUOutOfMemoryError(
         summary,
         evidence=evidence,
@@ -256,15 +256,11 @@ def out_of_memory(requested: int | None, text: str, device: Device | None) -> GP
     )
 
 
-def _lack(requested: int | None, total: int | None, text: str) -> tuple[str, list[str]]:
+def _lack(requested: int | None, text: str) -> tuple[str, list[str]]:
     """Return what was too little, and what helps beside a smaller batch."""
     size = f": {requested // _MIB} MiB were asked for" if requested is not None else ""
     if LIMIT.search(text):
         return f"the session's gpu_mem_limit is reached{size}", ["or raise that provider option"]
-    if requested is not None and total is not None and requested > total:
-        # issue 22702: an absurd size comes from a wrong shape
-        values = "or, where that much cannot be meant, look at the values from which this model computes its shapes"
-        return f"a run needs more memory than this GPU has{size}", [values]
     return f"the GPU ran out of memory{size}", [
         'or pass the provider option arena_extend_strategy="kSameAsRequested"; raise gpu_mem_limit if it is set',
         "or stop other processes on the GPU",

@@ -81,7 +81,7 @@ def test_failures_of_what_stands_beside_the_arena(text: str, error: str, details
     ("text", "error", "advice"),
     [
         ("CUDA failure 221: PTX JIT compiler library not found", "ProviderFailureError",
-            "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"),
+            "cudaErrorJitCompilerNotFound"),
         ("CUDA failure 222: the provided PTX was compiled with an unsupported toolchain.", "DriverTooOldError",
             "install a newer NVIDIA driver"),
         ("radix_sort: cudaErrorUnsupportedPtxVersion: the provided PTX was compiled with an unsupported toolchain.",
@@ -408,8 +408,6 @@ def test_wrong_arguments_and_exceptions_of_the_caller_are_theirs() -> None:
     [
         (ARENA + "Available memory of 67108864 is smaller than requested bytes of 268435456",
             "the session's gpu_mem_limit is reached: 256 MiB were asked for", "raise that provider option"),
-        (ARENA + "Failed to allocate memory for requested buffer of size 4585490524328388608",
-            "a run needs more memory than this GPU has: 4373064541176 MiB were asked for", "computes its shapes"),
         (ARENA + "Failed to allocate memory for requested buffer of size 1073741824",
             "the GPU ran out of memory: 1024 MiB were asked for", "stop other processes on the GPU"),
     ],

@@ -50,7 +50,7 @@ def test_a_sticky_error_names_the_cuda_error(poison: Report) -> None:
     error = poison.error("poison")
     assert error.type == "PoisonedContextError"
     assert error.fields["cuda_code"] == 700
-    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in error.text
+    assert "cudaErrorIllegalAddress" in error.text
 
 
 def test_the_driver_is_asked_and_says_which_error_it_is(poison: Report) -> None:

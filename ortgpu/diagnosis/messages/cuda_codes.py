@@ -220,10 +220,9 @@ def captured_meanwhile(code: int, evidence: list[str]) -> ProviderFailureError:
         f"this process is capturing a CUDA graph, which forbids what the session was about to do: {name_of(code)}",
         evidence=evidence,
         fixes=[
-            manual("open sessions before such a capture, or after it; this failure has made the capture invalid too"),
             manual(
-                "let sessions run meanwhile only where the capture forbids its own thread alone: "
-                'torch.cuda.graph(..., capture_error_mode="thread_local")'
+                "open sessions before such a capture, or let it forbid its own thread alone: "
+                'torch.cuda.graph(..., capture_error_mode="thread_local"); this failure has made it invalid'
             ),
         ],
         library="CUDA",

@@ -21,13 +21,9 @@ _CREATION = re.compile(r"\b(?:cublas|cublasLt|cudnn)Create\(")
 _CUBLAS = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",
-    7: "INVALID_VALUE",
     8: "ARCH_MISMATCH",
-    11: "MAPPING_ERROR",
     13: "EXECUTION_FAILED",
     14: "INTERNAL_ERROR",
-    15: "NOT_SUPPORTED",
-    16: "LICENSE_ERROR",
 }
 # cudnnStatus_t of cudnn_graph.h, for which some releases have no more words than "unrecognized error code"
 # (triton-inference-server/server issue 7296); those of cuDNN 8 are below 1000
