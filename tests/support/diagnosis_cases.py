@@ -375,9 +375,6 @@ CASES = [
     ),
     Case("SELinux", all_of(refused(RefusedNode("/dev/nvidiactl", "EACCES", "root", by_mode=False)), cuda_failed(999)),
         "DriverUnusableError", "--security-opt label=disable"),
-    Case("a service of systemd with devices of its own", all_of(part("driver", device_nodes=()), cuda_failed(100),
-        nvml(available=False, error="Driver Not Loaded", driver_version=None, gpus=(), code=9)),
-        "DriverUnusableError", "PrivateDevices=no", details={"cuda_code": 100}),
     Case("a service of systemd that may open few devices", all_of(
         refused(RefusedNode("/dev/nvidiactl", "EPERM", "root")), cuda_failed(100)), "DriverUnusableError",
         "DeviceAllow=char-nvidia* rw", details={"cuda_code": 100}),

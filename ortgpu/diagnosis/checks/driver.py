@@ -1,9 +1,4 @@
-"""Check that there is a driver, that its parts go together, and that they serve this process.
-
-In the place of its library, libcuda.so.1, others are found: one of the package cuda-compat; one that the image of a
-container holds, though the container runtime brings that of the host; that of a driver for Linux inside WSL; that of a
-driver that is installed and was not started yet. If CUDA's number says nothing, NVML says why the kernel module fails.
-"""
+"""Check that there is a driver, that its parts go together, and that they serve this process."""
 
 from __future__ import annotations
 
@@ -407,16 +402,6 @@ def device_files_closed(facts: Facts) -> GPUError | None:
             fixes=_ways_to_access(facts, [refused[path] for path in needed]),
             cuda_code=code,
         )
-    if code and not driver.device_nodes and driver.kernel_version is not None and not _may_have_no_files(facts):
-        return DriverUnusableError(
-            "the NVIDIA kernel module is loaded, and this process sees none of its device files",
-            evidence=[f"kernel module: {driver.kernel_version}", "device files: none"],
-            fixes=[
-                on_linux(f"in a service of systemd: PrivateDevices=no in its unit, and {_ALLOWED}", needs="root"),
-                shell("sudo nvidia-modprobe -u -c=0", needs="root"),
-            ],
-            cuda_code=code,
-        )
     has_own = "/dev/nvidiactl" in driver.device_nodes and _UVM not in driver.device_nodes
     if has_own and not facts.environment.host.wsl and not driver.is_tegra:
         whole = surroundings.how(facts.environment)
@@ -431,16 +416,6 @@ def device_files_closed(facts: Facts) -> GPUError | None:
     return None
 
 
-# systemd.resource-control(5), systemd.exec(5): PrivateDevices=yes brings DevicePolicy=closed with it
-_ALLOWED = "DeviceAllow=char-nvidia* rw where it has a DevicePolicy"
-
-
-def _may_have_no_files(facts: Facts) -> bool:
-    """Return True if the kernel module may be that of another system: a container sees that of its host."""
-    host = facts.environment.host
-    return host.container is not None or host.wsl or host.system != "Linux"
-
-
 def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
     container = facts.environment.host.container
     if any(node.error == "EPERM" for node in nodes):  # NVIDIA/nvidia-container-toolkit issue 48
@@ -450,7 +425,7 @@ def _ways_to_access(facts: Facts, nodes: list[RefusedNode]) -> list[Fix]:
                 "`systemctl daemon-reload` on the host does",
                 needs="host",
             ),
-            *([on_linux(f"in a service of systemd: {_ALLOWED}", needs="root")] if container is None else []),
+            on_linux("in a service of systemd: DeviceAllow=char-nvidia* rw where it has a DevicePolicy", needs="root"),
         ]
     if not any(node.by_mode for node in nodes):
         return [

@@ -167,7 +167,8 @@ def _ways_to_have(
     to_install = [library for library in absent if library.soname not in otherwise]
     wheels = dict.fromkeys(library.wheel for library in to_install if library.wheel)
     if wheels:
-        dead = dict.fromkeys(_folder_of_wheels(file.path) for _, file in passed_over if _is_dead_link(file))
+        # nvidia/cublas/lib/libcublas.so.12: the folder nvidia
+        dead = dict.fromkeys(str(PurePath(file.path).parents[2]) for _, file in passed_over if _is_dead_link(file))
         fixes.append(remedies.install_libraries(environment, {**wheels, **dict.fromkeys(further)}, dead))
     if unknown := [library.soname for library in to_install if not library.wheel]:
         fixes += remedies.newer_cuda(environment, unknown) or [remedies.system_package(unknown)]
@@ -216,11 +217,6 @@ def _is_dead_link(file: Candidate) -> bool:
     return file.source == "nvidia wheels" and problem.startswith(("no such file", "too many levels of symbolic links"))
 
 
-def _folder_of_wheels(path: str) -> str:
-    """Return the folder nvidia of nvidia/cublas/lib/libcublas.so.12."""
-    return str(PurePath(path).parents[2])
-
-
 def _foreign_dependency(file: Candidate) -> str | None:
     """Return the library, not CUDA's, that the loader did not find for this file: libgcc_s.so.1, for example."""
     name = loader_words.not_found_for(file.problem or "")
@@ -231,11 +227,7 @@ def _foreign_dependency(file: Candidate) -> str | None:
 def _evidence(library: MissingLibrary) -> list[str]:
     if not library.rejected:
         return [f"{library.soname}: found nowhere"]
-    return [f"{library.soname}: {candidate.path} {_reason(candidate)}" for candidate in library.rejected[:4]]
-
-
-def _reason(candidate: Candidate) -> str:
-    return f"passed over ({candidate.source}): {candidate.problem}"
+    return [f"{library.soname}: {one.path} passed over ({one.source}): {one.problem}" for one in library.rejected[:4]]
 
 
 def _other_version(library: MissingLibrary) -> str | None:

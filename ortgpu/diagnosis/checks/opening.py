@@ -343,11 +343,9 @@ def not_created(failed: LibraryStatus, text: str) -> ProviderFailureError:
         fixes=[
             # issue 26322 and pykeio/ort issue 467: of another CUDA; issue 15718: after a change of the driver
             manual(
-                "look with `ortgpu doctor` whether this library is of another CUDA than ONNX Runtime, or the driver "
-                "is too old"
-            ),
-            manual("or whether another part of this process is capturing a CUDA graph: use the session before it"),
-            on_linux("or whether this process has reached its limit of open files (ulimit -n)"),
+                "look with `ortgpu doctor` whether this library is of another CUDA than ONNX Runtime or the driver is "
+                "too old; else whether this process reaches its limit of open files, or is capturing a CUDA graph"
+            )
         ],
         library=failed.library,
         status=failed.status,

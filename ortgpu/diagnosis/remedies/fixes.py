@@ -418,11 +418,6 @@ def serve_the_gpu() -> list[Fix]:
             "from the RTX 50 series on; with its proprietary ones, and none newer than 580, before the RTX 20 series",
             needs="driver",
         ),
-        manual(
-            "or, where the log says that it failed (RmInitAdapter), switch on Above 4G Decoding and Resizable BAR in "
-            "the firmware of this machine",
-            needs="hardware",
-        ),
     ]
 
 
