@@ -565,11 +565,9 @@ class Child:
         return data != b""
 
     def warnings(self) -> list[str]:
-        """Return NCCL's warnings."""
         return [line for line in self._lines() if "NCCL WARN" in line]
 
     def last_words(self) -> list[str]:
-        """Return the end of the output."""
         return self._lines()[-8:]
 
     def _lines(self) -> list[str]:

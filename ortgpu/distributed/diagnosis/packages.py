@@ -123,13 +123,11 @@ def absent(packages: TrainingPackages, facts: Facts) -> GPUError | None:
 
 def _not_installed(environment: Environment) -> TrainingUnavailableError:
     installed = environment.packages.onnxruntime
-    owner = installed.owners[0] if installed.owners else None
-    name = installed.build_name or (owner.name if owner else "onnxruntime")
-    version = installed.build_version or (owner.version if owner else None)
     is_empty = installed.folder is None and not installed.owners
     why = "no package that provides onnxruntime is installed"
     if not is_empty:
-        why = f"{name} {version or ''}".rstrip() + " is for inference, and has no training API"
+        name = installed.build_name or next((owner.name for owner in installed.owners), "onnxruntime")
+        why = f"{name} {installed.build_version or ''}".rstrip() + " is for inference, and has no training API"
     return TrainingUnavailableError(
         f"onnxruntime.training is not available: {why}",
         evidence=[

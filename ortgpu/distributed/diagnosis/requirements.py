@@ -33,7 +33,7 @@ def check_training(environment: Environment, training: TrainingEnvironment) -> t
         *_host(environment),
         _network(training.network),
         _training_package(environment),
-        *(_package(training, *row) for row in _PACKAGES),
+        *(_package(training, name) for name in _PACKAGES),
         _torch(environment),
         _horovod(training.horovod),
         *(_build_variable(name, value) for name, value in training.build_variables.items()),
@@ -53,13 +53,8 @@ def _reaches(value: Any, minimum: Any, recommended: Any) -> tuple[bool | None, b
 
 def _gpus(environment: Environment) -> Requirement:
     gpus = visible_gpus(environment)
-    found = f"{len(gpus)}"
-    if names := [
-        f"{gpu.name} ({dotted(gpu.compute_capability)}, {gpu.uuid or 'UUID not known'})"
-        for gpu in gpus
-        if gpu.compute_capability
-    ]:
-        found += f": {', '.join(names)}"
+    names = ", ".join(f"{gpu.name} ({gpu.uuid or 'UUID not known'})" for gpu in gpus)
+    found = f"{len(gpus)}: {names}" if gpus else "0"
     known = [gpu.compute_capability for gpu in gpus if gpu.compute_capability is not None]
     enough = sum(one >= (7, 0) for one in known) >= 2, sum(one >= (8, 0) for one in known) >= 8
     has_nvml = environment.driver.nvml.available
@@ -177,38 +172,23 @@ def _training_package(environment: Environment) -> Requirement:
     return _row("onnxruntime-training", LAST_RELEASE, LAST_RELEASE, found, (bool(names), bool(names)), note)
 
 
-# Name, lowest version (None: any), highest (None: any), note. From the package's metadata, except for onnx.
-_PACKAGES: tuple[tuple[str, str | None, str | None, str], ...] = (
-    ("cerberus", None, None, ""),
-    ("flatbuffers", None, None, ""),
-    ("h5py", None, None, ""),
-    ("numpy", "1.16.6", None, ""),
-    ("onnx", None, NEWEST_ONNX, "published without a limit; what newer ones write cannot be trained"),
-    ("packaging", None, None, ""),
-    ("protobuf", None, None, ""),
-    ("sympy", None, None, ""),
-    ("setuptools", "61", None, ""),
-)
+# From the package's metadata, except for onnx
+_PACKAGES = ("cerberus", "flatbuffers", "h5py", "numpy", "onnx", "packaging", "protobuf", "sympy", "setuptools")
+_LOWEST: Final = {"numpy": "1.16.6", "setuptools": "61"}
 
 
-def _package(
-    training: TrainingEnvironment, name: str, lowest: str | None, highest: str | None, note: str
-) -> Requirement:
+def _package(training: TrainingEnvironment, name: str) -> Requirement:
     installed = training.packages.get(name)
     version = installed.version if installed is not None else None
-    wanted = lowest or (f"up to {highest}" if highest else "any")
-    if installed is None:
-        return _row(name, wanted, wanted, "not installed", (False, False), note)
-    met: bool | None = True
-    if wanted != "any":
-        met = None if version is None else _is_between(version, lowest, highest)
-    return _row(name, wanted, wanted, version or "version not known", (met, met), note)
-
-
-def _is_between(version: str, lowest: str | None, highest: str | None) -> bool:
-    if highest is not None and numbers_of(version)[: len(numbers_of(highest))] > numbers_of(highest):
-        return False
-    return lowest is None or at_least(version, lowest)
+    wanted, note = _LOWEST.get(name, "any"), ""
+    met: bool | None = installed is not None
+    if name in _LOWEST and installed is not None:
+        met = None if version is None else at_least(version, wanted)
+    if name == "onnx":
+        wanted, note = f"up to {NEWEST_ONNX}", "published without a limit; what newer ones write cannot be trained"
+        met = met and (None if version is None else numbers_of(version)[:2] <= numbers_of(NEWEST_ONNX))
+    found = "not installed" if installed is None else version or "version not known"
+    return _row(name, wanted, wanted, found, (met, met), note)
 
 
 def _torch(environment: Environment) -> Requirement:
