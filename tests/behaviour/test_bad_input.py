@@ -154,7 +154,6 @@ INPUTS = [
     Input("metadata-folder-is-a-file", metadata_folder_is_a_file),
     Input("metadata-folder-is-a-loop", metadata_folder_is_a_loop),
     Input("top-level-garbage", metadata("top_level.txt", GARBAGE)),
-    Input("direct-url-garbage", metadata("direct_url.json", b"[" * 100_000)),
     Input(
         "build-info-garbage",
         put("onnxruntime/capi/build_and_package_info.py", GARBAGE),

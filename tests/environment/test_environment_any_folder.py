@@ -39,8 +39,7 @@ def test_search_path_entries_that_are_no_folders(tmp_path: Path) -> None:
 
 def test_wrong_kinds_of_files_and_odd_names(tmp_path: Path) -> None:
     info = install(tmp_path, "onnxruntime_gpu", "1.31.1", ENGINE)
-    for name in ("top_level.txt", "direct_url.json"):
-        (info / name).mkdir()  # folders where files are expected
+    (info / "top_level.txt").mkdir()  # a folder where a file is expected
     (tmp_path / "numpy-1.0.dist-info").write_text("a file where a folder is expected")
     (tmp_path / "onnx.egg-info").symlink_to(tmp_path / "onnx.egg-info")
     if sys.platform.startswith("linux"):
@@ -72,7 +71,6 @@ def test_any_bytes_in_the_metadata(tmp_path_factory: pytest.TempPathFactory, rec
     for file in (
         info / "PKG-INFO",
         info / "top_level.txt",
-        info / "direct_url.json",
         site / "onnxruntime" / "capi" / "build_and_package_info.py",
         site / "torch" / "version.py",
     ):

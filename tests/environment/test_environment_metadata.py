@@ -8,7 +8,6 @@ from ortgpu.environment.packages.metadata import (
     RecordEntry,
     parse_assignments,
     parse_cuda_version,
-    parse_editable_project,
     parse_metadata_name,
     parse_metadata_version,
     parse_record,
@@ -63,21 +62,3 @@ def test_parse_cuda_version(text: str | None, expected: tuple[int, int] | None) 
 def test_parse_assignments() -> None:
     text = "a = 'x'\nb: Optional[str] = \"y\"\nc = None\nif True:\n    d = 'inner'\ne == 'z'\n# f = 'g'\n"
     assert parse_assignments(text) == {"a": "x", "b": "y"}
-
-
-@pytest.mark.parametrize(
-    ("data", "project"),
-    [
-        (b'{"url": "file:///a%20b", "dir_info": {"editable": true}}', "/a b"),
-        (b'{"url": "file:///C:/a", "dir_info": {"editable": true}}', "C:/a"),
-        (b'{"url": "file:///a", "dir_info": {}}', None),
-        (b'{"url": "https://x/y.whl", "archive_info": {}}', None),
-        (b'{"url": 3, "dir_info": {"editable": true}}', None),
-        (b'{"url": "file://[", "dir_info": {"editable": true}}', None),
-        (b"[1]", None),
-        (b"\xff", None),
-        (b"", None),
-    ],
-)
-def test_parse_editable_project(data: bytes, project: str | None) -> None:
-    assert parse_editable_project(data) == project

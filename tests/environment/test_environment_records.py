@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -32,23 +31,6 @@ def test_a_metadata_folder_with_nothing_in_it_owns_nothing(tmp_path: Path) -> No
     (tmp_path / "onnxruntime-1.20.0.dist-info").mkdir()
     (tmp_path / "~nnxruntime-1.19.0.dist-info").mkdir()
     assert names(engine(tmp_path).owners) == ["onnxruntime-gpu"]
-
-
-def test_an_editable_install_owns_its_project(tmp_path: Path) -> None:
-    site, project = tmp_path / "site", tmp_path / "my project"
-    (project / "onnxruntime").mkdir(parents=True)
-    (project / "onnxruntime" / "__init__.py").touch()
-    info = install(site, "onnxruntime_gpu", "1.32.0", {"__editable__.onnxruntime_gpu-1.32.0.pth": str(project)})
-    (info / "direct_url.json").write_text(json.dumps({"url": project.as_uri(), "dir_info": {"editable": True}}))
-    found = engine(site, project)
-    assert found.folder == str(project / "onnxruntime")
-    (owner,) = found.owners
-    assert (owner.name, owner.version, owner.location) == ("onnxruntime-gpu", "1.32.0", str(site))
-    assert not owner.record_readable
-    assert names(engine(site).elsewhere) == ["onnxruntime-gpu"]  # its .pth was not followed
-    link = tmp_path / "link"
-    link.symlink_to(project)
-    assert names(engine(site, link).owners) == ["onnxruntime-gpu"]
 
 
 def test_a_develop_install(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from .metadata import (
     list_places,
     parse_assignments,
     parse_cuda_version,
-    parse_editable_project,
     parse_record,
     read_text,
 )
@@ -229,7 +228,7 @@ class _Claim:
     """A distribution that says that it brought an `onnxruntime` folder."""
 
     found: MetadataFolder
-    home: str  # that folder; of an editable install, the project that holds it
+    home: str  # that folder
     entries: tuple[RecordEntry, ...] | None
 
 
@@ -345,18 +344,15 @@ def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:
         home = os.path.join(one.location, "onnxruntime")
         if entries and any(entry.path.startswith("onnxruntime/") for entry in entries):
             claims.append(_Claim(one, home, entries))
-        elif named:
-            project = parse_editable_project(one.read("direct_url.json") or b"")
-            # A metadata folder with nothing in it is no installation, and neither is a RECORD of something else.
-            if project or (entries is None and (record or one.read("METADATA") or one.read("PKG-INFO"))):
-                claims.append(_Claim(one, project or home, None))
+        # A metadata folder with nothing in it is no installation, and neither is a RECORD of something else.
+        elif named and entries is None and (record or one.read("METADATA") or one.read("PKG-INFO")):
+            claims.append(_Claim(one, home, None))
     return claims
 
 
 def _is_at(claim: _Claim, folder: str) -> bool:
     try:
-        home, real = os.path.realpath(claim.home), os.path.realpath(folder)
-        return real == home or (claim.entries is None and os.path.commonpath((home, real)) == home)
+        return os.path.realpath(claim.home) == os.path.realpath(folder)
     except (OSError, ValueError):
         return False
 

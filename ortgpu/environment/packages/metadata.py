@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 import sys
@@ -125,21 +124,6 @@ def parse_cuda_version(text: str | None) -> tuple[int, int] | None:
     """Return the first two numbers of "13.0" or "12.8.1"."""
     match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", text or "")
     return (int(match[1]), int(match[2])) if match else None
-
-
-def parse_editable_project(data: bytes) -> str | None:
-    """Return the project folder in a direct_url.json, if the install is an editable one."""
-    from urllib.parse import unquote, urlsplit  # 2 ms to import, for what hardly anybody has
-
-    try:
-        content = json.loads(data)
-        url = urlsplit(content["url"])
-        if content["dir_info"]["editable"] is not True or url.scheme != "file":
-            return None
-        path = unquote(url.path)
-        return path[1:] if re.match(r"/[A-Za-z]:", path) else path
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return None
 
 
 def list_names(folder: str) -> list[str]:
