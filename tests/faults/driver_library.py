@@ -149,7 +149,6 @@ CASES = in_group(
                 silent_about=("install an NVIDIA driver", "--gpus all"),
                 after="DriverUnusableError",  # of the stub
                 slow_fix=False,
-                needs=("host",),
             )
             for name, breaks in (("driver-without-its-link", unlinked), ("driver-linked-to-nothing", linked_to_nothing))
         ),
