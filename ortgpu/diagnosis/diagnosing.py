@@ -1,8 +1,4 @@
-"""Judge facts: run the checks, and put their findings in order.
-
-The order of :data:`CHECKS` is the order in which causes turn out to be true: the package, then the libraries, then the
-device's generation, then the driver, then the device, then what was really tried, then the model.
-"""
+"""Judge facts: run the checks, and put their findings in order."""
 
 from __future__ import annotations
 
@@ -39,6 +35,7 @@ from .remedies.windows_advice import advise_for_windows
 
 Check = Callable[[Facts], GPUError | None]
 
+# In the order in which causes turn out to be true
 CHECKS: tuple[Check, ...] = (
     packages.platform_unsupported,
     packages.package_unreadable,

@@ -223,8 +223,7 @@ def of_another_driver(code: int, facts: Facts, evidence: list[str]) -> DriverUnu
 def of_linux_in_wsl(facts: Facts) -> DriverUnusableError | None:
     """Check for a driver package inside WSL, which hides the driver of Windows, the only one there (faults C15).
 
-    Its file is named after a driver. That of Windows is libcuda.so.1.1, which a container has in the folder of the
-    others: NVIDIA/nvidia-container-toolkit issue 289.
+    Its file is named after a driver; that of Windows is libcuda.so.1.1 (NVIDIA/nvidia-container-toolkit issue 289).
     """
     environment, cuda = facts.environment, facts.observed.cuda
     path, supported = environment.driver.libcuda or "", environment.driver.cuda_version

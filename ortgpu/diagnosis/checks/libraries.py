@@ -29,10 +29,7 @@ from ..remedies import fixes as remedies
 
 
 def missing(facts: Facts) -> GPUError | None:
-    """Check that the linked libraries are there, whole and of the right version. One error names all of them.
-
-    The fix also installs missing libraries that are opened lazily.
-    """
+    """Check that the linked libraries are there, whole and of the right version. One error names all of them."""
     absent = _missing(facts, required=True)
     for library in absent:
         for file in library.rejected:
@@ -383,10 +380,7 @@ def of_another_version(text: str, user: str, facts: Facts) -> LibraryVersionErro
 
 
 def older_c_library(words: str) -> tuple[str, str | None] | None:
-    """Return what the loaded C or C++ library lacks, such as GLIBCXX_3.4.32, and its path if it is not the system's.
-
-    None: the loader's words say nothing of it.
-    """
+    """Return what the loaded C or C++ library lacks, such as GLIBCXX_3.4.32, and its path if it is not the system's."""
     version = re.search(r"(GLIBC|GLIBCXX|CXXABI)_[\d.]+", words)
     if version is None:
         return None

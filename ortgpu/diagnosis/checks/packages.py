@@ -76,10 +76,7 @@ def not_installed(facts: Facts) -> GPUError | None:
 
 
 def _another_environment(facts: Facts) -> tuple[str, str] | None:
-    """Return the variable and the folder of an environment that is active in the shell and not used by this process.
-
-    A notebook's kernel, a tool of pipx or a script with its own first line runs in another one.
-    """
+    """Return variable and folder of an environment that is active in the shell and not used by this process."""
     environment = facts.environment
     mine = (environment.host.executable, environment.installer.folder)
     named = ((name, environment.variables.now.get(name)) for name in ("VIRTUAL_ENV", "CONDA_PREFIX"))

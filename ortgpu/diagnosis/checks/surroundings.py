@@ -77,10 +77,7 @@ def without_nvidia(environment: Environment) -> tuple[str, Fix] | None:
 
 
 def of_wsl(environment: Environment) -> Fix | None:
-    """Return the fix for a WSL without a device for the GPU.
-
-    learn.microsoft.com/windows/wsl, "GPU accelerated machine learning", "Advanced settings configuration".
-    """
+    """Return the fix for a WSL without a device for the GPU: learn.microsoft.com/windows/wsl."""
     host = environment.host
     if not host.wsl or host.container or "/dev/dxg" in environment.driver.device_nodes:
         return None

@@ -28,9 +28,7 @@ def cannot_be_mapped(words: str) -> bool:
 
 
 def is_blocked(words: str) -> bool:
-    """Return True if the system refuses a whole file: errors 225, 1260 and 4551 of Windows, in its words or in
-    ortgpu's, and EPERM on Linux, which a guard gives: fanotify(7).
-    """
+    """Return True if a guard refuses a whole file: errors 225, 1260 and 4551 of Windows, EPERM of fanotify(7)."""
     refusals = r"has blocked (it|this file)|blocked by group policy|contains a virus|[Oo]peration not permitted"
     return re.search(refusals, words) is not None and not cannot_be_mapped(words)
 

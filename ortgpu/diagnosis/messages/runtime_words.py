@@ -128,9 +128,7 @@ def without_given_names(text: str) -> str:
 
 
 def says_why(text: str) -> bool:
-    """Return True if a text names the cause why a session does not open, which is neither the provider's set-up nor the
-    model.
-    """
+    """Return True if a text names the cause why a session does not open, other than the model."""
     if "is not a registered function/op" in text or is_of_the_model(text):
         return False
     words = without_given_names(text)

@@ -67,10 +67,7 @@ def _past_the_obstacle(environment: Environment, command: str) -> Fix:
 def reinstall_onnxruntime(
     environment: Environment, *, leftover: str | None = None, requirement: str | None = None
 ) -> Fix:
-    """Remove every owner of the import and their leftovers, then install one build.
-
-    That is the GPU build with its libraries, or ``requirement``.
-    """
+    """Remove every owner of the import, then install the GPU build with its libraries, or ``requirement``."""
     wanted = [requirement] if requirement is not None else gpu_requirements(environment)
     if _is_rebuilt(environment):
         stays = re.split("[<>=~!]", wanted[0])[0]
@@ -129,10 +126,7 @@ def _recorded_in(home: str, environment: Environment) -> str | None:
 
 
 def published(name: str, version: str | None) -> str:
-    """Return a requirement for this version if a package index has it: no nightly and no private builds.
-
-    "+cu130" is left out.
-    """
+    """Return a requirement for this version if a package index has it: no nightly and no private builds."""
     public, _, local = (version or "").partition("+")
     known = re.fullmatch(r"[0-9.]+((a|b|rc|\.post)[0-9]+)?", public) and re.fullmatch(r"(cu[0-9]+)?", local)
     return f"{name}=={public}" if known else name
@@ -388,10 +382,7 @@ def is_enough(version: str | None, cuda_major: int) -> bool:
 
 
 def update_driver(environment: Environment) -> Fix:
-    """Return the update for the CUDA of the installed ONNX Runtime.
-
-    In WSL it belongs into Windows: a driver for Linux would hide the one that works.
-    """
+    """Return the update for the CUDA of the installed ONNX Runtime."""
     host, cuda_major = environment.host, environment.cuda_major or 13
     wanted, version = f"install an NVIDIA driver for CUDA {cuda_major}", LOWEST_DRIVER.get(cuda_major)
     if host.wsl:
@@ -407,10 +398,7 @@ def update_driver(environment: Environment) -> Fix:
 
 
 def serve_the_gpu() -> list[Fix]:
-    """Return fixes for a loaded driver that left the GPU out. Only the kernel's log says why.
-
-    NVIDIA/open-gpu-kernel-modules issues 862 and 872 (an RTX 5090), NixOS/nixos-hardware issue 1880 (a GTX 1050).
-    """
+    """Return fixes for a loaded driver that left the GPU out: NVIDIA/open-gpu-kernel-modules issues 862 and 872."""
     return [
         shell("sudo dmesg | grep -i nvrm", needs="root"),
         manual(
@@ -422,10 +410,7 @@ def serve_the_gpu() -> list[Fix]:
 
 
 def for_a_jetson() -> Fix:
-    """Return the fix for a Jetson: its GPUs have compute capability 7.2, 8.7 and 11.0.
-
-    The aarch64 wheels of the package index have code for 8.9, 9.0, 12.0 and 12.1.
-    """
+    """Return the fix for a Jetson, whose GPUs have compute capability 7.2, 8.7 and 11.0."""
     return manual(
         "install NVIDIA's build of ONNX Runtime for this Jetson's JetPack: that of the package index holds no code for "
         "its GPU",
