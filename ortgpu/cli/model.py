@@ -24,9 +24,6 @@ def example_model() -> bytes:
     """Return a small network with fixed weights that every supported ONNX Runtime reads.
 
     Its opset 17 and IR version 8 are old enough for ONNX Runtime 1.18.
-
-    Raises:
-        BrokenPackageError: NumPy or onnx cannot be imported.
     """
     try:
         import numpy as np

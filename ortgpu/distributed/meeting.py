@@ -64,13 +64,7 @@ class Address:
 
 
 def meeting_of(rank: Rank, address: str | None) -> Meeting:
-    """Return the meeting of this job's ranks.
-
-    Raises:
-        ValueError: ``address`` is not HOST:PORT.
-        RendezvousError: there is no address, and the launcher names no host; there is no folder to write to; or the
-            secret cannot be read, or is empty.
-    """
+    """Return the meeting of this job's ranks. Raises ValueError for an ``address`` that is not HOST:PORT."""
     if address is not None:
         host, port = parse_address(address)
         # The key leaves the host out, for which each rank may have another name
@@ -144,9 +138,6 @@ def resolve(host: str, timeout: float) -> list[str]:
     """Return the numeric addresses of a host, the best first.
 
     A child process asks: without an answer, a resolver blocks its caller for half a minute (resolv.conf(5)).
-
-    Raises:
-        OSError: the host is not known, or not by the deadline.
     """
     try:
         return [str(ipaddress.ip_address(host))]

@@ -520,11 +520,7 @@ class Participant:
 
 
 class Child:
-    """A running child. ``channel`` carries messages both ways. ``output`` is the text that its libraries print.
-
-    Raises:
-        DistributedError: it cannot be started.
-    """
+    """A running child. ``channel`` carries messages both ways. ``output`` is the text that its libraries print."""
 
     def __init__(self, rank: Rank, calls: tuple[Collective, ...]) -> None:
         ours, theirs = socket.socketpair()

@@ -139,9 +139,6 @@ class Bench:
 
     ``session`` is on the first GPU. With ``allow_cpu`` all sessions are on the CPU if no GPU can be used. ``left_out``
     lists the ways that cannot be opened beside it, ``layouts`` the layouts that :meth:`measure_layouts` tries.
-
-    Raises:
-        GPUError, Exception: as GPUSession raises.
     """
 
     def __init__(self, model: str, *, allow_cpu: bool | None = None) -> None:
@@ -330,10 +327,6 @@ def recommend(figures: Sequence[Figure], layouts: Sequence[Figure] = ()) -> list
     """Return a sentence for each setting that these figures recommend.
 
     A difference within the spread counts for nothing. Of ways that are equally fast, the first in WAYS is recommended.
-
-    Args:
-        figures: the figures of the ways.
-        layouts: the figures of ``run`` with other layouts, compared with ``run`` in ``figures``.
     """
     found: list[str] = []
     batches = list(dict.fromkeys(figure.batch for figure in figures))
@@ -404,9 +397,6 @@ def find_weights(model: str) -> tuple[str | None, ...]:
     """Return the element type of the weights of each convolution in a model file.
 
     A type is named as in onnx ("FLOAT"), or None if the weights are not constant.
-
-    Raises:
-        OSError, ValueError, IndexError: the model cannot be read.
     """
     from onnx import TensorProto
 
