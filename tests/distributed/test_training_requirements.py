@@ -10,6 +10,8 @@ import pytest
 from ortgpu.diagnosis.requirements import Requirement
 from ortgpu.distributed.diagnosis.requirements import check_training
 from ortgpu.distributed.environment import (
+    BuildVariable,
+    Horovod,
     InfinibandPort,
     Interface,
     Mpi,
@@ -43,7 +45,7 @@ def with_gpus(*gpus: GPU, available: bool = True) -> Environment:
 def training(**changes: Any) -> TrainingEnvironment:
     """A machine with nothing of what is needed, but for the changes."""
     nothing = TrainingEnvironment(
-        TrainingPackages((), None), Nccl(()), Mpi(None, None, None, None, {}), Network((), ()), None, {}
+        TrainingPackages((), None), Nccl(()), Mpi(None, None, None, None, {}), Network((), ()), None, ()
     )
     return dataclasses.replace(nothing, **changes)
 
@@ -213,14 +215,15 @@ def test_torch(torch: Torch | None, expected: tuple[str, str]) -> None:
 
 def test_horovod_is_shown_and_never_asked_for() -> None:
     assert statuses()["Horovod"] == ("pass", "pass")
-    row = rows(horovod=Distribution("horovod", "0.28.1", "site"))["Horovod"]
-    assert row.found == "0.28.1"
+    row = rows(horovod=Horovod("0.28.1", True, None))["Horovod"]
+    assert row.found == "0.28.1, built with NCCL, MPI not known"
     assert "dropped it in 2020" in row.note
 
 
-def test_variables_of_a_build() -> None:
-    row = rows(build_variables={"CUDA_HOME": "/cuda"})["CUDA_HOME"]
-    assert (row.status_minimum, row.found) == ("pass", "/cuda")
+@pytest.mark.parametrize(("leads_there", "expected"), [(True, "pass"), (False, "fail"), (None, "pass")])
+def test_variables_of_a_build(leads_there: bool | None, expected: str) -> None:
+    row = rows(build_variables=(BuildVariable("CUDA_HOME", "/cuda", "a toolkit", leads_there),))["CUDA_HOME"]
+    assert (row.status_minimum, row.found) == (expected, "/cuda")
     assert "not promised" in row.note
 
 

@@ -12,9 +12,8 @@ from ...diagnosis.checks.surroundings import visible_gpus
 from ...diagnosis.requirements import Requirement, Status, at_least, dotted
 from ...environment.inspection import Environment
 from ...environment.libraries.catalogue import major_of
-from ...environment.packages.installed import Distribution
 from ...environment.packages.metadata import numbers_of
-from ..environment import Mpi, Nccl, Network, TrainingEnvironment
+from ..environment import BuildVariable, Horovod, Mpi, Nccl, Network, TrainingEnvironment
 from .packages import LAST_RELEASE, NEWEST_ONNX
 
 _GB = 10**9
@@ -36,7 +35,7 @@ def check_training(environment: Environment, training: TrainingEnvironment) -> t
         *(_package(training, name) for name in _PACKAGES),
         _torch(environment),
         _horovod(training.horovod),
-        *(_build_variable(name, value) for name, value in training.build_variables.items()),
+        *map(_build_variable, training.build_variables),
     )
 
 
@@ -200,12 +199,22 @@ def _torch(environment: Environment) -> Requirement:
     return _row("torch", "any", "older than 2.9", found, (torch is not None, is_older), note)
 
 
-def _horovod(horovod: Distribution | None) -> Requirement:
+def _horovod(horovod: Horovod | None) -> Requirement:
     note = "published as an alternative; ONNX Runtime dropped it in 2020, and the newest, 0.28.1, is of 2023"
-    found = "not installed" if horovod is None else horovod.version or "version not known"
+    if horovod is None:
+        return _row("Horovod", "none", "none", "not installed", (True, True), note)
+    built = [
+        f"{'with' if there else 'without'} {name}" if there is not None else f"{name} not known"
+        for name, there in (("NCCL", horovod.nccl), ("MPI", horovod.mpi))
+    ]
+    found = f"{horovod.version or 'version not known'}, built {', '.join(built)}"
+    if horovod.error is not None:
+        note = f"{horovod.error.splitlines()[-1]}; {note}"
     return _row("Horovod", "none", "none", found, (True, True), note)
 
 
-def _build_variable(name: str, value: str | None) -> Requirement:
+def _build_variable(variable: BuildVariable) -> Requirement:
+    wanted = f"unset, or {variable.holds}"
+    met = variable.leads_there is not False
     note = "a build from source reads it, and nothing else; that such a build succeeds is not promised"
-    return _row(name, "none", "none", value or "not set", (True, True), note)
+    return _row(variable.name, wanted, wanted, variable.value or "not set", (met, met), note)
