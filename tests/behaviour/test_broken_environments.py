@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 
@@ -259,6 +260,28 @@ def test_a_stand_in_for_onnxruntime_is_not_blamed_on_the_package(lab: Lab, stand
     assert "sys.modules" in error.text
     assert "pip" not in error.text
     assert played(lab, f"{broken}; del sys.modules['onnxruntime']").type == MENDED
+
+
+@pytest.mark.skipif(
+    tuple(map(int, metadata.version("numpy").split(".")[:2])) < (2, 4), reason="NumPy can be imported again before 2.4"
+)
+@pytest.mark.parametrize(
+    "removed",
+    [
+        "with mock.patch.dict(sys.modules): import numpy",
+        "import numpy; [sys.modules.pop(name) for name in list(sys.modules) if name.split('.')[0] == 'numpy']",
+        "import onnxruntime; [sys.modules.pop(name) for name in list(sys.modules) if name[:5] in ('numpy', 'onnxr')]",
+    ],
+)
+def test_a_numpy_that_is_imported_again_is_not_blamed_on_the_package(lab: Lab, removed: str) -> None:
+    """It refuses that itself, or where ONNX Runtime's extension imports it."""
+    mocks = "import sys; from unittest import mock\n"
+    error = played(lab, f"{mocks}{removed}")
+    assert error.type == "BrokenPackageError", error.text
+    assert "numpy was removed from sys.modules" in error.text
+    assert "pip" not in error.text
+    mended = "import numpy\nwith mock.patch.dict(sys.modules): import numpy"
+    assert played(lab, f"{mocks}{mended}").type == MENDED
 
 
 def test_no_further_thread_is_no_obstacle(lab: Lab) -> None:

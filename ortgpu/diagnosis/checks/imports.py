@@ -63,6 +63,8 @@ def failed(facts: Facts) -> GPUError | None:
             evidence=[text, threads[0]],
             fixes=[remedies.let_it_have_threads()],
         )
+    if any("more than once per process" in line for line in (text, *_printed_meanwhile(facts))):
+        return _numpy_imported_again(facts, text)
     if any("built with baseline optimizations" in line for line in (text, *_printed_meanwhile(facts))):
         return _processor_too_old(facts, text)
     whole = _way_to_load_whole_files(facts, text)
@@ -122,6 +124,21 @@ def _c_library_of_another_kind(facts: Facts, text: str) -> GPUError:
         fixes=[manual("use a container image with glibc: of Debian, Ubuntu or NVIDIA's CUDA", needs="host")],
         system=host.system,
         machine=host.machine,
+    )
+
+
+def _numpy_imported_again(facts: Facts, text: str) -> GPUError:
+    return BrokenPackageError(
+        "import onnxruntime fails: numpy was removed from sys.modules, and cannot be imported twice in a process",
+        evidence=dict.fromkeys(filter(None, (text, facts.observed.numpy_error))),
+        fixes=[
+            manual(
+                "import numpy before what puts sys.modules back as it was, such as mock.patch.dict(sys.modules), or "
+                "leave it there, and restart this process"
+            )
+        ],
+        package="numpy",
+        files=(),
     )
 
 
