@@ -25,7 +25,7 @@ from ..errors import (
 )
 from ..model.contents import ModelFacts, collective_operators, read_model
 from ..provider.placement import cudnn_operators, cufft_operators
-from .checks import devices, driver, imports, libraries, opening, packages, surroundings
+from .checks import devices, driver, imports, libraries, opening, packages, plugins, surroundings
 from .checks import model as model_checks
 from .facts import Facts, Observed, Request
 from .probe import attempts
@@ -43,7 +43,10 @@ CHECKS: tuple[Check, ...] = (
     packages.shadowed,
     packages.broken_files,
     packages.conflicting,
+    plugins.incomplete,
     packages.cpu_only,
+    plugins.unknown_to_release,
+    plugins.of_another_release,
     packages.replaced_after_import,
     packages.in_sub_interpreter,
     packages.provider_missing,
@@ -70,6 +73,8 @@ CHECKS: tuple[Check, ...] = (
     driver.too_old,
     driver.device_files_closed,
     driver.not_ready,
+    plugins.without_device,
+    plugins.unregistered,
     devices.none_visible,
     opening.unusable,
     devices.busy,
@@ -221,12 +226,14 @@ def observed_by(result: ProbeResult) -> Observed:
 
     imported, provider, loaded = result.step("import"), result.step("provider"), result.step("libraries")
     providers = imported.data.get("providers") if imported is not None else None
+    problem = provider.data.get("plugin_problem") if provider is not None else None
     return Observed(
         import_error=imported.detail if imported is not None and providers is None else None,
         available_providers=tuple(providers) if providers is not None else None,
         not_loaded=result.not_loaded,
         cudnn_mixed=tuple(loaded.data.get("cudnn_mixed", ())) if loaded is not None else (),
-        provider_error=provider.detail if provider is not None and not provider.ok else None,
+        provider_error=provider.detail if provider is not None and not (provider.ok or problem) else None,
+        plugin_problem=problem,
         cuda=result.cuda,
         probe=result,
         sessions=sessions(),

@@ -43,6 +43,7 @@ class Observed:
     has_collective_ops: bool | None = None  # of the imported module
     not_loaded: tuple[MissingLibrary, ...] | None = None  # by the probe's child; None: it did not try
     sessions: tuple[SessionRecord, ...] = ()  # open in this process
+    plugin_problem: str | None = None  # as in Runtime
     numpy_error: str | None = None  # NumPy's words if the import failed for it; a probe has what was printed
 
     @property

@@ -96,6 +96,7 @@ def _observed(runtime: Runtime, request: Request | None, cuda: CudaState | None)
         preload=runtime.preload,
         cudnn_mixed=runtime.preload.cudnn_mixed if runtime.preload is not None else (),
         provider_error=runtime.provider_error,
+        plugin_problem=runtime.plugin_problem,
         cuda=cuda,
         has_collective_ops=runtime.has_collective_ops if needs_collective_ops else None,
         sessions=sessions() if cuda is not None and cuda.code == 0 else (),  # else none is on a GPU

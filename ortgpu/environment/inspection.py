@@ -16,8 +16,14 @@ from .libraries.catalogue import CUDNN_CODE, TOOLKIT_MAJORS
 from .libraries.library_file import LibraryFile, read_library
 from .libraries.loader import read_mapped_libraries
 from .libraries.search import Resolution, places_for, resolve
-from .libraries.wheel import Architecture, ProviderLibrary, bridge_of, read_architectures_of_cudnn, read_provider
-from .packages.installed import Packages, read_packages
+from .libraries.wheel import (
+    Architecture,
+    ProviderLibrary,
+    read_architectures_of_cudnn,
+    read_provider,
+    release_wanted,
+)
+from .packages.installed import OnnxRuntime, Packages, read_packages
 from .packages.installer import Installer, read_installer
 from .variables import Variables, read_variables
 
@@ -38,6 +44,7 @@ class Environment:
     variables: Variables
     system_libraries_missing: tuple[str, ...] = ()  # of Windows and Visual C++, which ONNX Runtime's files link
     cudnn_architectures: tuple[Architecture, ...] | None = None  # that cuDNN holds code for; None: not known
+    release_wanted: str | None = None  # of ONNX Runtime, by a plugin that does not fit the installed one
     # Without a provider file, which would say what it needs: by CUDA major, the stems of the libraries that are there.
     libraries_by_cuda: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -75,8 +82,9 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         installer=read_installer(),
         packages=packages,
         extension=extension,
-        bridge=_read(bridge_of(provider.path) if provider is not None else None),
+        bridge=_read(installed.bridge),
         provider=provider,
+        release_wanted=_release_wanted(installed),
         libraries=libraries,
         mapped=mapped,
         driver=read_driver(unasked=unasked),
@@ -85,6 +93,12 @@ def inspect_environment(*, unasked: Collection[Asked] = (), compare_contents: bo
         cudnn_architectures=read_architectures_of_cudnn(file.path for file in cudnn if file is not None),
         libraries_by_cuda=_libraries_by_cuda(packages) if provider is None else {},
     )
+
+
+def _release_wanted(installed: OnnxRuntime) -> str | None:
+    if installed.arrival is None or not installed.arrival.is_plugin:
+        return None
+    return release_wanted(installed.arrival.library, installed.version or "")
 
 
 def _libraries_by_cuda(packages: Packages) -> dict[int, tuple[str, ...]]:

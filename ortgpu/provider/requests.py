@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..environment.libraries.library_file import find_section
+from ..environment.libraries.library_file import absent_strings
 from ..errors import ProviderOptionError, ProviderRequestError, manual
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -165,7 +165,7 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
         ProviderOptionError: an unknown name, or a value that is none of the known ones.
     """
     options = requested.options_of(CUDA)
-    unknown = _unknown_names(list(options), provider_library)
+    unknown = absent_strings(provider_library, list(options))
     if unknown:
         raise _unknown_option(unknown[0], options[unknown[0]], provider_library)
     for option, value in options.items():
@@ -178,7 +178,7 @@ def check_options(requested: ProviderList, provider_library: str | None) -> None
 
 
 def _unknown_option(name: str, value: str, provider_library: str | None) -> ProviderOptionError:
-    absent = _unknown_names(list(_OPTION_NAMES), provider_library)
+    absent = absent_strings(provider_library, _OPTION_NAMES)
     if name in absent:
         summary = f"the installed CUDA provider knows no option {name!r}, which other releases of ONNX Runtime have"
         advice = f"remove {name!r}, or install a release that has it"
@@ -205,31 +205,6 @@ def _bad_value(option: str, value: str, wanted: str) -> ProviderOptionError:
         option=option,
         value=value,
     )
-
-
-_PIECE = 1 << 20  # bytes
-
-
-def _unknown_names(names: list[str], provider_library: str | None) -> list[str]:
-    """Return the names that are not in the read-only data of the provider file. An unreadable file knows all."""
-    section = find_section(provider_library, ".rodata") if provider_library and names else None
-    if section is None or provider_library is None:
-        return []
-    offset, size = section
-    missing, end = list(names), offset + size
-    try:
-        overlap = max(len(name.encode()) for name in names)
-        with open(provider_library, "rb") as file:  # not mapped: what a writer cuts off a mapped file ends the process
-            # Backwards: in 1.31.1 they stand in the last hundredth of it, and a search of the whole takes 10 ms
-            while missing and end > offset:
-                start = max(offset, end - _PIECE)
-                file.seek(start)
-                piece = file.read(min(end + overlap, offset + size) - start)
-                missing = [name for name in missing if name.encode() + b"\0" not in piece]
-                end = start
-    except (OSError, ValueError):
-        return []
-    return missing
 
 
 def _malformed(requested: Any, why: str) -> ProviderRequestError:

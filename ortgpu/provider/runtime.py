@@ -14,12 +14,13 @@ import sys
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..environment.libraries.library_file import read_elf, this_machine, wrong_machine
-from ..environment.libraries.wheel import bridge_of
+from ..environment.libraries.wheel import release_wanted
 from ..environment.packages.installed import Packages, locate_packages
 from ..environment.packages.interpreter import IN_SUB_INTERPRETER, is_sub_interpreter
+from ..environment.packages.plugins import CUDA, Arrival, registered_library
 from ..process.background import fork_safe_lock
 from ..process.untranslated import untranslated
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .preloading import Plan, PreloadReport
 
 logger = logging.getLogger("ortgpu")
+
+PluginProblem = Literal["another release", "no plugins", "not registered", "no device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Runtime:
     provider_opened: bool = False
     lazily_opened: frozenset[str] = frozenset()  # stems of what the provider opens at need and this process has loaded
     provider_error: str | None = None  # the loader's words about the provider file, all its libraries being there
+    plugin_problem: PluginProblem | None = None  # why the provider file, as a plugin, is of no use to this process
     provider_stamp: tuple[int, int] | None = None  # by which another file in its place is known
     numpy_error: str | None = None  # what NumPy said, where the import failed for it and does not say why
 
@@ -55,9 +59,15 @@ class Runtime:
     @property
     def available_providers(self) -> tuple[str, ...] | None:
         try:
-            return tuple(self.module.get_available_providers()) if self.module is not None else None
+            names = tuple(self.module.get_available_providers()) if self.module is not None else None
         except AttributeError:
             return None
+        brings = self.arrival is not None and self.arrival.is_plugin  # and lists CUDA once it is registered
+        return (*names, CUDA) if names is not None and brings and CUDA not in names else names
+
+    @property
+    def arrival(self) -> Arrival | None:
+        return self.packages.onnxruntime.arrival
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -147,31 +157,40 @@ def prepare_import() -> None:
 
 
 def _load_what_the_module_links(packages: Packages) -> tuple[str | None, PreloadReport | None]:
-    """Return the damage of a file, if any, and the report of a preload if the module links CUDA itself (1.27.0)."""
+    """Return the damage of a file, if any, and the report of a preload if the import needs CUDA's libraries.
+
+    It does in 1.27.0, which links them, and where it registers a bundled plugin.
+    """
     installed = packages.onnxruntime
     if sys.platform != "linux" or installed.provider_library is None:
         return None, None
-    paths = (installed.extension, bridge_of(installed.provider_library))
+    paths = (installed.extension, installed.bridge)
     native = [read_elf(path) for path in paths if path and os.path.exists(path)]
     here = this_machine()
     problems = (f"{file.path}: {why}" for file in native if (why := file.problem or wrong_machine(file.machine, here)))
     damage = next(problems, None)
     if damage is not None:
         return damage, None
-    if not any(soname.startswith("libcu") for file in native for soname in file.needed):
+    bundled = installed.arrival is not None and installed.arrival.way == "bundled plugin"
+    if not bundled and not any(soname.startswith("libcu") for file in native for soname in file.needed):
         return None, None
     from .preloading import load, plan
 
     return None, load(plan(packages), lazily_opened=frozenset())
 
 
-def open_provider() -> Runtime:
-    """Load what the provider links, then the provider file itself: once per process."""
+def open_provider(*, register: bool = True) -> Runtime:
+    """Load what the provider links, then the provider file itself: once per process.
+
+    A plugin is registered with ONNX Runtime, unless the program has done so or ``register`` is False.
+    """
     global _runtime
     from .preloading import load, plan, why_provider_does_not_load
 
     with _lock:
         runtime = load_runtime()
+        if registered_library() not in (None, runtime.provider_library):  # since the packages were read
+            runtime = dataclasses.replace(runtime, packages=locate_packages(), provider_opened=False)
         if runtime.provider_opened:
             return runtime
         found = plan(runtime.packages, thorough=False)
@@ -180,14 +199,47 @@ def open_provider() -> Runtime:
             # Once more, with everything that could serve and everything that was passed over.
             found = plan(runtime.packages)
             report = load(found, lazily_opened=frozenset())
-        error, opened = None, False
-        if report.ok and report.provider is not None and not report.driver_missing:
-            error = why_provider_does_not_load(report.provider)
-            opened = error is None
+        error: str | None = None
+        problem: PluginProblem | None = None
+        opened = report.ok and report.provider is not None and not report.driver_missing
+        if opened and report.provider is not None:
+            if runtime.arrival is not None and runtime.arrival.is_plugin:
+                problem, error = why_plugin_is_of_no_use(runtime, register=register)
+            else:
+                error = why_provider_does_not_load(report.provider)
+            opened = error is None and problem is None
         _runtime = dataclasses.replace(
-            runtime, preload=report, found=found, provider_error=error, provider_opened=opened
+            runtime,
+            preload=report,
+            found=found,
+            provider_error=error,
+            plugin_problem=problem,
+            provider_opened=opened,
         )
         return _runtime
+
+
+def why_plugin_is_of_no_use(runtime: Runtime, *, register: bool = True) -> tuple[PluginProblem | None, str | None]:
+    """Register the plugin under ONNX Runtime's own name for it. Return what is wrong with it, and ONNX Runtime's words.
+
+    It is never unregistered: sessions of others may use it by then.
+    """
+    if registered_library() is not None:
+        return None, None
+    path = runtime.provider_library or ""
+    if release_wanted(path, str(getattr(runtime.module, "__version__", ""))) is not None:
+        return "another release", None
+    function = getattr(runtime.module, "register_execution_provider_library", None)
+    if function is None:
+        return "no plugins", None
+    if not register:
+        return "not registered", None
+    try:
+        function(CUDA, path)
+    except Exception as error:  # noqa: BLE001 - of classes that differ between releases
+        if "already registered" not in str(error):  # and lists no device
+            return None, str(error).rpartition(" with error: ")[2]
+    return (None if registered_library() is not None else "no device"), None
 
 
 def load_lazily_opened(stems: frozenset[str]) -> Runtime:

@@ -20,6 +20,7 @@ from ..environment.gpu.cuda import CudaState, context_is_active, initialise
 from ..environment.libraries.catalogue import CUDNN_CODE, LIBRARIES, stem_of
 from ..environment.libraries.loader import loader_of_this_process
 from ..environment.libraries.wheel import Architecture, coverage_by, read_architectures_of_cudnn
+from ..environment.packages.plugins import listed_providers
 from ..errors import (
     CollectiveOpsUnavailableError,
     CPUExecutionWarning,
@@ -28,6 +29,7 @@ from ..errors import (
     PoisonedContextError,
     ProviderError,
     ProviderFallbackError,
+    ProviderRequestError,
     manual,
 )
 from ..model.contents import read_collective_operators, read_model
@@ -46,7 +48,7 @@ from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..running.onnxruntimes import InferenceSession, is_onnxruntimes
 from .chosen.choose import unfit
-from .plan import Plan, for_model, on_cpu, on_gpu, plan_of
+from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
 from .weights import Weights, weights_in_place
 
@@ -89,6 +91,7 @@ def open_on_gpu(
         warnings.warn(f"{name} is named more than once: the first counts", stacklevel=stacklevel(session))
     runtime = load_runtime() if _has_opened else look_again()
     context = OpeningContext(Plan(request, request.providers, request.device), runtime)
+    context.is_guarded = hasattr(type(session), "_guards")
     known = None
     if not request.providers.names and request.sess_options is None:  # there is nothing to check first
         known = _known_error(context)
@@ -155,10 +158,10 @@ def _working_driver(context: OpeningContext, driver: Task[CudaState] | None) -> 
     runtime = context.runtime
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
         raise context.diagnose()
-    context.runtime = open_provider()
+    context.runtime = open_provider(register=not context.is_guarded)
     context.cuda = cuda = driver.result() if driver is not None else initialise()
     report = context.runtime.preload
-    if report is None or not report.ok or report.driver_missing or context.runtime.provider_error is not None:
+    if report is None or not report.ok or report.driver_missing or not context.runtime.provider_opened:
         raise context.diagnose()
     if cuda.code != 0:
         raise lifetime.forked_error(cuda.code) or context.diagnose()
@@ -196,7 +199,8 @@ def _open_as_chosen(
         if session._stream is not None:
             plan = plan.in_stream(session._stream.handle)
     outline = GraphOutline(plan.request.model)
-    opened = _open_with_choices(session, construct, plan, outline) if plan.request.chooses_options else None
+    chooses = plan.request.chooses_options and not plan.is_carried
+    opened = _open_with_choices(session, construct, plan, outline) if chooses else None
     if opened is not None:
         return opened
     try:
@@ -300,7 +304,7 @@ _HOME = f"{__package__}."
 def _verify(session: RunningSession, plan: Plan, placement: Placement, context: OpeningContext) -> Verified:
     """Return the facts of a session that is on its GPU. Raises GPUError for any other."""
     global _has_opened
-    _verify_providers(session, plan, context)
+    plan = _verified_plan(session, plan, context)
     _check_lazily_opened(placement, context)
     _has_opened = True
     _check_cpu_nodes(session, placement, plan.request.cpu_nodes)
@@ -311,18 +315,25 @@ def _verify(session: RunningSession, plan: Plan, placement: Placement, context: 
     return Verified(device, placement, dict(plan.chosen))
 
 
-def _verify_providers(session: RunningSession, plan: Plan, context: OpeningContext) -> None:
-    expected, ordinal = plan.providers.names, plan.gpu.ordinal
+def _verified_plan(session: RunningSession, plan: Plan, context: OpeningContext) -> Plan:
+    """Return the plan, with the GPU that carried providers are on, if the session is bound as planned."""
+    expected = plan.providers.names
     bound = tuple(InferenceSession.get_providers(session))  # a subclass may override it
+    ours = requests.CUDA in bound and {requests.CUDA, requests.CPU, *requests.TENSORRT}.issuperset(bound)
+    if plan.is_carried and not ours:
+        raise without_cuda(bound)
     if requests.CUDA not in bound:
         raise context.diagnose()
-    if bound[: len(expected)] != expected:
+    if bound[: len(expected)] != expected and not plan.is_carried:
         raise ProviderFallbackError(
             "ONNX Runtime bound other providers than those asked for",
             evidence=[f"asked for: {', '.join(expected)}", f"bound: {', '.join(bound)}"],
             bound=bound,
         )
     found = InferenceSession.get_provider_options(session)[requests.CUDA].get("device_id", "0")
+    if plan.is_carried:
+        plan = context.plan = bound_to(plan, int(found), context.cuda)
+    ordinal = plan.gpu.ordinal
     if found != str(ordinal):
         raise ProviderFallbackError(f"ONNX Runtime bound cuda:{found} and cuda:{ordinal} was asked for", bound=bound)
     listed = context.cuda is not None and context.cuda.devices is not None
@@ -330,6 +341,26 @@ def _verify_providers(session: RunningSession, plan: Plan, context: OpeningConte
         raise ProviderFallbackError(
             f"ONNX Runtime bound cuda:{ordinal}, and this process has no CUDA context there", bound=bound
         )
+    return plan
+
+
+def without_cuda(bound: tuple[str, ...]) -> ProviderRequestError:
+    """Return the error for a session that the providers in its SessionOptions leave without CUDA."""
+    return ProviderRequestError(
+        "the providers that the SessionOptions carry leave this session "
+        + ("on the CPU" if bound == (requests.CPU,) else "without CUDA"),
+        evidence=[
+            "set by add_provider_for_devices or set_provider_selection_policy",
+            f"devices that they choose from: {', '.join(listed_providers()) or 'none'}",
+            f"bound: {', '.join(bound)}",
+        ],
+        fixes=[
+            manual('name the provider instead: providers=["CUDAExecutionProvider"], with onnxruntime-gpu'),
+            manual("or register the plugin that has it, before these options are made"),
+            manual('or say that the CPU is meant: providers=["CPUExecutionProvider"]'),
+        ],
+        requested=bound,
+    )
 
 
 def _check_lazily_opened(placement: Placement, context: OpeningContext) -> None:
@@ -483,6 +514,7 @@ class OpeningContext:
         self.cuda: CudaState | None = None
         self.operators: frozenset[tuple[str, str]] | None = None  # as placed; None: read them from the model file
         self.depends_on_model = False  # of the last diagnosis
+        self.is_guarded = False  # opened by the guard, which registers no plugin
 
     def diagnose(self, cause: BaseException | None = None) -> Any:
         """Return the error to raise, or None if ``cause`` has nothing to do with the GPU."""

@@ -44,6 +44,7 @@ class Plan:
         device: the one device that the arguments and the options name.
         gpu: the GPU that it is. Nothing of it is known before it is looked for, nor for the CPU.
         chosen: what the caller left open: options of CUDA, and ``THREADS`` of the session, with value and reason.
+        is_carried: the SessionOptions carry the providers, so none are passed, and only the open session shows them.
     """
 
     request: SessionRequest
@@ -51,6 +52,7 @@ class Plan:
     device: DeviceRequest = None
     gpu: CudaDevice = _UNKNOWN
     chosen: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    is_carried: bool = False
 
     @property
     def cudnn_disabled(self) -> bool:
@@ -61,8 +63,10 @@ class Plan:
         """The number of CPU threads of the session; None is ONNX Runtime's own choice."""
         return int(self.chosen[THREADS][0]) if THREADS in self.chosen else None
 
-    def as_arguments(self) -> list[tuple[str, dict[str, str]]]:
+    def as_arguments(self) -> list[tuple[str, dict[str, str]]] | None:
         """Return the argument ``providers`` of InferenceSession."""
+        if self.is_carried:
+            return None
         of_cuda = {name: value for name, (value, _) in self.chosen.items() if name != THREADS}
         providers = self.providers.with_cuda_options(of_cuda) if of_cuda else self.providers
         return providers.as_arguments()
@@ -93,9 +97,11 @@ def plan_of(request: SessionRequest, runtime: Runtime) -> Plan:
         ProviderOptionError: the installed CUDA provider does not know an option or its value.
     """
     check_form(request.device)
-    if carries_providers(request.sess_options):
-        raise _providers_in_options()
     requested = request.providers
+    if carries_providers(request.sess_options):
+        if requested.names or request.cuda_graph:
+            raise _contradicts_options("cuda_graph=True" if request.cuda_graph else "providers=", requested)
+        return Plan(request, cuda_first(requested), request.device, is_carried=True)
     if requested.names:
         available = runtime.available_providers or ()
         all_names = getattr(runtime.module, "get_all_providers", None)
@@ -123,8 +129,12 @@ def on_gpu(plan: Plan, cuda: CudaState) -> Plan:
     Raises:
         DeviceNotFoundError: no such GPU is visible to this process.
     """
+    if plan.is_carried and plan.device is None:  # the open session shows which one it is
+        return plan
     gpu = unlisted(plan.device) if cuda.devices is None else choose_visible(plan.device, cuda)
     providers = plan.providers
+    if plan.is_carried:
+        return replace(plan, gpu=gpu)
     if gpu.ordinal != 0 or any("device_id" in options for options in providers.options.values()):
         ordinal = {"device_id": str(gpu.ordinal)}
         options = {
@@ -195,15 +205,26 @@ def _device_named_by(request: SessionRequest) -> DeviceRequest:
     return ordinal
 
 
-def _providers_in_options() -> ProviderRequestError:
+def bound_to(plan: Plan, ordinal: int, cuda: CudaState | None) -> Plan:
+    """Return the plan with the GPU that a session with carried providers is bound to.
+
+    Raises:
+        ProviderRequestError: the argument ``device`` names another one.
+    """
+    if plan.device is not None and plan.gpu.ordinal != ordinal:
+        raise ProviderRequestError(
+            "this session is asked for on different GPUs",
+            evidence=[f"device={plan.device!r}", f"the SessionOptions carry cuda:{ordinal}"],
+            fixes=[manual("name the GPU once")],
+        )
+    listed = cuda is not None and cuda.devices is not None
+    return replace(plan, gpu=choose_visible(ordinal, cuda) if listed and cuda is not None else unlisted(ordinal))
+
+
+def _contradicts_options(argument: str, requested: ProviderList) -> ProviderRequestError:
     return ProviderRequestError(
-        "the SessionOptions carry execution providers of their own, which cannot be verified",
-        evidence=[
-            "set by add_provider, add_provider_for_devices or set_provider_selection_policy",
-            "a GPUSession is on the CUDA provider that is part of onnxruntime-gpu",
-        ],
-        fixes=[
-            manual("leave them out of the SessionOptions, and name those beside CUDA as providers="),
-            manual("or use onnxruntime.InferenceSession for a provider that a plugin brought"),
-        ],
+        f"the SessionOptions carry execution providers of their own, and {argument} would change them",
+        evidence=["set by add_provider, add_provider_for_devices or set_provider_selection_policy"],
+        fixes=[manual(f"leave {argument} out, or make the SessionOptions without providers")],
+        requested=requested.names,
     )

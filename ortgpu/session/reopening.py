@@ -8,7 +8,7 @@ from dataclasses import fields
 from types import MemberDescriptorType
 from typing import Any, Protocol
 
-from ..provider.options import Carried
+from ..provider.options import Carried, carries_providers
 from .request import SessionRequest, Verified
 
 _FACTS = frozenset(each.name for each in fields(Verified))
@@ -28,9 +28,14 @@ def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
     """Return the value of ``__reduce__``: the arguments for a ``cls``, with the attributes of the subclass as state.
 
     A class with its own ``__getstate__`` and ``__setstate__`` opens itself again.
+
+    Raises:
+        TypeError: the SessionOptions carry execution providers, which cannot be read back.
     """
     if has_own_state(cls) and hasattr(cls, "__setstate__"):
         return object.__new__, (cls,), session.__getstate__()
+    if carries_providers(session._request.sess_options):
+        raise TypeError(f"cannot pickle {cls.__name__!r} object: its SessionOptions carry execution providers")
     state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
     slots = _in_slots(session)
     return _opened_again, (cls, *requested(session)), (state, slots) if slots else state or None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortgpu.environment.packages.installed import Distribution, OnnxRuntime, Packages, locate_packages, read_packages
+from ortgpu.environment.packages.plugins import Arrival
 from tests.support.made_packages import ENGINE, engine, install, names, read
 
 # What is there
@@ -28,6 +29,7 @@ def test_one_healthy_install(tmp_path: Path) -> None:
         provider_library=str(capi / "libonnxruntime_providers_cuda.so"),
         extension=str(capi / "onnxruntime_pybind11_state.so"),
         tensorrt_library=str(capi / "libonnxruntime_providers_tensorrt.so"),
+        arrival=Arrival("built in", str(capi / "libonnxruntime_providers_cuda.so")),
     )
 
 

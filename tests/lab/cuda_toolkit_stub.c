@@ -38,8 +38,22 @@ int cublasCreate_v2(void **handle) { return make(handle); }
 int cublasLtCreate(void **handle) { return make(handle); }
 int cudaStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0; }
 
-int cudaGetDeviceCount(int *count) { return *count = 1, 0; }
-int cudaGetDevice(int *device) { return *device = 0; }
+static __thread int current;
+
+/* As many as the driver's stub has, which are separated in its variable. */
+int cudaGetDeviceCount(int *count) {
+    const char *devices = getenv("STUB_CUDA_DEVICES");
+    *count = 1;
+    while (devices && (devices = strchr(devices, ';'))) devices++, (*count)++;
+    return 0;
+}
+int cudaGetDevice(int *device) { return *device = current, 0; }
+int cudaSetDevice(int device) {
+    int count;
+    cudaGetDeviceCount(&count);
+    if (device < 0 || device >= count) return 101;
+    return current = device, 0;
+}
 int cudaRuntimeGetVersion(int *version) { return *version = 13000, 0; }
 int cudaDriverGetVersion(int *version) { return *version = 13000, 0; }
 const char *cudaGetErrorString(int code) { return (void)code, "stub error"; }

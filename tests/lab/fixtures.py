@@ -6,14 +6,15 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from tests.lab.child import Machine
-from tests.lab.installed import OPENS_CUDNN_AT_NEED, older_than, soname
+from tests.lab.installed import CUDA, GPU_DISTRIBUTION, OPENS_CUDNN_AT_NEED, older_than, soname
 from tests.lab.models import Models
-from tests.lab.overlay import Overlay
+from tests.lab.overlay import Overlay, installed_site
 from tests.lab.stubs import GPU, NVML, Cuda, Stubs, why_not_here
 from tests.lab.wheels import Wheels
 
@@ -55,6 +56,23 @@ class Lab:
         machine.overlay.remove("nvidia/cudnn/lib/libcudnn*")  # the real one asks the GPU
         return machine
 
+    def machine_with_plugin(self, *, packaged: bool = True, gpus: int = 1) -> Machine:
+        """A machine that places, with the CPU package, and CUDA's provider as a plugin of a package of its own.
+
+        ``packaged`` False: the file is in the folder "plugin" of site-packages, for the program to register. ONNX
+        Runtime's search for devices sees the GPUs.
+        """
+        machine = with_gpus(self.machine_that_places(str(provider_library())), gpus)
+        add_plugin(machine.overlay, PLUGIN if packaged else "plugin", packaged=packaged)
+        machine.overlay.uninstall(GPU_DISTRIBUTION).add_wheel(self.wheels.cpu_twin)
+        devices = self.folder / f"pci{machine.overlay.root.name}"
+        for number in range(gpus):
+            folder = devices / f"0000:{number + 1:02x}:00.0"
+            folder.mkdir(parents=True)
+            for name, value in {"vendor": "0x10de", "device": "0x2335", "class": "0x030200"}.items():
+                (folder / name).write_text(value + "\n", encoding="ascii")
+        return machine.but(env={**machine.env, "STUB_PCI_DEVICES": str(devices)})
+
     def machine_with_nccl(self, gpus: int = 3) -> Machine:
         """A machine with GPUs, on which the real nccl4py meets a CUDA runtime and an NCCL that are stubs."""
         machine = self.machine()
@@ -66,6 +84,45 @@ class Lab:
         folder = self.folder / "nccl"
         folder.mkdir()
         return with_gpus(machine.but(env={"STUB_NCCL_FOLDER": str(folder)}), gpus)
+
+
+def provider_library() -> Path:
+    """The CUDA provider's file of the installed GPU package."""
+    (found,) = installed_site().glob("onnxruntime/capi/*onnxruntime_providers_cuda.*")
+    return found
+
+
+#: Of onnxruntime-ep-webgpu 0.4.0, whose form others are to have
+_PLUGIN_MODULE = """
+from pathlib import Path
+
+def get_library_path() -> str:
+    (path,) = Path(__file__).parent.glob("*onnxruntime_providers_*")
+    return str(path)
+
+def get_ep_name() -> str:
+    return "CUDAExecutionProvider"
+
+def get_ep_names() -> list[str]:
+    return [get_ep_name()]
+"""
+
+
+PLUGIN = f"onnxruntime_ep_cuda{CUDA}"  # the announced name, as that of a module
+
+
+def add_plugin(overlay: Overlay, name: str = PLUGIN, *, packaged: bool = True) -> None:
+    """Put the provider's file of the GPU package into another folder, that of a package if ``packaged``."""
+    library = provider_library()
+    overlay.duplicate(f"onnxruntime/capi/{library.name}", f"{name}/{library.name}")
+    if not packaged:
+        return
+    overlay.replace(f"{name}/__init__.py", _PLUGIN_MODULE.encode())
+    version = metadata.version(GPU_DISTRIBUTION)
+    folder = f"{name}-{version}.dist-info"
+    overlay.replace(f"{folder}/METADATA", f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n".encode())
+    files = (f"{name}/__init__.py", f"{name}/{library.name}", f"{folder}/METADATA", f"{folder}/RECORD")
+    overlay.replace(f"{folder}/RECORD", "".join(f"{file},,\n" for file in files).encode())
 
 
 def with_gpus(machine: Machine, count: int) -> Machine:

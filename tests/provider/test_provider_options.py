@@ -63,7 +63,7 @@ def test_options_are_found_wherever_they_lie_in_the_file(
 ) -> None:
     """Also across the pieces in which it is read."""
     for size in (64, 67, 71):
-        monkeypatch.setattr("ortgpu.provider.requests._PIECE", size)
+        monkeypatch.setattr("ortgpu.environment.libraries.library_file._PIECE", size)
         check_options(cuda_options(INSTALLED_OPTIONS), provider_library)
 
 

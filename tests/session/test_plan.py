@@ -15,7 +15,7 @@ from ortgpu.model.outline import GraphOutline
 from ortgpu.provider.requests import CHOSEN_OPTIONS, parse
 from ortgpu.provider.runtime import Runtime
 from ortgpu.session.chosen.choose import THREADS
-from ortgpu.session.plan import Plan, for_model, on_cpu, on_gpu, plan_of
+from ortgpu.session.plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of
 from ortgpu.session.request import SessionRequest
 from tests.support.made_facts import AVAILABLE, HEALTHY, UUID
 
@@ -40,7 +40,7 @@ def planned(providers: Any = None, provider_options: Any = None, *, gpus: CudaSt
 
 
 def options_in(plan: Plan) -> dict[str, dict[str, str]]:
-    return dict(plan.as_arguments())
+    return dict(plan.as_arguments() or [])
 
 
 def test_without_a_wish_it_is_the_first_gpu_and_the_cpu_for_the_rest() -> None:
@@ -136,9 +136,21 @@ def test_requests_that_this_build_cannot_meet(arguments: Any, error: type[Except
         planned(*arguments)
 
 
-def test_options_that_carry_providers_are_refused() -> None:
+CARRYING = SimpleNamespace(has_providers=lambda: True)
+
+
+@pytest.mark.parametrize("arguments", [{"providers": [CUDA]}, {"cuda_graph": True}])
+def test_options_that_carry_providers_bear_no_others(arguments: dict[str, Any]) -> None:
     with pytest.raises(ProviderRequestError, match="carry execution providers"):
-        planned(sess_options=SimpleNamespace(has_providers=lambda: True))
+        planned(**arguments, sess_options=CARRYING)
+
+
+def test_options_that_carry_providers_are_passed_alone() -> None:
+    plan = planned(sess_options=CARRYING)
+    assert (plan.as_arguments(), plan.chosen) == (None, {})
+    assert bound_to(plan, 1, GPUS).gpu.ordinal == 1
+    with pytest.raises(ProviderRequestError, match="different GPUs"):
+        bound_to(planned(device=0, sess_options=CARRYING), 1, GPUS)
 
 
 def test_a_capture_is_asked_for_in_a_stream() -> None:

@@ -8,8 +8,9 @@ import shlex
 from collections.abc import Sequence
 
 from ...environment.libraries.library_file import wrong_machine
-from ...environment.packages.installed import Distribution, OnnxRuntime, provider_file_name
+from ...environment.packages.installed import Distribution, OnnxRuntime
 from ...environment.packages.interpreter import IN_SUB_INTERPRETER
+from ...environment.packages.plugins import provider_file_name
 from ...errors import (
     BrokenPackageError,
     ConflictingPackagesError,
@@ -229,20 +230,23 @@ def cpu_only(facts: Facts) -> GPUError | None:
         evidence.append(f"providers in this build: {', '.join(available)}")
     evidence += _shadowed_by(installed)
     evidence += [
-        f"{other.name} {other.version} is a plugin, which only sessions use that are told to; a GPUSession does not"
-        for other in facts.environment.packages.others
-        if other.name.startswith(_PLUGIN_PREFIX)
+        f"{plugin} brings another provider than CUDA" for plugin in installed.plugins if not plugin.is_for_cuda
     ]
     return CPUOnlyPackageError(
         f"the installed ONNX Runtime ({name}) was built without CUDA",
         evidence=evidence,
-        fixes=_keep_away(facts, _replace_build(facts)),
+        fixes=[*_keep_away(facts, replace_build(facts)), *_plugin_instead(facts)],
         package=name,
         version=version,
     )
 
 
-_PLUGIN_PREFIX = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-nv-tensorrt-rtx-cu13
+def _plugin_instead(facts: Facts) -> list[Fix]:
+    installed = facts.environment.packages.onnxruntime
+    if any(_is_for_cuda(other.name) for other in installed.elsewhere):
+        return []
+    what = f"CUDA as a plugin for ONNX Runtime {installed.version or 'of this release'}"
+    return [manual(f"or, if you have {what}, install its package or register its library first")]
 
 
 def provider_missing(facts: Facts) -> GPUError | None:
@@ -260,7 +264,7 @@ def provider_missing(facts: Facts) -> GPUError | None:
     return BrokenPackageError(
         "the CUDA provider library of ONNX Runtime is not there",
         evidence=[f"expected beside the package in {os.path.join(installed.folder or '', 'capi')}"],
-        fixes=_replace_build(facts) if owner is None else [remedies.reinstall_onnxruntime(facts.environment)],
+        fixes=replace_build(facts) if owner is None else [remedies.reinstall_onnxruntime(facts.environment)],
         package=owner.name if owner else installed.build_name,
         files=(f"onnxruntime/capi/{provider_file_name('cuda', facts.environment.host.system)}",),
     )
@@ -302,7 +306,7 @@ def _first_install(facts: Facts) -> list[Fix]:
     return [instead or remedies.install(facts.environment, remedies.gpu_requirements(facts.environment))]
 
 
-def _replace_build(facts: Facts) -> list[Fix]:
+def replace_build(facts: Facts) -> list[Fix]:
     installed, installer = facts.environment.packages.onnxruntime, facts.environment.installer
     home = installed.home
     packages = facts.environment.packages

@@ -202,7 +202,9 @@ class _Opening(logging.Handler):
 def _import() -> _Outcome:
     import onnxruntime
 
-    providers = list(onnxruntime.get_available_providers())
+    from ...provider.runtime import load_runtime
+
+    providers = list(load_runtime().available_providers or ())
     return CUDA in providers, f"onnxruntime {onnxruntime.__version__}", {"providers": providers}
 
 
@@ -217,12 +219,16 @@ def _training() -> _Outcome:
 
 def _provider() -> _Outcome:
     from ...environment.libraries.wheel import read_provider
-    from ...environment.packages.installed import locate_packages
     from ...provider.preloading import why_provider_does_not_load
+    from ...provider.runtime import load_runtime, why_plugin_is_of_no_use
 
-    path = locate_packages().onnxruntime.provider_library
+    runtime = load_runtime()
+    path = runtime.provider_library
     if path is None:
         return False, "there is no CUDA provider library", {}
+    if runtime.arrival is not None and runtime.arrival.is_plugin:
+        problem, error = why_plugin_is_of_no_use(runtime)
+        return not (problem or error), error or problem or path, {"plugin_problem": problem}
     error = why_provider_does_not_load(read_provider(path))
     return error is None, error or path, {}
 

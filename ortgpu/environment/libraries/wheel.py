@@ -9,14 +9,15 @@ cuobjdump) it names each architecture that any later container names. In those f
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
-from ..packages.installed import provider_file_name
+from ..packages.plugins import provider_file_name
 from .catalogue import CUDNN_CODE, is_dll, major_of, stem_of
-from .library_file import ElfFile, find_section, read_library, this_machine, wrong_machine
+from .library_file import ElfFile, absent_strings, borrows, find_section, read_library, this_machine, wrong_machine
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _SASS = 1, 2
@@ -109,6 +110,26 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
     problem = file.problem or wrong_machine(file.machine, this_machine())
     folders = file.search_path if isinstance(file, ElfFile) else ()
     return ProviderLibrary(file.path, problem, file.needed, folders, read_architectures(file.path))
+
+
+def release_wanted(provider: str, core: str) -> str | None:
+    """Return the release of ONNX Runtime that a plugin is tied to, if it is another one than ``core``.
+
+    A plugin that calls ``Provider_GetHost`` uses internals of its own release, and ends the process in any other, as
+    that of 1.31.1 does in 1.32.0. Others ask for the version of the interface that they need when they are registered.
+    """
+    if not borrows(provider, ("Provider_GetHost",)) or not absent_strings(provider, [core]):
+        return None
+    section = find_section(provider, ".rodata")
+    if section is None:
+        return None
+    try:
+        with open(provider, "rb") as file:
+            file.seek(section[0])
+            found = re.search(rb"\0(1\.\d+\.\d+)\0", file.read(section[1]))
+    except (OSError, ValueError):
+        return None
+    return found[1].decode("ascii") if found is not None else None
 
 
 def bridge_of(provider: str) -> str:

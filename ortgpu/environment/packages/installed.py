@@ -33,6 +33,7 @@ from .metadata import (
     read_text,
 )
 from .metadata import search_path as strings_of
+from .plugins import FILE_NAMES, Arrival, PluginPackage, choose_arrival, provider_file_name, read_plugins
 
 # Distributions whose import package is `onnxruntime`, where nothing on disk says so any more.
 _ENGINE_NAME: Final = re.compile(
@@ -47,7 +48,6 @@ _OTHER_NAMES: Final = frozenset(
     )
 )
 _OTHER_PREFIXES: Final = ("cupy-", "onnxruntime-", "tensorrt")
-_PROVIDERS: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}
 _MODULE_ENDINGS: Final = (*importlib.machinery.EXTENSION_SUFFIXES, ".py", ".pyc")
 
 
@@ -75,7 +75,7 @@ class OnnxRuntime:
     build_name: str | None  # package_name of capi/build_and_package_info.py
     build_version: str | None
     cuda_version: tuple[int, int] | None  # the CUDA that the build names
-    provider_library: str | None  # path of libonnxruntime_providers_cuda.so / .dll, if it is there
+    provider_library: str | None  # path of libonnxruntime_providers_cuda.so / .dll, wherever CUDA comes from
     extension: str | None  # path of onnxruntime_pybind11_state
     tensorrt_library: str | None  # path of libonnxruntime_providers_tensorrt.so / .dll, if it is there
     # What `import onnxruntime` takes instead of `folder`: a module file (somebody's own onnxruntime.py), or the package
@@ -83,6 +83,15 @@ class OnnxRuntime:
     shadowed_by: str | None = None
     # Name and version of the build that this process imported, where the files there now are those of another.
     imported_as: tuple[str, str] | None = None
+    arrival: Arrival | None = None  # how CUDA reaches it; None: not at all
+    plugins: tuple[PluginPackage, ...] = ()  # the installed packages that bring an execution provider as a plugin
+
+    @property
+    def bridge(self) -> str | None:
+        """The library between it and its providers; None if there is no provider."""
+        provider = self.provider_library
+        system = "Windows" if provider is not None and provider.endswith(".dll") else "Linux"
+        return os.path.join(self.folder or "", "capi", provider_file_name("shared", system)) if provider else None
 
     @property
     def version(self) -> str | None:
@@ -150,7 +159,9 @@ def read_packages(
     has_cpu_build = any(one.name == "onnxruntime" for one in found)
     return Packages(
         requirers=tuple(sorted({one.name for one in found if _requires_it(one)})) if has_cpu_build else (),
-        onnxruntime=_read_onnxruntime(package, found, compare_files, compare_contents),
+        onnxruntime=_read_onnxruntime(
+            package, places, found, compare_files, compare_contents, in_process=search_path is None
+        ),
         torch=_read_torch(places, found),
         nvidia=tuple(
             _with_libraries(one, compare_files, compare_contents)
@@ -187,7 +198,8 @@ def locate_packages(search_path: Sequence[str] | None = None) -> Packages:
     A session needs no more. The time does not grow with the number of installed distributions.
     """
     places, package = _arrive(search_path)
-    return Packages(_read_onnxruntime(package, (), False), _read_torch(places, ()), (), ())
+    onnxruntime = _read_onnxruntime(package, places, (), False, in_process=search_path is None)
+    return Packages(onnxruntime, _read_torch(places, ()), (), ())
 
 
 def _arrive(search_path: Sequence[str] | None) -> tuple[list[Place], _Package]:
@@ -275,7 +287,13 @@ def _specified_onnxruntime() -> _Package | None:
 
 
 def _read_onnxruntime(
-    package: _Package, found: Sequence[MetadataFolder], compare_files: bool, compare_contents: bool = False
+    package: _Package,
+    places: Sequence[Place],
+    found: Sequence[MetadataFolder],
+    compare_files: bool,
+    compare_contents: bool = False,
+    *,
+    in_process: bool,
 ) -> OnnxRuntime:
     folder = package.folder
     # A wheel made without setuptools under a name of its own shows in RECORD only; reading every RECORD is slow, so
@@ -291,6 +309,9 @@ def _read_onnxruntime(
     capi = os.path.join(folder, "capi") if folder else None
     names = frozenset(list_names(capi) if capi else ())
     build = parse_assignments(read_text(os.path.join(capi, "build_and_package_info.py"))) if capi else {}
+    plugins = read_plugins(places)
+    built_in = _first_of(capi, names, [provider_file_name("cuda", each) for each in FILE_NAMES])
+    arrival = choose_arrival(built_in, folder, plugins, in_process=in_process, driver_cuda=_cuda_of_driver(plugins))
     return OnnxRuntime(
         folder=folder,
         importable=package.importable,
@@ -299,12 +320,24 @@ def _read_onnxruntime(
         build_name=build.get("package_name") or None,
         build_version=build.get("__version__") or None,
         cuda_version=parse_cuda_version(build.get("cuda_version")),
-        provider_library=_first_of(capi, names, [provider_file_name("cuda", each) for each in _PROVIDERS]),
+        provider_library=arrival.library if arrival is not None else None,
         extension=_first_of(capi, names, _extension_names(names)),
-        tensorrt_library=_first_of(capi, names, [provider_file_name("tensorrt", each) for each in _PROVIDERS]),
+        tensorrt_library=_first_of(capi, names, [provider_file_name("tensorrt", each) for each in FILE_NAMES]),
         shadowed_by=package.shadowed_by,
         imported_as=_imported_as(folder, build.get("package_name"), build.get("__version__")),
+        arrival=arrival,
+        plugins=plugins,
     )
+
+
+def _cuda_of_driver(plugins: Sequence[PluginPackage]) -> int | None:
+    """Return the major version of CUDA that the driver supports, if several packages wait for that answer."""
+    if sum(one.library is not None for one in plugins) < 2:
+        return None
+    from ..gpu.driver import load_libcuda
+
+    *_, version = load_libcuda()
+    return version[0] if version is not None else None
 
 
 # Not of an extra, nor on other systems, as that of this package: markers are not evaluated.
@@ -325,11 +358,6 @@ def _imported_as(folder: str | None, *there: str | None) -> tuple[str, str] | No
         return None  # not imported, or a mock; or a release that has no file to say it
     same = os.path.realpath(os.path.dirname(str(file))) == os.path.realpath(folder)
     return (str(name), str(version)) if same and (name, version) != there else None
-
-
-def provider_file_name(provider: str, system: str) -> str:
-    """Return the file name of a provider's library on a system, as ``platform.system()`` names it."""
-    return _PROVIDERS.get(system, _PROVIDERS["Linux"]).format(f"onnxruntime_providers_{provider}")
 
 
 def _claims(found: Sequence[MetadataFolder], *, thorough: bool) -> list[_Claim]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ...errors import ProviderRequestError, manual
 from ...process.background import fork_safe_lock
 from ...provider.interfaces import Session
 from ...provider.lifetime import refuse_if_unusable
@@ -13,7 +12,7 @@ from ...running.onnxruntimes import InferenceSession
 from ..gpu_session import GPUSession
 from ..reopening import has_own_state, reduced, set_class, unchanged_on_error
 from ..request import OWN, cpu_is_allowed_by_variable, misspelt
-from .policy import attainable, judge, names_of_devices
+from .policy import attainable, judge
 
 _lock = fork_safe_lock()
 
@@ -123,21 +122,9 @@ def check_carried(session: Session) -> None:
     """Raise ProviderRequestError if the SessionOptions left a session on the CPU; warn if ORTGPU_ALLOW_CPU is set."""
     if tuple(InferenceSession.get_providers(session)) != (CPU,):
         return
-    error = ProviderRequestError(
-        "the providers that the SessionOptions carry leave this session on the CPU",
-        evidence=[
-            "set by add_provider_for_devices or set_provider_selection_policy",
-            f"devices that they choose from: {', '.join(names_of_devices()) or 'none'}",
-        ],
-        fixes=[
-            manual('name the provider instead: providers=["CUDAExecutionProvider"], with onnxruntime-gpu'),
-            manual("or register the plugin that has it, before these options are made"),
-            manual('or say that the CPU is meant: providers=["CPUExecutionProvider"]'),
-        ],
-        requested=(CPU,),
-    )
+    from ..opening import warn_of_cpu, without_cuda
+
+    error = without_cuda((CPU,))
     if not cpu_is_allowed_by_variable():
         raise error
-    from ..opening import warn_of_cpu
-
     warn_of_cpu(session, error, session._model_path or b"")

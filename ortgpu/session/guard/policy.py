@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import onnxruntime
 
+from ...environment.packages.plugins import listed_providers
 from ...errors import GPUError, ProviderRequestError
 from ...provider.options import carries_providers
 from ...provider.requests import CPU, CUDA, TENSORRT, ProviderList, parse
@@ -66,13 +67,7 @@ def attainable(providers: Any, provider_options: Any) -> tuple[Any, Any]:
 
 def _known() -> set[str]:
     """Return the names of the providers of all builds and of registered plugins."""
-    return {*onnxruntime.get_all_providers(), *names_of_devices()}
-
-
-def names_of_devices() -> list[str]:
-    """Return the providers that have a device here, with those of registered plugins."""
-    devices: Any = getattr(onnxruntime, "get_ep_devices", tuple)()
-    return list(dict.fromkeys(device.ep_name for device in devices))
+    return {*onnxruntime.get_all_providers(), *listed_providers()}
 
 
 def _tensorrt_is_loadable() -> bool:

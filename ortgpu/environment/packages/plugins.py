@@ -1,0 +1,172 @@
+"""How CUDA reaches ONNX Runtime: built into it, or as a plugin that a package or the program brings.
+
+Since release 1.23 an execution provider may be a plugin: a library that exports ``CreateEpFactories`` and is registered
+with ``onnxruntime.register_execution_provider_library``. Packages of plugins are named ``onnxruntime-ep-*``; their
+modules have ``get_library_path()`` and ``get_ep_name()``, no entry points, and nothing of them is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from .metadata import Place, list_distributions, list_names, read_text
+
+Way = Literal["built in", "registered by the program", "bundled plugin", "plugin package"]
+
+CUDA: Final = "CUDAExecutionProvider"
+PREFIX: Final = "onnxruntime-ep-"  # onnxruntime-ep-cuda13, onnxruntime-ep-webgpu
+LIBRARY: Final = "_ORTGPU_CUDA_PLUGIN"  # tells a child process which file its parent's program had registered
+FILE_NAMES: Final = {"Linux": "lib{}.so", "Windows": "{}.dll", "Darwin": "lib{}.dylib"}  # of providers
+_CUDA_LIBRARY: Final = re.compile(r"(lib)?onnxruntime_providers_cuda\w*\.(so|dll)")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginPackage:
+    """A distribution that brings an execution provider as a plugin, or the metadata of one.
+
+    Attributes:
+        folder: of its module; None for a meta-package, which has none.
+        library: the CUDA provider's file in that folder; None if there is none.
+    """
+
+    name: str
+    version: str | None
+    location: str
+    folder: str | None
+    library: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version or ''}".rstrip()
+
+    @property
+    def cuda_major(self) -> int | None:
+        """The major version of CUDA in its name, or None."""
+        found = re.search(r"-(?:cuda|cu)(\d+)$", self.name)
+        return int(found[1]) if found else None
+
+    @property
+    def is_for_cuda(self) -> bool:
+        return self.library is not None or re.fullmatch(PREFIX + r"cuda\d*", self.name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The way by which CUDA reaches ONNX Runtime, and the provider's file."""
+
+    way: Way
+    library: str
+    package: PluginPackage | None = None  # that brought the file, for a "plugin package"
+
+    def __str__(self) -> str:
+        return f"{self.way}: {self.package}" if self.package is not None else self.way
+
+    @property
+    def is_plugin(self) -> bool:
+        return self.way != "built in"
+
+
+def read_plugins(places: Sequence[Place]) -> tuple[PluginPackage, ...]:
+    """Return the installed packages of plugins, those of the newest CUDA first."""
+    found = [
+        _read_plugin(one.name, one.read_version(), place)
+        for place in places
+        if any(name.startswith("onnxruntime_ep_") for name in place.names)
+        for one in list_distributions(place)
+        if one.name.startswith(PREFIX)
+    ]
+    return tuple(sorted(found, key=lambda one: -(one.cuda_major or 0)))
+
+
+def _read_plugin(name: str, version: str | None, place: Place) -> PluginPackage:
+    module = name.replace("-", "_")
+    folder = os.path.join(place.folder, module) if module in place.names else None
+    libraries = sorted(filter(_CUDA_LIBRARY.fullmatch, list_names(folder))) if folder is not None else []
+    library = os.path.join(folder or "", libraries[0]) if libraries else None
+    return PluginPackage(name, version, place.folder, folder, library)
+
+
+def provider_file_name(provider: str, system: str) -> str:
+    """Return the file name of a provider's library on a system, as ``platform.system()`` names it."""
+    return FILE_NAMES.get(system, FILE_NAMES["Linux"]).format(f"onnxruntime_providers_{provider}")
+
+
+def choose_arrival(
+    built_in: str | None,
+    package_folder: str | None,
+    plugins: Sequence[PluginPackage],
+    *,
+    in_process: bool,
+    driver_cuda: int | None = None,
+) -> Arrival | None:
+    """Return how CUDA arrives: what the program registered before what is built in, bundled, and in a package.
+
+    Args:
+        built_in: the provider's file in ONNX Runtime's own package.
+        in_process: the package is that of this process, whose program may have registered a plugin.
+        driver_cuda: the major version of CUDA that the driver supports. It decides between several packages.
+    """
+    registered = registered_library() if in_process else None
+    if registered is not None:
+        return Arrival("registered by the program", registered)
+    if built_in is not None:
+        bundled = _bundles_plugin(package_folder, sys.modules.get("onnxruntime") if in_process else None)
+        return Arrival("bundled plugin" if bundled else "built in", built_in)
+    usable = [one for one in plugins if one.library is not None]
+    fitting = [one for one in usable if driver_cuda is None or (one.cuda_major or 0) <= driver_cuda]
+    package = next(iter(fitting or usable), None)
+    if package is not None and package.library is not None:
+        return Arrival("plugin package", package.library, package)
+    told = os.environ.get(LIBRARY) if in_process else None
+    return Arrival("registered by the program", told) if told and os.path.isfile(told) else None
+
+
+def registered_library() -> str | None:
+    """Return the file of a CUDA plugin that is registered in this process and lists a GPU; None if there is none."""
+    devices = (device for device in _listed_devices() if device.ep_name == CUDA)
+    return next(filter(None, (dict(device.ep_metadata).get("library_path") for device in devices)), None)
+
+
+def listed_providers() -> tuple[str, ...]:
+    """Return the providers that list a device in this process: the CPU's, and those of registered plugins."""
+    return tuple(dict.fromkeys(device.ep_name for device in _listed_devices()))
+
+
+def _listed_devices() -> Sequence[Any]:
+    ask: Any = getattr(sys.modules.get("onnxruntime"), "get_ep_devices", tuple)
+    try:
+        return tuple(ask())
+    except Exception:  # noqa: BLE001 - a mock in its place may do anything
+        return ()
+
+
+def _bundles_plugin(folder: str | None, module: object) -> bool:
+    """Return True if ONNX Runtime registers the provider's file in its package as a plugin when it is imported.
+
+    Its build information says so. Before the import that is a string in the file of the extension module.
+    """
+    build_info: Any = getattr(module, "get_build_info", None)
+    if callable(build_info):
+        return _MARK.decode() in str(build_info())
+    if folder is None or "cuda-plugin-ep" not in read_text(os.path.join(folder, "__init__.py")):
+        return False
+    from ..libraries.library_file import find_section  # only for releases that may bundle a plugin
+
+    names = (name for name in list_names(os.path.join(folder, "capi")) if "pybind11_state" in name)
+    path = os.path.join(folder, "capi", next(names, ""))
+    section = find_section(path, ".rodata")
+    if section is None:
+        return False
+    try:
+        with open(path, "rb") as file:
+            file.seek(section[0])
+            return _MARK in file.read(section[1])
+    except (OSError, ValueError):
+        return False
+
+
+_MARK: Final = b", cuda-plugin-ep="

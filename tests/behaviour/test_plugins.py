@@ -1,0 +1,286 @@
+"""CUDA as a plugin: ONNX Runtime's CPU package, and the real provider's file in a package or a folder of its own.
+
+The sessions are over the lab's CUDA libraries, which compute nothing; tests/gpu/test_plugins.py has a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import installed
+from tests.lab.child import Machine
+from tests.lab.fixtures import PLUGIN, Lab
+
+pytestmark = pytest.mark.lab
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+BOUND = [CUDA, CPU]
+
+#: What a program does that brings a plugin: load what it links, register it.
+REGISTER = """
+import glob, os, sys, warnings
+import ortgpu
+ortgpu.preload()
+import onnxruntime
+LIBRARY = glob.glob(os.path.join(os.path.dirname(os.path.dirname(onnxruntime.__file__)), FOLDER, "*providers_cuda*"))[0]
+def preload():
+    from ortgpu.environment.libraries.search import places_for, resolve
+    from ortgpu.environment.libraries.wheel import read_provider
+    from ortgpu.provider.preloading import Plan, load
+    provider = read_provider(LIBRARY)
+    load(Plan(provider, resolve(places_for(provider, None, None), provider.needed, provider.cuda_major)))
+preload()
+onnxruntime.register_execution_provider_library(NAME, LIBRARY)
+def devices():
+    return [device for device in onnxruntime.get_ep_devices() if device.ep_name == "CUDAExecutionProvider"]
+"""
+
+#: Reports the error, with all that it says.
+ATTEMPT = """
+def attempt(make):
+    try:
+        session = make()
+    except Exception as error:
+        report({"error": type(error).__name__, "text": str(error), "fixes": list(getattr(error, "fixes", ()))})
+    else:
+        report({"providers": session.get_providers(), "device": str(session.device)})
+"""
+
+
+@pytest.fixture(scope="module")
+def packaged(module_lab: Lab) -> Machine:
+    return module_lab.machine_with_plugin(gpus=2)
+
+
+@pytest.fixture(scope="module")
+def loose(module_lab: Lab) -> Machine:
+    return module_lab.machine_with_plugin(packaged=False, gpus=2)
+
+
+def seen(machine: Machine, code: str, *, env: Mapping[str, str] | None = None) -> Any:
+    """What the code reports: it must end well, print nothing and leave no line of ONNX Runtime's log."""
+    child = machine.run(ATTEMPT + textwrap.dedent(code), env=env)
+    assert child.returncode == 0, child.output
+    assert child.stdout == "", "a library does not print"
+    return child.json
+
+
+def registering(code: str, name: str = CUDA, folder: str = "plugin") -> str:
+    return f"NAME, FOLDER = {name!r}, {folder!r}" + REGISTER + textwrap.dedent(code)
+
+
+# Each way of arrival
+
+
+def test_a_package_is_found_loaded_and_registered(packaged: Machine, module_lab: Lab) -> None:
+    outcome = packaged.open_session(module_lab.models.relu)
+    assert outcome.error is None, outcome.error.text
+    assert outcome.providers == (CUDA, CPU)
+    assert outcome.warnings == ()
+    assert outcome.result.stderr == ""
+
+
+@pytest.mark.parametrize("device", ["cuda:1", 1, "GPU-00000000-0000-0000-0000-000000000001"])
+def test_each_gpu_by_its_name(packaged: Machine, module_lab: Lab, device: object) -> None:
+    outcome = packaged.open_session(module_lab.models.relu, device=device)
+    assert outcome.error is None, outcome.error.text
+    assert str(outcome.device).startswith("cuda:1")
+
+
+@pytest.mark.parametrize("name", [CUDA, "mine"])
+def test_a_plugin_of_the_program_is_used_as_it_is(loose: Machine, module_lab: Lab, name: str) -> None:
+    model = str(module_lab.models.relu)
+    found = seen(loose, registering(f"attempt(lambda: ortgpu.GPUSession({model!r}, device=1))", name))
+    assert found["providers"] == BOUND, found
+    assert found["device"].startswith("cuda:1")
+
+
+def test_without_its_program_a_loose_file_is_no_cuda(loose: Machine, module_lab: Lab) -> None:
+    outcome = loose.open_session(module_lab.models.relu)
+    assert outcome.error is not None
+    assert outcome.error.type == "CPUOnlyPackageError"
+    assert "onnxruntime-ep" not in outcome.error.text, "the index has no such package"
+    assert "as a plugin for ONNX Runtime" in outcome.error.fixes[-1]
+
+
+def test_the_doctor_says_which_way_cuda_came(packaged: Machine) -> None:
+    child = packaged.run(argv=["-m", "ortgpu", "doctor", "--json"])
+    environment = json.loads(child.stdout)["environment"]
+    arrival = environment["packages"]["onnxruntime"]["arrival"]
+    assert arrival["way"] == "plugin package"
+    assert arrival["package"]["name"] == f"onnxruntime-ep-cuda{installed.CUDA}"
+    shown = packaged.run(argv=["-m", "ortgpu", "doctor"], env={"COLUMNS": "400"}).stdout
+    assert f"CUDA comes from a plugin package: onnxruntime-ep-cuda{installed.CUDA}" in shown
+
+
+# SessionOptions that carry devices
+
+
+BY_DEVICE = """
+options = onnxruntime.SessionOptions()
+options.add_provider_for_devices([devices()[{number}]], {{}})
+"""
+
+
+def test_a_session_by_device_is_verified(loose: Machine, module_lab: Lab) -> None:
+    model = str(module_lab.models.relu)
+    code = registering(BY_DEVICE.format(number=1) + f"attempt(lambda: ortgpu.GPUSession({model!r}, options))")
+    found = seen(loose, code)
+    assert found["providers"] == BOUND, found
+    assert found["device"].startswith("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("device=0", "different GPUs"),
+        ("cuda_graph=True", "cuda_graph=True would change them"),
+        ("providers=['CUDAExecutionProvider']", "providers= would change them"),
+    ],
+)
+def test_what_contradicts_carried_devices(loose: Machine, module_lab: Lab, arguments: str, says: str) -> None:
+    model = str(module_lab.models.relu)
+    make = f"attempt(lambda: ortgpu.GPUSession({model!r}, options, {arguments}))"
+    found = seen(loose, registering(BY_DEVICE.format(number=1) + make))
+    assert found.get("error") == "ProviderRequestError", found
+    assert says in found["text"]
+
+
+def test_carried_options_that_end_on_the_cpu_are_refused(loose: Machine, module_lab: Lab) -> None:
+    model = str(module_lab.models.relu)
+    policy = """
+    options = onnxruntime.SessionOptions()
+    options.set_provider_selection_policy(onnxruntime.OrtExecutionProviderDevicePolicy.PREFER_CPU)
+    """
+    make = f"attempt(lambda: ortgpu.GPUSession({model!r}, options))"
+    found = seen(loose, registering(textwrap.dedent(policy) + make))
+    assert found.get("error") == "ProviderRequestError", found
+    assert "leave this session on the CPU" in found["text"]
+
+
+def test_a_session_with_carried_devices_is_not_pickled(loose: Machine, module_lab: Lab) -> None:
+    model = str(module_lab.models.relu)
+    make = f"""
+    import pickle
+    session = ortgpu.GPUSession({model!r}, options)
+    try:
+        pickle.dumps(session)
+    except TypeError as error:
+        report(str(error))
+    """
+    said = seen(loose, registering(BY_DEVICE.format(number=0) + textwrap.dedent(make)))
+    assert "carry execution providers" in said
+
+
+# The guard
+
+
+def test_the_guard_lets_pass_what_works(loose: Machine, module_lab: Lab) -> None:
+    model = str(module_lab.models.relu)
+    code = f"""
+    found = []
+    with ortgpu.enforce():
+        session = onnxruntime.InferenceSession({model!r}, providers=["CUDAExecutionProvider"])
+        found.append((type(session).__mro__[1].__name__, session.get_providers(), str(session.device)))
+        options = onnxruntime.SessionOptions()
+        options.add_provider_for_devices(devices()[:1], {{}})
+        found.append(onnxruntime.InferenceSession({model!r}, options).get_providers())
+    report(found)
+    """
+    (kind, bound, device), carried = seen(loose, registering(code))
+    assert (kind, bound, carried) == ("GuardedSession", BOUND, BOUND)
+    assert device.startswith("cuda:0")
+
+
+def test_the_guard_registers_nothing(packaged: Machine, module_lab: Lab) -> None:
+    model = str(module_lab.models.relu)
+    make = f"onnxruntime.InferenceSession({model!r}, providers=['CUDAExecutionProvider'])"
+    found = seen(packaged, f"import onnxruntime, ortgpu\nwith ortgpu.enforce():\n    attempt(lambda: {make})")
+    assert found.get("error") == "CPUOnlyPackageError", found
+    assert "has not registered it" in found["text"]
+    fix = found["fixes"][0]
+    mended = seen(packaged, f"{fix}\nwith ortgpu.enforce():\n    attempt(lambda: {make})")
+    assert mended.get("providers") == BOUND, mended
+
+
+# Faults
+
+
+def test_a_plugin_of_another_release_is_refused_before_it_is_registered(module_lab: Lab) -> None:
+    """ONNX Runtime 1.32.0 dies of SIGSEGV with the provider of 1.31.1."""
+    machine = module_lab.machine_with_plugin()
+    machine.overlay.uninstall("onnxruntime").add_wheel(module_lab.wheels.get("onnxruntime", "1.32.0"))
+    outcome = machine.open_session(module_lab.models.relu)
+    assert outcome.error is not None, outcome.result.output
+    assert outcome.error.type == "LibraryVersionError", outcome.error.text
+    assert f"belongs to ONNX Runtime {installed.VERSION}" in outcome.error.text
+    assert outcome.error.fixes[0].endswith(f"onnxruntime=={installed.VERSION}")
+    machine.overlay.uninstall("onnxruntime").add_wheel(module_lab.wheels.cpu_twin)
+    assert machine.open_session(module_lab.models.relu).providers == (CUDA, CPU)
+
+
+def test_a_package_without_its_library(module_lab: Lab) -> None:
+    machine = module_lab.machine_with_plugin()
+    machine.overlay.remove(f"{PLUGIN}/*providers_cuda*")
+    outcome = machine.open_session(module_lab.models.relu)
+    assert outcome.error is not None
+    assert outcome.error.type == "BrokenPackageError", outcome.error.text
+    assert PLUGIN.replace("_", "-") in outcome.error.text
+
+
+def test_a_plugin_that_lists_no_device(packaged: Machine, module_lab: Lab, tmp_path: Path) -> None:
+    machine = packaged.but(env={**packaged.env, "STUB_PCI_DEVICES": str(tmp_path)})
+    outcome = machine.open_session(module_lab.models.relu)
+    assert outcome.error is not None
+    assert outcome.error.type == "NoDeviceError", outcome.error.text
+    assert "/sys/bus/pci/devices" in outcome.error.text
+    assert "onnxruntime-gpu" in outcome.error.fixes[0]
+
+
+def test_libraries_that_the_plugin_links_are_missing(module_lab: Lab) -> None:
+    machine = module_lab.machine_with_plugin()
+    machine.overlay.remove("nvidia/*/lib/libcublasLt*")
+    outcome = machine.open_session(module_lab.models.relu)
+    assert outcome.error is not None
+    assert outcome.error.type == "LibraryNotFoundError", outcome.error.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("device=7", "DeviceNotFoundError"),
+        ("providers=[('CUDAExecutionProvider', {'devise_id': '0'})]", "ProviderOptionError"),
+        ("providers=[('CUDAExecutionProvider', {'arena_extend_strategy': 'kNever'})]", "ProviderOptionError"),
+    ],
+)
+def test_what_would_end_the_process_is_refused_before(
+    packaged: Machine, module_lab: Lab, arguments: str, error: str
+) -> None:
+    model = str(module_lab.models.relu)
+    code = f"""
+    import ortgpu
+    attempt(lambda: ortgpu.GPUSession({model!r}, {arguments}))
+    ortgpu.GPUSession({model!r})
+    """
+    assert seen(packaged, code)["error"] == error
+
+
+def test_a_registered_plugin_does_not_survive_a_fork(packaged: Machine, module_lab: Lab) -> None:
+    model = str(module_lab.models.relu)
+    code = f"""
+    import os, ortgpu
+    ortgpu.GPUSession({model!r})
+    child = os.fork()
+    if not child:
+        attempt(lambda: ortgpu.GPUSession({model!r}))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    found = seen(packaged, code, env={"STUB_CUDA_FORK": "3"})
+    assert found["error"] == "ForkedSessionError", found
