@@ -20,6 +20,10 @@ def plain_session(
     import onnxruntime
 
     names = PLAIN_PROVIDERS if device == "cuda" else PLAIN_PROVIDERS[1:]
+    if names[0] not in onnxruntime.get_available_providers():  # CUDA comes as a plugin
+        from ortgpu.provider.runtime import open_provider
+
+        open_provider()
     given = {**({"device_id": str(ordinal)} if ordinal else {}), **(options or {})}
     of_each = [given] + [{}] * (len(names) - 1) if given and device == "cuda" else None
     session = onnxruntime.InferenceSession(model, sess_options, names, of_each)
