@@ -11,6 +11,7 @@ from typing import Any
 
 from ..environment.inspection import Environment, as_plain, inspect_environment
 from ..environment.libraries.catalogue import spec_for
+from ..environment.packages.plugins import PREFIX
 from ..errors import (
     BrokenPackageError,
     CPUOnlyPackageError,
@@ -143,6 +144,8 @@ def _explains(root: GPUError, error: GPUError, facts: Facts) -> bool:
         return False  # a variable hides it from any driver
     if isinstance(root, BrokenPackageError) and isinstance(error, BrokenPackageError):
         return None in (root.package, error.package) or root.package == error.package
+    if isinstance(root, BrokenPackageError) and isinstance(error, CPUOnlyPackageError):
+        return (root.package or "").startswith(PREFIX)  # of a plugin, whose files are missing
     return error.code in root.explains
 
 

@@ -282,7 +282,9 @@ def test_a_cpu_package_that_no_installer_sees_is_not_uninstalled() -> None:
     packages = HEALTHY.environment.packages
     assert fixes(packages=replace(packages, onnxruntime=shadowing)) == ["unset PYTHONPATH"]
     alone = fixes(packages=replace(packages, onnxruntime=folder))
-    assert alone == [f"unset PYTHONPATH && {PIP} install 'onnxruntime-gpu>=1.28'"]
+    assert alone[0] == f"unset PYTHONPATH && {PIP} install 'onnxruntime-gpu>=1.28'"
+    assert "CUDA as a plugin for ONNX Runtime 1.31.1" in alone[1]
+    assert len(alone) == 2
     elsewhere = fixes(packages=replace(packages, onnxruntime=shadowing), variables=Variables({}, {}))
     assert elsewhere == ["take /elsewhere off the search path of this program"]
 

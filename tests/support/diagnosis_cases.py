@@ -15,6 +15,7 @@ from ortgpu.environment.libraries.wheel import Architecture
 from ortgpu.environment.packages.installed import Distribution, RefusedPath
 from ortgpu.environment.packages.installer import Manager
 from ortgpu.environment.packages.interpreter import IN_SUB_INTERPRETER
+from ortgpu.environment.packages.plugins import Arrival, PluginPackage
 from ortgpu.environment.variables import Variables
 from ortgpu.model.contents import ModelFacts
 from ortgpu.provider.preloading import MissingLibrary
@@ -30,6 +31,7 @@ from tests.support.made_facts import (
     NO_ENGINE,
     NO_LIBRARIES,
     NO_PROVIDER,
+    PROVIDER,
     SITE,
     SYMBOL,
     UUID,
@@ -72,6 +74,13 @@ OLD_GPU = all_of(
     part("provider", architectures=(Architecture(7, 0, False, False),)),
     environment(cudnn_architectures=(Architecture(7, 5, False, False), Architecture(8, 0, False, False))),
 )
+
+PLUGIN = PluginPackage("onnxruntime-ep-cuda13", "1.31.1", SITE, f"{SITE}/onnxruntime_ep_cuda13",
+    f"{SITE}/onnxruntime_ep_cuda13/libonnxruntime_providers_cuda.so")  # fmt: skip
+WITHOUT_LIBRARY = replace(PLUGIN, library=None)
+PLUGIN_THERE = engine(build_name="onnxruntime", owners=(CPU_ENGINE,), cuda_version=None,
+    provider_library=PLUGIN.library, plugins=(PLUGIN,),
+    arrival=Arrival("plugin package", str(PLUGIN.library), PLUGIN))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,29 @@ CASES = [
     Case("an executable stack", observed(
         import_error="ImportError: cannot enable executable stack as shared object requires: Invalid argument"),
         "BrokenPackageError", "onnxruntime-gpu>=1.28"),
+    # CUDA as a plugin
+    Case("a plugin package without its library", all_of(CPU_ENGINE_THERE, engine(plugins=(WITHOUT_LIBRARY,))),
+        "BrokenPackageError", f"expected in {PLUGIN.folder}", details={"package": "onnxruntime-ep-cuda13"}),
+    Case("a plugin package without its module", all_of(CPU_ENGINE_THERE,
+        engine(plugins=(replace(WITHOUT_LIBRARY, folder=None),))), "BrokenPackageError", f"is not in {SITE}"),
+    Case("a plugin package without its library beside CUDA built in",
+        engine(plugins=(WITHOUT_LIBRARY,), arrival=Arrival("built in", PROVIDER)), "BrokenPackageError",
+        "the plugin package onnxruntime-ep-cuda13 1.31.1 has no CUDA provider library", "warning"),
+    Case("a plugin and a release before there were any", all_of(PLUGIN_THERE, engine(build_version="1.22.0"),
+        observed(plugin_problem="no plugins")), "CPUOnlyPackageError", "1.22.0 has no CUDA, and takes no plugins",
+        details={"version": "1.22.0"}),
+    Case("a plugin of another release", all_of(PLUGIN_THERE, engine(build_version="1.32.0"),
+        environment(release_wanted="1.31.1")), "LibraryVersionError",
+        "belongs to ONNX Runtime 1.31.1, and onnxruntime 1.32.0 is installed", details={"needed":
+        ("onnxruntime 1.31.1",)}),
+    Case("a plugin that lists no GPU", all_of(PLUGIN_THERE, observed(plugin_problem="no device")), "NoDeviceError",
+        "/sys/bus/pci/devices"),
+    Case("a plugin that nobody registered", all_of(PLUGIN_THERE, observed(plugin_problem="not registered")),
+        "CPUOnlyPackageError", "import onnxruntime, onnxruntime_ep_cuda13 as plugin"),
+    Case("a plugin without a package that nobody registered", all_of(PLUGIN_THERE,
+        engine(arrival=Arrival("registered by the program", "/app/libplugin.so")),
+        observed(plugin_problem="not registered")), "CPUOnlyPackageError",
+        "register_execution_provider_library('CUDAExecutionProvider', '/app/libplugin.so')"),
     # Libraries
     Case("a model that works between processes",
          all_of(request(collective_operators=("AllReduce",)), observed(has_collective_ops=False)),

@@ -28,10 +28,10 @@ def incomplete(facts: Facts) -> GPUError | None:
     empty = next((one for one in installed.plugins if one.is_for_cuda and one.library is None), None)
     if empty is None:
         return None
-    where = f"in {empty.folder}" if empty.folder is not None else f"its module is not in {empty.location}"
+    where = f"expected in {empty.folder}" if empty.folder is not None else f"its module is not in {empty.location}"
     return BrokenPackageError(
         f"the plugin package {empty} has no CUDA provider library",
-        evidence=[f"expected {where}"],
+        evidence=[where],
         fixes=[manual(f"install {empty.name} again, from where it came")],
         severity="warning" if installed.arrival is not None else "fatal",
         package=empty.name,
