@@ -48,6 +48,7 @@ from ..provider.requests import CPUNodes
 from ..provider.runtime import Runtime, load_lazily_opened, load_runtime, look_again, open_provider
 from ..running.onnxruntimes import InferenceSession, is_onnxruntimes
 from .chosen.choose import unfit
+from .control_flow import refuse_deadly_control_flow
 from .plan import Plan, bound_to, for_model, on_cpu, on_gpu, plan_of
 from .request import SessionRequest, Verified, cpu_is_allowed_by_variable
 from .weights import Weights, weights_in_place
@@ -158,11 +159,18 @@ def _working_driver(context: OpeningContext, driver: Task[CudaState] | None) -> 
     runtime = context.runtime
     if requests.CUDA not in (runtime.available_providers or ()) or runtime.packages.onnxruntime.is_of_another_release:
         raise context.diagnose()
+    if runtime.arrival is not None and runtime.arrival.is_plugin:  # which ends a process whose CUDA does not work
+        _check_driver(context, driver)
     context.runtime = open_provider(register=not context.is_guarded)
-    context.cuda = cuda = driver.result() if driver is not None else initialise()
     report = context.runtime.preload
     if report is None or not report.ok or report.driver_missing or not context.runtime.provider_opened:
+        context.cuda = driver.result() if driver is not None else initialise()
         raise context.diagnose()
+    return _check_driver(context, driver)
+
+
+def _check_driver(context: OpeningContext, driver: Task[CudaState] | None) -> CudaState:
+    context.cuda = cuda = driver.result() if driver is not None else initialise()
     if cuda.code != 0:
         raise lifetime.forked_error(cuda.code) or context.diagnose()
     if cuda.devices is not None and not cuda.devices:
@@ -199,6 +207,7 @@ def _open_as_chosen(
         if session._stream is not None:
             plan = plan.in_stream(session._stream.handle)
     outline = GraphOutline(plan.request.model)
+    refuse_deadly_control_flow(plan.request, context.runtime, outline)
     chooses = plan.request.chooses_options and not plan.is_carried
     opened = _open_with_choices(session, construct, plan, outline) if chooses else None
     if opened is not None:

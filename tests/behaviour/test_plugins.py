@@ -6,11 +6,13 @@ The sessions are over the lab's CUDA libraries, which compute nothing; tests/gpu
 from __future__ import annotations
 
 import json
+import signal
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx.parser
 import pytest
 
 from tests.lab import installed
@@ -269,6 +271,36 @@ def test_what_would_end_the_process_is_refused_before(
     ortgpu.GPUSession({model!r})
     """
     assert seen(packaged, code)["error"] == error
+
+
+CONTROL_FLOW = {
+    "If": "(float[4] x, bool c) => (float[4] y) { y = If(c) <then_branch = t () => (float[4] a) { a = Relu(x) }, "
+    "else_branch = e () => (float[4] b) { b = Neg(x) }> }",
+    "Scan": "(float[4] x, float[3,4] v) => (float[4] y) { y = Scan <num_scan_inputs = 1, "
+    "body = b (float[4] a, float[4] s) => (float[4] d) { d = Add(a, s) }>(x, v) }",
+    "constant": "(float[4] x) => (float[4] y) <bool c = {1}> { y = If(c) <then_branch = t () => (float[4] a) "
+    "{ a = Relu(x) }, else_branch = e () => (float[4] b) { b = Neg(x) }> }",
+    "Loop": "(float[4] x, int64 n, bool c) => (float[4] y) { y = Loop(n, c, x) <body = b (int64 i, bool k, float[4] a)"
+    " => (bool k2, float[4] d) { k2 = Identity(k) d = Relu(a) }> }",
+}
+
+
+@pytest.mark.parametrize("name", CONTROL_FLOW)
+def test_control_flow_that_ends_the_process_is_refused(packaged: Machine, tmp_path: Path, name: str) -> None:
+    """Plain ONNX Runtime 1.31.1 dies of SIGSEGV with an If or a Scan; a constant condition leaves none."""
+    model = tmp_path / "model.onnx"
+    text = f'<ir_version: 8, opset_import: ["" : 17]> g {CONTROL_FLOW[name]}'
+    model.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    outcome = packaged.open_session(model)
+    if name not in ("If", "Scan"):
+        assert outcome.providers == (CUDA, CPU), outcome.result.output
+        return
+    assert outcome.error is not None, outcome.result.output
+    assert outcome.error.type == "PlacementError", outcome.error.text
+    assert f"cannot hold {name}" in outcome.error.text
+    plain = f"ortgpu.preload()\nonnxruntime.InferenceSession({str(model)!r}, providers=['CUDAExecutionProvider'])"
+    child = packaged.run(registering(plain, folder=PLUGIN))
+    assert child.returncode == -signal.SIGSEGV, "it may open now: the refusal is out of date"
 
 
 def test_a_registered_plugin_does_not_survive_a_fork(packaged: Machine, module_lab: Lab) -> None:

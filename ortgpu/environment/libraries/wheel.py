@@ -8,6 +8,7 @@ cuobjdump) it names each architecture that any later container names. In those f
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import struct
@@ -112,13 +113,19 @@ def read_provider(path: str | os.PathLike[str]) -> ProviderLibrary:
     return ProviderLibrary(file.path, problem, file.needed, folders, read_architectures(file.path))
 
 
+@functools.cache  # a registered library does not change
+def uses_internals(provider: str) -> bool:
+    """Return True for a plugin that works with the internals of one release of ONNX Runtime, as that of 1.31.1 does."""
+    return borrows(provider, ("Provider_GetHost",))
+
+
 def release_wanted(provider: str, core: str) -> str | None:
     """Return the release of ONNX Runtime that a plugin is tied to, if it is another one than ``core``.
 
-    A plugin that calls ``Provider_GetHost`` uses internals of its own release, and ends the process in any other, as
-    that of 1.31.1 does in 1.32.0. Others ask for the version of the interface that they need when they are registered.
+    Such a plugin ends the process in any other, as that of 1.31.1 does in 1.32.0. Others ask for the version of the
+    interface that they need when they are registered.
     """
-    if not borrows(provider, ("Provider_GetHost",)) or not absent_strings(provider, [core]):
+    if not uses_internals(provider) or not absent_strings(provider, [core]):
         return None
     section = find_section(provider, ".rodata")
     if section is None:
