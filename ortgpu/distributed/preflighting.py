@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any
 
 from ..environment.child import kill_group, python_command, signal_name
+from ..environment.packages.plugins import environ_of_child
 from ..environment.ranks import Rank, current_rank
 from ..errors import (
     CollectiveTimeoutError,
@@ -534,7 +535,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 # NCCL's warnings are the evidence of a failure
-                env={"NCCL_DEBUG": "WARN", **os.environ},
+                env={"NCCL_DEBUG": "WARN", **environ_of_child()},
                 start_new_session=True,
             )
         except OSError as error:

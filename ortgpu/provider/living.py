@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from types import FrameType
 
+from ..environment.packages.plugins import Arrival
 from ..errors import ForkedSessionError, PoisonedContextError
 from . import lifetime
 from .devices import CPU as CPU_DEVICE
@@ -16,6 +17,7 @@ from .interfaces import Opened, Session
 from .lifetime import Entry, SessionKind, device_of
 from .placement import Placement, read_placement
 from .requests import CPU, CUDA, TENSORRT
+from .runtime import load_runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class SessionRecord:
         fell_back: True for an "unguarded" session that asked for CUDA or TensorRT, or for nothing, and has neither. It
             is only known for sessions made after a guard was first in force in this process, until
             ``ortgpu.uninstall()``. For others it is False.
+        arrival: the way by which CUDA reached ONNX Runtime, as ``arrival.way``, and the provider's file, as
+            ``arrival.library``; None for a session that is not on CUDA.
     """
 
     model: str
@@ -49,12 +53,14 @@ class SessionRecord:
     pid: int | None
     alive: bool
     fell_back: bool = False
+    arrival: Arrival | None = None
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {count}" for name, count in self.placement.by_provider.items())
         where = str(self.device) if self.device is not None else ", ".join(self.providers)
         return (
             f"{self.model} on {where} [{self.kind}]"
+            + (f", CUDA from a {self.arrival}" if self.arrival is not None and self.arrival.is_plugin else "")
             + (", fell back from CUDA" if self.fell_back else "")
             + (f", nodes: {counts}" if counts else "")
             + (f", created by {self.created_by}" if self.created_by else "")
@@ -110,6 +116,7 @@ def _describe(session: Opened, kind: SessionKind, entry: Entry | None) -> Sessio
         pid=entry.pid if entry is not None else None,
         alive=lifetime.error_of(session) is None,
         fell_back=entry is not None and kind == "unguarded" and not {CUDA, *TENSORRT}.intersection(providers),
+        arrival=load_runtime().arrival if CUDA in providers else None,
     )
 
 

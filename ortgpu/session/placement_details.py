@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..environment.child import run_python
+from ..environment.packages.plugins import environ_of_child
 from ..errors import ExecutionError, GPUError
 from ..model.files import ModelSource, write_temporary
 from ..model.outline import GraphOutline
@@ -117,7 +118,7 @@ def explain_placement(
         if isinstance(model, bytes):
             write_temporary(os.path.join(folder, _MODEL), model)
         request = json.dumps({"model": path, "device": device, "folder": folder})
-        ended = run_python(_CHILD, request, timeout=timeout)
+        ended = run_python(_CHILD, request, timeout=timeout, environ=environ_of_child())
         if ended.timed_out:
             raise TimeoutError(f"opening the model took more than {timeout:.0f} s")
         if ended.returncode is None:

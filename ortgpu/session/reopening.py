@@ -8,7 +8,9 @@ from dataclasses import fields
 from types import MemberDescriptorType
 from typing import Any, Protocol
 
+from ..environment.packages.plugins import tell
 from ..provider.options import Carried, carries_providers
+from ..provider.runtime import load_runtime
 from .request import SessionRequest, Verified
 
 _FACTS = frozenset(each.name for each in fields(Verified))
@@ -27,18 +29,21 @@ class Reopened(Protocol):
 def reduced(session: Reopened, cls: type[Any]) -> tuple[Any, ...]:
     """Return the value of ``__reduce__``: the arguments for a ``cls``, with the attributes of the subclass as state.
 
-    A class with its own ``__getstate__`` and ``__setstate__`` opens itself again.
+    A class with its own ``__getstate__`` and ``__setstate__`` opens itself again. A CUDA plugin that this program has
+    registered is named, for a process that does not run this program.
 
     Raises:
         TypeError: the SessionOptions carry execution providers, which cannot be read back.
     """
+    arrival = load_runtime().arrival
+    plugin = arrival.library if arrival is not None and arrival.way == "registered by the program" else None
     if has_own_state(cls) and hasattr(cls, "__setstate__"):
-        return object.__new__, (cls,), session.__getstate__()
+        return _empty, (cls, plugin), session.__getstate__()
     if carries_providers(session._request.sess_options):
         raise TypeError(f"cannot pickle {cls.__name__!r} object: its SessionOptions carry execution providers")
     state = {name: value for name, value in vars(session).items() if _is_added(session, name, value)}
     slots = _in_slots(session)
-    return _opened_again, (cls, *requested(session)), (state, slots) if slots else state or None
+    return _opened_again, (cls, *requested(session), plugin), (state, slots) if slots else state or None
 
 
 def requested(session: Reopened) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -77,9 +82,15 @@ def has_own_state(cls: type[Any]) -> bool:
     return getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)  # from Python 3.11
 
 
-def _opened_again(cls: type[Any], arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+def _empty(cls: type[Any], plugin: str | None) -> Any:
+    if plugin is not None:
+        tell(plugin)
+    return object.__new__(cls)
+
+
+def _opened_again(cls: type[Any], arguments: tuple[Any, ...], settings: dict[str, Any], plugin: str | None) -> Any:
     model, options, providers, provider_options = arguments
-    session = object.__new__(cls)
+    session = _empty(cls, plugin)
     session._open_again(model, options.options, providers, provider_options, **settings)
     return session
 

@@ -316,3 +316,243 @@ def test_a_registered_plugin_does_not_survive_a_fork(packaged: Machine, module_l
     """
     found = seen(packaged, code, env={"STUB_CUDA_FORK": "3"})
     assert found["error"] == "ForkedSessionError", found
+
+
+# Other processes, and what sessions say
+
+LOOSE = "plugin registered by the program"
+
+#: What a process does that did not register the plugin. Its class says itself what is pickled.
+WORKER = """
+import os
+import ortgpu
+
+def seen(session):
+    return [session.get_providers(), str(session.device)[:6], str(ortgpu.sessions()[-1].arrival)]
+
+class Own(ortgpu.GPUSession):
+    def __getstate__(self):
+        return self._model_path
+    def __setstate__(self, path):
+        self.__init__(path, device=1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with the module "worker"."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    return tmp_path
+
+
+def pickled(machine: Machine, session: str, folder: Path) -> Path:
+    """A file with the pickle of a session, made by a program that has registered the plugin."""
+    code = f"import pickle, worker\nopen('pickle', 'wb').write(pickle.dumps({session}))\nsession = None"
+    child = machine.run(registering(code), cwd=folder)
+    assert child.returncode == 0, child.output
+    return folder / "pickle"
+
+
+def unpickled(machine: Machine, folder: Path, env: Mapping[str, str] | None = None) -> Any:
+    """What ``WORKER`` sees of the session in a process that has registered nothing, or the error."""
+    code = """
+    import pickle, worker
+    try:
+        report(worker.seen(pickle.load(open("pickle", "rb"))))
+    except worker.ortgpu.GPUError as error:
+        report([type(error).__name__, str(error)])
+    """
+    child = machine.run(textwrap.dedent(code), cwd=folder, env=env)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "", ""), child.output
+    return child.json
+
+
+def test_a_spawned_worker_registers_what_the_program_had(loose: Machine, module_lab: Lab, folder: Path) -> None:
+    code = f"""
+    import multiprocessing, worker
+    from concurrent.futures import ProcessPoolExecutor
+    session = ortgpu.GPUSession({str(module_lab.models.relu)!r}, device=1)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        report([worker.seen(session), *pool.map(worker.seen, [session, session])])
+    """
+    child = loose.run(registering(code), cwd=folder)
+    assert child.returncode == 0, child.output
+    assert child.json == [[BOUND, "cuda:1", LOOSE]] * 3
+
+
+@pytest.mark.parametrize("kind", ["ortgpu.GPUSession({!r}, device=1)", "worker.Own({!r}, device=1)"])
+def test_a_fresh_process_registers_what_the_program_had(
+    loose: Machine, module_lab: Lab, folder: Path, kind: str
+) -> None:
+    pickled(loose, kind.format(str(module_lab.models.relu)), folder)
+    assert unpickled(loose, folder) == [BOUND, "cuda:1", LOOSE]
+
+
+def test_a_guarded_session_is_verified_where_it_arrives(loose: Machine, module_lab: Lab, folder: Path) -> None:
+    model = str(module_lab.models.relu)
+    code = f"""
+    import pickle
+    with ortgpu.enforce():
+        session = onnxruntime.InferenceSession({model!r}, providers=["CUDAExecutionProvider"])
+    open("pickle", "wb").write(pickle.dumps(session))
+    """
+    child = loose.run(registering(code), cwd=folder)
+    assert child.returncode == 0, child.output
+    assert unpickled(loose, folder) == [BOUND, "cuda:0", LOOSE]
+
+
+def test_where_cuda_arrives_in_another_way_that_is_taken(
+    loose: Machine, packaged: Machine, module_lab: Lab, folder: Path
+) -> None:
+    pickled(loose, f"ortgpu.GPUSession({str(module_lab.models.relu)!r}, device=1)", folder)
+    providers, device, arrival = unpickled(packaged, folder)
+    assert (providers, device) == (BOUND, "cuda:1")
+    assert arrival.startswith("plugin package: onnxruntime-ep-cuda")
+
+
+def test_a_plugin_that_is_not_where_the_pickle_arrives(loose: Machine, module_lab: Lab, folder: Path) -> None:
+    path = pickled(loose, f"ortgpu.GPUSession({str(module_lab.models.relu)!r})", folder)
+    whole = path.read_bytes()
+    assert b"/plugin/lib" in whole
+    path.write_bytes(whole.replace(b"/plugin/lib", b"/removed/li"))
+    kind, text = unpickled(loose, folder)
+    assert kind == "CPUOnlyPackageError"
+    assert "register its library first" in text
+
+
+def test_a_package_needs_nothing_passed(packaged: Machine, module_lab: Lab, folder: Path) -> None:
+    make = f"ortgpu.GPUSession({str(module_lab.models.relu)!r}, device=1)"
+    code = f"import ortgpu, pickle\nopen('pickle', 'wb').write(pickle.dumps({make}))"
+    assert packaged.run(code, cwd=folder).returncode == 0
+    assert b"providers_cuda" not in (folder / "pickle").read_bytes()
+    assert unpickled(packaged, folder)[:2] == [BOUND, "cuda:1"]
+
+
+def test_the_doctor_s_child_registers_what_the_program_had(loose: Machine, module_lab: Lab) -> None:
+    code = f"""
+    found = ortgpu.diagnose({str(module_lab.models.relu)!r}, probe=True)
+    steps = {{step.name: step.ok for step in found.probe.steps}}
+    bound = [found.probe.step(name).data["providers"] for name in ("session", "model")]
+    report([steps, bound, found.as_dict()["environment"]["packages"]["onnxruntime"]["arrival"]["way"],
+            [name for name in os.environ if "PLUGIN" in name]])
+    """
+    steps, bound, way, variables = seen(loose, registering(code))
+    computes_nothing = {"session"}
+    assert {name for name, ok in steps.items() if not ok} == computes_nothing
+    assert bound == [BOUND, BOUND]
+    assert (way, variables) == ("registered by the program", [])
+
+
+def test_placement_is_explained_by_a_child_with_the_plugin(loose: Machine, module_lab: Lab) -> None:
+    make = f"ortgpu.GPUSession({str(module_lab.models.relu)!r}, device=1)"
+    assert seen(loose, registering(f"report(str({make}.explain_placement()))")).startswith("1 nodes, 1 on the GPU")
+
+
+def test_a_preflight_s_child_knows_the_cuda_of_the_plugin(lab: Lab) -> None:
+    """The program has the CUDA runtime that the plugin is for; the child has the one for NCCL."""
+    machine = lab.machine_with_plugin(packaged=False)
+    runtime = machine.overlay.path(f"nvidia/*/lib/{installed.soname('libcudart')}")
+    machine.overlay.replace(f"toolkit/{runtime.name}", runtime.read_bytes())
+    machine = lab.with_nccl(machine)
+    call = 'ortgpu.distributed.preflight(calls=[ortgpu.distributed.Collective("all_reduce", "float32", 7)])'
+    of_toolkit = str(machine.overlay.site / "toolkit" / runtime.name)
+    made = machine.run(
+        f"import ctypes\nctypes.CDLL({of_toolkit!r})\n" + registering(f"report({call}.ranks[0].onnxruntime)")
+    )
+    assert made.returncode == 0, made.output
+    assert made.json == f"onnxruntime {installed.VERSION} (CUDA from a {LOOSE})"
+
+
+def test_sessions_say_which_way_cuda_came(packaged: Machine, loose: Machine, module_lab: Lab) -> None:
+    model = str(module_lab.models.relu)
+    code = f"""
+    import dataclasses, json, onnxruntime, ortgpu
+    kept = [ortgpu.GPUSession({model!r}, device=1)]
+    kept += [onnxruntime.InferenceSession({model!r}, providers=[name]) for name in ({CPU!r}, {CUDA!r})]
+    report([[each.kind, each.arrival and each.arrival.way, str(each), json.loads(json.dumps(dataclasses.asdict(each)))]
+            for each in ortgpu.sessions()])
+    """
+    for machine, told, way in (
+        (packaged, textwrap.dedent(code), "plugin package"),
+        (loose, registering(code), LOOSE[7:]),
+    ):
+        ours, on_cpu, plain = seen(machine, told)
+        assert [each[:2] for each in (ours, plain)] == [["GPUSession", way], ["unguarded", way]]
+        assert ours[2].partition("], ")[2].startswith(f"CUDA from a {'' if machine is packaged else 'plugin '}{way}")
+        assert Path(ours[3]["arrival"]["library"]).is_file()
+        assert on_cpu[1] is None
+        assert "CUDA" not in on_cpu[2]
+
+
+def test_the_program_that_registers_a_package_s_library_has_the_package(packaged: Machine, module_lab: Lab) -> None:
+    code = f"""
+    ortgpu.GPUSession({str(module_lab.models.relu)!r})
+    report(str(ortgpu.inspect_environment().packages.onnxruntime.arrival))
+    """
+    for program in (registering(code, folder=PLUGIN), "import ortgpu\n" + textwrap.dedent(code)):
+        assert seen(packaged, program).startswith("plugin package: onnxruntime-ep-cuda")
+
+
+def test_libraries_of_a_folder_serve_a_packaged_plugin(module_lab: Lab) -> None:
+    machine = module_lab.machine_with_plugin()
+    elsewhere = (machine.overlay.site / f"nvidia/cu{installed.CUDA}/lib").rename(machine.overlay.root / "elsewhere")
+    code = f"""
+    import ortgpu
+    preloaded = ortgpu.preload({str(elsewhere)!r})
+    attempt(lambda: ortgpu.GPUSession({str(module_lab.models.relu)!r}))
+    assert (preloaded.ok, preloaded.roots) == (True, ({str(elsewhere)!r},)), preloaded
+    """
+    assert seen(machine, code)["providers"] == BOUND
+
+
+# Everything that opens sessions, with a packaged plugin
+
+OF_CPU = ("cpu-only", "CPUOnly", "without CUDA", "cannot be used")
+
+
+def said(machine: Machine, *argv: str, cwd: Path | None = None) -> str:
+    child = machine.run(argv=["-m", *argv], env={"COLUMNS": "300"}, cwd=cwd)
+    assert child.returncode in (0, 1), child.output
+    assert not any(words in child.output for words in OF_CPU), child.output
+    return child.stdout
+
+
+def test_check_opens_the_model(packaged: Machine, module_lab: Lab) -> None:
+    text = said(packaged, "ortgpu", "check", "--placement", str(module_lab.models.relu))
+    assert "relu.onnx runs on the GPU" in text
+    assert "1 nodes, 1 on the GPU" in text
+
+
+def test_demo_opens_its_model(packaged: Machine) -> None:
+    """Plain ONNX Runtime is on the CPU, since nothing has registered the plugin; the GPUSession is on the GPU."""
+    alone, _, ours = said(packaged, "ortgpu", "demo").partition("2. GPUSession")
+    assert "the model runs on the CPU" in alone
+    assert "cuda:0" in ours
+
+
+def test_exec_lets_pass_a_program_that_registers_it(packaged: Machine, module_lab: Lab, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import ortgpu; ortgpu.preload(); import onnxruntime, {PLUGIN} as plugin\n"
+        "onnxruntime.register_execution_provider_library(plugin.get_ep_name(), plugin.get_library_path())\n"
+        f"session = onnxruntime.InferenceSession({str(module_lab.models.relu)!r}, providers=[{CUDA!r}])\n"
+        "print(session.get_providers(), session.device)\n"
+    )
+    text = said(packaged, "ortgpu", "exec", "--", str(packaged.overlay.python), str(program))
+    assert text.startswith(f"{BOUND} cuda:0")
+
+
+def test_the_fixtures_of_pytest_find_its_gpus(packaged: Machine, tmp_path: Path) -> None:
+    """A stub computes nothing, which is what they say, and that a session opened."""
+    (tmp_path / "test_it.py").write_text("def test_it(gpu_session):\n    pass\n")
+    text = said(packaged, "pytest", "--ortgpu=require", "-p", "no:cacheprovider", str(tmp_path), cwd=tmp_path)
+    assert "ran: [0.0, 0.0, 0.0, 0.0]" in text
+
+
+def test_a_pool_is_on_all_gpus(packaged: Machine, module_lab: Lab) -> None:
+    code = f"""
+    import ortgpu
+    with ortgpu.GPUSessionPool({str(module_lab.models.relu)!r}, devices="all"):
+        report([[str(each.device)[:6], str(each.arrival)[:14]] for each in ortgpu.sessions()])
+    """
+    assert seen(packaged, code) == [["cuda:0", "plugin package"], ["cuda:1", "plugin package"]]

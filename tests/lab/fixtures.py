@@ -75,7 +75,10 @@ class Lab:
 
     def machine_with_nccl(self, gpus: int = 3) -> Machine:
         """A machine with GPUs, on which the real nccl4py meets a CUDA runtime and an NCCL that are stubs."""
-        machine = self.machine()
+        return with_gpus(self.with_nccl(self.machine()), gpus)
+
+    def with_nccl(self, machine: Machine) -> Machine:
+        """The same machine with nccl4py, and stubs of a CUDA runtime and an NCCL that work together."""
         for distribution, version in NCCL_BINDINGS.items():
             machine.overlay.add_wheel(self.wheels.get(distribution, version))
         machine.overlay.replace("nvidia/nccl/lib/libnccl.so.2", self.stubs.nccl)
@@ -83,7 +86,7 @@ class Lab:
         machine.overlay.replace(str(runtime), self.stubs.cudart)
         folder = self.folder / "nccl"
         folder.mkdir()
-        return with_gpus(machine.but(env={"STUB_NCCL_FOLDER": str(folder)}), gpus)
+        return machine.but(env={**machine.env, "STUB_NCCL_FOLDER": str(folder)})
 
 
 def provider_library() -> Path:

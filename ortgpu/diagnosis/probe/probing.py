@@ -19,6 +19,7 @@ from typing import Any
 
 from ...environment.child import run_python, signal_name
 from ...environment.gpu.driver import LIBCUDA, load_libcuda, read_nvml
+from ...environment.packages.plugins import environ_of_child
 from ...model.files import write_temporary
 from ...provider.preloading import OPENING, logger, preload
 from ...provider.requests import CPU, CUDA
@@ -58,7 +59,13 @@ def run_probe(model: str | os.PathLike[str] | bytes | None = None, *, timeout: f
 def run_probe_child(code: str, *arguments: str, timeout: float) -> ProbeResult:
     """Run ``code``, which calls a function of this module, in a process of its own."""
     started = time.monotonic()
-    ended = run_python(f"from {__package__} import probing; {code}", *arguments, timeout=timeout, together=True)
+    ended = run_python(
+        f"from {__package__} import probing; {code}",
+        *arguments,
+        timeout=timeout,
+        environ=environ_of_child(),
+        together=True,
+    )
     seconds = time.monotonic() - started
     if ended.returncode is None and not ended.timed_out:
         return _not_started(ended.errors, seconds)

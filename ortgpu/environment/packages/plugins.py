@@ -63,6 +63,8 @@ class Arrival:
     package: PluginPackage | None = None  # that brought the file, for a "plugin package"
 
     def __str__(self) -> str:
+        if self.way == "registered by the program":
+            return f"plugin {self.way}"
         return f"{self.way}: {self.package}" if self.package is not None else self.way
 
     @property
@@ -105,6 +107,9 @@ def choose_arrival(
 ) -> Arrival | None:
     """Return how CUDA arrives: what the program registered before what is built in, bundled, and in a package.
 
+    A registered file of a bundled plugin or of a package is called so, whoever registered it. Last comes the file that
+    the program of another process had registered: that of the parent, or of the process that pickled a session.
+
     Args:
         built_in: the provider's file in ONNX Runtime's own package.
         in_process: the package is that of this process, whose program may have registered a plugin.
@@ -112,7 +117,10 @@ def choose_arrival(
     """
     registered = registered_library() if in_process else None
     if registered is not None:
-        return Arrival("registered by the program", registered)
+        if _is_file(registered, built_in):
+            return Arrival("bundled plugin", registered)
+        package = next((one for one in plugins if _is_file(registered, one.library)), None)
+        return Arrival("plugin package" if package is not None else "registered by the program", registered, package)
     if built_in is not None:
         bundled = _bundles_plugin(package_folder, sys.modules.get("onnxruntime") if in_process else None)
         return Arrival("bundled plugin" if bundled else "built in", built_in)
@@ -121,8 +129,30 @@ def choose_arrival(
     package = next(iter(fitting or usable), None)
     if package is not None and package.library is not None:
         return Arrival("plugin package", package.library, package)
-    told = os.environ.get(LIBRARY) if in_process else None
+    told = _told or os.environ.get(LIBRARY) if in_process else None
     return Arrival("registered by the program", told) if told and os.path.isfile(told) else None
+
+
+def _is_file(path: str, other: str | None) -> bool:
+    return other is not None and os.path.realpath(path) == os.path.realpath(other)
+
+
+_told: str | None = None
+
+
+def tell(library: str) -> None:
+    """Name the file of a CUDA plugin that the program of another process had registered.
+
+    It is registered here once a session needs it, if it is here too and CUDA does not arrive in another way.
+    """
+    global _told
+    _told = library
+
+
+def environ_of_child() -> dict[str, str]:
+    """Return the variables for a child that does not run this program, which may have registered a CUDA plugin."""
+    library = registered_library()
+    return {**os.environ, **({LIBRARY: library} if library is not None else {})}
 
 
 def registered_library() -> str | None:
