@@ -14,6 +14,7 @@ from tests.faults import (
     package_files,
     package_places,
     packages,
+    plugins,
     process,
     requests,
 )
@@ -25,6 +26,7 @@ GROUPS = {
     "C": "driver, devices and hardware",
     "D": "what is asked of a session",
     "G": "the process and what surrounds it",
+    "P": "CUDA as a plugin",
 }
 
 CASES: tuple[Case, ...] = (
@@ -39,6 +41,7 @@ CASES: tuple[Case, ...] = (
     *driver_library.CASES,
     *requests.CASES,
     *process.CASES,
+    *plugins.CASES,
 )
 
 __all__ = ["CASES", "GROUPS", "OWN", "Case", "Code"]

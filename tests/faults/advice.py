@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.faults.case import Case
+from tests.faults.case import OPENS, Case
 from tests.lab import Machine, Outcome, Overlay, Problem
 from tests.lab.fixtures import Lab
 
@@ -96,6 +96,8 @@ def why_not_mended(case: Case, outcome: Outcome) -> str | None:
     error = outcome.error
     if error is None:
         return None if outcome.providers and "CUDAExecutionProvider" in outcome.providers else output
+    if case.after == OPENS:
+        return f"{error.type} is found:\n{error.text}"
     found = {error.type, *error.other_types}
     fault = case.advice_of or case.error
     if fault in found and fault != case.after:

@@ -21,6 +21,8 @@ OWN = "own"  # the row of a fault that the corpus does not have
 
 #: The error that is left on a machine without a GPU when everything else has been mended.
 MENDED = "DriverNotFoundError"
+#: After a fix on a machine with GPUs, where a session opens.
+OPENS = "none"
 
 
 #: The operator that needs cuDNN is named where it is opened for it; a provider that links cuDNN always needs it.
@@ -48,7 +50,9 @@ class Case:
         breaks: what is done to an environment in which everything is installed.
         group, rows: the letter of its group, and the rows of the corpus that it stands for.
         prelude: what the program does before it opens a session.
-        ask: a session, or a diagnosis that tries everything in a child process, where a session would end the process.
+        starts: the machine that is broken, where that is not one with ``cuda`` and ``nvml`` and everything installed.
+        ask: a session, a diagnosis that tries everything in a child process, where a session would end the process, or
+            a plain session under the guard.
         others: classes that ``others`` must hold.
         silent_about: what the text must not hold: the wrong culprit.
         details: fields of the error, exactly. A tuple is given as a list.
@@ -75,7 +79,8 @@ class Case:
     nvml: NVML | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     prelude: str = ""
-    ask: Literal["session", "probe"] = "session"
+    starts: Callable[[Lab], Machine] | None = None
+    ask: Literal["session", "probe", "guarded"] = "session"
     arguments: Mapping[str, Any] = field(default_factory=dict)
     model: str = "relu"
     others: tuple[str, ...] = ()
@@ -98,10 +103,10 @@ class Case:
     def machine(self, lab: Lab) -> Machine:
         if reason := older_than(self.since):
             pytest.skip(reason)
-        machine = lab.machine(cuda=self.cuda, nvml=self.nvml)
+        machine = self.starts(lab) if self.starts is not None else lab.machine(cuda=self.cuda, nvml=self.nvml)
         self.breaks(lab, machine.overlay)
         env = {name: value.replace("{overlay}", str(machine.overlay.root)) for name, value in self.env.items()}
-        return machine.but(env=env)
+        return machine.but(env={**machine.env, **env})
 
     def open(self, lab: Lab, machine: Machine, **arguments: Any) -> Outcome:
         """What ``ortgpu`` does."""
@@ -126,6 +131,9 @@ class Case:
         if self.ask == "probe":
             return f"{self.prelude}\ndiagnose_here(True)"
         model = str(getattr(lab.models, self.model))
+        if self.ask == "guarded":
+            plain = {"providers": ["CUDAExecutionProvider"], "preload": False, **self.arguments}
+            return f"{self.prelude}\nimport ortgpu; ortgpu.install()\nopen_plain_session({model!r}, {plain!r})"
         return f"{self.prelude}\nopen_session({model!r}, {dict(self.arguments, **arguments)!r})"
 
     def _plain_arguments(self) -> Mapping[str, Any]:

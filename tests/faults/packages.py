@@ -179,21 +179,26 @@ CASES = in_group(
         Case(
             "cpu-package-only",
             "CPUOnlyPackageError",
-            ("onnxruntime", "without CUDA", "CPUExecutionProvider", "uninstall", "onnxruntime-gpu"),
+            (
+                *("onnxruntime", "without CUDA", "CPUExecutionProvider", "uninstall", "onnxruntime-gpu"),
+                "CUDA as a plugin for ONNX Runtime",
+            ),
             cpu_only,
             rows=("A02",),
             details={"package": "onnxruntime"},
             plain="warned",
             after=MENDED,
+            needs=("",),
             plain_since=(1, 31),
         ),
         Case(
             "cpu-package-and-a-plugin",
             "CPUOnlyPackageError",
-            ("built without CUDA", "onnxruntime-ep-webgpu 0.4.0 is a plugin", "onnxruntime-gpu"),
+            ("built without CUDA", "onnxruntime-ep-webgpu 0.4.0 brings another provider", "onnxruntime-gpu"),
             cpu_only_with_plugin,
             plain="warned",
             after=MENDED,
+            needs=("",),
             since=PLUGINS,
         ),
         Case(
@@ -204,6 +209,7 @@ CASES = in_group(
             rows=("A16",),
             plain="warned",
             after=MENDED,
+            needs=("",),
         ),
         Case(
             "cpu-package-over-gpu-package",

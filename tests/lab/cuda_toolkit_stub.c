@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { SYNCHRONOUS_MEMORY = 256, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, WARP_SIZE = 10, DEVICE_MEMORY = 2 };
 
@@ -38,6 +39,13 @@ int cublasCreate_v2(void **handle) { return make(handle); }
 int cublasLtCreate(void **handle) { return make(handle); }
 int cudaStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0; }
 
+/* As the real one, it is of no use in a process that was forked from one that had used it: 3. */
+static int forked(void) {
+    static pid_t first;
+    if (!first) first = getpid();
+    return first == getpid() ? 0 : 3;
+}
+
 static __thread int current;
 
 /* As many as the driver's stub has, which are separated in its variable. */
@@ -52,7 +60,7 @@ int cudaSetDevice(int device) {
     int count;
     cudaGetDeviceCount(&count);
     if (device < 0 || device >= count) return 101;
-    return current = device, 0;
+    return current = device, forked();
 }
 int cudaRuntimeGetVersion(int *version) { return *version = 13000, 0; }
 int cudaDriverGetVersion(int *version) { return *version = 13000, 0; }

@@ -31,9 +31,13 @@ def open_session(model: str, arguments: dict[str, Any]) -> None:
 
 
 def open_plain_session(model: str, arguments: dict[str, Any]) -> None:
-    """Report what ``onnxruntime.InferenceSession`` does with a model, with the CUDA wheels loaded as it advises."""
+    """Report what ``onnxruntime.InferenceSession`` does with a model, with the CUDA wheels loaded as it advises.
+
+    The argument ``before`` is code that the program runs first, whose errors and warnings count too.
+    """
 
     def attempt() -> dict[str, object]:
+        exec(arguments.pop("before", ""), {})
         import onnxruntime
 
         preload = arguments.pop("preload", True)
